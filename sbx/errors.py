@@ -1,0 +1,94 @@
+"""Every error sbx raises, sorted by what the caller should do about it.
+
+    SbxError
+    ├── BadRequest       fix the call
+    │   ├── PolicyError      … the policy file: names file, line or key
+    │   ├── InvalidPath      … the path: `details["reason"]` says what is wrong with it
+    │   └── TooLarge         … the size: `details["limit"]` in bytes, or in files
+    ├── NotFound         what was named is not there
+    ├── Conflict         wait, retry, or give up what is in the way
+    │   └── Closed           the sandbox or runtime was closed
+    ├── Denied           the policy said no; names the rule
+    ├── Unavailable      this machine cannot; names what is missing
+    │   └── CannotEnforce    … a hard wall of the policy
+    └── Broken           our own bug, or something that died under us
+
+`code` is stable and meant for programs; `message` is one sentence for a person; `hint` says what
+to do next. User code that fails, times out or is killed is a result, never one of these.
+"""
+
+from typing import Any
+
+
+class SbxError(Exception):
+    """The root: catch it to catch everything sbx raises on purpose."""
+
+    code: str = "error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        hint: str | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details or {}
+        if code is not None:
+            self.code = code
+
+    def to_dict(self) -> dict[str, Any]:
+        """The shape of every report of an error: JSON output, HTTP bodies, logs."""
+        body: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.hint:
+            body["hint"] = self.hint
+        if self.details:
+            body["details"] = self.details
+        return body
+
+
+class BadRequest(SbxError):
+    code = "validation_error"
+
+
+class PolicyError(BadRequest):
+    code = "invalid_policy"
+
+
+class InvalidPath(BadRequest):
+    code = "invalid_path"
+
+
+class TooLarge(BadRequest):
+    code = "too_large"
+
+
+class NotFound(SbxError):
+    code = "not_found"
+
+
+class Conflict(SbxError):
+    code = "conflict"
+
+
+class Closed(Conflict):
+    code = "closed"
+
+
+class Denied(SbxError):
+    code = "denied"
+
+
+class Unavailable(SbxError):
+    code = "unavailable"
+
+
+class CannotEnforce(Unavailable):
+    code = "cannot_enforce"
+
+
+class Broken(SbxError):
+    code = "internal_error"

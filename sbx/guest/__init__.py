@@ -1,0 +1,22 @@
+"""All of ours that runs inside the walls; mounted read-only into every jail.
+
+    boot ─ supervisor (PID 1) ─┬─ fork, seal ─ kernel.serve() ─ the user's cells
+                               └─ fork, seal ─ shell commands
+
+The supervisor's side reads orders from the control socket and starts, signals and reaps. The
+kernel's side is one IPython, spoken to over the kernel socket:
+
+    frames        the words on both sockets: length, then JSON
+    kernel        what a kernel is told at its start; `serve` turns a sealed process into one
+    dispatch      the loop: frames in, cells run, replies out; interrupts, questions to the user
+    shell         IPython, told to publish frames and to keep inside limits
+    output        stdout, stderr and the file descriptors 1 and 2, in order, as frames
+    commands      `!cmd`
+    comms         the `comm` package over frames
+    import_rules  what a policy lets a cell import: a courtesy to the user, never a wall
+
+Imports: the standard library and `sbx.linux` only; in the kernel's process also IPython and its
+kin, from the policy's interpreter, and never before the seal (`kernel`, `frames` and
+`import_rules` import none of it, so that the supervisor may hold them). Whatever leaves here is
+hostile input to the other side.
+"""

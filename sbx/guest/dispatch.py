@@ -1,0 +1,353 @@
+"""The kernel's loop: frames in, cells run, replies out.
+
+One asyncio loop runs while the kernel is idle and while a cell runs, so background tasks go on.
+Requests are answered in order by one task, which awaits the cell itself: code that never suspends
+runs in one go, and whatever awaits leaves the loop to others. (ipykernel compiles every cell once
+more only to tell these apart.) Every cell runs in the same context, so context variables last.
+
+An interrupt (SIGINT) reaches user code only: the cell, a comm's handler, a `__repr__` that a
+completion calls. Where user code is running it is raised as KeyboardInterrupt; where the cell
+awaits, its task is cancelled and the error reads KeyboardInterrupt as well. When idle it is
+ignored. Nothing that user code does ends this loop, and each request gets its reply.
+"""
+
+# IPython is typed in part only; what is checked here is our side of it.
+# mypy: disable-error-code="misc,no-untyped-call,union-attr,no-any-return,arg-type,var-annotated"
+
+import asyncio
+import builtins
+import contextlib
+import getpass
+import os
+import platform
+import select
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import IPython
+from IPython.core.error import StdinNotImplementedError
+from IPython.utils.tokenutil import token_at_cursor
+
+from sbx.guest import comms
+from sbx.guest.frames import Frame, FrameError, FrameReader, FrameWriter
+from sbx.guest.import_rules import ImportRules
+from sbx.guest.kernel import KernelConfig
+from sbx.guest.output import Output
+from sbx.guest.shell import SandboxShell, describe
+
+_CHUNK = 65536  # larger ones are mapped and unmapped for every read: 30 µs
+_BROKEN = 70  # EX_SOFTWARE: the loop's own task ended, which only a bug of ours can do
+
+
+class Inbox:
+    """Frames from the host, in order; `input_reply` apart, for whoever asked."""
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self._sock = sock
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._reader = FrameReader()
+        self._reading = threading.Lock()
+        self._frames: deque[Frame] = deque()
+        self._answers: deque[str] = deque()
+        self._arrived: asyncio.Future[None] | None = None
+
+    async def get(self) -> Frame:
+        while not self._frames:
+            self._arrived = self._loop.create_future()
+            try:
+                await self._arrived
+            finally:
+                self._arrived = None
+        return self._frames.popleft()
+
+    def read(self) -> None:
+        """Take what has arrived, without waiting. The end of the stream ends the process."""
+        with self._reading:
+            try:
+                data = self._sock.recv(_CHUNK, socket.MSG_DONTWAIT)
+                arrived = self._reader.feed(data)
+            except BlockingIOError:
+                return
+            except (OSError, FrameError):
+                os._exit(_BROKEN)
+            if not data:
+                os._exit(0)
+            for frame in arrived:
+                if frame.type == "input_reply":
+                    self._answers.append(str(frame.content.get("value", "")))
+                else:
+                    self._frames.append(frame)
+        if self._frames and self._arrived is not None:
+            if threading.get_ident() == self._thread:
+                self._wake()
+            else:
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def forget_answers(self) -> None:
+        """Before a question: an answer already here belongs to one that was interrupted."""
+        self.read()
+        self._answers.clear()
+
+    def wait_for_answer(self) -> str:
+        """Block this thread for an `input_reply`; other frames queue up meanwhile."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        while not self._answers:
+            poll.poll(100)  # not for ever: another thread may have read our answer
+            self.read()
+        return self._answers.popleft()
+
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+
+class Kernel:
+    """One shell on one socket. `comm_manager` and `shell` are where ipykernel has them."""
+
+    def __init__(self, sock: socket.socket, shell: SandboxShell, config: KernelConfig) -> None:
+        self.shell = shell
+        self.comm_manager = comms.install(self._publish_comm)
+        self._config = config
+        self._sock = sock
+        self._writer = FrameWriter(sock)
+        self._writer.silence_forks()
+        self._output = Output(self._writer, sock)
+        self._loop = asyncio.new_event_loop()
+        self._inbox = Inbox(sock, self._loop)
+        self._pid = os.getpid()
+        self._interruptible = False
+        self._stdin_allowed = False
+        self._handlers: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+            "execute_request": self._execute,
+            "complete_request": self._complete,
+            "inspect_request": self._inspect,
+            "is_complete_request": self._is_complete,
+        }
+        rules = config.import_rules
+        shell.kernel = self
+        shell.attach(
+            self._output.publish,
+            processes=config.processes,
+            mime_max=config.mime_max,
+            rules=None if rules is None else ImportRules.from_json(rules),
+        )
+
+    def run(self, missing: dict[str, str]) -> NoReturn:
+        """Say `ready`, with the modules of the preload list that are missing, and serve."""
+        self._output.start()
+        builtins.input = self._input
+        getpass.getpass = self._getpass
+        asyncio.set_event_loop(self._loop)
+        self._loop.add_reader(self._sock, self._inbox.read)
+        self._task = self._loop.create_task(self._serve(), name="sbx-kernel")
+        self._task.add_done_callback(lambda _: os._exit(_BROKEN))
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        ready: dict[str, Any] = {
+            "python": platform.python_version(),
+            "ipython": IPython.__version__,
+        }
+        if missing:
+            ready["preload_failed"] = missing
+        self._writer.send("ready", ready)
+        while True:
+            # A background task that exits or is interrupted ends the loop's run; others go on.
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                self._loop.run_forever()
+
+    async def _serve(self) -> NoReturn:
+        while True:
+            try:
+                await self._answer(await self._inbox.get())
+            except asyncio.CancelledError:  # user code cancelled every task it could find
+                self._forget_cancellation()
+
+    async def _answer(self, frame: Frame) -> None:
+        handler = self._handlers.get(frame.type)
+        try:
+            if handler is None:
+                reply = await self._comm(frame)
+            else:
+                reply = await self._in_reach_of_interrupts(handler, frame.content)
+        except BaseException as error:  # noqa: BLE001 - the border: the host is never left waiting
+            self._interruptible = False
+            reply = self._failure(frame, error)
+            if handler == self._execute:
+                self._output.publish("error", describe(error))
+        if os.getpid() != self._pid:
+            os._exit(0)  # a fork that user code let run to the end of the cell
+        self._stdin_allowed = False
+        self._output.end_run()
+        if frame.id is not None:
+            self._reply(frame, reply)
+
+    def _reply(self, frame: Frame, reply: dict[str, Any]) -> None:
+        kind = frame.type.removesuffix("_request") + "_reply"
+        try:
+            self._writer.send(kind, reply, frame.id)
+        except FrameError as error:
+            self._writer.send(kind, self._failure(frame, error), frame.id)
+
+    def _failure(self, frame: Frame, error: BaseException) -> dict[str, Any]:
+        """The reply of a request that failed outside the user's code, in the shape of its kind."""
+        match frame.type:
+            case "complete_request":
+                nowhere = {"cursor_start": 0, "cursor_end": 0}
+                return {"status": "error", "matches": [], "metadata": {}, **nowhere}
+            case "inspect_request":
+                return {"status": "error", "found": False, "data": {}, "metadata": {}}
+            case "is_complete_request":
+                return {"status": "unknown", "indent": ""}
+        count = self.shell.execution_count - 1
+        return {"status": "error", "execution_count": count, "payload": [], **describe(error)}
+
+    async def _in_reach_of_interrupts(
+        self,
+        handler: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]],
+        content: dict[str, Any],
+    ) -> dict[str, Any]:
+        signal.signal(signal.SIGINT, self._on_interrupt)  # an earlier cell may have set its own
+        try:
+            self._interruptible = True
+            return await handler(content)
+        finally:
+            self._interruptible = False
+            self._forget_cancellation()
+
+    def _forget_cancellation(self) -> None:
+        while self._task.cancelling():
+            self._task.uncancel()
+
+    def _on_interrupt(self, _signal: int, _frame: Any) -> None:
+        if os.getpid() != self._pid:
+            raise KeyboardInterrupt
+        if not self._interruptible:
+            return
+        running = asyncio.current_task(self._loop)
+        if running is self._task:
+            raise KeyboardInterrupt
+        # The cell awaits. The loop may sleep in epoll_wait, which goes on after this handler.
+        self.shell.interrupted = True
+        self._loop.call_soon_threadsafe(self._cancel_cell)
+        if running is not None:  # a task that keeps the loop busy, perhaps the cell's own
+            raise KeyboardInterrupt
+
+    def _cancel_cell(self) -> None:
+        if self._interruptible:
+            self._task.cancel()
+
+    # --- Requests.
+
+    async def _execute(self, content: dict[str, Any]) -> dict[str, Any]:
+        shell = self.shell
+        code = str(content.get("code", ""))
+        silent = bool(content.get("silent"))
+        limit = content.get("output_max")
+        self._stdin_allowed = bool(content.get("allow_stdin"))
+        self._output.begin_run(self._config.output_max if limit is None else int(limit))
+        shell.begin_cell()
+        failed_transform = None
+        try:
+            transformed = shell.transform_cell(code)
+        except Exception:  # noqa: BLE001 - IPython shows it as the cell's error
+            transformed, failed_transform = code, sys.exc_info()
+        result = None
+        try:
+            result = await shell.run_cell_async(
+                code,
+                store_history=bool(content.get("store_history", not silent)),
+                silent=silent,
+                transformed_cell=transformed,
+                preprocessing_exc_tuple=failed_transform,
+            )
+        finally:
+            shell.events.trigger("post_execute")
+            if not silent:
+                shell.events.trigger("post_run_cell", result)
+        reply = {
+            "status": "ok",
+            "execution_count": shell.execution_count - 1,
+            "payload": shell.payload_manager.read_payload(),
+        }
+        shell.payload_manager.clear_payload()
+        error = result.error_before_exec or result.error_in_exec
+        if error is not None or shell.error_in_display:
+            reply.update(shell.last_error or describe(error), status="error")
+        return reply
+
+    async def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
+        from IPython.core.completer import provisionalcompleter, rectify_completions
+
+        code = str(content.get("code", ""))
+        position = content.get("cursor_pos")
+        position = len(code) if position is None else int(position)
+        with provisionalcompleter():
+            found = self.shell.Completer.completions(code, position)
+            completions = list(rectify_completions(code, found))
+        types = [
+            {
+                "start": item.start,
+                "end": item.end,
+                "text": item.text,
+                "type": item.type,
+                "signature": item.signature,
+            }
+            for item in completions
+        ]
+        return {
+            "status": "ok",
+            "matches": [item.text for item in completions],
+            "cursor_start": completions[0].start if completions else position,
+            "cursor_end": completions[0].end if completions else position,
+            "metadata": {"_jupyter_types_experimental": types},
+        }
+
+    async def _inspect(self, content: dict[str, Any]) -> dict[str, Any]:
+        name = token_at_cursor(str(content.get("code", "")), int(content.get("cursor_pos", 0)))
+        level = int(content.get("detail_level") or 0)
+        try:
+            data = self.shell.object_inspect_mime(name, detail_level=level)
+        except KeyError:
+            return {"status": "ok", "found": False, "data": {}, "metadata": {}}
+        return {"status": "ok", "found": True, "data": data, "metadata": {}}
+
+    async def _is_complete(self, content: dict[str, Any]) -> dict[str, Any]:
+        status, indent = self.shell.check_complete(str(content.get("code", "")))
+        return {"status": status, "indent": indent if status == "incomplete" else ""}
+
+    async def _comm(self, frame: Frame) -> dict[str, Any]:
+        if frame.type not in {"comm_open", "comm_msg", "comm_close"}:
+            raise ValueError(f"a kernel knows no {frame.type!r}")
+
+        async def deliver(content: dict[str, Any]) -> dict[str, Any]:
+            comms.deliver(self.comm_manager, frame.type, content)
+            return {"status": "ok"}
+
+        return await self._in_reach_of_interrupts(deliver, frame.content)
+
+    def _publish_comm(self, kind: str, content: Any) -> None:
+        self._output.publish(kind, content)
+
+    # --- Questions to the user.
+
+    def _input(self, prompt: object = "", /) -> str:
+        return self._ask("input", str(prompt), password=False)
+
+    def _getpass(self, prompt: str = "Password: ", stream: Any = None, **_more: Any) -> str:
+        return self._ask("getpass", str(prompt), password=True)
+
+    def _ask(self, who: str, prompt: str, *, password: bool) -> str:
+        if not self._stdin_allowed:
+            raise StdinNotImplementedError(
+                f"{who}() cannot ask: whoever started this run answers no questions."
+                " Put the value into the code instead."
+            )
+        self._inbox.forget_answers()
+        self._output.publish("input_request", {"prompt": prompt, "password": password})
+        return self._inbox.wait_for_answer()

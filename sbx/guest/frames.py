@@ -1,0 +1,258 @@
+"""The frames on both sockets of a jail: a 4-byte big-endian length, then that much UTF-8 JSON.
+
+    {"type": "stream", "content": {"name": "stdout", "text": "hi\\n"}}
+    {"type": "execute_reply", "id": "7", "content": {"status": "ok", …}}
+
+`id` ties a reply to its request and is absent from what nobody asked for. `FrameReader` cuts a
+stream of bytes into frames for a loop; `receive` takes exactly one frame from a blocking socket
+and not a byte more; `FrameWriter` sends frames whole, from any thread.
+"""
+
+import base64
+import codecs
+import io
+import json
+import math
+import numbers
+import os
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from datetime import date
+from typing import Any, NamedTuple
+
+MAX_SENT = 16 * 1024 * 1024
+"""Bytes of the largest body the guest sends; callers cut what is larger, and say so."""
+
+MAX_RECEIVED = 256 * 1024 * 1024
+"""Bytes of the largest body the guest takes; only the runtime sends here."""
+
+MAX_DEPTH = 64
+"""Deepest nesting of what user code may publish, as the host caps what it parses …"""
+
+MAX_JSON = 2 * 1024 * 1024
+"""… bytes of a part that is JSON and no string …"""
+
+MAX_PARTS = 64
+"""… and parts of one bundle. A frame beyond any of these would end the kernel as malformed."""
+
+_LENGTH = struct.Struct(">I")
+
+
+class FrameError(ValueError):
+    """The bytes are not a frame, or the content cannot be one."""
+
+
+class Frame(NamedTuple):
+    type: str
+    content: dict[str, Any]
+    id: str | None = None
+
+
+def encode(kind: str, content: Mapping[str, Any], id: str | None = None) -> bytes:
+    """One frame as bytes.
+
+    Content is treated as Jupyter treats it: bytes become base64, dates ISO 8601, sets and arrays
+    lists; NaN and infinities become strings, since JSON has no word for them. Lone surrogates,
+    which UTF-8 cannot carry, arrive as the text `\\udc80`. Raises FrameError for what has no JSON
+    (a cycle, an object of no known kind) or is larger than MAX_SENT.
+    """
+    frame: dict[str, Any] = {"type": kind, "content": content}
+    if id is not None:
+        frame["id"] = id
+    try:
+        try:
+            text = _dumps(frame)
+        except (TypeError, ValueError):  # keys that are no strings, NaN: rare, so cleaned late
+            text = _dumps(_clean(frame))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FrameError(f"{kind} cannot be sent as JSON: {error}") from error
+    try:
+        body = text.encode()
+    except UnicodeEncodeError:
+        body = text.encode(errors="sbx.spell-surrogates")
+    if len(body) > MAX_SENT:
+        raise FrameError(f"{kind} of {len(body)} bytes is larger than a frame of {MAX_SENT}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def too_deep(value: Any, limit: int = MAX_DEPTH) -> bool:
+    """Whether lists and dicts in `value` nest deeper than `limit`."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, (list, tuple, set)):
+        return False
+    return limit <= 0 or any(too_deep(item, limit - 1) for item in value)
+
+
+def check_json(value: Any) -> int:
+    """The size of `value` as JSON in bytes, where the host will take it. Raises FrameError."""
+    if too_deep(value):
+        raise FrameError(f"nested deeper than {MAX_DEPTH} levels")
+    size = len(encode("", {"": value}))
+    if size > MAX_JSON:
+        raise FrameError(f"JSON of {size} bytes: the limit is {MAX_JSON}")
+    return size
+
+
+def receive(sock: socket.socket) -> Frame | None:
+    """Block for one frame; None at the end of the stream. Raises FrameError, OSError."""
+    head = _receive_exactly(sock, _LENGTH.size)
+    if head is None:
+        return None
+    body = _receive_exactly(sock, _length(head))
+    if body is None:
+        raise FrameError("the stream ended inside a frame")
+    return _parse(body)
+
+
+class FrameReader:
+    """Cuts a stream of bytes, arriving in any pieces, into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes, in order. Raises FrameError."""
+        buffer = self._buffer
+        buffer += data
+        frames = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            end = start + _LENGTH.size + _length(buffer[start : start + _LENGTH.size])
+            if len(buffer) < end:
+                break
+            frames.append(_parse(bytes(buffer[start + _LENGTH.size : end])))
+            start = end
+        del buffer[:start]
+        return frames
+
+
+class FrameWriter:
+    """Sends frames on a blocking stream socket, each whole, from any thread.
+
+    A Python signal handler that raises (KeyboardInterrupt) may strike in the middle of a send. The
+    count of what was already written is then lost with `socket.sendall`, and the next frame would
+    begin inside this one. `io.BufferedWriter` keeps its place: it owns the frame before the first
+    write, and the rest goes out before the next one.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+        raw = io.FileIO(sock.fileno(), "wb", closefd=False)
+        # An allocation of this size is mapped lazily: what no frame ever fills costs nothing.
+        self._out = io.BufferedWriter(raw, buffer_size=MAX_SENT + _LENGTH.size)
+        self._lock = threading.RLock()
+        self._waiting: deque[bytes] = deque()
+        self._sending = False
+        self._muted = False
+
+    def send(self, kind: str, content: Mapping[str, Any], id: str | None = None) -> None:
+        """Blocks while the other side does not read. Raises FrameError, OSError."""
+        self.send_encoded(encode(kind, content, id))
+
+    def send_encoded(self, frame: bytes) -> None:
+        if self._muted:
+            return
+        with self._lock:
+            self._waiting.append(frame)
+            if self._sending:  # a signal handler that prints, inside our own send: it is next
+                return
+            self._sending = True
+            try:
+                while self._waiting:
+                    self._out.write(self._waiting.popleft())
+                    self._out.flush()
+            finally:
+                self._sending = False
+
+    def silence_forks(self) -> None:
+        """From now on a fork of this process cannot write to the socket, nor read from it.
+
+        The child's descriptor is replaced by /dev/null, so that not even a half-sent frame in the
+        inherited buffer, flushed at the child's exit, can reach the other side.
+        """
+        os.register_at_fork(after_in_child=self._silence)
+
+    def _silence(self) -> None:
+        self._muted = True
+        self._lock = threading.RLock()  # a thread that is not here any more may have held it
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(null, self._sock.fileno(), inheritable=False)
+        os.close(null)
+
+
+def _length(head: bytes | bytearray) -> int:
+    length: int = _LENGTH.unpack(head)[0]
+    if length > MAX_RECEIVED:
+        raise FrameError(f"a frame of {length} bytes is larger than {MAX_RECEIVED}")
+    return length
+
+
+def _parse(body: bytes) -> Frame:
+    try:
+        frame = json.loads(body)
+        kind, content = frame["type"], frame.get("content") or {}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FrameError(f"not a frame: {error!r}") from error
+    if not isinstance(kind, str) or not isinstance(content, dict):
+        raise FrameError("not a frame: type must be a string and content an object")
+    return Frame(kind, content, frame.get("id"))
+
+
+def _receive_exactly(sock: socket.socket, size: int) -> bytes | None:
+    parts: list[bytes] = []
+    while size:
+        part = sock.recv(min(size, 1 << 20))
+        if not part:
+            if parts:
+                raise FrameError("the stream ended inside a frame")
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _as_json(value: Any) -> Any:
+    """What json.dumps does not know, as jupyter_client sends it."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Iterable):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _clean(value: Any, depth: int = 0) -> Any:
+    if depth > 4 * MAX_DEPTH:
+        raise FrameError("nested too deeply, or in a circle")
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else repr(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): _clean(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_clean(item, depth + 1) for item in value]
+    return _clean(_as_json(value), depth + 1)
+
+
+def _spell_surrogates(error: UnicodeError) -> tuple[str, int]:
+    # Inside JSON text: the doubled backslash makes it the characters `\udc80` in the value.
+    assert isinstance(error, UnicodeEncodeError)
+    lone = error.object[error.start : error.end]
+    return "".join(f"\\\\u{ord(character):04x}" for character in lone), error.end
+
+
+codecs.register_error("sbx.spell-surrogates", _spell_surrogates)
+_dumps = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_as_json
+).encode

@@ -1,0 +1,295 @@
+"""What a cell prints, as `stream` frames: in order, soon, and never more than was allowed.
+
+Two ways lead out of a cell. `sys.stdout` and `sys.stderr` are `TextStream`s. And file descriptors
+1 and 2 are pipes into this process, for what never asks Python: C libraries, children, os.write.
+Both meet in `Output`, which sends the first line at once and then what has gathered, every 10 ms
+or 8 KiB. Nothing is ever dropped for being too fast: a send blocks until the host has read, so a
+flood slows the cell down and fills no memory.
+
+One thread (`Output.start`; the process must have one thread only until it is sealed) waits on the
+pipes and for gathered text to become due. Whoever writes, displays or ends a cell first empties
+the pipes, under the same lock, so what a finished child wrote comes before what follows it.
+"""
+
+import codecs
+import io
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from sbx.guest import frames
+from sbx.guest.frames import FrameWriter
+from sbx.linux import libc
+
+StreamName = Literal["stdout", "stderr"]
+
+INTERVAL_S = 0.010
+"""While a cell keeps printing, a frame at most this often …"""
+FULL = 8 * 1024
+"""… or whenever this many characters have gathered."""
+LINE_END_S = 0.001
+"""How long a line may lack its end: print() writes the newline microseconds after the text."""
+PIECE = 64 * 1024
+"""Characters of the longest text in one frame."""
+
+_DESCRIPTORS: dict[StreamName, int] = {"stdout": 1, "stderr": 2}
+_PIPE_CAPACITY = 65536
+_UNCOUNTED = frozenset({"error", "input_request"})
+
+
+class Output:
+    """Everything a kernel publishes goes through here; may be used from any thread."""
+
+    def __init__(self, writer: FrameWriter, sock: socket.socket) -> None:
+        self._writer = writer
+        self._sock = sock
+        self._lock = threading.RLock()
+        self._gathered: list[tuple[StreamName, str]] = []
+        self._size = 0
+        self._due: float | None = None  # when the thread is to send what has gathered
+        self._sent_at = 0.0
+        self._limit: int | None = None
+        self._left: float = float("inf")
+        self._pipes: dict[int, tuple[StreamName, codecs.IncrementalDecoder]] = {}
+        self._filled = select.poll()
+        self._alarm = -1
+        self._forked = False
+
+    def start(self) -> None:
+        """Take over stdout, stderr and descriptors 0, 1 and 2; start the thread."""
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        for name, descriptor in _DESCRIPTORS.items():
+            reader, writer = os.pipe()
+            os.dup2(writer, descriptor)
+            os.close(writer)
+            self._pipes[reader] = (name, codecs.getincrementaldecoder("utf-8")("replace"))
+            self._filled.register(reader, select.POLLIN)
+        sys.stdout = TextStream("stdout", self)
+        sys.stderr = TextStream("stderr", self)
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        os.register_at_fork(after_in_child=self._after_fork)
+        threading.Thread(target=self._deliver, name="sbx-output", daemon=True).start()
+
+    def begin_run(self, limit: int | None) -> None:
+        """A new run may send `limit` bytes of output; None is without end."""
+        with self._lock:
+            self._sent_at = 0.0  # the first line of every run goes out at once
+            self._limit = limit
+            self._left = float("inf") if limit is None else limit
+
+    def end_run(self) -> None:
+        """Send all there is, what C buffered and finished children wrote included."""
+        if not self._forked:
+            libc.call("fflush", None)
+        self.flush()
+
+    def write(self, name: StreamName, text: str) -> None:
+        if self._forked:
+            _write_all(_DESCRIPTORS[name], text)
+            return
+        with self._lock:
+            self._empty_pipes()
+            self._gather(name, text)
+            self._send_or_schedule(whole_line="\n" in text or "\r" in text)
+
+    def flush(self) -> None:
+        """Everything written so far is with the host when this returns."""
+        if self._forked:
+            return
+        with self._lock:
+            self._empty_pipes()
+            self._send_gathered()
+
+    def publish(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Send a frame after all text written before it.
+
+        One that passes the run's limit is dropped as a whole, save errors and questions.
+
+        Raises FrameError when the content cannot be a frame.
+        """
+        if self._forked:
+            text = content.get("data", {}).get("text/plain") or "\n".join(
+                content.get("traceback", ())
+            )
+            _write_all(1, f"{text}\n" if text else "")
+            return
+        frame = frames.encode(kind, content)
+        with self._lock:
+            self._empty_pipes()
+            self._send_gathered()
+            if kind in _UNCOUNTED or self._allow(len(frame)) == len(frame):
+                self._writer.send_encoded(frame)
+
+    def _gather(self, name: StreamName, text: str) -> None:
+        size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+        allowed = self._allow(size)
+        if allowed < size:
+            head = text.encode(errors="surrogatepass")[:allowed]
+            text = head.decode(errors="ignore")
+        if text:
+            self._gathered.append((name, text))
+            self._size += len(text)
+        if allowed < size:
+            self._send_gathered()
+
+    def _allow(self, size: int) -> int:
+        """How many of `size` bytes may still go out; tells the host when that is not all."""
+        if size <= self._left:
+            self._left -= size
+            return size
+        allowed, self._left = int(self._left), 0
+        if self._limit is not None:
+            limit, self._limit = self._limit, None  # said once a run
+            self._send_gathered()
+            self._writer.send("output_limit", {"limit": limit})
+        return allowed
+
+    def _send_or_schedule(self, *, whole_line: bool) -> None:
+        if not self._gathered:
+            return
+        now = time.monotonic()
+        due = max(self._sent_at + INTERVAL_S, 0 if whole_line else now + LINE_END_S)
+        if self._size >= FULL or due <= now:
+            self._send_gathered()
+        elif self._due is None or due < self._due:
+            self._due = due
+            os.eventfd_write(self._alarm, 1)
+
+    def _send_gathered(self) -> None:
+        self._due = None
+        gathered, self._gathered, self._size = self._gathered, [], 0
+        if not gathered:
+            return
+        for name, text in _joined(gathered):
+            for start in range(0, len(text), PIECE):
+                self._writer.send("stream", {"name": name, "text": text[start : start + PIECE]})
+        self._sent_at = time.monotonic()
+
+    def _empty_pipes(self) -> bool:
+        """One read each: a pipe holds no more than that, and a child may never stop writing."""
+        found = False
+        for reader, _ in self._filled.poll(0):
+            name, decoder = self._pipes[reader]
+            data = os.read(reader, _PIPE_CAPACITY)
+            if not data:  # user code closed descriptor 1 or 2
+                self._filled.unregister(reader)
+            elif text := decoder.decode(data):
+                self._gather(name, text)
+                found = True
+        return found
+
+    def _deliver(self) -> None:
+        waiting = select.poll()
+        waiting.register(self._alarm, select.POLLIN)
+        waiting.register(self._sock, select.POLLRDHUP)  # also while a cell keeps the loop busy
+        for reader in self._pipes:
+            waiting.register(reader, select.POLLIN)
+        while True:
+            due = self._due
+            ready = waiting.poll(None if due is None else max(0, due - time.monotonic()) * 1000)
+            for descriptor, event in ready:
+                if descriptor == self._alarm:
+                    os.eventfd_read(self._alarm)
+                elif descriptor == self._sock.fileno():
+                    os._exit(0)  # the runtime is gone, and nobody is left to tell
+                elif not event & select.POLLIN:
+                    waiting.unregister(descriptor)
+            try:
+                with self._lock:
+                    if self._empty_pipes():
+                        self._send_or_schedule(whole_line=True)
+                    if self._due is not None and self._due <= time.monotonic():
+                        self._send_gathered()
+            except OSError:
+                os._exit(0)
+
+    def _after_fork(self) -> None:
+        self._forked = True
+
+
+class TextStream(io.TextIOBase):
+    """sys.stdout or sys.stderr of a kernel."""
+
+    errors = "backslashreplace"
+
+    def __init__(self, name: StreamName, output: Output) -> None:
+        super().__init__()
+        self.name = f"<{name}>"
+        self._stream: StreamName = name
+        self._output = output
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    @property
+    def buffer(self) -> "ByteStream":
+        return ByteStream(self)
+
+    def write(self, text: str, /) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if text:
+            self._output.write(self._stream, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._output.flush()
+
+    def close(self) -> None:
+        """Flushes only: a later cell has to print as well."""
+        self.flush()
+
+    def reconfigure(self, **_options: Any) -> None:
+        """Accepted for programs that set an encoding; frames are UTF-8 whatever they ask."""
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return _DESCRIPTORS[self._stream]
+
+
+class ByteStream(io.BufferedIOBase):
+    """`sys.stdout.buffer`: bytes, taken as UTF-8."""
+
+    def __init__(self, text: TextStream) -> None:
+        super().__init__()
+        self._text = text
+
+    def write(self, data: Any, /) -> int:
+        data = bytes(data)
+        self._text.write(data.decode(errors="replace"))
+        return len(data)
+
+    def flush(self) -> None:
+        self._text.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._text.fileno()
+
+
+def _joined(gathered: list[tuple[StreamName, str]]) -> list[tuple[StreamName, str]]:
+    joined: list[tuple[StreamName, list[str]]] = []
+    for name, text in gathered:
+        if joined and joined[-1][0] == name:
+            joined[-1][1].append(text)
+        else:
+            joined.append((name, [text]))
+    return [(name, "".join(texts)) for name, texts in joined]
+
+
+def _write_all(descriptor: int, text: str) -> None:
+    data = memoryview(text.encode(errors="backslashreplace"))
+    while data:
+        data = data[os.write(descriptor, data) :]

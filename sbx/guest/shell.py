@@ -1,0 +1,501 @@
+"""IPython, told to publish frames instead of printing, and to keep inside limits.
+
+The classes stand where ipykernel's stand (shell, display hook, display publisher), so that a cell
+behaves as people know it from Jupyter; they are our own because importing ipykernel's costs a
+quarter of a second and ZeroMQ. Nothing here needs a socket: until `attach` is called a shell runs
+cells and publishes nothing, which is how a zygote warms one up before it is forked. Building one
+writes no file and starts no thread.
+
+Some steps that IPython takes for every cell can be seen not to matter for most, and are skipped
+then; each says how it knows. `1+1` costs half as much for it.
+"""
+
+# IPython is typed in part only; what is checked here is our side of it.
+# mypy: disable-error-code="misc,call-arg,no-untyped-call,union-attr,no-any-return,arg-type"
+# mypy: disable-error-code="var-annotated"
+
+import ast
+import asyncio
+import os
+import sys
+import traceback
+import types
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from IPython.core import page
+from IPython.core.autocall import ZMQExitAutocall
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import InputRejected, UsageError
+from IPython.core.formatters import DisplayFormatter
+from IPython.core.inputtransformer2 import TransformerManager
+from IPython.core.interactiveshell import InteractiveShell, InteractiveShellABC
+from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.profiledir import ProfileDir
+from IPython.paths import get_ipython_dir
+from traitlets import Any as AnyTrait
+from traitlets import Bool, Instance, Type, default
+from traitlets.config import Config
+
+from sbx.guest import commands, frames, import_rules
+from sbx.guest.import_rules import ImportRules, Violation
+
+MIME_MAX = 8 * 1024 * 1024
+"""Bytes of one rich output, when the boot frame does not say otherwise."""
+
+_TEXT_KEPT = 256 * 1024  # characters left of a text that was too large
+_MESSAGE_MAX = 64 * 1024
+_TRACEBACK_MAX = 512 * 1024
+
+Publish = Callable[[str, Mapping[str, Any]], None]
+
+
+class ImportRefused(InputRejected):
+    """The policy's import rules do not let this cell run."""
+
+    def __init__(self, violation: Violation, rules: ImportRules) -> None:
+        super().__init__(violation.sentence(rules))
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"ImportRefused: {self}"]
+
+
+class ProcessesRefused(PermissionError):  # a name that people read in a cell
+    """The policy lets a cell start no process."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this sandbox's policy allows no processes, so shell commands (`!ls`, %%bash, %pip)"
+            " are refused: use Python instead."
+        )
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"ProcessesRefused: {self}"]
+
+
+def bounded(data: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """`data`, a bundle by MIME type, within `limit` bytes.
+
+    The largest parts, and JSON larger than the host takes, make way for a note in text/plain,
+    which itself is cut rather than dropped. Raises FrameError for what cannot be sent at all.
+    """
+    if len(data) > frames.MAX_PARTS:
+        raise frames.FrameError(f"{len(data)} formats at once: the limit is {frames.MAX_PARTS}")
+    sizes = {mime: _size(value) for mime, value in data.items()}
+    kept = dict(data)
+    notes = []
+    for mime in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        too_much_json = sizes[mime] > frames.MAX_JSON and not isinstance(data[mime], (str, bytes))
+        if sum(sizes[name] for name in kept) <= limit and not too_much_json:
+            continue
+        if mime == "text/plain":
+            kept[mime], sizes[mime] = cut(str(kept[mime]), min(_TEXT_KEPT, limit)), 0
+        else:
+            del kept[mime]
+            notes.append(f"[{mime} of {sizes[mime]} bytes is not shown: too large]")
+    if notes:
+        kept["text/plain"] = "\n".join([*notes, str(kept.get("text/plain", ""))]).rstrip()
+    return kept
+
+
+def cut(text: str, length: int) -> str:
+    """`text`, or its first `length` characters and a note of how many there were."""
+    if len(text) <= length:
+        return text
+    return f"{text[:length]}\n… [cut: {len(text)} characters in all]"
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
+    if isinstance(value, bytes):
+        return len(value) * 4 // 3
+    if frames.too_deep(value):
+        raise frames.FrameError(f"nested deeper than {frames.MAX_DEPTH} levels")
+    return len(frames.encode("", {"": value}))
+
+
+def _checked(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    if metadata:
+        frames.check_json(metadata)
+    return metadata or {}
+
+
+class FrameDisplayHook(DisplayHook):
+    """sys.displayhook: the value of a cell's last expression becomes `execute_result`."""
+
+    def quiet(self) -> bool:
+        # Without a semicolon anywhere there is none at the end: no need to tokenize the cell.
+        history = self.shell.history_manager.input_hist_parsed
+        return bool(history) and ";" in history[-1] and bool(super().quiet())
+
+    def write_output_prompt(self) -> None:
+        """The number is part of the frame."""
+
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
+        self._shown = bounded(format_dict, self.shell.mime_max)
+        content = {
+            "execution_count": self.prompt_count,
+            "data": self._shown,
+            "metadata": _checked(md_dict),
+        }
+        self.shell.publish("execute_result", content)
+
+    def log_output(self, format_dict: dict[str, Any]) -> None:
+        super().log_output(self._shown)  # not the 100 MB that were cut: history keeps it for ever
+
+    def finish_displayhook(self) -> None:
+        self._is_active = False
+
+
+class FrameDisplayPublisher(DisplayPublisher):
+    """display(), update_display() and clear_output()."""
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        *_ignored: Any,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_more: Any,
+    ) -> None:
+        self._validate_data(data, metadata)
+        content = {
+            "data": bounded(data, self.shell.mime_max),
+            "metadata": _checked(metadata),
+            "transient": {str(key): str(value) for key, value in (transient or {}).items()},
+        }
+        self.shell.publish("update_display_data" if update else "display_data", content)
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.shell.publish("clear_output", {"wait": bool(wait)})
+
+
+class LeanFormatter(DisplayFormatter):
+    """Asks twelve formatters about an object only when one of them could have an answer."""
+
+    # Exactly these types have no _repr_*_ methods, and no instance can be given one.
+    _PLAIN = frozenset({int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset})
+
+    def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
+        kind = type(obj)
+        if kind not in self._PLAIN or include or exclude or self._registered(kind, obj):
+            return super().format(obj, include, exclude)
+        text = self.formatters["text/plain"](obj)
+        return ({} if text is None else {"text/plain": text}), {}
+
+    def _registered(self, kind: type, obj: Any) -> bool:
+        """Whether anybody registered a rich format for `kind`, its bases, or this very object."""
+        if self._registries_of != len(self.formatters):
+            self._registries_of = len(self.formatters)
+            rich = [f for mime, f in self.formatters.items() if mime != "text/plain"]
+            self._registries = [
+                (one.type_printers, one.deferred_printers, one.singleton_printers)
+                for one in (self.ipython_display_formatter, self.mimebundle_formatter, *rich)
+            ]
+        path = (kind.__module__, kind.__name__)
+        for types_, deferred, singletons in self._registries:
+            if types_ and any(base in types_ for base in kind.__mro__):
+                return True
+            if (deferred and path in deferred) or (singletons and id(obj) in singletons):
+                return True
+        return False
+
+    _registries: Sequence[tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]] = ()
+    _registries_of = 0
+
+
+class CellCompiler(CachingCompiler):
+    """Names cells as if they were files, as ipykernel does.
+
+    IPython shows errors in a file it cannot open by the lines it remembers. That is how Jupyter's
+    tracebacks read, and it spares a cell's error the import of stack_data.
+    """
+
+    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        digest = zlib.crc32(transformed_code.encode(errors="surrogatepass"))
+        return f"/tmp/cells/{number}-{digest:08x}.py"  # noqa: S108  # nothing is ever written there
+
+
+class LeanTransformerManager(TransformerManager):
+    """Looks for IPython's own syntax only in cells that have one of its characters."""
+
+    def do_token_transforms(self, lines: list[str]) -> list[str]:
+        if self.token_transformers == _TOKEN_TRANSFORMERS and not any(map(_special, lines)):
+            return lines
+        return super().do_token_transforms(lines)
+
+
+_TOKEN_TRANSFORMERS = list(TransformerManager().token_transformers)
+
+
+def _special(line: str) -> bool:
+    # `%magic`, `!cmd` and `help?` anywhere; the autocall escapes only at the start of a line.
+    return "%" in line or "!" in line or "?" in line or line.lstrip()[:1] in {",", ";", "/"}
+
+
+class RuleKeeper:
+    """An AST transformer that changes nothing: it refuses the cell or lets it be."""
+
+    def __init__(self, rules: ImportRules, namespace: Mapping[str, Any]) -> None:
+        self._rules = rules
+        self._namespace = namespace
+
+    def visit(self, tree: ast.AST) -> ast.AST:
+        modules = {
+            name: value.__name__
+            for name, value in list(self._namespace.items())
+            if type(value) is types.ModuleType
+        }
+        violation = import_rules.check(tree, self._rules, modules=modules, is_local=_is_own_file)
+        if violation:
+            raise ImportRefused(violation, self._rules)
+        return tree
+
+
+def _is_own_file(name: str) -> bool:
+    """Whether `name` would come from the working directory: what the user wrote is theirs."""
+    return os.path.isfile(f"{name}.py") or os.path.isdir(name)
+
+
+@magics_class
+class PagerMagics(Magics):
+    """The magics of the terminal that a notebook has as well."""
+
+    @line_magic
+    def less(self, name: str) -> None:
+        """Show a file in the pager: %less FILE"""
+        if not name:
+            raise UsageError("Missing filename.")
+        with open(name, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+        page.page(self.shell.pycolorize(text) if name.endswith(".py") else text)
+
+    more = line_magic("more")(less)
+
+
+class SandboxShell(InteractiveShell):
+    """The IPython of one kernel."""
+
+    compiler_class = Type(CellCompiler)
+    displayhook_class = Type(FrameDisplayHook)
+    display_pub_class = Type(FrameDisplayPublisher)
+    autoindent = Bool(False)
+    exiter = Instance(ZMQExitAutocall)
+    exit_now = Bool(False)
+    keepkernel_on_exit = AnyTrait(None)
+    kernel = AnyTrait(None)
+    """Where libraries look for `comm_manager`; its presence tells them they are in a kernel."""
+
+    processes = True
+    mime_max = MIME_MAX
+    interrupted = False
+    """An interrupt cancelled the cell's task: its CancelledError is to read KeyboardInterrupt."""
+    last_error: dict[str, Any] | None = None
+    """What the last `error` frame of this cell said."""
+    error_in_display = False
+
+    _publish: Publish | None = None
+
+    def attach(
+        self,
+        publish: Publish,
+        *,
+        processes: bool = True,
+        mime_max: int = MIME_MAX,
+        rules: ImportRules | None = None,
+    ) -> None:
+        """From now on publish; `processes` False refuses `!cmd` and its kin in words."""
+        self._publish = publish
+        self.processes = processes
+        self.mime_max = min(mime_max, frames.MAX_SENT // 2)
+        if not processes:
+            self._refuse_script_magics()
+        if rules is not None:
+            self.ast_transformers.append(RuleKeeper(rules, self.user_ns))
+
+    def publish(self, kind: str, content: Mapping[str, Any]) -> None:
+        if self._publish is not None:
+            self._publish(kind, content)
+
+    def begin_cell(self) -> None:
+        self.interrupted = False
+        self.last_error = None
+        self.error_in_display = False
+        self.displayhook._is_active = False
+
+    # --- Building: no file, no thread, no search for a virtual environment.
+
+    @default("exiter")
+    def _default_exiter(self) -> ZMQExitAutocall:
+        return ZMQExitAutocall(self)
+
+    @default("ipython_dir")
+    def _default_ipython_dir(self) -> str:
+        return str(get_ipython_dir())
+
+    @default("profile_dir")
+    def _default_profile_dir(self) -> ProfileDir:
+        return ProfileDir.create_profile_dir_by_name(self.ipython_dir, "default")
+
+    def init_ipython_dir(self, ipython_dir: Any) -> None:
+        """Found at its first use, which most cells never make."""
+
+    def init_profile_dir(self, profile_dir: Any) -> None:
+        """Likewise: %store and the like make it."""
+
+    def init_virtualenv(self) -> None:
+        """The interpreter is the policy's."""
+
+    def init_environment(self) -> None:
+        # As ipykernel, but nothing forces colour on programs that see no terminal: what they
+        # print is read by models and programs.
+        os.environ.setdefault("TERM", "xterm-color")
+        os.environ.setdefault("CLICOLOR", "1")
+        os.environ.update(PAGER="cat", GIT_PAGER="cat")
+
+    def init_display_formatter(self) -> None:
+        self.display_formatter = LeanFormatter(parent=self)
+        self.configurables.append(self.display_formatter)
+
+    def init_hooks(self) -> None:
+        super().init_hooks()
+        self.set_hook("show_in_pager", page.as_hook(self._page), 99)
+
+    def init_magics(self) -> None:
+        super().init_magics()
+        self.register_magics(PagerMagics)
+
+    @default("input_transformer_manager")
+    def _default_transformers(self) -> TransformerManager:
+        return LeanTransformerManager()
+
+    # --- What a cell may ask of the front end.
+
+    def _page(
+        self, text: Any, start: int = 0, screen_lines: int = 0, pager_cmd: Any = None
+    ) -> None:
+        data = text if isinstance(text, dict) else {"text/plain": text}
+        data = bounded(data, self.mime_max)
+        self.payload_manager.write_payload({"source": "page", "data": data, "start": max(0, start)})
+
+    def set_next_input(self, s: str, replace: bool = False) -> None:
+        payload = {"source": "set_next_input", "text": s, "replace": replace}
+        self.payload_manager.write_payload(payload)
+
+    def ask_exit(self) -> None:
+        """exit() asks; the kernel lives until its runtime ends it."""
+        payload = {"source": "ask_exit", "keepkernel": bool(self.keepkernel_on_exit)}
+        self.payload_manager.write_payload(payload)
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        if gui not in {None, "inline", "agg"}:
+            raise UsageError(f"a sandbox has no screen for {gui!r}: use %matplotlib inline")
+
+    # --- Processes.
+
+    def system(self, cmd: str) -> None:
+        if not self.processes:
+            raise ProcessesRefused
+        if cmd.rstrip().endswith("&"):
+            raise OSError("Background processes not supported: use subprocess.Popen.")
+        code = commands.run(self.var_expand(cmd, depth=1), sys.stdout.write)
+        # Not returned: a value other than None would be displayed.
+        self.user_ns["_exit_code"] = code
+        if getattr(self, "system_raise_on_error", False) and code:
+            import subprocess
+
+            raise subprocess.CalledProcessError(code, cmd)
+
+    system_piped = system
+
+    def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
+        if not self.processes:
+            raise ProcessesRefused
+        return super().getoutput(cmd, split=split, depth=depth + 1)
+
+    def _refuse_script_magics(self) -> None:
+        """%%bash and its kin start their processes without asking `system`."""
+
+        def refuse(line: str = "", cell: str = "") -> None:
+            raise ProcessesRefused
+
+        for name in _SCRIPT_MAGICS:
+            if self.find_cell_magic(name) is not None:  # loads them, so that none comes later
+                self.register_magic_function(refuse, magic_kind="cell", magic_name=name)
+
+    # --- Errors.
+
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
+        if self.interrupted and isinstance(error, asyncio.CancelledError):
+            exc_tuple = (KeyboardInterrupt, KeyboardInterrupt(), error.__traceback__)
+        super().showtraceback(exc_tuple, *args, **kwargs)
+
+    def _showtraceback(self, etype: type, evalue: Any, stb: list[str]) -> None:
+        if self.displayhook.is_active:
+            self.error_in_display = True
+        self.last_error = error_content(etype, evalue, stb)
+        self.publish("error", self.last_error)
+
+
+# Libraries ask for the class by this name to learn whether they are in a notebook.
+SandboxShell.__name__ = "ZMQInteractiveShell"
+InteractiveShellABC.register(SandboxShell)
+
+_SCRIPT_MAGICS = frozenset(
+    ("script", "bash", "sh", "perl", "pypy", "python", "python2", "python3", "ruby")
+)
+
+
+def build() -> SandboxShell:
+    """The shell of this process, made at the first call."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.HistoryManager.hist_file = ":memory:"
+    # Measured with jedi and without: `json.du` 230 and 18 ms, `json.dumps(x).spl` 2.2 s and 1 ms.
+    config.Completer.use_jedi = False
+    config.IPCompleter.use_jedi = False
+    config.IPKernelApp.parent_appname = "sbx"  # a section of this name is how tqdm knows a notebook
+    return SandboxShell.instance(config=config)
+
+
+def error_content(etype: type, evalue: Any, lines: list[str] | None = None) -> dict[str, Any]:
+    """The content of an `error` frame, also for errors whose own str() fails."""
+    try:
+        message = str(evalue)
+    except Exception:  # noqa: BLE001 - user code
+        message = "<the error's own __str__ failed>"
+    if lines is None:
+        lines = [f"{etype.__name__}: {message}"]
+    return {
+        "ename": etype.__name__,
+        "evalue": cut(message, _MESSAGE_MAX),
+        "traceback": _bounded_lines([str(line) for line in lines]),
+    }
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """`error_content` with a plain traceback, for what IPython did not show as an `error`."""
+    if isinstance(error, UsageError):
+        return error_content(type(error), error)
+    below = error.__traceback__
+    while below and "/IPython/" in below.tb_frame.f_code.co_filename:
+        below = below.tb_next
+    try:
+        lines = traceback.format_exception(type(error), error, below)
+    except Exception:  # noqa: BLE001 - user code
+        return error_content(type(error), error)
+    return error_content(type(error), error, [line.rstrip("\n") for line in lines])
+
+
+def _bounded_lines(lines: list[str]) -> list[str]:
+    if sum(map(len, lines)) <= _TRACEBACK_MAX:
+        return lines
+    # The end says what happened, the beginning where the cell stood.
+    part = _TRACEBACK_MAX // 8
+    return [cut(line, part) for line in (*lines[:3], "…", *lines[-4:])]

@@ -1,0 +1,362 @@
+"""PID 1 of a jail: starts the kernel, reaps, and runs shell commands beside a busy cell.
+
+It obeys the runtime on the control socket (`sbx.guest.frames` has the wire):
+
+    → boot       {walls, kernel}            once, first
+    → interrupt  {}                         SIGINT to the kernel's process group
+    → spawn      id {argv, cwd, env}        a command, in a session and a Landlock domain of its own
+    → stdin      id {text} or {text: null}  null closes it
+    → signal     id {signal}                to the command's process group
+    ← ready      {landlock, pid}            sealed, and the kernel is forked
+    ← refused    {layer, message, errno}    a wall could not be put up; the jail ends
+    ← output     id {name, text}            what a command wrote: stdout or stderr
+    ← exited     id {code} or {signal}      or {error} when it could not be started
+    ← kernel_exited {code} or {signal}
+
+It never blocks: what the runtime does not read yet is kept up to a bound, beyond which the commands
+wait, not PID 1. When the runtime hangs up it ends, and linux ends the whole PID namespace with it.
+"""
+
+import codecs
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from sbx.guest import frames, kernel, seal
+
+CONTROL_FD = 3
+KERNEL_FD = 4
+_CHUNK = 1 << 16
+_OUTBOX_MAX = 1 << 20
+_PIPE_READS = 4
+_SPAWN_FAILED = 126
+_OOM_KERNEL = (
+    "500"  # the kernel dies before PID 1 when memory is short, a command before the kernel
+)
+_OOM_COMMAND = "700"
+_OOM_SUPERVISOR = "0"
+
+
+class _Command:
+    """A child started by `spawn`, until it has ended and its output is told."""
+
+    def __init__(self, name: str, pid: int, stdin: int) -> None:
+        self.name = name
+        self.pid = pid
+        self.stdin = stdin
+        self.unsent = bytearray()
+        self.close_stdin = False
+        self.streams: dict[int, str] = {}
+        self.decoders: dict[int, codecs.IncrementalDecoder] = {}
+        self.ended = False
+
+
+class Supervisor:
+    """The loop of PID 1. `oom` is /proc/self/oom_score_adj, opened while that was still allowed."""
+
+    def __init__(self, control: socket.socket, kernel_pid: int, walls: Any, oom: int) -> None:
+        self._control = control
+        self._kernel_pid = kernel_pid
+        self._walls = walls
+        self._oom = oom
+        self._selector = selectors.DefaultSelector()
+        self._commands: dict[str, _Command] = {}
+        self._by_pid: dict[int, _Command] = {}
+        self._decoder = frames.FrameReader()
+        self._outbox = bytearray()
+        self._paused: list[tuple[_Command, int]] = []
+        self._wakeup, wakeup_writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        control.setblocking(False)
+        self._selector.register(control, selectors.EVENT_READ, self._converse)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._woken)
+        signal.set_wakeup_fd(wakeup_writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def run(self) -> NoReturn:
+        """Serve until the runtime hangs up."""
+        self._reap()
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd in self._selector.get_map():
+                    key.data()
+
+    def tell(self, kind: str, content: Mapping[str, Any], name: str | None = None) -> None:
+        """Put a frame in the outbox; it leaves as soon as the runtime takes it."""
+        self._outbox += frames.encode(kind, content, name)
+        self._flush()
+
+    # -- the control socket ---------------------------------------------------------------------
+
+    def _converse(self) -> None:
+        self._flush()
+        try:
+            received = self._control.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            os._exit(0)
+        for order in self._decoder.feed(received):
+            self._obey(order)
+
+    def _obey(self, order: frames.Frame) -> None:
+        content = order.content
+        match order.type:
+            case "interrupt":
+                _signal_group(self._kernel_pid, signal.SIGINT)
+            case "spawn":
+                self._spawn(order.id or "", content)
+            case "stdin":
+                self._feed(order.id or "", content["text"])
+            case "signal":
+                if (command := self._commands.get(order.id or "")) and not command.ended:
+                    _signal_group(command.pid, content["signal"])
+
+    def _flush(self) -> None:
+        while self._outbox:
+            try:
+                sent = self._control.send(memoryview(self._outbox)[:_CHUNK])
+            except BlockingIOError:
+                break
+            except OSError:
+                os._exit(0)
+            del self._outbox[:sent]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
+        self._selector.modify(self._control, events, self._converse)
+        if len(self._outbox) < _OUTBOX_MAX:
+            for command, fd in self._paused:
+                if fd in command.streams:
+                    reader = self._reader(command, fd)
+                    self._selector.register(fd, selectors.EVENT_READ, reader)
+            self._paused.clear()
+
+    # -- commands -------------------------------------------------------------------------------
+
+    def _spawn(self, name: str, content: Mapping[str, Any]) -> None:
+        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
+        (stdin, stdin_ours), (stdout_ours, stdout), (stderr_ours, stderr) = pipes
+        try:
+            os.pwrite(self._oom, _OOM_COMMAND.encode(), 0)
+            pid = os.fork()
+        except OSError as error:
+            for fd in (fd for pipe in pipes for fd in pipe):
+                os.close(fd)
+            self.tell("exited", {"error": f"no process could be started: {error.strerror}"}, name)
+            return
+        if pid == 0:
+            _become_command(content, (stdin, stdout, stderr), self._walls)
+        os.pwrite(self._oom, _OOM_SUPERVISOR.encode(), 0)
+        for fd in (stdin, stdout, stderr):
+            os.close(fd)
+        command = _Command(name, pid, stdin_ours)
+        self._commands[name] = self._by_pid[pid] = command
+        os.set_blocking(stdin_ours, False)
+        for fd, stream in ((stdout_ours, "stdout"), (stderr_ours, "stderr")):
+            os.set_blocking(fd, False)
+            command.streams[fd] = stream
+            command.decoders[fd] = codecs.getincrementaldecoder("utf-8")("replace")
+            self._selector.register(fd, selectors.EVENT_READ, self._reader(command, fd))
+
+    def _reader(self, command: _Command, fd: int) -> Callable[[], None]:
+        return lambda: self._readable(command, fd)
+
+    def _readable(self, command: _Command, fd: int) -> None:
+        if len(self._outbox) >= _OUTBOX_MAX and not command.ended:
+            self._selector.unregister(fd)
+            self._paused.append((command, fd))
+        else:
+            self._read(command, fd)
+
+    def _read(self, command: _Command, fd: int) -> bool:
+        """Tell what the command wrote; False when there is nothing more for now.
+
+        What a process left in the background writes after the command itself has ended is read
+        and dropped: it must neither block nor die of SIGPIPE.
+        """
+        try:
+            received = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        text = command.decoders[fd].decode(received, final=not received)
+        if text and not command.ended:
+            self.tell("output", {"name": command.streams[fd], "text": text}, command.name)
+        if not received:
+            if fd in self._selector.get_map():
+                self._selector.unregister(fd)
+            os.close(fd)
+            del command.streams[fd]
+            self._forget_if_done(command)
+        return bool(received)
+
+    def _feed(self, name: str, text: str | None) -> None:
+        command = self._commands.get(name)
+        if command is None or command.stdin < 0:
+            return
+        if text is None:
+            command.close_stdin = True
+        else:
+            command.unsent += text.encode()
+        self._write(command)
+
+    def _write(self, command: _Command) -> None:
+        watched = command.stdin in self._selector.get_map()
+        try:
+            while command.unsent:
+                del command.unsent[: os.write(command.stdin, memoryview(command.unsent)[:_CHUNK])]
+        except BlockingIOError:
+            if not watched:
+                self._selector.register(
+                    command.stdin, selectors.EVENT_WRITE, lambda: self._write(command)
+                )
+            return
+        except OSError:
+            command.close_stdin = True
+            command.unsent.clear()
+        if watched:
+            self._selector.unregister(command.stdin)
+        if command.close_stdin:
+            os.close(command.stdin)
+            command.stdin = -1
+
+    # -- children -------------------------------------------------------------------------------
+
+    def _woken(self) -> None:
+        os.read(self._wakeup, _CHUNK)
+        self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._kernel_pid:
+                self._kernel_pid = 0
+                self.tell("kernel_exited", _outcome(status))
+            elif command := self._by_pid.pop(pid, None):
+                self._end(command, status)
+
+    def _end(self, command: _Command, status: int) -> None:
+        """All that the command wrote before it ended comes before the word that it did.
+
+        That is at most what a pipe holds (pipe(7): 64 KiB), however much a process that it left in
+        the background goes on to write.
+        """
+        for fd in list(command.streams):
+            for _ in range(_PIPE_READS):
+                if fd not in command.streams or not self._read(command, fd):
+                    break
+        command.ended = True
+        if command.stdin >= 0:
+            command.close_stdin = True
+            command.unsent.clear()
+            self._write(command)
+        self.tell("exited", _outcome(status), command.name)
+        self._forget_if_done(command)
+
+    def _forget_if_done(self, command: _Command) -> None:
+        if command.ended and not command.streams:
+            self._commands.pop(command.name, None)
+
+
+def main() -> NoReturn:
+    """The sequence of `boot.py`, from its step 2."""
+    control = socket.socket(fileno=CONTROL_FD)
+    kernel_sock = socket.socket(fileno=KERNEL_FD)
+    try:
+        with seal.forbid_imports():
+            first = frames.receive(control)
+            if first is None:
+                os._exit(0)
+            boot = first.content
+            walls = boot["walls"]
+            seal.close_all_but((CONTROL_FD, KERNEL_FD))
+            oom = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+            os.write(oom, _OOM_KERNEL.encode())
+            seal.check_unprivileged()
+            seal.limit(walls["rlimits"])
+            abi = seal.enter_domain(walls)
+            kernel_pid = os.fork()
+            if kernel_pid == 0:
+                os.close(oom)
+                control.close()
+                _seal_kernel(kernel_sock, walls)
+    except seal.SealError as error:
+        refusal = {"layer": error.layer, "message": str(error), "errno": error.errno}
+        control.sendall(frames.encode("refused", refusal))
+        os._exit(1)
+    if kernel_pid == 0:
+        _become_kernel(kernel_sock, boot)
+    kernel_sock.close()
+    os.pwrite(oom, _OOM_SUPERVISOR.encode(), 0)
+    _silence()
+    supervisor = Supervisor(control, kernel_pid, walls, oom)
+    supervisor.tell("ready", {"landlock": abi})
+    supervisor.run()
+
+
+def _seal_kernel(sock: socket.socket, walls: Any) -> None:
+    try:
+        os.setsid()
+        seal.enter_domain(walls)
+        seal.add_filter(walls["kernel_filter"])
+    except BaseException as error:  # noqa: BLE001  # whatever it is, no user code may run here
+        refusal = {"layer": getattr(error, "layer", "seal"), "message": str(error), "errno": 0}
+        sock.sendall(frames.encode("refused", refusal))
+        os._exit(1)
+
+
+def _become_kernel(sock: socket.socket, boot: Mapping[str, Any]) -> NoReturn:
+    try:
+        os.chdir(boot["kernel"]["cwd"])
+        kernel.serve(sock, kernel.KernelConfig(**boot["kernel"]))
+    except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
+        os.write(2, f"the kernel could not start: {error!r}\n".encode())
+        os._exit(1)
+    os._exit(0)
+
+
+def _become_command(content: Mapping[str, Any], fds: tuple[int, int, int], walls: Any) -> NoReturn:
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        for slot, fd in enumerate(fds):
+            os.dup2(fd, slot)
+        seal.close_all_but(())
+        seal.enter_domain(walls)
+        os.chdir(content["cwd"])
+        os.execvpe(content["argv"][0], content["argv"], {**os.environ, **content["env"]})  # noqa: S606
+    except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
+        os.write(2, f"{content['argv'][0]}: {error}\n".encode(errors="replace"))
+    finally:
+        os._exit(_SPAWN_FAILED)
+
+
+def _silence() -> None:
+    """PID 1's own stderr was bwrap's, for the case that it could not start: let go of it."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+
+
+def _outcome(status: int) -> dict[str, int]:
+    code = os.waitstatus_to_exitcode(status)
+    return {"code": code} if code >= 0 else {"signal": -code}
+
+
+def _signal_group(pid: int, number: int) -> None:
+    """To a child not yet reaped, so the pid is still its own; 0 is a kernel that has ended."""
+    if pid:
+        try:
+            os.killpg(pid, number)
+        except (ProcessLookupError, PermissionError):
+            os.kill(pid, number)

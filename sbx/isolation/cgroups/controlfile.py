@@ -1,0 +1,82 @@
+"""Control files of a cgroup file system: reading, writing, and what their text means. cgroups(7)
+
+Plain descriptors, because a refusal comes with write(2) itself: a buffered file would report it
+at flush or close, or, when dropped, never, and the process would run on without limits.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+
+# v1 says "no limit" for memory with the largest multiple of a page that fits a long
+UNLIMITED_BYTES = 1 << 62
+
+
+def read(path: str) -> str:
+    """The whole text. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(descriptor, 65536):
+            parts.append(part)
+    finally:
+        os.close(descriptor)
+    return b"".join(parts).decode()
+
+
+def write(path: str, text: str) -> None:
+    """One write, refused or taken as a whole. Raises OSError that names the file and the text."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}, writing {text!r}", path) from error
+    finally:
+        os.close(descriptor)
+
+
+def read_optional(path: str) -> str | None:
+    """The text, None where the kernel has no such file or the group is gone."""
+    try:
+        return read(path)
+    except OSError as error:
+        # ENODEV: the group was removed while its file was open
+        if error.errno in (errno.ENOENT, errno.ENODEV):
+            return None
+        raise
+
+
+def number(text: str | None) -> int | None:
+    """The number of a file with one; None for "max", for v1's way to say it, or for no file."""
+    if text is None or text.strip() in ("max", "-1"):
+        return None
+    value = int(text)
+    return None if value >= UNLIMITED_BYTES else value
+
+
+def field(text: str | None, name: str) -> int | None:
+    """The number of one ``name number`` line."""
+    for line in (text or "").splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return None
+
+
+def pids(group: str) -> list[int]:
+    """The processes in a group; none when it is gone. Those of PID namespaces that cannot be seen
+    from here read as 0."""
+    return [int(line) for line in (read_optional(f"{group}/cgroup.procs") or "").split()]
+
+
+def upwards(group: str, name: str) -> Iterator[str]:
+    """The text of one file in `group` and in each group above it, as far as there is one."""
+    while (text := read_optional(f"{group}/{name}")) is not None:
+        yield text
+        group = os.path.dirname(group)
+
+
+def tightest(group: str, name: str) -> int | None:
+    """The smallest limit that one file sets, in `group` or above it."""
+    found = [value for text in upwards(group, name) if (value := number(text)) is not None]
+    return min(found, default=None)

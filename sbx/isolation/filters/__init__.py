@@ -1,0 +1,24 @@
+"""The seccomp filters: one table, and the programs prebuilt from it.
+
+    table.py       what is refused, how, and why: the file to read and to change
+    compiler.py    table → classic BPF, for x86_64 and aarch64 alike
+    *.bpf          its output, one instruction a line, under the decisions it encodes
+    loader.py      load_filter(name, machine): all that a running sbx needs
+
+`scripts/filters` writes the `.bpf` files again, and tests/meta holds them to the table. They are
+built beforehand so that a jail starts without libseccomp, and so that a change of what is refused
+is a diff that a person reads.
+
+    default   for every process of every jail
+    strict    put on top of it once the kernel is up; of two filters the stricter answer counts
+
+Our own compiler, not libseccomp's: that one cannot name calls newer than itself for another
+architecture, cannot put two conditions on one argument (personality: anything but 0 and ~0), and
+gives other bytes in each version. It still is where the numbers of the calls come from.
+
+May import: sbx.linux, sbx.errors.
+"""
+
+from sbx.isolation.filters.loader import Filter, load_filter
+
+__all__ = ["Filter", "load_filter"]

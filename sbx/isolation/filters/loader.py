@@ -1,0 +1,60 @@
+"""Reads a prebuilt filter."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from sbx.errors import Broken, CannotEnforce
+
+MACHINES = ("x86_64", "aarch64")
+NAMES = ("default", "strict")
+
+
+class Filter(NamedTuple):
+    """A program for `sbx.linux.seccomp.install`, and the hash that a receipt shows."""
+
+    name: str
+    program: bytes
+    sha256: str
+
+
+def load_filter(name: str, machine: str) -> Filter:
+    """The filter `name` for a machine as os.uname names it.
+
+    Raises CannotEnforce for a machine that no filter was built for, and Broken when the file is
+    not the one that was built: half a filter is one that allows the rest.
+    """
+    if machine not in MACHINES:
+        raise CannotEnforce(
+            f"There is no seccomp filter for {machine}.",
+            hint=f"sbx runs on {' and '.join(MACHINES)}.",
+            details={"layer": "seccomp", "machine": machine},
+        )
+    path = file_of(name, machine)
+    try:
+        text = path.read_text("ascii")
+        program = _program(text)
+    except (OSError, ValueError) as error:
+        raise _damaged(path) from error
+    digest = hashlib.sha256(program).hexdigest()
+    if f"# sha256 {digest}\n" not in text:
+        raise _damaged(path)
+    return Filter(name, program, digest)
+
+
+def file_of(name: str, machine: str) -> Path:
+    return Path(__file__).with_name(f"{name}.{machine}.bpf")
+
+
+def _program(text: str) -> bytes:
+    """An instruction is 16 hexadecimal digits at the start of a line: struct sock_filter as is."""
+    return b"".join(
+        bytes.fromhex(line.split("#", 1)[0]) for line in text.splitlines() if line.strip()
+    )
+
+
+def _damaged(path: Path) -> Broken:
+    return Broken(
+        f"The seccomp filter {os.fspath(path)} is missing or damaged.", hint="Install sbx again."
+    )

@@ -1,0 +1,336 @@
+"""Decide: policy + what this host can do + which paths → everything one launch needs, as a value.
+
+Pure: reads no file and asks no clock. `argv.bwrap_argv` turns the plan into bubblewrap's words and
+`broker` acts on it. What the policy demands as `hard` and this host has not is refused here, before
+anything was started; `best-effort` walls fall to the next weaker means, which the plan names and
+the receipt repeats.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sbx.errors import CannotEnforce
+from sbx.isolation.filters import Filter
+from sbx.isolation.probe import Capabilities
+from sbx.policy import Policy
+
+INSIDE_UID = 1000
+INSIDE_GID = 1000
+GUEST = "/opt/sbx"
+WORKSPACE = "/workspace"
+TEMPAREA = f"{WORKSPACE}/uploads/temparea"
+UPLOADS_BESIDE_A_HOST_DIRECTORY = "/uploads"
+HOME_BESIDE_A_HOST_DIRECTORY = "/home/sandbox"
+_HOME_SIZE = 64 << 20
+_WEAKER_DATA_FACTOR = 2  # RLIMIT_DATA counts reserved stacks too: at 1 it stops 60 idle threads
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
+_SIGPENDING = 1024
+_MEMLOCK = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python on the host: its executable, and the directories without which it does not run."""
+
+    executable: str
+    prefixes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The host's directories that one jail is shown. `guest` holds the package `sbx`."""
+
+    files: str
+    uploads: str
+    interpreter: Interpreter
+    guest: str
+    shared: str | None = None
+    host_directory: bool = False
+    has_temparea: bool = True
+    pinned: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A host path shown inside.
+
+    `staged`: the source may lie where the jail's host uid cannot walk (an interpreter or a data
+    directory under root's home), so a root broker first binds it to a place that anyone can reach.
+    """
+
+    source: str
+    target: str
+    writable: bool = False
+    optional: bool = False
+    staged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tmpfs:
+    target: str
+    size: int
+    mode: str = "1777"
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A small read-only file made for the jail: the synthetic /etc."""
+
+    target: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """One limit or layer: what the policy demands, and by which means it stands here."""
+
+    name: str
+    demanded: str
+    means: str
+    weaker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """What the sandbox's cgroup gets; None is not limited. Bytes, tasks, cpus."""
+
+    memory_max: int | None
+    tasks_max: int | None
+    cpu_quota: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What the guest does to itself before it looks at anything of the user's, in plain data."""
+
+    landlock: bool
+    read: tuple[str, ...]
+    write: tuple[str, ...]
+    devices: tuple[str, ...]
+    rlimits: tuple[tuple[str, int], ...]
+    kernel_filter: Filter | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "landlock": self.landlock,
+            "read": self.read,
+            "write": self.write,
+            "devices": self.devices,
+            "rlimits": dict(self.rlimits),
+            "kernel_filter": self.kernel_filter.program.hex() if self.kernel_filter else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Everything one launch needs. `mounts` are in the order in which they are made."""
+
+    bwrap: str
+    options: frozenset[str]
+    mounts: tuple[Bind | Tmpfs, ...]
+    files: tuple[DataFile, ...]
+    environment: tuple[tuple[str, str], ...]
+    command: tuple[str, ...]
+    filter: Filter
+    seal: Seal
+    walls: tuple[Wall, ...]
+    network: str = "none"
+    writable_home: str = field(default=WORKSPACE)
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The seccomp programs of this machine."""
+
+    default: Filter
+    strict: Filter
+
+
+def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filters) -> LaunchPlan:
+    """The plan of one jail. Raises CannotEnforce for the first hard wall this host cannot give."""
+    walls = decide_walls(policy, capabilities)
+    weaker = {wall.name for wall in walls if wall.weaker}
+    assert capabilities.bwrap is not None  # decide_walls refused otherwise
+    home = HOME_BESIDE_A_HOST_DIRECTORY if paths.host_directory else WORKSPACE
+    return LaunchPlan(
+        bwrap=capabilities.bwrap,
+        options=capabilities.bwrap_options,
+        mounts=_mounts(policy, paths, staged=capabilities.root),
+        files=_etc(policy.user, home),
+        environment=_environment(policy, paths.interpreter, home),
+        command=_command(paths.interpreter),
+        filter=filters.default,
+        seal=Seal(
+            landlock="landlock" not in weaker,
+            read=("/",),
+            write=(WORKSPACE, "/tmp", "/dev/shm", *((home,) if paths.host_directory else ())),
+            devices=tuple(f"/dev/{name}" for name in _DEVICES),
+            rlimits=_rlimits(policy, weaker),
+            kernel_filter=filters.strict if policy.filter == "strict" else None,
+        ),
+        walls=walls,
+        writable_home=home,
+    )
+
+
+def decide_walls(policy: Policy, capabilities: Capabilities) -> tuple[Wall, ...]:
+    """By which means each wall of the policy stands on this host; refuses what is hard and missing.
+
+    There is nothing weaker than namespaces and seccomp to fall back to, so without them every
+    policy is refused, whatever it demands.
+    """
+    bwrap = capabilities.layer("bwrap")
+    if not bwrap.found:
+        raise _cannot("bwrap", "namespaces", bwrap.cause, bwrap.remedy)
+    return tuple(
+        _decide(name, getattr(policy.walls, name), capabilities, weaker_means)
+        for name, weaker_means in _WEAKER_MEANS.items()
+    )
+
+
+_WEAKER_MEANS: Mapping[str, str | None] = {
+    "namespaces": None,
+    "seccomp": None,
+    "landlock": "nothing: read-only mounts and seccomp alone",
+    "memory": "RLIMIT_DATA a process, and a watcher that sums the jail's memory and kills",
+    "tasks": "RLIMIT_NPROC in the jail's own user namespace",
+    "cpu": "nothing but the wall time of a run",
+}
+
+
+def _decide(name: str, demanded: str, capabilities: Capabilities, weaker: str | None) -> Wall:
+    layer = capabilities.layer(name)
+    if layer.found:
+        return Wall(name, demanded, layer.detail)
+    if demanded == "hard" or weaker is None:
+        raise _cannot(name, name, layer.cause, layer.remedy)
+    return Wall(name, demanded, weaker, weaker=True)
+
+
+def _cannot(layer: str, wall: str, cause: str | None, remedy: str | None) -> CannotEnforce:
+    return CannotEnforce(
+        f"the policy demands {wall} as a hard wall and this host cannot give it: {cause}",
+        hint=remedy,
+        details={"layer": layer, "cause": cause, "remedy": remedy},
+    )
+
+
+def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Bind | Tmpfs, ...]:
+    """The view, outermost first: a later mount covers an earlier one.
+
+    1. The system and the interpreter, read-only.
+    2. Our guest, read-only: exactly the packages that run inside.
+    3. Own /tmp and /dev/shm, of limited size.
+    4. The workspace, and in it what must stay where it is: `uploads` is bound onto itself, because
+       a mount point cannot be renamed away and replaced, and on it the uploads, read-only.
+    5. In a host directory: what would run later on the host, read-only where it exists, and the
+       directories above it pinned like `uploads`.
+    """
+    view: list[Bind | Tmpfs] = [Bind(path, path, optional=True) for path in policy.filesystem.read]
+    view += [
+        Bind(prefix, prefix, staged=staged)
+        for prefix in paths.interpreter.prefixes
+        if not _is_below_any(prefix, policy.filesystem.read)
+    ]
+    view += [Bind(mount.source, mount.target, staged=staged) for mount in policy.filesystem.mount]
+    view += [
+        Bind(f"{paths.guest}/sbx/{part}", f"{GUEST}/sbx/{part}", staged=staged)
+        for part in ("__init__.py", "guest", "linux")
+    ]
+    view += [
+        Tmpfs("/tmp", policy.limits.tmp_size),
+        Tmpfs("/dev/shm", policy.limits.shm_size),
+        Bind(paths.files, WORKSPACE, writable=True, staged=staged),
+    ]
+    if paths.host_directory:
+        view.append(Tmpfs(HOME_BESIDE_A_HOST_DIRECTORY, _HOME_SIZE, "0700"))
+        target = TEMPAREA if paths.has_temparea else UPLOADS_BESIDE_A_HOST_DIRECTORY
+        view.append(Bind(paths.uploads, target, staged=staged))
+    else:
+        pinned = f"{WORKSPACE}/uploads"
+        view.append(Bind(f"{paths.files}/uploads", pinned, writable=True, staged=staged))
+        view.append(Bind(paths.uploads, TEMPAREA, staged=staged))
+    if paths.shared is not None:
+        view.append(Bind(paths.shared, f"{WORKSPACE}/shared", writable=True, staged=staged))
+    for names, writable in ((paths.pinned, True), (paths.protected, False)):
+        view += [
+            Bind(f"{paths.files}/{name}", f"{WORKSPACE}/{name}", writable=writable, staged=staged)
+            for name in names
+        ]
+    return tuple(view)
+
+
+def _etc(user: str, home: str) -> tuple[DataFile, ...]:
+    """A synthetic /etc: no account, host name or resolver of the host is in it."""
+    return (
+        DataFile(
+            "/etc/passwd",
+            f"{user}:x:{INSIDE_UID}:{INSIDE_GID}:{user}:{home}:/bin/bash\n"
+            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        ),
+        DataFile("/etc/group", f"{user}:x:{INSIDE_GID}:\nnogroup:x:65534:\n"),
+        DataFile("/etc/hostname", "sandbox\n"),
+        DataFile("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
+        DataFile("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+        DataFile("/etc/resolv.conf", ""),
+    )
+
+
+def _environment(
+    policy: Policy, interpreter: Interpreter, home: str
+) -> tuple[tuple[str, str], ...]:
+    """What every process inside starts with. Caches and configuration go to /tmp, never to $HOME:
+    a file planted there would otherwise be read before the seal, or run in the next kernel."""
+    binaries = interpreter.executable.rpartition("/")[0]
+    ours = {
+        "HOME": home,
+        "USER": policy.user,
+        "LOGNAME": policy.user,
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "TERM": "xterm-256color",
+        "PATH": ":".join(dict.fromkeys((binaries, "/usr/local/bin", "/usr/bin", "/bin"))),
+        "TMPDIR": "/tmp",
+        "IPYTHONDIR": "/tmp/.ipython",
+        "MPLCONFIGDIR": "/tmp/.config/matplotlib",
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "XDG_CACHE_HOME": "/tmp/.cache",
+        "XDG_CONFIG_HOME": "/tmp/.config",
+        "XDG_DATA_HOME": "/tmp/.local/share",
+        "XDG_STATE_HOME": "/tmp/.local/state",
+        "PIP_CACHE_DIR": "/tmp/.cache/pip",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "npm_config_cache": "/tmp/.cache/npm",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # BLAS would start one thread for each cpu of the host, whatever share the jail has of them
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    return tuple({**ours, **policy.env}.items())
+
+
+def _command(interpreter: Interpreter) -> tuple[str, ...]:
+    """-I: no PYTHON* variable, no user site, no working directory on sys.path."""
+    return (interpreter.executable, "-I", f"{GUEST}/sbx/guest/boot.py")
+
+
+def _rlimits(policy: Policy, weaker: set[str]) -> tuple[tuple[str, int], ...]:
+    limits = policy.limits
+    rlimits = {
+        "CORE": 0,
+        "NOFILE": limits.open_files,
+        "FSIZE": limits.file_size_max,
+        "MEMLOCK": _MEMLOCK,
+        "SIGPENDING": _SIGPENDING,
+    }
+    if "tasks" in weaker:
+        rlimits["NPROC"] = limits.tasks_max
+    if "memory" in weaker:
+        rlimits["DATA"] = limits.memory_max * _WEAKER_DATA_FACTOR
+    return tuple(rlimits.items())
+
+
+def _is_below_any(path: str, directories: tuple[str, ...]) -> bool:
+    return any(path == top or path.startswith(f"{top}/") for top in directories)

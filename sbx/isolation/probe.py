@@ -1,0 +1,280 @@
+"""What this host can do, layer by layer, found by trying.
+
+Runs inside the broker, so that the program which embeds sbx starts no child for it. Each layer is
+tried the way a jail will use it, because sysctls and versions lie: AppArmor, container filters and
+masked /proc all show only in the attempt. What fails is explained by `explain`, a pure function
+over what was read, so that each known host (see users' reports of bubblewrap on Ubuntu 24.04, in
+Docker, on old kernels) is a test case.
+"""
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sbx.linux import landlock, seccomp
+
+OLDEST_BWRAP = (0, 5, 0)  # the first with --info-fd namespaces, --perms came with 0.5
+_BWRAP_PLACES = ("/usr/local/bin", "/usr/bin", "/bin", "/run/current-system/sw/bin")
+_TRY_SECONDS = 10.0
+_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
+_SYSCTLS = (
+    "kernel/apparmor_restrict_unprivileged_userns",
+    "kernel/unprivileged_userns_clone",
+    "user/max_user_namespaces",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One wall of this host: there, or missing for a cause that has a remedy."""
+
+    name: str
+    found: bool
+    detail: str
+    cause: str | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """All that `plan` needs to know of the host. Crosses the broker's socket as JSON."""
+
+    linux: str
+    machine: str
+    root: bool
+    bwrap: str | None
+    bwrap_options: frozenset[str]
+    landlock_abi: int
+    own_namespaces: bool
+    layers: tuple[Layer, ...] = field(default=())
+
+    def layer(self, name: str) -> Layer:
+        return next(layer for layer in self.layers if layer.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "bwrap_options": sorted(self.bwrap_options)}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> "Capabilities":
+        layers = tuple(Layer(**layer) for layer in raw["layers"])
+        return cls(**{**raw, "layers": layers, "bwrap_options": frozenset(raw["bwrap_options"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What was read of the host that explains a refusal; plain, so that tests can invent one."""
+
+    root: bool
+    sysctls: Mapping[str, str]
+    container: bool
+
+
+def find_bwrap(places: Sequence[str] = _BWRAP_PLACES) -> str | None:
+    """The bwrap of the system; PATH is not asked, so none planted in a workspace is ever run."""
+    for place in places:
+        path = f"{place}/bwrap"
+        if os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def read_host() -> Host:
+    return Host(
+        root=os.geteuid() == 0,
+        sysctls={name: text for name in _SYSCTLS if (text := _read(f"/proc/sys/{name}")) != ""},
+        container=os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
+    )
+
+
+def probe(
+    *,
+    own_namespaces: bool,
+    cgroup_layers: Sequence[Layer],
+    become: Sequence[int] | None,
+    bwrap: str | None = None,
+) -> Capabilities:
+    """Try every layer; at most a few dozen milliseconds.
+
+    `become` is the (uid, gid) as which bwrap will run, where the broker is root.
+    """
+    host = read_host()
+    bwrap = bwrap or find_bwrap()
+    options, bwrap_layer = _bwrap(bwrap)
+    namespaces = _namespaces(bwrap if bwrap_layer.found else None, options, host, become)
+    return Capabilities(
+        linux=platform.release(),
+        machine=platform.machine(),
+        root=host.root,
+        bwrap=bwrap if bwrap_layer.found else None,
+        bwrap_options=options,
+        landlock_abi=landlock.abi(),
+        own_namespaces=own_namespaces,
+        layers=(
+            bwrap_layer,
+            namespaces,
+            _landlock(landlock.abi()),
+            _seccomp(seccomp.supported(), platform.machine()),
+            *cgroup_layers,
+        ),
+    )
+
+
+def parse_version(text: str) -> tuple[int, ...] | None:
+    """`bubblewrap 0.8.0` → (0, 8, 0); None for anything else."""
+    match = re.fullmatch(r"bubblewrap (\d+)\.(\d+)(?:\.(\d+))?\S*", text.strip())
+    return tuple(int(part or 0) for part in match.groups()) if match else None
+
+
+def explain(stderr: str, host: Host) -> tuple[str, str]:
+    """Why bwrap could not make its namespaces on this host, and what to do: two sentences."""
+    said = stderr.strip().splitlines()[-1] if stderr.strip() else "bwrap failed without a word"
+    sysctls = host.sysctls
+    if sysctls.get("kernel/apparmor_restrict_unprivileged_userns") == "1" and not host.root:
+        return (
+            f"AppArmor restricts unprivileged user namespaces on this host ({said})",
+            "load the profile that Ubuntu ships for it: ln -s "
+            "/usr/share/apparmor/extra-profiles/bwrap-userns-restrict /etc/apparmor.d/ && "
+            "apparmor_parser -r /etc/apparmor.d/bwrap-userns-restrict; "
+            "the sysctl itself can stay on",
+        )
+    if sysctls.get("kernel/unprivileged_userns_clone") == "0" and not host.root:
+        return (
+            f"unprivileged user namespaces are turned off ({said})",
+            "run: sysctl -w kernel.unprivileged_userns_clone=1",
+        )
+    if sysctls.get("user/max_user_namespaces") == "0":
+        return (
+            f"this host allows no user namespace at all ({said})",
+            "run: sysctl -w user.max_user_namespaces=15000",
+        )
+    if "mount proc" in said:
+        return (
+            f"a container masks /proc, so no new one may be mounted ({said})",
+            "start the container with --security-opt systempaths=unconfined",
+        )
+    if host.container:
+        return (
+            f"the container's own filter forbids namespaces ({said})",
+            "start the container with a seccomp profile that allows unshare, mount and pivot_root, "
+            "for instance --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
+        )
+    return (
+        f"bwrap cannot make its namespaces ({said})",
+        "see that user namespaces are enabled in this linux (CONFIG_USER_NS) and not "
+        "forbidden by a security module",
+    )
+
+
+def _bwrap(path: str | None) -> tuple[frozenset[str], Layer]:
+    remedy = "install it: apt-get install bubblewrap (or the package of your distribution)"
+    if path is None:
+        cause = "bwrap is in none of " + ", ".join(_BWRAP_PLACES)
+        return frozenset(), Layer("bwrap", False, "not found", cause, remedy)
+    code, said, _ = _run([path, "--version"])
+    version = parse_version(said)
+    if code != 0 or version is None:
+        cause = f"{path} --version said {said.strip()[:80]!r}, not a version"
+        return frozenset(), Layer("bwrap", False, path, cause, remedy)
+    if version < OLDEST_BWRAP:
+        cause = f"{path} is {said.strip()}, older than {_dotted(OLDEST_BWRAP)}"
+        return frozenset(), Layer("bwrap", False, path, cause, remedy)
+    options = frozenset(re.findall(r"^\s+(--[a-z0-9-]+)", _run([path, "--help"])[1], re.M))
+    return options, Layer("bwrap", True, f"{_dotted(version)} at {path}")
+
+
+def _namespaces(
+    bwrap: str | None, options: frozenset[str], host: Host, become: Sequence[int] | None
+) -> Layer:
+    if bwrap is None:
+        return Layer("namespaces", False, "not tried", "there is no bwrap", "install bubblewrap")
+    code, _, stderr = _try_bwrap(bwrap, _NAMESPACES, options, become)
+    if code == 0:
+        return Layer("namespaces", True, "user mount pid net ipc uts cgroup")
+    works = [name for name in _NAMESPACES if _try_alone(bwrap, name, options, become)]
+    cause, remedy = explain(stderr, host)
+    detail = "alone these work: " + " ".join(works) if works else "none can be made"
+    return Layer("namespaces", False, detail, cause, remedy)
+
+
+def _try_alone(
+    bwrap: str, name: str, options: frozenset[str], become: Sequence[int] | None
+) -> bool:
+    names = ("user",) if name == "user" else ("user", name)
+    return _try_bwrap(bwrap, names, options, become)[0] == 0
+
+
+def _try_bwrap(
+    bwrap: str, names: Sequence[str], options: frozenset[str], become: Sequence[int] | None
+) -> tuple[int, str, str]:
+    argv = [bwrap, *(f"--unshare-{name}" for name in names), "--uid", "1000", "--gid", "1000"]
+    if "--disable-userns" in options:
+        argv.append("--disable-userns")
+    argv += ["--ro-bind", "/", "/"]
+    if "pid" in names:
+        argv += ["--proc", "/proc"]
+    argv += ["--dev", "/dev", "--", "/bin/true"]
+    return _run(argv, become)
+
+
+def _landlock(abi: int) -> Layer:
+    if abi >= 1:
+        return Layer("landlock", True, f"ABI {abi}")
+    return Layer(
+        "landlock",
+        False,
+        "not there",
+        "this linux has no Landlock, or it is not among its security modules",
+        "use linux 5.13 or newer and boot it with landlock in lsm=…",
+    )
+
+
+def _seccomp(supported: bool, machine: str) -> Layer:
+    if supported and machine in ("x86_64", "aarch64"):
+        return Layer("seccomp", True, f"filter mode on {machine}")
+    return Layer(
+        "seccomp",
+        False,
+        machine,
+        "this linux has no seccomp filters"
+        if not supported
+        else f"sbx ships no filter for {machine}",
+        "use linux 3.17 or newer with CONFIG_SECCOMP_FILTER on x86_64 or aarch64",
+    )
+
+
+def _run(argv: Sequence[str], become: Sequence[int] | None = None) -> tuple[int, str, str]:
+    uid, gid = become or (None, None)
+    try:
+        ended = subprocess.run(
+            argv,
+            env={},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TRY_SECONDS,
+            check=False,
+            user=uid,
+            group=gid,
+            extra_groups=None if become is None else [],
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return -1, "", str(error)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as text:
+            return text.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,83 @@
+"""Become bwrap: the few steps between fork and exec, in the order that matters."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sbx.isolation.slots import DATA_FD
+
+_PARKED = 200  # above every slot: a file is parked here so that filling one slot harms no other
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One bwrap to be started. `slots` gives each inherited file its number inside."""
+
+    argv: Sequence[str]
+    slots: Sequence[tuple[int, int]]
+    become: tuple[int, int] | None
+    enter_group: Callable[[], None]
+
+
+def start(order: Start) -> int:
+    """Fork and exec; returns the pid once the exec has succeeded, raises OSError if it has not.
+
+    Only a process with one thread may call this: the child runs Python between fork and exec.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        _become(order, writing)
+    os.close(writing)
+    try:
+        failure = os.read(reading, 4096).decode(errors="replace")
+    finally:
+        os.close(reading)
+    if not failure:
+        return pid
+    os.waitpid(pid, 0)
+    number, _, text = failure.partition(" ")
+    raise OSError(int(number), text)
+
+
+def memory_file(content: bytes, name: str) -> int:
+    """An unnamed file with this content, ready to be read from its start. memfd_create(2)."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.write(fd, content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _become(order: Start, report: int) -> None:
+    """The child. Its cgroup first, so that all it ever does counts; its uid last before exec."""
+    try:
+        order.enter_group()
+        os.umask(0o022)
+        _place(order.slots, report)
+        if order.become is not None:
+            uid, gid = order.become
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        os.execve(order.argv[0], list(order.argv), {})  # noqa: S606  # an absolute path of the system
+    except OSError as error:
+        os.write(_PARKED, f"{error.errno} {error.strerror}".encode())
+    except BaseException as error:  # noqa: BLE001  # a forked child never returns into the broker
+        os.write(_PARKED, f"0 {error!r}".encode())
+    finally:
+        os._exit(127)
+
+
+def _place(slots: Sequence[tuple[int, int]], report: int) -> None:
+    """Give each file its slot and close all others, whatever their numbers were."""
+    os.dup2(report, _PARKED, inheritable=False)
+    parked = [
+        (os.dup2(fd, _PARKED + 1 + index, inheritable=False), slot)
+        for index, (fd, slot) in enumerate(slots)
+    ]
+    for fd, slot in parked:
+        os.dup2(fd, slot, inheritable=True)
+    last = max(DATA_FD, *(slot for _, slot in slots))
+    os.closerange(last + 1, _PARKED)
+    os.closerange(_PARKED + 1, _PARKED + 1 + len(parked))
+    os.closerange(_PARKED + 1 + len(parked), os.sysconf("SC_OPEN_MAX"))

@@ -1,0 +1,60 @@
+"""Where a root broker puts directories that a jail's own uid could not walk to.
+
+bwrap runs as the jail's host uid and resolves every source path as that uid, so an interpreter or a
+data directory below root's home (mode 0700) is out of its reach; handing it an fd does not help
+(bwrap 0.8: "Can't find source path"). In the broker's private mount namespace each such directory
+is bound below a tmpfs that anyone can walk.
+
+The tmpfs lies on /sys/kernel: a directory that every host has and anyone may walk, below which
+nobody keeps a workspace. So nothing of the host is hidden from a later launch, and nothing of ours
+is left on the host when the broker is killed.
+"""
+
+import os
+import stat
+
+from sbx.errors import Broken
+from sbx.linux import mounts
+
+STAGE = "/sys/kernel"
+
+
+def open_stage() -> None:
+    """Make the tmpfs. Needs a mount namespace of one's own and the right to mount in it."""
+    mounts.tmpfs(STAGE, "mode=0755")
+
+
+def place(jail: str, index: int) -> str:
+    """Where the source of a jail's `index`-th mount is bound."""
+    return f"{STAGE}/{jail}/{index}"
+
+
+def bind(source: str, target: str, expected: tuple[int, int] | None) -> None:
+    """Bind one source to its place.
+
+    `expected` is the (device, inode) that the runtime opened and checked: the directory's owner
+    could have put another in its place since.
+    """
+    found = os.stat(source)
+    os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+    if stat.S_ISDIR(found.st_mode):
+        os.mkdir(target)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    mounts.bind(source, target)
+    bound = os.stat(target)
+    if expected is not None and (bound.st_dev, bound.st_ino) != expected:
+        raise Broken(f"{source} was replaced while its sandbox was being started")
+
+
+def clear(jail: str, count: int) -> None:
+    """Undo every bind of a jail; what is still in use inside stays there until its end."""
+    for index in range(count):
+        target = place(jail, index)
+        if not os.path.lexists(target):
+            continue
+        is_directory = os.path.isdir(target)
+        mounts.detach(target)
+        os.rmdir(target) if is_directory else os.unlink(target)
+    if os.path.isdir(f"{STAGE}/{jail}"):
+        os.rmdir(f"{STAGE}/{jail}")

@@ -1,0 +1,9 @@
+"""Live kernels, seen from the host: frames, channels, and the kernel behind them.
+
+    frames.py   what may come over the wall, typed; everything else ends the kernel that sent it
+    channel.py  one socket to the inside: frames both ways, bounded, with back-pressure
+    kernel.py   one live kernel: cells, commands, interrupt, end
+    watcher.py  what stands in for cgroup limits where a host gives none
+
+May import: sbx.isolation, sbx.policy, sbx.linux, sbx.protocol, sbx.errors.
+"""

@@ -1,0 +1,132 @@
+"""One socket to the inside: frames out, typed frames in, on the event loop and without a thread.
+
+What the reader of the frames does not take yet is held up to a bound; beyond it reading stops, the
+socket fills, and the sender inside blocks: a flood costs its sender, not us. A frame that is
+malformed, or more frames at once than anyone could want, ends the channel with that as its cause.
+"""
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from sbx.errors import Broken
+from sbx.kernels import frames
+
+_log = logging.getLogger(__name__)
+_HELD_FRAMES = 256
+_HELD_BYTES = 4 << 20
+
+
+class ChannelClosed(Exception):
+    """The other side is gone, or was cut off for what it sent; `cause` is a sentence."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+class Channel(asyncio.Protocol):
+    """Frames to and from one process inside. Used by one task at a time on each side."""
+
+    def __init__(self, dialect: frames.Dialect) -> None:
+        self._dialect = dialect
+        self._splitter = frames.Splitter()
+        self._frames: deque[frames.Frame] = deque()
+        self._held = 0
+        self._paused = False
+        self._cause: str | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._draining: asyncio.Future[None] | None = None
+        self._transport: Any = None
+        self.on_closed: Callable[[], None] | None = None
+
+    @classmethod
+    async def open(cls, sock: socket.socket, dialect: frames.Dialect) -> "Channel":
+        """Take over a connected stream socket."""
+        loop = asyncio.get_running_loop()
+        _, channel = await loop.create_connection(lambda: cls(dialect), sock=sock)
+        return channel
+
+    @property
+    def closed(self) -> bool:
+        return self._cause is not None
+
+    async def send(self, kind: str, content: Any, name: str | None = None) -> None:
+        """Send a frame; waits while the inside does not read. Raises ChannelClosed."""
+        if self._cause is not None:
+            raise ChannelClosed(self._cause)
+        self._transport.write(frames.encode(kind, content, name))
+        if self._draining is not None:
+            await self._draining
+            if self._cause is not None:
+                raise ChannelClosed(self._cause)
+
+    async def receive(self) -> frames.Frame:
+        """The next frame. Raises ChannelClosed once the last one was taken."""
+        while not self._frames:
+            if self._cause is not None:
+                raise ChannelClosed(self._cause)
+            if self._waiting is not None:
+                raise Broken("two tasks read from one channel")
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        frame = self._frames.popleft()
+        self._held -= frame.size
+        if self._paused and len(self._frames) < _HELD_FRAMES // 2 and self._held < _HELD_BYTES // 2:
+            self._paused = False
+            self._transport.resume_reading()
+        return frame
+
+    def close(self, cause: str = "closed by the runtime") -> None:
+        """Cut the other side off. Frames not yet taken can still be received."""
+        if self._cause is None:
+            self._cause = cause
+            self._transport.abort()
+        self._wake()
+
+    # -- asyncio.Protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._splitter.feed(data):
+                self._frames.append(self._dialect.decode(body))
+                self._held += len(body)
+        except frames.Malformed as error:
+            _log.warning("a kernel was cut off for what it sent: %s", error)
+            self.close(f"it sent what no kernel of ours sends: {error}")
+            return
+        if not self._paused and (len(self._frames) > _HELD_FRAMES or self._held > _HELD_BYTES):
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._cause is None:
+            self._cause = "it ended"
+        self.resume_writing()
+        self._wake()
+        if self.on_closed is not None:
+            self.on_closed()
+
+    def pause_writing(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._draining is not None:
+            if not self._draining.done():
+                self._draining.set_result(None)
+            self._draining = None
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)

@@ -1,0 +1,284 @@
+"""What comes back over the wall is hostile: which frames there are, typed, and capped.
+
+A frame is a 4-byte big-endian length and a JSON object {"type", "id"?, "content"}. `decode` gives a
+typed value or raises `Malformed`: unknown types and fields, wrong types, deep nesting and bad UTF-8
+all end the kernel that sent them. The parts that only a user of the result looks into (bundles and
+comm data) are checked in size and depth before they are built, so that a small frame cannot become
+a large object.
+"""
+
+import re
+import struct
+from typing import Any, Literal
+
+import msgspec
+
+FRAME_MAX = 24 << 20
+BUNDLE_PARTS_MAX = 64
+JSON_PART_MAX = 2 << 20
+DEPTH_MAX = 64
+_HEADER = struct.Struct(">I")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class Malformed(Exception):
+    """A frame that ours inside would not have sent."""
+
+
+class _Content(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class Stream(_Content):
+    name: Literal["stdout", "stderr"]
+    text: str
+
+
+class DisplayData(_Content):
+    data: dict[str, msgspec.Raw]
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+    transient: dict[str, str] = {}
+
+
+class UpdateDisplayData(DisplayData):
+    pass
+
+
+class ExecuteResult(_Content):
+    data: dict[str, msgspec.Raw]
+    execution_count: int | None
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class Error(_Content):
+    ename: str
+    evalue: str
+    traceback: list[str]
+
+
+class ClearOutput(_Content):
+    wait: bool
+
+
+class InputRequest(_Content):
+    prompt: str
+    password: bool
+
+
+class OutputLimit(_Content):
+    limit: int
+
+
+class CommOpen(_Content):
+    comm_id: str
+    target_name: str
+    data: msgspec.Raw = msgspec.Raw(b"{}")
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class CommMsg(_Content):
+    comm_id: str
+    data: msgspec.Raw = msgspec.Raw(b"{}")
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class CommClose(CommMsg):
+    pass
+
+
+class KernelReady(_Content):
+    python: str
+    ipython: str
+    preload_failed: dict[str, str] = {}
+
+
+class ExecuteReply(_Content):
+    status: Literal["ok", "error", "aborted"]
+    execution_count: int | None = None
+    payload: list[msgspec.Raw] = []
+    user_expressions: msgspec.Raw = msgspec.Raw(b"{}")
+    ename: str = ""
+    evalue: str = ""
+    traceback: list[str] = []
+
+
+class CompleteReply(_Content):
+    matches: list[str]
+    cursor_start: int
+    cursor_end: int
+    status: str
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class InspectReply(_Content):
+    status: str
+    found: bool
+    data: dict[str, msgspec.Raw]
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class IsCompleteReply(_Content):
+    status: Literal["complete", "incomplete", "invalid", "unknown"]
+    indent: str = ""
+
+
+class SupervisorReady(_Content):
+    landlock: int
+
+
+class Refused(_Content):
+    layer: str
+    message: str
+    errno: int
+
+
+class Output(_Content):
+    name: Literal["stdout", "stderr"]
+    text: str
+
+
+class Exited(_Content):
+    code: int | None = None
+    signal: int | None = None
+    error: str | None = None
+
+
+class KernelExited(_Content):
+    code: int | None = None
+    signal: int | None = None
+
+
+KERNEL_FRAMES: dict[str, type[_Content]] = {
+    "ready": KernelReady,
+    "refused": Refused,
+    "stream": Stream,
+    "display_data": DisplayData,
+    "update_display_data": UpdateDisplayData,
+    "execute_result": ExecuteResult,
+    "error": Error,
+    "clear_output": ClearOutput,
+    "input_request": InputRequest,
+    "output_limit": OutputLimit,
+    "comm_open": CommOpen,
+    "comm_msg": CommMsg,
+    "comm_close": CommClose,
+    "execute_reply": ExecuteReply,
+    "complete_reply": CompleteReply,
+    "inspect_reply": InspectReply,
+    "is_complete_reply": IsCompleteReply,
+}
+
+SUPERVISOR_FRAMES: dict[str, type[_Content]] = {
+    "ready": SupervisorReady,
+    "refused": Refused,
+    "output": Output,
+    "exited": Exited,
+    "kernel_exited": KernelExited,
+}
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One checked frame: `content` is of the class that its type stands for."""
+
+    content: _Content
+    id: str | None
+    size: int
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    content: msgspec.Raw
+    id: str | None = None
+
+
+_envelope = msgspec.json.Decoder(_Envelope)
+
+
+class Dialect:
+    """The frames that one of the two sockets may carry."""
+
+    def __init__(self, kinds: dict[str, type[_Content]]) -> None:
+        self._decoders = {name: msgspec.json.Decoder(kind) for name, kind in kinds.items()}
+
+    def decode(self, body: bytes | bytearray | memoryview) -> Frame:
+        """The typed frame of one body. Raises Malformed."""
+        try:
+            envelope = _envelope.decode(body)
+            content = self._decoders[envelope.type].decode(envelope.content)
+        except KeyError as error:
+            raise Malformed(f"a frame of unknown type {str(error)[:80]}") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Malformed(str(error)[:200]) from None
+        return Frame(content, envelope.id, len(body))
+
+
+KERNEL = Dialect(KERNEL_FRAMES)
+SUPERVISOR = Dialect(SUPERVISOR_FRAMES)
+
+
+def encode(kind: str, content: Any, name: str | None = None) -> bytes:
+    """A frame for the inside."""
+    frame = {"type": kind, "content": content}
+    if name is not None:
+        frame["id"] = name
+    body = msgspec.json.encode(frame)
+    return _HEADER.pack(len(body)) + body
+
+
+def bundle(parts: dict[str, msgspec.Raw]) -> dict[str, Any]:
+    """A MIME bundle as Python values. Raises Malformed when it is not one, or is too much."""
+    if len(parts) > BUNDLE_PARTS_MAX:
+        raise Malformed(f"a bundle of {len(parts)} parts")
+    return {mime: loose(raw) for mime, raw in parts.items()}
+
+
+def loose(raw: msgspec.Raw) -> Any:
+    """A part whose shape is the user's: a string of any size, or JSON of bounded size and depth."""
+    encoded = bytes(raw)
+    if not encoded.startswith(b'"'):
+        if len(encoded) > JSON_PART_MAX:
+            raise Malformed(f"a JSON part of {len(encoded)} bytes")
+        if _nested_deeper(encoded, DEPTH_MAX):
+            raise Malformed("a JSON part nested too deep")
+    try:
+        return msgspec.json.decode(encoded)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(str(error)[:200]) from None
+
+
+def _nested_deeper(encoded: bytes, levels: int) -> bool:
+    """Whether a JSON text nests deeper than this; without recursion, and at the speed of C.
+
+    Strings and everything but brackets are taken away, then the innermost pairs, level by level.
+    """
+    brackets = _STRING.sub(b"", encoded).translate(None, delete=_NO_BRACKETS)
+    for _ in range(levels):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    return bool(brackets)
+
+
+class Splitter:
+    """Cuts a byte stream into frame bodies; never holds more than one frame's worth."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """The bodies completed by these bytes. Raises Malformed for a length beyond FRAME_MAX."""
+        self._buffer += received
+        bodies = []
+        start = 0
+        while len(self._buffer) - start >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._buffer, start)
+            if length > FRAME_MAX:
+                raise Malformed(f"a frame of {length} bytes")
+            end = start + _HEADER.size + length
+            if end > len(self._buffer):
+                break
+            bodies.append(bytes(self._buffer[start + _HEADER.size : end]))
+            start = end
+        del self._buffer[:start]
+        return bodies

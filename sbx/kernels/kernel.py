@@ -1,0 +1,266 @@
+"""One live kernel: the jail's two sockets made into cells, commands, interrupts and one end.
+
+    start      boot frame → `ready` from PID 1 and from the kernel, or the wall that was refused
+    begin      one cell at a time; `next` gives its frames in order, the last one is its reply
+    spawn      a command beside it, through PID 1
+    kill       SIGKILL to everything inside; `ended` says why it died, whoever killed it
+
+Whatever does not fit the turn (a reply nobody asked for, a second one, a request for input that was
+not allowed) is treated as any other malformed frame: the kernel is killed, the runtime lives.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from sbx import errors
+from sbx.isolation.launch import End, Jail
+from sbx.isolation.receipt import Receipt, make_receipt
+from sbx.kernels import frames
+from sbx.kernels.channel import Channel, ChannelClosed
+from sbx.protocol.runs import Cause
+
+_log = logging.getLogger(__name__)
+
+
+class KernelDied(Exception):
+    """The kernel ended while it was asked something; `Kernel.ended` tells how."""
+
+
+class Command:
+    """A command running inside, beside the kernel."""
+
+    def __init__(self, kernel: "Kernel", name: str) -> None:
+        self._kernel = kernel
+        self._name = name
+        # unbounded, because its reader, the task of a run, stops the command at its output limit
+        self._frames: asyncio.Queue[frames.Output | frames.Exited | None] = asyncio.Queue()
+
+    async def next(self) -> frames.Output | frames.Exited:
+        """What it writes; an Exited is the last. Raises KernelDied when the jail ends first."""
+        frame = await self._frames.get()
+        if frame is None:
+            raise KernelDied
+        return frame
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the command's process group."""
+        await self._kernel._tell("signal", {"signal": number}, self._name)
+
+    async def write(self, text: str | None) -> None:
+        """Feed its standard input; None closes it."""
+        await self._kernel._tell("stdin", {"text": text}, self._name)
+
+    def _put(self, frame: frames.Output | frames.Exited | None) -> None:
+        self._frames.put_nowait(frame)
+
+
+class Kernel:
+    """A kernel that said `ready`. One cell at a time; the caller sees to that."""
+
+    def __init__(self, jail: Jail, control: Channel, cells: Channel) -> None:
+        self._jail = jail
+        self._control = control
+        self._cells = cells
+        self._names = itertools.count(1)
+        self._commands: dict[str, Command] = {}
+        self._listening: asyncio.Task[None] | None = None
+        self._turn = ""
+        self._allow_stdin = False
+        self.killed_for: Cause | None = None
+        self.seen = (0, 0)
+        self.receipt: Receipt
+        self.python = ""
+
+    @classmethod
+    async def start(cls, jail: Jail, config: Mapping[str, Any], deadline_s: float) -> "Kernel":
+        """Boot the guest of a launched jail and wait until it is sealed and can run cells.
+
+        Raises CannotEnforce for a wall that could not be put up inside, Broken when the guest died
+        or did not get ready in time; the jail is gone in every such case.
+        """
+        control = await Channel.open(jail.control, frames.SUPERVISOR)
+        cells = await Channel.open(jail.kernel, frames.KERNEL)
+        kernel = cls(jail, control, cells)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await control.send("boot", {"walls": jail.plan.seal.to_json(), "kernel": config})
+                sealed = _expect(await control.receive(), frames.SupervisorReady)
+                ready = _expect(await cells.receive(), frames.KernelReady)
+                facts = await jail.inspect()
+        except BaseException as error:
+            await asyncio.shield(kernel.kill())
+            if isinstance(error, TimeoutError):
+                message = f"the kernel was not ready within {deadline_s:g} s"
+                raise errors.Broken(message, code="start_timeout") from None
+            if isinstance(error, ChannelClosed):
+                end = await jail.end()
+                message = f"the kernel ended before it was ready: {end.stderr or error.cause}"
+                raise errors.Broken(message, code="start_failed") from None
+            raise
+        kernel.python = ready.python
+        kernel.receipt = make_receipt(jail.plan, facts, landlock_abi=sealed.landlock)
+        kernel._listening = asyncio.create_task(kernel._listen())
+        return kernel
+
+    @property
+    def alive(self) -> bool:
+        return not (self._cells.closed or self._control.closed or self._jail.gone)
+
+    @property
+    def pid(self) -> int | None:
+        """The jail's PID 1, as the host numbers it."""
+        return self._jail.pid
+
+    async def begin(
+        self, code: str, *, allow_stdin: bool, output_max: int, silent: bool = False
+    ) -> None:
+        """Start a cell; `next` gives what it causes. Raises KernelDied."""
+        self._turn = str(next(self._names))
+        self._allow_stdin = allow_stdin
+        request = {
+            "code": code,
+            "silent": silent,
+            "store_history": not silent,
+            "allow_stdin": allow_stdin,
+            "output_max": output_max,
+        }
+        await self._ask("execute_request", request, self._turn)
+
+    async def next(self) -> frames.Frame:
+        """The next frame of the cell; an ExecuteReply is the last one. May be cancelled safely.
+
+        Raises KernelDied when the kernel ends, or is ended for what it sent.
+        """
+        frame = await self._answer(self._turn)
+        if isinstance(frame.content, frames.InputRequest) and not self._allow_stdin:
+            raise await self._cut_off("it asked for input that was not allowed")
+        if isinstance(frame.content, frames.ExecuteReply) and frame.id is None:
+            raise await self._cut_off("its reply names no request")
+        return frame
+
+    async def complete(self, code: str, cursor: int) -> frames.CompleteReply:
+        reply = await self._request("complete_request", {"code": code, "cursor_pos": cursor})
+        return cast("frames.CompleteReply", reply)
+
+    async def inspect(self, code: str, cursor: int, detail: int = 0) -> frames.InspectReply:
+        content = {"code": code, "cursor_pos": cursor, "detail_level": detail}
+        return cast("frames.InspectReply", await self._request("inspect_request", content))
+
+    async def is_complete(self, code: str) -> frames.IsCompleteReply:
+        reply = await self._request("is_complete_request", {"code": code})
+        return cast("frames.IsCompleteReply", reply)
+
+    async def answer_input(self, value: str) -> None:
+        await self._ask("input_reply", {"value": value}, None)
+
+    async def interrupt(self) -> None:
+        """SIGINT to the kernel's process group, by PID 1. A kernel that is dead stays so."""
+        await self._tell("interrupt", {}, None)
+
+    async def spawn(self, argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> Command:
+        """Start a command inside the same walls."""
+        name = str(next(self._names))
+        command = Command(self, name)
+        self._commands[name] = command
+        await self._tell("spawn", {"argv": list(argv), "cwd": cwd, "env": dict(env)}, name)
+        if not self.alive:
+            command._put(None)
+        return command
+
+    async def kill(self, cause: Cause | None = None) -> End:
+        """End everything inside and wait until it is gone. `cause`: the limit it crossed."""
+        self.killed_for = self.killed_for or cause
+        self._control.close()
+        self._cells.close()
+        if self._listening is not None:
+            self._listening.cancel()
+        self._end_commands()
+        return await self._jail.kill()
+
+    async def counters(self) -> End:
+        """The jail's counters now; `seen` keeps them, to be compared with the next ones."""
+        counters = await self._jail.counters()
+        self.seen = (counters.oom_kills, counters.pids_max_hits)
+        return counters
+
+    # -- cells ----------------------------------------------------------------------------------
+
+    async def _request(self, kind: str, content: Any) -> Any:
+        name = str(next(self._names))
+        await self._ask(kind, content, name)
+        wanted = frames.KERNEL_FRAMES[kind.replace("_request", "_reply")]
+        while True:
+            frame = await self._answer(name)
+            if isinstance(frame.content, wanted):
+                return frame.content
+
+    async def _ask(self, kind: str, content: Any, name: str | None) -> None:
+        try:
+            await self._cells.send(kind, content, name)
+        except ChannelClosed:
+            raise KernelDied from None
+
+    async def _answer(self, name: str) -> frames.Frame:
+        try:
+            frame = await self._cells.receive()
+        except ChannelClosed:
+            raise KernelDied from None
+        if isinstance(frame.content, frames.KernelReady | frames.Refused):
+            raise await self._cut_off("it said `ready` twice")
+        if frame.id is not None and frame.id != name:
+            raise await self._cut_off("it answered what was not asked")
+        return frame
+
+    async def _cut_off(self, cause: str) -> KernelDied:
+        _log.warning("a kernel was cut off: %s", cause)
+        self._cells.close(cause)
+        await self.kill()
+        return KernelDied(cause)
+
+    # -- PID 1 ----------------------------------------------------------------------------------
+
+    async def _tell(self, kind: str, content: Any, name: str | None) -> None:
+        try:
+            await self._control.send(kind, content, name)
+        except ChannelClosed:
+            self._end_commands()
+
+    async def _listen(self) -> None:
+        """What PID 1 has to say, until it hangs up; the end of either ends both."""
+        try:
+            while True:
+                frame = await self._control.receive()
+                match frame.content:
+                    case frames.Output() | frames.Exited() as told:
+                        command = self._commands.get(frame.id or "")
+                        if command is not None:
+                            command._put(told)
+                        if isinstance(told, frames.Exited):
+                            self._commands.pop(frame.id or "", None)
+                    case _:
+                        break
+        except ChannelClosed:
+            pass
+        self._cells.close("the kernel ended")
+        self._end_commands()
+        await self._jail.kill()
+
+    def _end_commands(self) -> None:
+        for command in self._commands.values():
+            command._put(None)
+        self._commands.clear()
+
+
+def _expect(frame: frames.Frame, wanted: type[Any]) -> Any:
+    if isinstance(frame.content, wanted):
+        return frame.content
+    if isinstance(frame.content, frames.Refused):
+        raise errors.CannotEnforce(
+            f"the guest could not put up a wall: {frame.content.message}",
+            hint="run `sbx doctor` to see what this host can enforce",
+            details={"layer": frame.content.layer},
+        )
+    raise errors.Broken("the guest spoke out of turn before it was ready")

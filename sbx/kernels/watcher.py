@@ -1,0 +1,68 @@
+"""What stands in for the memory limit of a cgroup where a host gives none: look, and kill.
+
+Best effort, and called so in every receipt: between two looks a jail can take more than its limit
+(at most RLIMIT_DATA a process), and what lies in /tmp and /dev/shm counts only where it is mapped.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sbx.kernels.kernel import Kernel
+from sbx.linux import procfs
+from sbx.protocol.runs import Cause
+
+_log = logging.getLogger(__name__)
+_PERIOD_S = 0.1
+_CALM_PERIOD_S = 0.5
+_CALM_BELOW = 0.5  # of the limit
+
+
+class MemoryWatcher:
+    """Watches the kernels of one sandbox together; `memory_max` in bytes is their common limit."""
+
+    def __init__(self, memory_max: int) -> None:
+        self._memory_max = memory_max
+        self._kernels: set[Kernel] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, kernel: Kernel) -> None:
+        """Watch one more; a kernel that has ended is forgotten by itself."""
+        self._kernels.add(kernel)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look())
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look(self) -> None:
+        while self._kernels:
+            self._kernels = {kernel for kernel in self._kernels if kernel.alive}
+            used = await asyncio.to_thread(self._measure)
+            total = sum(used.values())
+            if total > self._memory_max:
+                largest = max(used, key=lambda kernel: used[kernel])
+                _log.info("a sandbox used %d bytes: its largest kernel is killed", total)
+                await largest.kill(Cause.MEMORY)
+            calm = total < self._memory_max * _CALM_BELOW
+            await asyncio.sleep(_CALM_PERIOD_S if calm else _PERIOD_S)
+
+    def _measure(self) -> Mapping[Any, int]:
+        """Bytes of each kernel's jail. Cheap counts first; shared pages are told apart only when
+        the cheap ones, which count them once for each process, are beyond the limit."""
+        pids = {kernel: _inside(kernel) for kernel in self._kernels}
+        used = {
+            kernel: sum(procfs.resident(pid) for pid in inside) for kernel, inside in pids.items()
+        }
+        if sum(used.values()) <= self._memory_max:
+            return used
+        return {
+            kernel: sum(procfs.proportional(pid) for pid in inside)
+            for kernel, inside in pids.items()
+        }
+
+
+def _inside(kernel: Kernel) -> list[int]:
+    return [] if kernel.pid is None else procfs.descendants(kernel.pid)

@@ -1,0 +1,91 @@
+"""capabilities(7): the five sets of the calling thread, and how to be rid of them for good.
+
+The sets belong to a thread, not to a process: a thread started earlier keeps its own. So drop them
+while there is only one.
+"""
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+from sbx.linux import libc
+from sbx.linux.prctl import prctl
+
+_PR_CAPBSET_READ = 23
+_PR_CAPBSET_DROP = 24
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_IS_SET = 1
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_VERSION_3 = 0x20080522  # 64 bits a set, as two words of 32
+
+CAP_SETPCAP = 8
+CAP_NET_ADMIN = 12
+CAP_SYS_ADMIN = 21
+
+
+class Sets(NamedTuple):
+    """Bit masks; bit n is the capability number n of capabilities(7)."""
+
+    effective: int
+    permitted: int
+    inheritable: int
+    bounding: int
+    ambient: int
+
+
+class _Header(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+class _Word(ctypes.Structure):
+    _fields_ = [
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    ]
+
+
+def effective() -> int:
+    """The capabilities this thread may use now, as a bit mask."""
+    return _capget()[0]
+
+
+def current() -> Sets:
+    """All five sets of this thread, read from linux."""
+    known = range(_last() + 1)
+    return Sets(
+        *_capget(),
+        bounding=sum(prctl(_PR_CAPBSET_READ, cap) << cap for cap in known),
+        ambient=sum(prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_IS_SET, cap) << cap for cap in known),
+    )
+
+
+def drop_all() -> None:
+    """Empty all five sets of this thread, so that not even an execve of uid 0 refills them.
+
+    Needs CAP_SETPCAP when anything is left in the bounding set, and raises PermissionError without
+    it, having dropped nothing. A fresh user namespace gives it, with all others, over itself.
+    """
+    for cap in range(_last() + 1):
+        if prctl(_PR_CAPBSET_READ, cap):
+            prctl(_PR_CAPBSET_DROP, cap)  # first: it needs a capability that the rest takes away
+    prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    libc.call("capset", ctypes.byref(_Header(_VERSION_3, 0)), (_Word * 2)())
+
+
+def _capget() -> tuple[int, int, int]:
+    low, high = words = (_Word * 2)()
+    libc.call("capget", ctypes.byref(_Header(_VERSION_3, 0)), words)
+    return (
+        low.effective | high.effective << 32,
+        low.permitted | high.permitted << 32,
+        low.inheritable | high.inheritable << 32,
+    )
+
+
+@functools.cache
+def _last() -> int:
+    """The highest capability this linux knows: 40 since 5.9, and the next one comes some day."""
+    return int(Path("/proc/sys/kernel/cap_last_cap").read_text())

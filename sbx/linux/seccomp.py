@@ -1,0 +1,77 @@
+"""seccomp(2): a classic BPF program that linux asks about every system call.
+
+A filter cannot be taken off, is inherited by fork and execve, and of several the strictest answer
+counts. `install` needs no libseccomp. Only `syscall_number`, which is for building filters on a
+developer's machine, asks libseccomp's tables (by pyseccomp).
+"""
+
+import ctypes
+import errno
+import functools
+import os
+
+from sbx.linux import libc
+
+INSTRUCTION_BYTES = 8
+MAX_INSTRUCTIONS = 4096
+
+_NR_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER = 1
+_GET_ACTION_AVAIL = 2
+_FLAG_TSYNC = 1
+_KILL_PROCESS = ctypes.c_uint32(0x80000000)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+
+
+def install(program: bytes, *, all_threads: bool = False) -> None:
+    """Put `program` (an array of struct sock_filter) over this thread and all it starts.
+
+    With `all_threads`, over every thread of the process, or over none: OSError (ESRCH) when one of
+    them has a filter of its own that this thread has not. EACCES without no_new_privs, EINVAL for
+    a program that linux finds wrong; ValueError for one that cannot be a program.
+    """
+    count, rest = divmod(len(program), INSTRUCTION_BYTES)
+    if rest or not 0 < count <= MAX_INSTRUCTIONS:
+        raise ValueError(f"{len(program)} bytes cannot be a seccomp program")
+    refused_by = libc.syscall(
+        "seccomp",
+        _number(),
+        _SET_MODE_FILTER,
+        _FLAG_TSYNC if all_threads else 0,
+        ctypes.byref(_Program(count, program)),
+    )
+    if refused_by:  # with TSYNC a failure is not -1, but the thread that could not follow
+        raise OSError(errno.ESRCH, f"seccomp: thread {refused_by} has a filter of its own")
+
+
+@functools.cache
+def supported() -> bool:
+    """Whether this linux has filters, and can end a whole process by one (4.14)."""
+    try:
+        libc.syscall("seccomp", _number(), _GET_ACTION_AVAIL, 0, ctypes.byref(_KILL_PROCESS))
+    except OSError:
+        return False
+    return True
+
+
+def syscall_number(name: str, machine: str) -> int | None:
+    """What `name` is called by on `machine`; None where it is not, or libseccomp is too old.
+
+    Raises ImportError or RuntimeError without pyseccomp or libseccomp.
+    """
+    import pyseccomp
+
+    arch = {"x86_64": pyseccomp.Arch.X86_64, "aarch64": pyseccomp.Arch.AARCH64}[machine]
+    number: int = pyseccomp.resolve_syscall(arch, name)
+    return number if number >= 0 else None
+
+
+def _number() -> int:
+    machine = os.uname().machine
+    try:
+        return _NR_SECCOMP[machine]
+    except KeyError:
+        raise OSError(errno.ENOSYS, f"seccomp: no number is known for {machine}") from None

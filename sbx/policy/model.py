@@ -1,0 +1,283 @@
+"""Policy: everything that is allowed, as one frozen value.
+
+    Policy
+    ├── capabilities, processes, user, env, interpreter, preload, filter, shared
+    ├── filesystem   what of the host is seen, read-only
+    ├── network      none, or a proxy with a list of domains
+    ├── limits       what a jail may use up
+    ├── uploads      what a user may put in
+    ├── walls        what must stand (hard) and what may be replaced by weaker means (best-effort)
+    ├── imports      what a cell may import; a courtesy, the walls are what protects
+    └── expect       examples that are checked at load and executed by tests/escape
+
+A value that came out of here is canonical: sets are sorted, what one entry already says is dropped.
+The defaults are those of `policies/default.toml`, which gives the reasons and is tested to agree.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StrictBool,
+    model_validator,
+)
+
+from sbx.errors import CannotEnforce
+from sbx.policy import checks
+from sbx.policy.problems import invalid
+from sbx.policy.units import GIB, KIB, MIB, Cpu, Duration, Size
+
+SCHEMA = 1
+Capability = Literal["python", "shell", "filesystem"]
+Strength = Literal["hard", "best-effort"]
+Verdict = Literal["allowed", "denied", "refused", "killed"]
+
+_CAPABILITIES: tuple[Capability, ...] = ("python", "shell", "filesystem")
+
+
+def _in_order(values: tuple[Capability, ...]) -> tuple[Capability, ...]:
+    if not values:
+        raise invalid("must not be empty: a sandbox that can do nothing")
+    return tuple(known for known in _CAPABILITIES if known in values)
+
+
+def _some_time(value: float) -> float:
+    if value <= 0:
+        raise invalid("must be more than 0s")
+    return value
+
+
+_Text = Annotated[str, Field(max_length=4000)]
+_Path = Annotated[str, Field(max_length=4000), AfterValidator(checks.plain_path)]
+_Module = Annotated[str, Field(max_length=200), AfterValidator(checks.module_name)]
+_Count = Annotated[int, Field(strict=True, ge=1, le=1 << 31)]
+_ListOrAny = tuple[str, ...] | Literal["any"]
+_TMPFS = "linux takes a tmpfs of 0 as one without a limit"
+_Some = Annotated[Size, checks.at_least(1, "0 would mean none at all, or no limit")]
+
+
+class Table(BaseModel):
+    """A table of a policy file: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Mount(Table):
+    """A folder of the host (`source`), read-only at `target` inside."""
+
+    source: Annotated[_Path, AfterValidator(checks.mount_source)]
+    target: Annotated[_Path, AfterValidator(checks.mount_target)]
+
+
+class Filesystem(Table):
+    """What of the host is seen, always read-only; paths that do not exist there are left out.
+
+    `read` shows system paths at their own place; the interpreter is shown without being named.
+    `mount` shows folders elsewhere and must exist.
+    """
+
+    read: Annotated[
+        tuple[Annotated[_Path, AfterValidator(checks.system_path)], ...],
+        Field(max_length=checks.MOST_ENTRIES),
+        AfterValidator(checks.sorted_set),
+    ] = (
+        "/bin",
+        "/etc/alternatives",
+        "/etc/fonts",
+        "/etc/ld.so.cache",
+        "/etc/ssl",
+        "/lib",
+        "/lib64",
+        "/sbin",
+        "/usr",
+    )
+    mount: Annotated[tuple[Mount, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
+
+    @model_validator(mode="after")
+    def _apart(self) -> "Filesystem":
+        """No directory can be made in a read-only one, so nothing is mounted inside another."""
+        for index, mount in enumerate(self.mount):
+            others = [*self.read, *(other.target for other in self.mount[:index])]
+            if taken := checks.overlaps(mount.target, others):
+                raise invalid(f"mount[{index}].target {mount.target} overlaps with {taken}")
+        return self
+
+
+class Network(Table):
+    """`none`: only a loopback of its own. `proxy`: the domains of `allow`, and no other way out."""
+
+    mode: Literal["none", "proxy"] = "none"
+    allow: Annotated[
+        tuple[Annotated[str, AfterValidator(checks.domain)], ...],
+        Field(max_length=checks.MOST_ENTRIES),
+        AfterValidator(checks.sorted_set),
+    ] = ()
+
+    @model_validator(mode="after")
+    def _allow_needs_the_proxy(self) -> "Network":
+        if self.allow and self.mode == "none":
+            raise invalid('allow means something only with mode = "proxy"')
+        return self
+
+
+class Limits(Table):
+    """What a jail may use up. Bytes, seconds, CPUs; what is written to /tmp and /dev/shm is memory.
+
+    `wall_time` is the longest that one run may take, and the ceiling of a run's own time-out.
+    `output_max` is what one run may print; `file_size_max` the largest single file;
+    `workspace_max` and `workspace_files` what a conversation may keep.
+    """
+
+    memory_max: Annotated[Size, checks.at_least(32 * MIB, "below it no interpreter starts")] = GIB
+    tasks_max: Annotated[int, Field(strict=True, ge=8, le=1 << 22)] = 128
+    cpu_quota: Cpu = 1.0
+    wall_time: Annotated[Duration, AfterValidator(_some_time)] = 60.0
+    output_max: _Some = 16 * MIB
+    open_files: Annotated[int, Field(strict=True, ge=64, le=1 << 20)] = 1024
+    file_size_max: _Some = 512 * MIB
+    tmp_size: Annotated[Size, checks.at_least(MIB, _TMPFS)] = 256 * MIB
+    shm_size: Annotated[Size, checks.at_least(64 * KIB, _TMPFS)] = 64 * MIB
+    workspace_max: _Some = GIB
+    workspace_files: _Count = 50_000
+
+
+class Uploads(Table):
+    """What a user may put into a conversation. `allowed_types` are file name endings, or "any"."""
+
+    max_file_size: _Some = 100 * MIB
+    max_file_count: _Count = 50
+    allowed_types: Annotated[_ListOrAny, checks.any_or(checks.file_type, checks.sorted_set)] = "any"
+    total_max: _Some = GIB
+
+
+class Walls(Table):
+    """hard: refuse to start without it. best-effort: the next weaker means, named in the receipt.
+
+    There is nothing weaker than namespaces and seccomp: without them nothing starts anyhow.
+    No limit of a policy speaks of `io` yet, so that wall asks for nothing yet.
+    """
+
+    namespaces: Strength = "hard"
+    seccomp: Strength = "hard"
+    landlock: Strength = "hard"
+    memory: Strength = "best-effort"
+    tasks: Strength = "best-effort"
+    cpu: Strength = "best-effort"
+    io: Strength = "best-effort"
+
+
+class Imports(Table):
+    """What a cell may import, told from its text before it runs: `sbx.policy.imports` decides.
+
+    A module stands for all its submodules. `forbid` wins over `allow` and may name a member, such
+    as os.system. A courtesy to whoever wrote the code: the walls are what protects.
+    """
+
+    allow: Annotated[_ListOrAny, checks.any_or(checks.module_name, checks.topmost)] = "any"
+    forbid: Annotated[
+        tuple[_Module, ...], Field(max_length=checks.MOST_ENTRIES), AfterValidator(checks.topmost)
+    ] = ()
+
+
+class Expect(Table):
+    """An example: what becomes of the cell `run` under this policy, and why.
+
+    allowed   the cell ends well
+    denied    the cell runs, and a wall answers with an exception in it
+    refused   the cell does not start: the import rules name what is wrong
+    killed    the cell runs, and is ended from outside
+    """
+
+    run: Annotated[_Text, Field(min_length=1)]
+    then: Verdict
+    why: Annotated[_Text, Field(min_length=1)]
+
+
+class Policy(Table):
+    """What is allowed. Equal and hashable by value; see `fingerprint` for a name of that value.
+
+    `processes` says whether a cell may start any, and goes with `filter`: the strict one has no
+    fork and no exec, the default one cannot take them away. `shell` starts processes by its nature.
+    `interpreter` None is the runtime's own environment.
+    """
+
+    name: Annotated[str, AfterValidator(checks.policy_name)]
+    description: _Text = ""
+    capabilities: Annotated[tuple[Capability, ...], AfterValidator(_in_order)] = _CAPABILITIES
+    processes: StrictBool = True
+    filter: Literal["default", "strict"] = "default"
+    shared: StrictBool = False
+    user: Annotated[str, AfterValidator(checks.user_name)] = "sandbox"
+    interpreter: _Path | None = None
+    preload: Annotated[tuple[_Module, ...], Field(max_length=100)] = ()
+    env: Annotated[
+        Mapping[
+            Annotated[str, AfterValidator(checks.env_name)],
+            Annotated[str, AfterValidator(checks.env_value)],
+        ],
+        AfterValidator(checks.env),
+        PlainSerializer(dict, dict[str, str]),
+    ] = Field(default_factory=lambda: MappingProxyType({}))
+    filesystem: Filesystem = Filesystem()
+    network: Network = Network()
+    limits: Limits = Limits()
+    uploads: Uploads = Uploads()
+    walls: Walls = Walls()
+    imports: Imports = Imports()
+    expect: Annotated[tuple[Expect, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
+
+    def __hash__(self) -> int:
+        return hash(fingerprint(self))
+
+    def __deepcopy__(self, memo: object = None) -> Self:
+        return self  # nothing in it can change
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> "Policy":
+        if self.processes == (self.filter == "strict"):
+            raise invalid(
+                f"processes = {str(self.processes).lower()} contradicts "
+                f'filter = "{self.filter}": only the strict filter takes processes away',
+                hint='for no processes set processes = false and filter = "strict"',
+            )
+        if not self.processes and "shell" in self.capabilities:
+            raise invalid(
+                "capabilities names shell, which needs processes = true",
+                hint='without processes: capabilities = ["python", "filesystem"]',
+            )
+        return self
+
+
+def describe(policy: Policy) -> dict[str, Any]:
+    """The whole policy as JSON, every value with its unit and `schema`; nothing is left out."""
+    return {"schema": SCHEMA, **policy.model_dump(mode="json")}
+
+
+def fingerprint(policy: Policy) -> str:
+    """16 hex digits that name what is enforced: policies that differ only in their description
+    and examples share it."""
+    said = policy.model_dump(mode="json", exclude={"description", "expect"})
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def unsupported(policy: Policy) -> CannotEnforce | None:
+    """What this version cannot enforce on any host; None if it can do all the policy asks.
+
+    Who starts a jail asks this first: `if error := unsupported(policy): raise error`.
+    """
+    if policy.network.mode == "proxy":
+        return CannotEnforce(
+            f"policy {policy.name}: this version of sbx has no egress proxy, so network.mode = "
+            '"proxy" cannot be enforced',
+            hint='set network.mode = "none"',
+            details={"layer": "network", "key": "network.mode", "policy": policy.name},
+        )
+    return None

@@ -1,0 +1,209 @@
+"""A request may tighten a policy, never widen it.
+
+A request is a mapping of the shape of a policy file: {"limits": {"memory_max": "256MiB"}}. What it
+does not speak of stays as the policy says. What each key may become:
+
+    limits, uploads                    a smaller number; of allowed_types a part
+    capabilities, preload, network,
+    filesystem                         a part of the list; network.mode none
+    imports                            of allow a part; forbid is added to what is forbidden
+    walls                              best-effort may become hard
+    processes, shared                  false; filter: strict
+    env                                further variables; those of the policy stay as they are
+
+What follows is taken along: without processes the filter is strict and there is no shell, without
+the proxy there are no domains. A narrowed policy keeps its name and loses its examples, which are
+no longer promised.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter, le
+from typing import Any
+
+from pydantic import ValidationError
+
+from sbx.errors import BadRequest
+from sbx.policy.model import Limits, Policy, Uploads, Walls
+from sbx.policy.problems import explain, shown
+
+
+def narrow(policy: Policy, request: Mapping[str, Any]) -> Policy:
+    """The policy with what the request tightens.
+
+    Raises BadRequest: `limit_widened` naming the key, what was asked and what is allowed;
+    `validation_error` for an unknown key, a wrong unit, or a key that no request may set.
+    """
+    if not request:
+        return policy
+    asked = _validate(policy, _overlay(policy, _checked(policy, request)))
+    if wider := list(_wider(policy, asked)):
+        raise _widened(policy, wider)
+    asked = asked.model_copy(
+        update={
+            "preload": _in_order_of(policy.preload, asked.preload),
+            "filesystem": asked.filesystem.model_copy(
+                update={"mount": _in_order_of(policy.filesystem.mount, asked.filesystem.mount)}
+            ),
+        }
+    )
+    return policy if asked == policy else asked.model_copy(update={"expect": ()})
+
+
+# --- the order of each key: order(asked, allowed) says that asked is no wider -------------------
+
+
+def _part(asked: Any, allowed: Any) -> bool:
+    return set(asked) <= set(allowed)
+
+
+def _part_or_any(asked: Any, allowed: Any) -> bool:
+    return allowed == "any" or (asked != "any" and _part(asked, allowed))
+
+
+def _covered(asked: Any, allowed: Any) -> bool:
+    """Modules stand for their submodules: os.path is a part of os."""
+    if "any" in (asked, allowed):
+        return bool(allowed == "any")
+    return all(any(f"{name}.".startswith(f"{known}.") for known in allowed) for name in asked)
+
+
+def _forbids_as_much(asked: Any, allowed: Any) -> bool:
+    return _covered(allowed, asked)
+
+
+def _one_of(*weakest_last: str) -> Callable[[Any, Any], bool]:
+    rank = {word: index for index, word in enumerate(weakest_last)}
+    return lambda asked, allowed: rank[asked] <= rank[allowed]
+
+
+_ORDER: dict[str, Callable[[Any, Any], bool]] = {
+    "capabilities": _part,
+    "processes": le,
+    "shared": le,
+    "filter": _one_of("strict", "default"),
+    "preload": _part,
+    "filesystem.read": _part,
+    "filesystem.mount": _part,
+    "network.mode": _one_of("none", "proxy"),
+    "network.allow": _part,
+    "imports.allow": _covered,
+    "imports.forbid": _forbids_as_much,
+    **{f"limits.{name}": le for name in Limits.model_fields},
+    **{f"uploads.{name}": le for name in Uploads.model_fields},
+    "uploads.allowed_types": _part_or_any,
+    **{f"walls.{name}": _one_of("hard", "best-effort") for name in Walls.model_fields},
+}
+ASKABLE = {key.partition(".")[0] for key in _ORDER} | {"env"}
+
+
+def _wider(policy: Policy, asked: Policy) -> Iterator[tuple[str, Any, Any]]:
+    for key, order in _ORDER.items():
+        value, allowed = attrgetter(key)(asked), attrgetter(key)(policy)
+        if not order(value, allowed):
+            yield key, _said(asked, key), _said(policy, key)
+    for name, allowed in policy.env.items():
+        if asked.env[name] != allowed:
+            yield f"env.{name}", asked.env[name], allowed
+
+
+def _said(policy: Policy, key: str) -> Any:
+    """A value as the file would say it: with its unit."""
+    value: Any = policy.model_dump(mode="json")
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def _widened(policy: Policy, wider: list[tuple[str, Any, Any]]) -> BadRequest:
+    key, asked, allowed = wider[0]
+    return BadRequest(
+        f"{key}: {_text(asked)} goes beyond policy {policy.name}, which allows {_text(allowed)}",
+        code="limit_widened",
+        hint="a request may only tighten a policy; choose or write another one for more",
+        details={
+            "policy": policy.name,
+            "key": key,
+            "asked": asked,
+            "allowed": allowed,
+            "widened": [key for key, _, _ in wider],
+        },
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, list):
+        return shown(value)
+    text = ", ".join(map(str, value))
+    return f"[{text}]" if len(text) <= 60 else f"[{text[:57]}...]"
+
+
+# --- laying a request over a policy -------------------------------------------------------------
+
+
+def _checked(policy: Policy, request: Mapping[str, Any]) -> dict[str, Any]:
+    for key in request:
+        if key in Policy.model_fields and key not in ASKABLE:
+            raise BadRequest(
+                f"{key} is the policy's own: a request cannot set it",
+                hint=f"a request may set {', '.join(sorted(ASKABLE))}",
+                details={"key": key, "policy": policy.name},
+            )
+    return {k: dict(v) if isinstance(v, Mapping) else v for k, v in request.items()}
+
+
+def _overlay(policy: Policy, request: dict[str, Any]) -> dict[str, Any]:
+    table = policy.model_dump(mode="json")
+    for key, value in request.items():
+        merged = isinstance(value, dict) and isinstance(table.get(key), dict)
+        table[key] = {**table[key], **value} if merged else value
+    imports = table["imports"]
+    if isinstance(imports, dict) and isinstance(imports["forbid"], list | tuple):
+        imports["forbid"] = [*policy.imports.forbid, *imports["forbid"]]
+    _take_along(policy, table, request)
+    return table
+
+
+def _take_along(policy: Policy, table: dict[str, Any], request: dict[str, Any]) -> None:
+    """What a request implies for keys it does not speak of, whether it tightens or widens: who
+    asks for too much is told that, not of a contradiction they never wrote."""
+    processes = _wanted_processes(request)
+    if processes is not None:
+        implied: dict[str, Any] = {
+            "processes": processes,
+            "filter": "default" if processes else "strict",
+        }
+        if not processes:
+            implied["capabilities"] = [c for c in policy.capabilities if c != "shell"]
+        table.update({key: value for key, value in implied.items() if key not in request})
+    match request.get("network"):
+        case {"mode": "none", **others} if "allow" not in others:
+            table["network"]["allow"] = []
+        case {"allow": [_, *_], **others} if "mode" not in others:
+            table["network"]["mode"] = "proxy"
+
+
+def _wanted_processes(request: dict[str, Any]) -> bool | None:
+    match request:
+        case {"processes": bool(wanted)}:
+            return wanted
+        case {"filter": "strict" | "default" as word}:
+            return bool(word == "default")
+        case {"capabilities": [*words]} if "shell" in words:
+            return True
+    return None
+
+
+def _validate(policy: Policy, table: dict[str, Any]) -> Policy:
+    try:
+        return Policy.model_validate(table)
+    except ValidationError as error:
+        problems = [problem for _, problem in explain(error, Policy, sorted(ASKABLE))]
+        raise BadRequest(
+            str(problems[0]),
+            hint=problems[0].hint,
+            details={"policy": policy.name, "problems": [p.to_dict() for p in problems]},
+        ) from None
+
+
+def _in_order_of(order: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(value for value in order if value in values)

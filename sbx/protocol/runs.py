@@ -1,0 +1,141 @@
+"""A run: one cell, one shell command or one script; a stream of events, then exactly one `Run`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+MimeBundle = Mapping[str, Any]
+
+
+class Status(StrEnum):
+    """How a run ended; a closed list. Failing user code is a result, never an exception of ours."""
+
+    OK = "ok"
+    ERROR = "error"  # the code raised, or the command's exit code is not 0
+    INTERRUPTED = "interrupted"
+    TIMEOUT = "timeout"
+    KILLED = "killed"  # `cause` says by which limit
+
+
+class Cause(StrEnum):
+    """Why a run was killed; a closed list."""
+
+    MEMORY = "memory"
+    PIDS = "pids"
+    CPU = "cpu"
+    DISK = "disk"
+    OUTPUT = "output"
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True, slots=True)
+class RunError:
+    """What the code raised. `traceback` is as in Jupyter, lines joined, with ANSI colours."""
+
+    name: str
+    value: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The result of one run.
+
+    `text` is what a person would have read: everything printed and shown, in its order. `outputs`
+    are the MIME bundles of displays and of the result, in order. `state_lost` says that variables
+    of the conversation are gone, because its kernel ended; `truncated` that output went beyond the
+    limit and was cut. Durations are in seconds.
+    """
+
+    run_id: str
+    status: Status
+    cause: Cause | None = None
+    stdout: str = ""
+    stderr: str = ""
+    text: str = ""
+    result: str | None = None
+    outputs: tuple[MimeBundle, ...] = ()
+    error: RunError | None = None
+    exit_code: int | None = None
+    execution_count: int | None = None
+    duration_s: float = 0.0
+    state_lost: bool = False
+    truncated: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.OK
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    run_id: str
+    type: Literal["run_start"] = field(default="run_start", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stdout:
+    text: str
+    type: Literal["stdout"] = field(default="stdout", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stderr:
+    text: str
+    type: Literal["stderr"] = field(default="stderr", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """Something shown. With `update`, the earlier display of this `display_id` changed to this."""
+
+    data: MimeBundle
+    metadata: Mapping[str, Any]
+    display_id: str | None = None
+    update: bool = False
+    type: Literal["display"] = field(default="display", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """What was shown so far is to be cleared; with `wait`, only when something new comes."""
+
+    wait: bool
+    type: Literal["clear"] = field(default="clear", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The value of the last expression."""
+
+    data: MimeBundle
+    metadata: Mapping[str, Any]
+    execution_count: int | None
+    type: Literal["result"] = field(default="result", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    error: RunError
+    type: Literal["error"] = field(default="error", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class InputRequest:
+    """The code waits for a line; with `password`, one that is not to be shown."""
+
+    prompt: str
+    password: bool
+    type: Literal["input_request"] = field(default="input_request", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """Always the last event, and the only one that carries the result."""
+
+    run: Run
+    type: Literal["run_end"] = field(default="run_end", init=False)
+
+
+Event = RunStart | Stdout | Stderr | Display | Clear | Result | Error | InputRequest | RunEnd

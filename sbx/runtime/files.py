@@ -1,0 +1,224 @@
+"""The files of a conversation for asyncio: every call in a worker thread, none blocks the loop."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from sbx import errors
+from sbx.policy import Policy
+from sbx.workspace import (
+    ConversationFiles,
+    DataDirectory,
+    Entry,
+    Files,
+    HostDirectory,
+    Listing,
+    Tree,
+    Upload,
+    UploadLimits,
+    Uploads,
+    protected_paths,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFiles:
+    """What a conversation's files are, held open: for the host's calls, and for its jail's mounts.
+
+    `uploads` is None where a directory of the host is mounted as the uploads, `measured` where the
+    files are not ours to limit. `identities` are (device, inode) of host directories by path.
+    """
+
+    files: Files
+    uploads: Uploads | None
+    measured: Tree | None
+    files_path: Path
+    uploads_path: Path
+    own: ConversationFiles
+    host_directory: bool = False
+    has_temparea: bool = True
+    pinned: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
+    identities: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    held: ExitStack = field(default_factory=ExitStack)
+
+    def prepare(self) -> None:
+        """See to the mount points, before each start of a jail."""
+        self.own.prepare()
+
+    def close(self) -> None:
+        self.held.close()
+
+
+def open_files(
+    data: DataDirectory,
+    sandbox: str,
+    policy: Policy,
+    host: tuple[int, int],
+    workspace: Path | None,
+    uploads: Path | None,
+) -> OpenFiles:
+    """Open the files of a new conversation. `host`: the uid and gid of its jails.
+
+    Raises Denied `workspace_owned_by_root`, NotFound, InvalidPath.
+    """
+    owner = host if host[0] != os.geteuid() else None
+    largest = policy.limits.file_size_max
+    with ExitStack() as held:
+        own = data.conversation(sandbox, data.new_name(), owner=owner)
+        held.callback(own.close)
+        identities: dict[str, tuple[int, int]] = {}
+        put: Uploads | None = own.uploads
+        uploads_path, uploads_tree = own.uploads_path, own.uploads.tree
+        if uploads is not None:
+            mounted = held.enter_context(closing(HostDirectory.open(uploads, jail_uid=0)))
+            identities[str(mounted.path)] = _identity(mounted)
+            put, uploads_path, uploads_tree = None, mounted.path, mounted.tree()
+            held.callback(uploads_tree.close)
+        if workspace is None:
+            files = Files(own.files, uploads_tree, max_bytes=largest)
+            opened = OpenFiles(
+                files, put, own.files, own.files_path, uploads_path, own, identities=identities
+            )
+        else:
+            directory = HostDirectory.open(workspace, jail_uid=host[0])
+            held.callback(directory.close)
+            identities[str(directory.path)] = _identity(directory)
+            tree = directory.tree(owner=owner)
+            held.callback(tree.close)
+            has_temparea = _has_temparea(tree)
+            protection = protected_paths(directory)
+            opened = OpenFiles(
+                files=Files(tree, uploads_tree, uploads_apart=not has_temparea, max_bytes=largest),
+                uploads=put,
+                measured=None,
+                files_path=directory.path,
+                uploads_path=uploads_path,
+                own=own,
+                host_directory=True,
+                has_temparea=has_temparea,
+                pinned=protection.pinned,
+                protected=protection.read_only,
+                identities=identities,
+            )
+        opened.held.push(held.pop_all())
+        return opened
+
+
+class WorkspaceFiles:
+    """The files as the code inside sees them. Paths are relative to /workspace, or absolute.
+
+    Every method raises InvalidPath for a path that leads out, NotFound `file_not_found`, TooLarge,
+    Unavailable `no_space`, and Denied where the policy offers no `filesystem`.
+    """
+
+    def __init__(self, open_files: Callable[[], Awaitable[OpenFiles]], policy: Policy) -> None:
+        self._open = open_files
+        self._policy = policy
+
+    async def read(self, path: str) -> str:
+        """The text of a file. Raises BadRequest `not_text` when it is not UTF-8."""
+        content = await self.read_bytes(path)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise errors.BadRequest(
+                f"{path} is not UTF-8 text ({len(content)} bytes)",
+                code="not_text",
+                hint="use read_bytes",
+            ) from None
+
+    async def read_bytes(self, path: str) -> bytes:
+        return await self._call(lambda files: files.read(path))
+
+    async def write(self, path: str, content: str | bytes) -> int:
+        """Write a file in one step, with the directories it needs; its size in bytes."""
+        data = content.encode() if isinstance(content, str) else content
+        return await self._call(lambda files: files.write(path, data))
+
+    async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
+        return await self._call(lambda files: files.list(path, max_depth=max_depth))
+
+    async def stat(self, path: str) -> Entry:
+        return await self._call(lambda files: files.stat(path))
+
+    async def delete(self, path: str) -> bool:
+        """Delete a file, or a directory with all below it; False if that goes on later."""
+        return await self._call(lambda files: files.delete(path))
+
+    async def make_directory(self, path: str) -> None:
+        await self._call(lambda files: files.make_directory(path))
+
+    async def _call(self, act: Callable[[Files], T]) -> T:
+        if "filesystem" not in self._policy.capabilities:
+            raise errors.Denied(
+                f"the policy {self._policy.name} does not offer filesystem",
+                code="capability_not_supported",
+                details={"capability": "filesystem"},
+            )
+        files = (await self._open()).files
+        return await asyncio.to_thread(act, files)
+
+
+class WorkspaceUploads:
+    """What a user put into the conversation, read-only inside at /workspace/uploads/temparea."""
+
+    def __init__(self, open_files: Callable[[], Awaitable[OpenFiles]], policy: Policy) -> None:
+        self._open = open_files
+        self._limits = _upload_limits(policy)
+
+    async def put(self, path: str | Path, name: str | None = None) -> Upload:
+        """Copy a file of the host in, under its own name or another; the same name replaces.
+
+        Raises NotFound, InvalidPath, and for each limit an error that names it.
+        """
+        source = Path(path)
+        target = source.name if name is None else name
+        return await self._call(lambda uploads: uploads.put(target, source, self._limits))
+
+    async def put_bytes(self, name: str, content: bytes) -> Upload:
+        return await self._call(lambda uploads: uploads.put(name, content, self._limits))
+
+    async def list(self) -> tuple[Upload, ...]:
+        return await self._call(lambda uploads: uploads.list())
+
+    async def read_bytes(self, name: str) -> bytes:
+        most = self._limits.max_file_size or (1 << 62)
+        return await self._call(lambda uploads: uploads.read(name, max_bytes=most))
+
+    async def delete(self, name: str) -> None:
+        await self._call(lambda uploads: uploads.delete(name))
+
+    async def _call(self, act: Callable[[Uploads], T]) -> T:
+        uploads = (await self._open()).uploads
+        if uploads is None:
+            raise errors.Denied(
+                "the uploads of this sandbox are a directory of the host, and read-only",
+                code="uploads_mounted",
+                hint="put the file into that directory",
+            )
+        return await asyncio.to_thread(act, uploads)
+
+
+def _upload_limits(policy: Policy) -> UploadLimits:
+    asked = policy.uploads
+    types = None if asked.allowed_types == "any" else frozenset(asked.allowed_types)
+    return UploadLimits(asked.max_file_size, asked.max_file_count, asked.total_max, types)
+
+
+def _identity(directory: HostDirectory) -> tuple[int, int]:
+    found = os.fstat(directory.fd)
+    return found.st_dev, found.st_ino
+
+
+def _has_temparea(tree: Tree) -> bool:
+    try:
+        return tree.stat(("uploads", "temparea")).kind == "directory"
+    except errors.NotFound:
+        return False

@@ -1,0 +1,74 @@
+"""Which Python the kernels of a policy run, and which directories it does not run without."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from sbx.errors import PolicyError
+from sbx.isolation.plan import Interpreter
+
+_ASK = (
+    "import json, sys; "
+    "print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix]))"
+)
+_ASK_SECONDS = 20.0
+
+
+def own_interpreter() -> Interpreter:
+    """The environment of this very process."""
+    return _interpreter(sys.executable, (sys.prefix, sys.base_prefix, sys.exec_prefix))
+
+
+async def interpreter_at(path: str) -> Interpreter:
+    """The environment of another Python on the host. Raises PolicyError when it does not answer."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            path,
+            "-I",
+            "-c",
+            _ASK,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={},
+        )
+        async with asyncio.timeout(_ASK_SECONDS):
+            said, complaint = await process.communicate()
+        executable, *prefixes = json.loads(said)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise PolicyError(
+            f"the policy's interpreter {path} cannot be run: {error}",
+            code="interpreter_unavailable",
+            hint="name a Python executable that has ipykernel installed",
+        ) from error
+    if process.returncode != 0:
+        raise PolicyError(
+            f"the policy's interpreter {path} failed: {complaint.decode(errors='replace')[:200]}",
+            code="interpreter_unavailable",
+        )
+    return _interpreter(executable, tuple(prefixes))
+
+
+def _interpreter(executable: str, prefixes: tuple[str, ...]) -> Interpreter:
+    """The prefixes, and the directory of every link between the executable and the real one."""
+    needed = list(prefixes)
+    link = executable
+    for _ in range(40):  # linux gives up on a chain of links at 40, too: path_resolution(7)
+        needed.append(os.path.dirname(link))
+        if not os.path.islink(link):
+            break
+        link = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+    needed.append(os.path.realpath(prefixes[0]))
+    return Interpreter(executable, _outermost(needed))
+
+
+def _outermost(directories: list[str]) -> tuple[str, ...]:
+    """Without those that lie below another one; `/` itself is never shown."""
+    unique = [Path(name) for name in dict.fromkeys(directories) if name not in ("", "/")]
+    return tuple(
+        str(one)
+        for one in unique
+        if not any(other != one and one.is_relative_to(other) for other in unique)
+    )

@@ -1,0 +1,233 @@
+"""A run while it goes on: its events so far for whoever follows it, and its result at the end.
+
+A run is driven by a task of its own, whether or not anybody listens; a listener reads the events
+that were recorded, from the first on. What is recorded is bounded by the policy's `output_max`.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sbx.kernels import frames
+from sbx.protocol.runs import (
+    Cause,
+    Clear,
+    Display,
+    Error,
+    Event,
+    InputRequest,
+    MimeBundle,
+    Result,
+    Run,
+    RunEnd,
+    RunError,
+    RunStart,
+    Status,
+    Stderr,
+    Stdout,
+)
+
+_EVENT_COST = 128  # bytes that an event weighs beside its content, so that empty ones count too
+
+
+@dataclass(slots=True)
+class _Shown:
+    """One thing on the screen: text of a stream, or a bundle."""
+
+    texts: list[str] = field(default_factory=list)
+    bundle: MimeBundle | None = None
+    display_id: str | None = None
+
+
+class LiveRun:
+    """Collects the frames of one run. `over` says that more came than `output_max` bytes."""
+
+    def __init__(self, run_id: str, output_max: int) -> None:
+        self.run_id = run_id
+        self.over = False
+        self._room = output_max
+        self._events: list[Event] = [RunStart(run_id)]
+        self._screen: list[_Shown] = []
+        self._clear_pending = False
+        self._printed: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._result: str | None = None
+        self._error: RunError | None = None
+        self._execution_count: int | None = None
+        self._started = time.monotonic()
+        self._changed: asyncio.Event = asyncio.Event()
+        self._run: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
+
+    async def result(self) -> Run:
+        """Wait for the end of the run."""
+        return await asyncio.shield(self._run)
+
+    @property
+    def done(self) -> bool:
+        return self._run.done()
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Every event from the first on; ends after the RunEnd."""
+        position = 0
+        while True:
+            while position < len(self._events):
+                event = self._events[position]
+                position += 1
+                yield event
+                if isinstance(event, RunEnd):
+                    return
+            if self._run.done() and self._run.exception() is not None:
+                await self._run  # the run could not even be started: raises why
+            self._changed.clear()
+            await self._changed.wait()
+
+    def add(self, frame: frames.Frame) -> None:
+        """Record what a frame tells. Raises frames.Malformed for a bundle that is none."""
+        if self.over:
+            return
+        self._room -= frame.size + _EVENT_COST
+        event = self._event(frame.content)
+        if event is not None:
+            self._tell(event)
+        self.over = self._room < 0 or isinstance(frame.content, frames.OutputLimit)
+
+    def finish(
+        self,
+        status: Status,
+        *,
+        cause: Cause | None = None,
+        exit_code: int | None = None,
+        state_lost: bool = False,
+        error: RunError | None = None,
+    ) -> Run:
+        """Make the result, tell it as the last event, and wake everybody."""
+        shown = [part.bundle for part in self._screen if part.bundle is not None]
+        run = Run(
+            run_id=self.run_id,
+            status=status,
+            cause=cause,
+            stdout="".join(self._printed["stdout"]),
+            stderr="".join(self._printed["stderr"]),
+            text=_as_text(self._screen),
+            result=self._result,
+            outputs=tuple(shown),
+            error=self._error or error,
+            exit_code=exit_code,
+            execution_count=self._execution_count,
+            duration_s=time.monotonic() - self._started,
+            state_lost=state_lost,
+            truncated=self.over,
+        )
+        self._tell(RunEnd(run))
+        self._run.set_result(run)
+        return run
+
+    def fail(self, error: BaseException) -> None:
+        """The run could not be started at all: an error of ours, raised to whoever waits."""
+        if not self._run.done():
+            self._run.set_exception(error)
+            self._run.exception()  # nobody may be waiting, and then nobody is to be warned
+        self._changed.set()
+
+    def replied(self, reply: frames.ExecuteReply) -> None:
+        self._execution_count = reply.execution_count
+        if reply.status == "error" and self._error is None:
+            self._error = RunError(reply.ename, reply.evalue, "\n".join(reply.traceback))
+
+    def restart_clock(self) -> None:
+        """The run waited in its queue, or for a kernel: its time counts from now."""
+        self._started = time.monotonic()
+
+    @property
+    def error_name(self) -> str | None:
+        return self._error.name if self._error else None
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+        self._changed.set()
+
+    def _event(self, content: Any) -> Event | None:
+        match content:
+            case frames.Stream(name, text) | frames.Output(name, text):
+                return self._printed_text(name, text)
+            case frames.UpdateDisplayData():
+                return self._updated(content)
+            case frames.DisplayData():
+                return self._displayed(content)
+            case frames.ExecuteResult():
+                data = frames.bundle(content.data)
+                self._show(_Shown(bundle=data))
+                self._result = _plain(data)
+                return Result(data, _metadata(content.metadata), content.execution_count)
+            case frames.Error():
+                traceback = "\n".join(content.traceback)
+                self._error = RunError(content.ename, content.evalue, traceback)
+                return Error(self._error)
+            case frames.ClearOutput(wait):
+                self._clear_pending = True
+                if not wait:
+                    self._clear()
+                return Clear(wait)
+            case frames.InputRequest(prompt, password):
+                return InputRequest(prompt, password)
+        return None
+
+    def _printed_text(self, name: str, text: str) -> Event:
+        if self._room < 0:
+            kept = max(0, len(text.encode(errors="replace")) + self._room)
+            text = text.encode(errors="replace")[:kept].decode(errors="ignore")
+        self._printed[name].append(text)
+        self._show(_Shown([text]))
+        return Stdout(text) if name == "stdout" else Stderr(text)
+
+    def _displayed(self, content: frames.DisplayData) -> Event:
+        data = frames.bundle(content.data)
+        display_id = content.transient.get("display_id")
+        self._show(_Shown(bundle=data, display_id=display_id))
+        return Display(data, _metadata(content.metadata), display_id)
+
+    def _updated(self, content: frames.UpdateDisplayData) -> Event:
+        data = frames.bundle(content.data)
+        display_id = content.transient.get("display_id")
+        for shown in self._screen:
+            if display_id is not None and shown.display_id == display_id:
+                shown.bundle = data
+        return Display(data, _metadata(content.metadata), display_id, update=True)
+
+    def _show(self, shown: _Shown) -> None:
+        if self._clear_pending:
+            self._clear()
+        if shown.bundle is None and self._screen and self._screen[-1].bundle is None:
+            self._screen[-1].texts += shown.texts
+        else:
+            self._screen.append(shown)
+
+    def _clear(self) -> None:
+        self._clear_pending = False
+        self._screen.clear()
+
+
+def _metadata(raw: Any) -> Mapping[str, Any]:
+    loose = frames.loose(raw)
+    if not isinstance(loose, dict):
+        raise frames.Malformed("metadata that is no object")
+    return loose
+
+
+def _plain(bundle: MimeBundle) -> str | None:
+    plain = bundle.get("text/plain")
+    return plain if isinstance(plain, str) else None
+
+
+def _as_text(screen: list[_Shown]) -> str:
+    """What a person would have read, each shown thing on lines of its own."""
+    parts: list[str] = []
+    for shown in screen:
+        if shown.bundle is None:
+            parts += shown.texts
+            continue
+        if parts and parts[-1] and not parts[-1].endswith("\n"):
+            parts.append("\n")
+        parts.append((_plain(shown.bundle) or "") + "\n")
+    return "".join(parts)

@@ -1,0 +1,174 @@
+"""Runtime: one broker, one data directory, and the sandboxes of one process."""
+
+import asyncio
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sbx import errors
+from sbx.isolation.filters import load_filter
+from sbx.isolation.launch import Broker
+from sbx.isolation.plan import Filters
+from sbx.isolation.probe import Capabilities
+from sbx.policy import Policy, load, narrow, reference, unsupported
+from sbx.runtime.data import Data
+from sbx.runtime.interpreter import interpreter_at, own_interpreter
+from sbx.runtime.sandbox import AsyncSandbox, Means
+from sbx.runtime.settings import Settings
+
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Runtime:
+    """Everything that sandboxes share: `async with Runtime() as runtime`.
+
+    It starts one process, the broker, and adds nothing else to the program: no signal handler, no
+    thread, no namespace. A handle used in a forked child of the program raises Broken
+    `used_after_fork`; one used after `close` raises Closed.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self._pid = os.getpid()
+        self._broker: Broker | None = None
+        self._data: Data | None = None
+        self._means: Means | None = None
+        self._sandboxes: set[AsyncSandbox] = set()
+
+    async def start(self) -> Self:
+        """Start the broker and take the data directory. Raises Conflict, Unavailable.
+
+        A host that lacks a layer is no error here: what a policy demands is refused by `create`.
+        """
+        settings = self.settings
+        self._data = await asyncio.to_thread(Data, settings.data_dir)
+        try:
+            machine = platform.machine()
+            filters = Filters(load_filter("default", machine), load_filter("strict", machine))
+            self._broker = await Broker.start(
+                bwrap=str(settings.bwrap) if settings.bwrap else None,
+                uids=settings.uid_range,
+                groups=settings.cgroups,
+            )
+        except BaseException:
+            await self.close()
+            raise
+        self._means = Means(
+            broker=self._broker,
+            data=self._data.directory,
+            filters=filters,
+            guest=_PACKAGE_ROOT,
+            start_timeout_s=settings.start_timeout,
+            grace_s=settings.interrupt_grace,
+        )
+        return self
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this host can do, layer by layer."""
+        assert self._broker is not None
+        assert self._broker.capabilities is not None
+        return self._broker.capabilities
+
+    async def create(
+        self,
+        policy: str | Path | Policy = "default",
+        *,
+        narrower: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        workspace: str | Path | None = None,
+        uploads: str | Path | None = None,
+    ) -> AsyncSandbox:
+        """A new sandbox; its kernel starts with the first run.
+
+        `policy` is a name, a file or a value; `narrower` tightens it (`{"limits": {"memory_max":
+        "64MiB"}}`), `env` adds environment variables. `workspace` is a directory of the host to
+        be /workspace, `uploads` one to be the read-only uploads.
+
+        Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce,
+        Denied `workspace_owned_by_root`.
+        """
+        means = self._started()
+        decided = await asyncio.to_thread(self._decide, policy, narrower, env)
+        interpreter = (
+            own_interpreter()
+            if decided.interpreter is None
+            else await interpreter_at(decided.interpreter)
+        )
+        box = AsyncSandbox(
+            means,
+            decided,
+            interpreter,
+            workspace=Path(workspace) if workspace is not None else None,
+            uploads=Path(uploads) if uploads is not None else None,
+            on_close=self._sandboxes.discard,
+        )
+        self._sandboxes.add(box)
+        try:
+            await box.prepare()
+        except BaseException:
+            self._sandboxes.discard(box)
+            raise
+        return box
+
+    async def close(self) -> None:
+        """End every sandbox and the broker, and remove a temporary data directory."""
+        if self._pid != os.getpid():
+            return  # a forked copy: what is here belongs to the parent
+        await asyncio.gather(*(box.close() for box in list(self._sandboxes)))
+        self._means = None
+        if self._broker is not None:
+            await self._broker.close()
+            self._broker = None
+        if self._data is not None:
+            data, self._data = self._data, None
+            await asyncio.to_thread(data.close)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _started(self) -> Means:
+        check_process(self._pid)
+        if self._means is None:
+            raise errors.Closed(
+                "the runtime is not running",
+                hint="use it within `async with Runtime() as runtime`",
+            )
+        return self._means
+
+    def _decide(
+        self,
+        policy: str | Path | Policy,
+        narrower: Mapping[str, Any] | None,
+        env: Mapping[str, str] | None,
+    ) -> Policy:
+        if not isinstance(policy, Policy):
+            named = reference(policy) if isinstance(policy, str) else policy
+            policy = load(named, search=self.settings.policy_dirs)
+        request = {**(narrower or {}), **({"env": dict(env)} if env else {})}
+        if request:
+            policy = narrow(policy, request)
+        if (refusal := unsupported(policy)) is not None:
+            raise refusal
+        return policy
+
+
+def check_process(pid: int) -> None:
+    """Raises Broken `used_after_fork` in a forked child: the sockets are its parent's."""
+    if os.getpid() != pid:
+        raise errors.Broken(
+            "this sandbox belongs to the process that this one was forked from",
+            code="used_after_fork",
+            hint="make the sandbox in the process that uses it",
+        )

@@ -1,0 +1,275 @@
+"""A sandbox: what a caller owns. It sequences; how anything is done is known by what it calls."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sbx import errors
+from sbx.isolation.launch import Broker, Host
+from sbx.isolation.plan import (
+    Filters,
+    GroupLimits,
+    Interpreter,
+    Paths,
+    decide_walls,
+    plan,
+)
+from sbx.isolation.receipt import Receipt
+from sbx.kernels.kernel import Kernel
+from sbx.kernels.watcher import MemoryWatcher
+from sbx.policy import Policy
+from sbx.protocol.runs import Event, Run
+from sbx.runtime.conversation import Conversation, OnInput
+from sbx.runtime.files import OpenFiles, WorkspaceFiles, WorkspaceUploads, open_files
+from sbx.workspace import DataDirectory, check_name
+
+DEFAULT_CONVERSATION = "default"
+_CONVERSATIONS_MAX = 1000
+_MIME_MAX = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a runtime has, and every sandbox of it uses."""
+
+    broker: Broker
+    data: DataDirectory
+    filters: Filters
+    guest: Path
+    start_timeout_s: float
+    grace_s: float
+
+
+class AsyncSandbox:
+    """A sandbox for asyncio: `async with await runtime.create() as box`.
+
+    Its own methods are those of its conversation `default`; `conversation(name)` gives others,
+    with files and variables of their own, under the limits they all share.
+    """
+
+    def __init__(
+        self,
+        means: Means,
+        policy: Policy,
+        interpreter: Interpreter,
+        *,
+        workspace: Path | None,
+        uploads: Path | None,
+        on_close: Callable[["AsyncSandbox"], None],
+    ) -> None:
+        self.id = f"sandbox-{secrets.token_hex(6)}"
+        self.policy = policy
+        self._means = means
+        self._interpreter = interpreter
+        self._workspace = workspace
+        self._uploads = uploads
+        self._on_close = on_close
+        self._directory = means.data.new_name()
+        self._conversations: dict[str, Conversation] = {}
+        self._watcher: MemoryWatcher | None = None
+        self._host: Host
+        self._closed = False
+        self._closing = asyncio.Lock()
+
+    async def prepare(self) -> None:
+        """Refuse what this host cannot enforce, then make the cgroup; nothing runs yet."""
+        capabilities = self._means.broker.capabilities
+        assert capabilities is not None
+        walls = {wall.name: wall for wall in decide_walls(self.policy, capabilities)}
+        limits = self.policy.limits
+        group = GroupLimits(limits.memory_max, limits.tasks_max, limits.cpu_quota)
+        uid = await asyncio.to_thread(_owner_of, self._workspace)
+        self._host = await self._means.broker.make_sandbox(self.id, group, uid)
+        if walls["memory"].weaker:
+            self._watcher = MemoryWatcher(limits.memory_max)
+        try:
+            await self.conversation(DEFAULT_CONVERSATION).opened()
+        except BaseException:
+            await self.close()
+            raise
+
+    # -- the default conversation ---------------------------------------------------------------
+
+    async def run(
+        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
+    ) -> Run:
+        """Run a cell and wait for its result; see `Conversation.run`."""
+        return await self._default.run(code, timeout=timeout, on_input=on_input)
+
+    def stream(
+        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
+    ) -> AsyncIterator[Event]:
+        """Run a cell and follow it live; the last event carries the result."""
+        return self._default.stream(code, timeout=timeout, on_input=on_input)
+
+    async def shell(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> Run:
+        """Run a shell command and wait for its result; see `Conversation.shell`."""
+        return await self._default.shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+
+    def stream_shell(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> AsyncIterator[Event]:
+        """Run a shell command and follow it live."""
+        return self._default.stream_shell(command, timeout=timeout, cwd=cwd)
+
+    async def interrupt(self) -> bool:
+        """Interrupt the cell that runs now; False when none does."""
+        return await self._default.interrupt()
+
+    @property
+    def files(self) -> WorkspaceFiles:
+        return self._default.files
+
+    @property
+    def uploads(self) -> WorkspaceUploads:
+        return self._default.uploads
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """Which walls stand around the live kernel of `default`; None while there is none."""
+        return self._default.receipt
+
+    # -- conversations and life -----------------------------------------------------------------
+
+    def conversation(self, name: str) -> Conversation:
+        """The conversation of this name; made when there is none.
+
+        Raises InvalidPath for a name that cannot be one, Conflict `too_many_conversations` and
+        `workspace_not_shared`, Closed.
+        """
+        self._check_open()
+        if found := self._conversations.get(name):
+            return found
+        check_name(name)
+        if len(self._conversations) >= _CONVERSATIONS_MAX:
+            raise errors.Conflict(
+                f"a sandbox has at most {_CONVERSATIONS_MAX} conversations",
+                code="too_many_conversations",
+            )
+        if self._workspace is not None and self._conversations:
+            raise errors.Conflict(
+                "a sandbox over a directory of the host has one conversation only",
+                code="workspace_not_shared",
+                hint="make a sandbox for each, so that neither sees the other's changes unasked",
+            )
+        made = Conversation(
+            name, self.policy, self._open_files, self._start_kernel, self._means.grace_s
+        )
+        self._conversations[name] = made
+        return made
+
+    async def start(self) -> Receipt:
+        """Start the kernel of `default` now instead of at its first run."""
+        return await self._default.start()
+
+    async def stop(self) -> None:
+        """End every kernel; files stay, and the next run starts another one."""
+        await asyncio.gather(*(one.stop() for one in self._conversations.values()))
+
+    async def close(self) -> None:
+        """End everything and remove every file; a second call does nothing."""
+        self._closed = True
+        async with self._closing:
+            if self._watcher is not None:
+                self._watcher.close()
+            conversations, self._conversations = self._conversations, {}
+            await asyncio.gather(*(one.close() for one in conversations.values()))
+            self._on_close(self)
+            if hasattr(self, "_host"):
+                await self._means.broker.drop_sandbox(self.id)
+                del self._host
+            await asyncio.to_thread(self._means.data.remove, self._directory)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # -- what conversations ask for -------------------------------------------------------------
+
+    async def _open_files(self) -> OpenFiles:
+        return await asyncio.to_thread(
+            open_files,
+            self._means.data,
+            self._directory,
+            self.policy,
+            (self._host.uid, self._host.gid),
+            self._workspace,
+            self._uploads,
+        )
+
+    async def _start_kernel(self, opened: OpenFiles) -> Kernel:
+        await asyncio.to_thread(opened.prepare)
+        means = self._means
+        assert means.broker.capabilities is not None
+        paths = Paths(
+            files=str(opened.files_path),
+            uploads=str(opened.uploads_path),
+            interpreter=self._interpreter,
+            guest=str(means.guest),
+            host_directory=opened.host_directory,
+            has_temparea=opened.has_temparea,
+            pinned=opened.pinned,
+            protected=opened.protected,
+        )
+        planned = plan(self.policy, means.broker.capabilities, paths, means.filters)
+        jail = await means.broker.launch(self.id, planned, opened.identities)
+        kernel = await Kernel.start(
+            jail, _kernel_config(self.policy, planned.writable_home), means.start_timeout_s
+        )
+        if self._watcher is not None:
+            self._watcher.watch(kernel)
+        return kernel
+
+    @property
+    def _default(self) -> Conversation:
+        return self.conversation(DEFAULT_CONVERSATION)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.Closed(
+                f"the {self.id} is closed", hint="make a new one: its files and state are gone"
+            )
+
+
+def _kernel_config(policy: Policy, home: str) -> dict[str, Any]:
+    rules = policy.imports
+    return {
+        "preload": list(policy.preload),
+        "import_rules": {
+            "allow": None if rules.allow == "any" else list(rules.allow),
+            "forbid": list(rules.forbid),
+        },
+        "processes": policy.processes,
+        "user": policy.user,
+        "home": home,
+        "output_max": policy.limits.output_max,
+        "mime_max": _MIME_MAX,
+        "cwd": "/workspace",
+    }
+
+
+def _owner_of(workspace: Path | None) -> int | None:
+    """The host uid that can write to a directory of the host; None lets the broker choose."""
+    try:
+        return workspace.stat().st_uid or None if workspace is not None else None
+    except OSError:
+        return None  # opening it says what is wrong

@@ -1,0 +1,77 @@
+"""The ladder by which a run is stopped: interrupt, wait a little, kill."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+from typing import TypeVar
+
+from sbx.protocol.runs import Cause, Status
+
+T = TypeVar("T")
+
+
+class Why(Enum):
+    """Why a run is being stopped by us."""
+
+    DEADLINE = auto()
+    OUTPUT = auto()
+    CALLER = auto()
+
+    def outcome(self) -> tuple[Status, Cause | None]:
+        match self:
+            case Why.DEADLINE:
+                return Status.TIMEOUT, None
+            case Why.OUTPUT:
+                return Status.KILLED, Cause.OUTPUT
+            case Why.CALLER:
+                return Status.INTERRUPTED, None
+
+
+class Ladder:
+    """Stops one run at its deadline, or earlier when asked to.
+
+    `interrupt` is the gentle way and `kill` the other; after `grace_s` seconds without an end the
+    second follows the first. The first reason given is the one that counts.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float,
+        grace_s: float,
+        interrupt: Callable[[], Awaitable[object]],
+        kill: Callable[[], Awaitable[object]],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + timeout_s
+        self._grace_s = grace_s
+        self._interrupt = interrupt
+        self._kill = kill
+        self._killed = False
+        self.why: Why | None = None
+
+    async def next(self, following: Callable[[], Awaitable[T]]) -> T:
+        """What follows in the run, stopping it when its time is up."""
+        while True:
+            try:
+                async with asyncio.timeout_at(self._deadline) as limit:
+                    return await following()
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+            if self.why is None:
+                await self.stop(Why.DEADLINE)
+            elif not self._killed:
+                self._killed = True
+                self._deadline = self._loop.time() + self._grace_s
+                await self._kill()
+            else:
+                raise TimeoutError("the run outlived its kill")
+
+    async def stop(self, why: Why) -> None:
+        """Start to stop it now. What stops already is not stopped twice."""
+        if self.why is not None:
+            return
+        self.why = why
+        if why is not Why.CALLER:  # a caller's interrupt may be ignored by the code, as in Jupyter
+            self._deadline = self._loop.time() + self._grace_s
+        await self._interrupt()

@@ -1,0 +1,43 @@
+"""The files: where they lie on the host, and every access to them from outside the walls.
+
+    a caller's path → paths.resolve → Location → Files → Tree → beneath (openat2) → linux
+
+`paths` is the one path rule; `Tree` one root, held by an fd; `Uploads` what a user put in;
+`ConversationFiles` and `DataDirectory` the layout on disk; `HostDirectory` a directory of the
+user's as workspace; `removal` and `measure` walk trees that were built to break such walks.
+The code inside changes the files at the same time and against us: every name is taken as racing.
+
+Everything here is synchronous and bounded; the runtime calls it in worker threads. Imports only
+the standard library, `sbx.linux` and `sbx.errors`. Errors of linux become sbx's own in `refusals`.
+"""
+
+from sbx.workspace.files import Files
+from sbx.workspace.host_directory import HostDirectory, Protection, protected_paths
+from sbx.workspace.layout import ConversationFiles, DataDirectory
+from sbx.workspace.listing import Entry, Listing
+from sbx.workspace.measure import Usage
+from sbx.workspace.paths import Location, Part, check_name, resolve
+from sbx.workspace.streams import OpenFile
+from sbx.workspace.tree import Tree
+from sbx.workspace.uploads import Upload, UploadLimits, Uploads
+
+__all__ = [
+    "ConversationFiles",
+    "DataDirectory",
+    "Entry",
+    "Files",
+    "HostDirectory",
+    "Listing",
+    "Location",
+    "OpenFile",
+    "Part",
+    "Protection",
+    "Tree",
+    "Upload",
+    "UploadLimits",
+    "Uploads",
+    "Usage",
+    "check_name",
+    "protected_paths",
+    "resolve",
+]

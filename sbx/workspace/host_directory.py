@@ -1,0 +1,143 @@
+"""A directory of the host as the workspace: `--workspace DIR`, projects, notebooks.
+
+The user owns it and keeps it, so sbx creates nothing of its own in it. What lies there may be run
+later *on the host* by git, direnv or an editor: those files are what `protected_paths` names.
+"""
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from sbx.errors import Denied, InvalidPath
+from sbx.workspace import beneath
+from sbx.workspace.paths import WORKSPACE
+from sbx.workspace.refusals import translated
+from sbx.workspace.streams import Owner
+from sbx.workspace.tree import Tree
+
+# Each of these makes a program of the host run what it says, without a further question asked.
+RUNS_ON_THE_HOST = (
+    ".git/hooks",
+    ".git/config",  # core.fsmonitor, core.pager, aliases: commands
+    ".gitconfig",
+    ".envrc",
+    ".vscode",
+    ".idea",
+    ".devcontainer",
+    ".husky",
+    ".mcp.json",
+    ".bashrc",
+    ".bash_profile",
+    ".profile",
+    ".zshrc",
+    ".zshenv",
+    ".zprofile",
+    ".ssh",
+)
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What to do about files that would run later on the host. Paths relative to the directory.
+
+    `pinned` directories are bound onto themselves first: a mount point cannot be renamed away, but
+    its parent can, and with `.git` renamed a fresh `.git/hooks` could be made. `read_only` comes
+    next. `symlinks` cannot be protected, because a bind would follow them out of the directory:
+    whoever starts the sandbox should be told.
+    """
+
+    pinned: tuple[str, ...] = ()
+    read_only: tuple[str, ...] = ()
+    symlinks: tuple[str, ...] = ()
+
+
+class HostDirectory:
+    """A directory that the user named, held open; `close` lets go of it."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self.fd = fd
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path, *, jail_uid: int) -> Self:
+        """Hold `path` for a jail that runs as `jail_uid` on the host.
+
+        Raises NotFound, InvalidPath `not_a_directory`, and Denied `workspace_owned_by_root`.
+        """
+        with translated(str(path)):
+            try:
+                fd = os.open(path, os.O_PATH | os.O_DIRECTORY)
+            except NotADirectoryError as error:
+                raise InvalidPath(
+                    f"'{path}' is not a directory",
+                    details={"field": "path", "reason": "not_a_directory"},
+                ) from error
+        if os.fstat(fd).st_uid == 0 != jail_uid:
+            os.close(fd)
+            raise Denied(
+                f"'{path}' belongs to root, and nothing inside a sandbox may be root outside",
+                code="workspace_owned_by_root",
+                hint="give the directory to another user (chown), or copy it to one of your own",
+                details={"path": str(path)},
+            )
+        # The path of what is held, not of what was named: symlinks may lead elsewhere by now.
+        return cls(fd, Path(os.readlink(f"/proc/self/fd/{fd}")))
+
+    def tree(self, *, view: str = WORKSPACE, owner: Owner | None = None) -> Tree:
+        """The files in it, for the host's side; a tree of its own, to be closed by the caller."""
+        return Tree(os.dup(self.fd), view=view, owner=owner)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def protected_paths(directory: HostDirectory) -> Protection:
+    """Which of RUNS_ON_THE_HOST exist in `directory`, looked up without following a symlink.
+
+    Where `.git` itself is a file (a worktree or submodule), it is that which becomes read-only.
+    """
+    found: dict[str, list[str]] = {"pinned": [], "read_only": [], "symlinks": []}
+    for path in RUNS_ON_THE_HOST:
+        parts = tuple(path.split("/"))
+        for depth in range(1, len(parts) + 1):
+            mode = _mode(directory.fd, parts[:depth])
+            name = "/".join(parts[:depth])
+            if mode is None:
+                break
+            if stat.S_ISLNK(mode):
+                _add(found["symlinks"], name)
+                break
+            if depth == len(parts) or not stat.S_ISDIR(mode):
+                _add(found["read_only"], name)
+                break
+            _add(found["pinned"], name)
+    return Protection(*(tuple(found[key]) for key in ("pinned", "read_only", "symlinks")))
+
+
+def _add(names: list[str], name: str) -> None:
+    if name not in names:
+        names.append(name)
+
+
+def _mode(root: int, relative: tuple[str, ...]) -> int | None:
+    try:
+        fd = beneath.opener()(root, relative, os.O_PATH | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return None
+        raise
+    try:
+        return os.fstat(fd).st_mode
+    finally:
+        os.close(fd)

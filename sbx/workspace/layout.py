@@ -1,0 +1,247 @@
+"""Where workspaces lie on the host, made so that a jail of another uid can use its own and no more.
+
+    {data}/sandboxes/{opaque}/                a sandbox
+    {data}/sandboxes/{opaque}/shared/         … when its policy shares files
+    {data}/sandboxes/{opaque}/{opaque}/       a conversation
+        files/                                /workspace inside, the jail's own
+        files/uploads/{temparea,generated}/   … its mount points
+        uploads/                              mounted read-only on temparea
+        staging/                              in no view: files half written, trees half removed
+    {data}/removed/                           what is deleted, unreachable and on its way out
+
+Opaque names are random: no id of a caller is ever a path component. With an `owner` (the runtime
+is root, the jail has a uid of its own) directories on the way are 0711: passed through by name,
+never listed; without one everything is 0700.
+"""
+
+import os
+import re
+import secrets
+import stat
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Self
+
+from sbx.errors import Broken, Denied, NotFound
+from sbx.workspace import beneath, paths
+from sbx.workspace.listing import Kind
+from sbx.workspace.refusals import translated
+from sbx.workspace.removal import empty_directory, remove_tree
+from sbx.workspace.streams import Owner
+from sbx.workspace.tree import Relative, Tree
+from sbx.workspace.uploads import Uploads
+
+_OPAQUE = re.compile(r"[0-9a-f]{32}")
+_MOUNT_POINTS = (("uploads",), ("uploads", "temparea"), ("uploads", "generated"))
+
+
+class ConversationFiles:
+    """The files of one conversation, held by three fds: close it when the conversation is idle.
+
+    `files_path` and `uploads_path` are what a jail mounts. `owner` is the uid and gid on the host
+    that its jails run as, the same ones each time; None where that is the caller's own uid.
+    """
+
+    def __init__(self, parent: int, path: Path, owner: Owner | None) -> None:
+        """Make what is missing in the directory `path`, a child of the fd `parent`; hold it."""
+        self.path = path
+        self.files_path = path / "files"
+        self.uploads_path = path / "uploads"
+        ours, passed, read = (0o700, 0o700, 0o700) if owner is None else (0o700, 0o711, 0o750)
+        with ExitStack() as held, translated(str(path)):
+            root = _directory(parent, path.name, passed)
+            try:
+                staging = _directory(root, "staging", ours)
+                held.callback(os.close, staging)
+                files = _directory(root, "files", ours, owner, keep_mode=True)
+                self.files = Tree(files, view=paths.WORKSPACE, owner=owner, staging=staging)
+                held.callback(self.files.close)
+                reader = None if owner is None else (os.geteuid(), owner[1])
+                uploads = _directory(root, "uploads", read, reader)
+                self.uploads = Uploads(Tree(uploads, view=paths.UPLOADS, staging=staging))
+                held.callback(self.uploads.close)
+            finally:
+                os.close(root)
+            self.prepare()
+            self._staging = staging
+            self._held = held.pop_all()
+
+    def prepare(self, *, shared: bool = False) -> None:
+        """See to the mount points, before each start of a jail: real directories, and ours to use.
+
+        While a jail lives they are pinned by its mounts. What else may be in their place then was
+        put there by the code inside, and gives way.
+        """
+        for relative in (*_MOUNT_POINTS, ("shared",)) if shared else _MOUNT_POINTS:
+            if self._kind(relative) != "directory":
+                if self._kind(relative) is not None:
+                    self.files.delete(relative)
+                self.files.make_directory(relative)
+            with translated(self.files.shown(relative)):
+                fd = beneath.opener()(self.files.fd, relative, os.O_PATH | os.O_DIRECTORY)
+                try:
+                    beneath.permit(fd)
+                finally:
+                    os.close(fd)
+
+    def _kind(self, relative: Relative) -> Kind | None:
+        try:
+            return self.files.stat(relative).kind
+        except NotFound:
+            return None
+
+    def tidy(self, deadline_s: float = 10.0) -> bool:
+        """Remove what a crash left half written; only while nothing writes. True when all is."""
+        return empty_directory(self._staging, deadline_s)
+
+    def close(self) -> None:
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DataDirectory:
+    """The data directory of one runtime: makes, opens and removes what sandboxes keep in it.
+
+    All methods may be called from any thread. Opaque names come from `new_name`, are remembered by
+    the caller, and are the only names that are taken.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make or hold `path`. Raises Denied where another user could write there."""
+        self.path = path.absolute()
+        self._passed = 0o711 if os.geteuid() == 0 else 0o700
+        with ExitStack() as held, translated(str(path)):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                self.path.mkdir()
+                self.path.chmod(self._passed)  # whatever the umask is
+            root = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                _refuse_foreign(root, self.path)
+                self._sandboxes = _directory(root, "sandboxes", self._passed)
+                held.callback(os.close, self._sandboxes)
+                self._removed = _directory(root, "removed", 0o700)
+                held.callback(os.close, self._removed)
+            finally:
+                os.close(root)
+            self._held = held.pop_all()
+
+    @staticmethod
+    def new_name() -> str:
+        """A name that nobody can guess, for a sandbox or a conversation."""
+        return secrets.token_hex(16)
+
+    def conversation(
+        self, sandbox: str, conversation: str, *, owner: Owner | None = None
+    ) -> ConversationFiles:
+        """Open the files of a conversation, made where they are missing; the caller closes them."""
+        path = self.path / "sandboxes" / _opaque(sandbox) / _opaque(conversation)
+        with translated(str(path)):
+            parent = _directory(self._sandboxes, sandbox, self._passed)
+        try:
+            return ConversationFiles(parent, path, owner)
+        finally:
+            os.close(parent)
+
+    def shared(self, sandbox: str, *, owner: Owner | None = None) -> Tree:
+        """Open what the conversations of a sandbox share, made where it is missing."""
+        with translated(paths.SHARED):
+            parent = _directory(self._sandboxes, _opaque(sandbox), self._passed)
+            try:
+                fd = _directory(parent, "shared", 0o700, owner, keep_mode=True)
+            finally:
+                os.close(parent)
+        return Tree(fd, view=paths.SHARED, owner=owner)
+
+    def shared_path(self, sandbox: str) -> Path:
+        """What a jail mounts as `/workspace/shared`."""
+        return self.path / "sandboxes" / _opaque(sandbox) / "shared"
+
+    def remove(
+        self, sandbox: str, conversation: str | None = None, *, deadline_s: float = 30.0
+    ) -> bool:
+        """Remove a conversation, or a whole sandbox; their kernels are dead by then.
+
+        At once out of reach; False when the time ended before all was gone: `sweep` goes on.
+        """
+        if conversation is None:
+            return remove_tree(self._sandboxes, _opaque(sandbox), deadline_s, trash=self._removed)
+        try:
+            parent = beneath.opener()(
+                self._sandboxes, (_opaque(sandbox),), os.O_PATH | os.O_DIRECTORY
+            )
+        except FileNotFoundError:
+            return True
+        try:
+            return remove_tree(parent, _opaque(conversation), deadline_s, trash=self._removed)
+        finally:
+            os.close(parent)
+
+    def sweep(self, deadline_s: float = 30.0) -> bool:
+        """Remove what earlier removals left, and say whether nothing is left now."""
+        return empty_directory(self._removed, deadline_s)
+
+    def sandboxes(self) -> tuple[str, ...]:
+        """The opaque names that exist, for a caller that looks for leftovers at its start."""
+        with translated(str(self.path)):
+            fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._sandboxes)
+            try:
+                return tuple(name for name in os.listdir(fd) if _OPAQUE.fullmatch(name))
+            finally:
+                os.close(fd)
+
+    def close(self) -> None:
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _opaque(name: str) -> str:
+    if not _OPAQUE.fullmatch(name):
+        raise Broken(f"'{name}' is no opaque name; ids of callers never reach the disk")
+    return name
+
+
+def _directory(
+    parent: int, name: str, mode: int, owner: Owner | None = None, *, keep_mode: bool = False
+) -> int:
+    """Make or find a directory and give an O_PATH fd of it, its owner and mode as they should be.
+
+    With `keep_mode` a mode that the code inside chose is kept, but for rwx of the owner. Owner and
+    mode are seen to each time: a crash may have come between making and giving away.
+    """
+    with suppress(FileExistsError):
+        os.mkdir(name, mode, dir_fd=parent)
+    fd = beneath.opener()(parent, (name,), os.O_PATH | os.O_DIRECTORY)
+    try:
+        found = os.fstat(fd)
+        if owner is not None and (found.st_uid, found.st_gid) != owner:
+            os.chown(f"/proc/self/fd/{fd}", *owner)
+        if keep_mode:
+            beneath.permit(fd)
+        elif stat.S_IMODE(found.st_mode) != mode:
+            os.chmod(f"/proc/self/fd/{fd}", mode)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _refuse_foreign(fd: int, path: Path) -> None:
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise Denied(
+            f"'{path}' can be written by other users, so it cannot hold workspaces",
+            code="data_directory_not_private",
+            hint="choose a directory of your own that only you can write (chmod go-w)",
+            details={"path": str(path)},
+        )

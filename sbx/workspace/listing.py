@@ -1,0 +1,115 @@
+"""What lies in a directory, told in bounded time and memory, with names that fit into JSON."""
+
+import os
+import stat
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from sbx.workspace.beneath import Opener
+from sbx.workspace.refusals import translate
+
+Kind = Literal["file", "directory", "symlink", "other"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a name stands for. Bytes of a name that are no UTF-8 are shown as `\\xNN`.
+
+    `path` is absolute, as the code inside sees it; `size` in bytes, of regular files only;
+    `modified_s` in seconds of the epoch. FIFOs, sockets and devices are `other`.
+    """
+
+    name: str
+    path: str
+    kind: Kind
+    size: int | None
+    modified_s: float
+
+
+class Listing(list[Entry]):
+    """Entries by path; `complete` is False where the limit or an unreadable directory cut it."""
+
+    complete: bool = True
+
+
+def entry_of(path: str, found: os.stat_result) -> Entry:
+    kind = _kind(found.st_mode)
+    size = found.st_size if kind == "file" else None
+    return Entry(path.rpartition("/")[2], path, kind, size, found.st_mtime)
+
+
+def shown(view: str, relative: tuple[str, ...]) -> str:
+    """The path as the code inside sees it, fit for a message."""
+    path = "/".join((view, *relative))
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def list_directory(
+    opener: Opener,
+    root: int,
+    relative: tuple[str, ...],
+    *,
+    view: str,
+    max_entries: int,
+    max_depth: int,
+) -> Listing:
+    """Breadth first, so that a listing cut by `max_entries` has what is near.
+
+    Raises for `relative` itself only: below it, what vanished meanwhile is passed over, and what
+    cannot be read makes the listing not `complete`.
+    """
+    listing = Listing()
+    pending = deque([(relative, 1)])
+    while pending:
+        where, depth = pending.popleft()
+        try:
+            below = _scan(opener, root, where, view, max_entries, listing)
+        except OSError as error:
+            if where == relative:
+                raise translate(error, shown(view, relative)) from error
+            if not isinstance(error, FileNotFoundError):
+                listing.complete = False
+            continue
+        if depth < max_depth:
+            pending.extend((directory, depth + 1) for directory in below)
+    listing.sort(key=lambda entry: entry.path)
+    return listing
+
+
+def _scan(
+    opener: Opener,
+    root: int,
+    where: tuple[str, ...],
+    view: str,
+    max_entries: int,
+    listing: Listing,
+) -> list[tuple[str, ...]]:
+    """Add the entries of one directory to `listing`, and give its subdirectories."""
+    directories: list[tuple[str, ...]] = []
+    fd = opener(root, where, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if len(listing) >= max_entries:
+                    listing.complete = False
+                    break
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
+                listing.append(entry_of(shown(view, (*where, name)), found))
+                if stat.S_ISDIR(found.st_mode):
+                    directories.append((*where, name))
+    finally:
+        os.close(fd)
+    return directories
+
+
+def _kind(mode: int) -> Kind:
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "directory"
+    return "symlink" if stat.S_ISLNK(mode) else "other"

@@ -1,0 +1,134 @@
+"""The one rule for paths that callers name: pure text in, a `Location` or InvalidPath out.
+
+A caller speaks of files as the code inside sees them: relative to `/workspace`, or absolute below
+it. Each path is decided here, once; what comes out is a tuple of plain components, which the rest
+of the package opens beneath a directory fd and never joins into a path of the host.
+"""
+
+import unicodedata
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sbx.errors import InvalidPath
+
+WORKSPACE = "/workspace"
+UPLOADS = "/workspace/uploads/temparea"
+UPLOADS_APART = "/uploads"  # where a host directory is the workspace
+SHARED = "/workspace/shared"
+
+_NAME_MAX = 255  # bytes
+_PATH_MAX = 4095  # bytes, without the closing NUL
+# Mount points of a live jail: removing one on the host unmounts it inside.
+_RESERVED = frozenset({(), ("uploads",), ("uploads", "temparea"), ("uploads", "generated")})
+
+
+class Part(StrEnum):
+    """The three trees a path can lie in, each opened by a root fd of its own."""
+
+    FILES = "files"
+    UPLOADS = "uploads"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a path leads: components relative to the root of `part`; none means the root itself."""
+
+    part: Part
+    relative: tuple[str, ...]
+
+
+def resolve(path: str, *, changing: bool = False, uploads_apart: bool = False) -> Location:
+    """Decide what `path` means; `.` and `..` are folded as text, and climbing out is refused.
+
+    `changing` says that the caller would write, replace or delete what is there: then the mount
+    points are `reserved` and everything below the uploads is `read_only`. `uploads_apart` is the
+    rule for a host directory as workspace: uploads at `/uploads`, and no name in it is reserved.
+
+    Raises InvalidPath, whose `details` are `{"field": "path", "reason": …}`.
+    """
+    _check_text(path)
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if path.startswith("/"):
+        if uploads_apart and parts[:1] == ["uploads"]:
+            return _readable(Location(Part.UPLOADS, _folded(parts[1:])), changing)
+        parts = _below_workspace(parts)
+    relative = _folded(parts)
+    if uploads_apart:
+        if changing and not relative:
+            raise _refusal("reserved", "the workspace itself cannot be replaced or deleted")
+        return Location(Part.FILES, relative)
+    if relative[:2] == ("uploads", "temparea") and len(relative) > 2:
+        return _readable(Location(Part.UPLOADS, relative[2:]), changing)
+    if changing and (relative in _RESERVED or relative == ("shared",)):
+        raise _refusal("reserved", f"'{path}' is part of the workspace's own structure")
+    if relative == ("uploads", "temparea"):
+        return Location(Part.UPLOADS, ())
+    if relative[:1] == ("shared",):
+        return Location(Part.SHARED, relative[1:])
+    return Location(Part.FILES, relative)
+
+
+def check_name(name: str) -> str:
+    """Give back `name` if it can name an upload: one component, kept byte for byte.
+
+    Raises InvalidPath like `resolve`; `separator` is the reason for `/` and for a backslash, which
+    the browsers of some users take for one.
+    """
+    _check_text(name)
+    if name in (".", ".."):
+        raise _refusal("path_traversal", "'.' and '..' cannot name a file")
+    if "/" in name or "\\" in name:
+        raise _refusal("separator", f"'{name}' must be a plain file name, without '/' or '\\'")
+    _check_length(name)
+    return name
+
+
+def _check_text(path: str) -> None:
+    if not path:
+        raise _refusal("empty_path", "the path is empty")
+    if "\0" in path:
+        raise _refusal("null_byte", "the path contains a NUL character")
+    if any(unicodedata.category(char) == "Cc" for char in path):
+        raise _refusal("control_character", "the path contains a control character")
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError as error:
+        raise _refusal("not_utf8", "the path cannot be written as UTF-8") from error
+    if size > _PATH_MAX:
+        raise _refusal("name_too_long", f"the path is longer than {_PATH_MAX} bytes")
+
+
+def _check_length(name: str) -> None:
+    if len(name.encode()) > _NAME_MAX:
+        raise _refusal("name_too_long", f"a name on the path is longer than {_NAME_MAX} bytes")
+
+
+def _below_workspace(parts: list[str]) -> list[str]:
+    for prefix in (["workspace"], ["sandbox", "workspace"]):
+        if parts[: len(prefix)] == prefix:
+            return parts[len(prefix) :]
+    raise _refusal("absolute_path", f"absolute paths must be below {WORKSPACE}")
+
+
+def _folded(parts: list[str]) -> tuple[str, ...]:
+    folded: list[str] = []
+    for part in parts:
+        if part != "..":
+            _check_length(part)
+            folded.append(part)
+        elif folded:
+            folded.pop()
+        else:
+            raise _refusal("path_traversal", "the path climbs out of the workspace")
+    return tuple(folded)
+
+
+def _readable(location: Location, changing: bool) -> Location:
+    if changing:
+        raise _refusal("read_only", "uploads are read-only here; change them through the uploads")
+    return location
+
+
+def _refusal(reason: str, sentence: str) -> InvalidPath:
+    return InvalidPath(sentence, details={"field": "path", "reason": reason})

@@ -1,0 +1,195 @@
+"""Remove any tree that user code can build, in bounded time, memory and fds.
+
+    make it unreachable   rename it to an opaque name, best in a directory outside every view
+    flatten               what is found below the top's own directories is renamed up to the top
+    say what is left      False; a later `empty_directory` goes on where this one stopped
+
+Never by recursion (1 200 levels end `shutil.rmtree`), never by path (100 000 levels make paths
+linux does not take), never with an fd per level, never following a symlink or crossing a mount.
+Flattening moves each directory once, so the work is linear in the number of names.
+"""
+
+import errno
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from sbx.workspace.beneath import opener, permit
+
+_REMEMBERED = 10_000  # moved-up directories kept in memory; the rest are found by the next pass
+
+
+def remove_tree(parent: int, name: str, deadline_s: float, *, trash: int | None = None) -> bool:
+    """Remove `name` in the directory fd `parent`, whatever it is, within `deadline_s` seconds.
+
+    It is first renamed to an opaque name in the directory fd `trash` (without one: in `parent`).
+    True when nothing is left, also when there was nothing. False when something is: it could not
+    be renamed away and is still in place, or the time ran out and the rest lies in `trash`.
+    Raises nothing for any tree. A writer that still holds fds inside can only use up the time.
+    """
+    trash = parent if trash is None else trash
+    opaque = f".sbx-removed-{secrets.token_hex(16)}"
+    try:
+        _permit_if_directory(parent, name)
+        os.rename(name, opaque, src_dir_fd=parent, dst_dir_fd=trash)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        os.unlink(opaque, dir_fd=trash)
+    except OSError:
+        return _remove_directory(trash, opaque, time.monotonic() + deadline_s)
+    return True
+
+
+def empty_directory(directory: int, deadline_s: float) -> bool:
+    """Remove everything in the directory fd `directory` (O_PATH will do); say if it is empty."""
+    end = time.monotonic() + deadline_s
+    try:
+        top = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
+        try:
+            return _Flattening(top, end).run()
+        finally:
+            os.close(top)
+    except OSError:
+        return False
+
+
+def _remove_directory(parent: int, name: str, end: float) -> bool:
+    try:
+        top = _open_directory(parent, name)
+        try:
+            emptied = _Flattening(top, end).run()
+        finally:
+            os.close(top)
+        if emptied:
+            os.rmdir(name, dir_fd=parent)
+    except OSError:
+        return False
+    return emptied
+
+
+class _DeadlineError(Exception):
+    pass
+
+
+class _Flattening:
+    """Empties one directory, the top. Holds three fds at most: top, one below it, one scan."""
+
+    def __init__(self, top: int, end: float) -> None:
+        self._top = top
+        self._end = end
+        self._prefix = f".sbx-{secrets.token_hex(8)}-"
+        self._serial = 0
+        self._steps = 0  # everything removed or moved up: a pass without any is the last
+        self._moved_up: deque[str] = deque()
+
+    def run(self) -> bool:
+        try:
+            while True:
+                before = self._steps
+                if not self._pass():
+                    return True
+                if self._steps == before:
+                    return False
+        except _DeadlineError:
+            return False
+
+    def _pass(self) -> bool:
+        """Go over the top once; false when it was empty.
+
+        Scans may miss what is added or moved meanwhile, so only an empty pass proves anything.
+        """
+        found = False
+        for name, is_directory in _names(self._top):
+            found = True
+            self._remove(self._top, name, is_directory)
+            while self._moved_up:
+                self._remove(self._top, self._moved_up.popleft(), True, full=True)
+        return found
+
+    def _remove(self, parent: int, name: str, is_directory: bool, *, full: bool = False) -> None:
+        """Remove one name, or take it a step nearer; `full` says it is no empty directory."""
+        if time.monotonic() > self._end:
+            raise _DeadlineError
+        try:
+            if not is_directory:
+                os.unlink(name, dir_fd=parent)
+            elif full or not _removed_empty(parent, name):
+                if parent != self._top:
+                    self._move_up(parent, name)
+                    return
+                self._hollow_out(name)
+                os.rmdir(name, dir_fd=parent)
+            self._steps += 1
+        except OSError:
+            return  # vanished, swapped or not permitted: the passes tell
+
+    def _hollow_out(self, name: str) -> None:
+        directory = _open_directory(self._top, name)
+        try:
+            for below, is_directory in _names(directory):
+                self._remove(directory, below, is_directory)
+        finally:
+            os.close(directory)
+
+    def _move_up(self, parent: int, name: str) -> None:
+        self._serial += 1
+        above = f"{self._prefix}{self._serial}"
+        try:
+            os.rename(name, above, src_dir_fd=parent, dst_dir_fd=self._top)
+        except PermissionError:  # a directory that changes parents must itself be writable
+            _permit_if_directory(parent, name)
+            os.rename(name, above, src_dir_fd=parent, dst_dir_fd=self._top)
+        self._steps += 1
+        if len(self._moved_up) < _REMEMBERED:
+            self._moved_up.append(above)
+
+
+def _removed_empty(parent: int, name: str) -> bool:
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
+
+
+def _names(directory: int) -> Iterator[tuple[str, bool]]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            yield entry.name, entry.is_dir(follow_symlinks=False)
+
+
+def _open_directory(parent: int, name: str) -> int:
+    """Hold the directory `name` for reading and writing, chmod 000 or not. Raises OSError."""
+    path_fd = _hold(parent, name)
+    try:
+        permit(path_fd)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=path_fd)
+    finally:
+        os.close(path_fd)
+
+
+def _permit_if_directory(parent: int, name: str) -> None:
+    try:
+        path_fd = _hold(parent, name)
+    except NotADirectoryError:
+        return
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return
+        raise
+    try:
+        permit(path_fd)
+    finally:
+        os.close(path_fd)
+
+
+def _hold(parent: int, name: str) -> int:
+    component = os.fsencode(name).decode("utf-8", "surrogateescape")
+    return opener()(parent, (component,), os.O_PATH | os.O_DIRECTORY)

@@ -1,0 +1,135 @@
+"""A file on its way in, and a file on its way out."""
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from sbx.workspace.beneath import Opener
+from sbx.workspace.refusals import is_a_directory, not_a_file, translated, wrong_path
+
+CHUNK = 256 * 1024  # bytes
+
+Owner = tuple[int, int]  # uid and gid on the host
+
+
+class StagedFile:
+    """A file under a random temporary name, until `commit` gives it its real one in one step.
+
+    Left without a commit it is unlinked, and what had the real name before is untouched. Its
+    directory is best one that the code inside never sees; where it is, the code may swap the
+    temporary file and so forge what it could have written itself, and no more.
+    """
+
+    def __init__(self, directory: int) -> None:
+        self._directory = directory
+        self._name: str | None = f".sbx-{secrets.token_hex(16)}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NOCTTY
+        self.fd = os.open(self._name, flags, 0o600, dir_fd=directory)
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self.fd, rest) :]
+        self.size += len(data)
+
+    def commit(self, parent: int, name: bytes, *, mode: int, owner: Owner | None) -> None:
+        """Make it `name` in the directory `parent`, replacing a file or symlink of that name."""
+        assert self._name is not None
+        if owner is not None:
+            os.fchown(self.fd, *owner)
+        os.fchmod(self.fd, mode & 0o777)
+        os.fsync(self.fd)
+        os.rename(os.fsencode(self._name), name, src_dir_fd=self._directory, dst_dir_fd=parent)
+        self._name = None
+        os.fsync(parent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self.fd)
+        if self._name is not None:
+            try:
+                os.unlink(self._name, dir_fd=self._directory)
+            except OSError:
+                # Swapped or removed by the code inside, or a failing disk: there is nothing of
+                # ours left to clean, and the error that brought us here says more.
+                self._name = None
+
+
+class OpenFile:
+    """A regular file held open for reading: it gives at most the `size` it had when opened.
+
+    Reads by position, so several ranges may be read in turn. A file that grows meanwhile is not
+    followed, and one that shrinks gives less than `size`.
+    """
+
+    def __init__(self, fd: int, size: int, modified_s: float) -> None:
+        self.fd = fd
+        self.size = size
+        self.modified_s = modified_s
+
+    def chunks(self, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """The bytes from `start`, `length` of them or all, in pieces of at most CHUNK."""
+        end = self.size if length is None else min(self.size, start + length)
+        while start < end:
+            piece = os.pread(self.fd, min(CHUNK, end - start), start)
+            if not piece:
+                return
+            yield piece
+            start += len(piece)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_regular(
+    opener: Opener, root: int, relative: tuple[str, ...], *, shown: str, owner_uid: int
+) -> OpenFile:
+    """Open a regular file beneath `root`; everything that is not one is refused, unopened.
+
+    First by O_PATH, because opening a FIFO or a device can block or act; then for real and looked
+    at again, because the name may lead to another file by now. O_NONBLOCK also keeps a lease held
+    inside (fcntl(2), F_SETLEASE) from stalling the host for `lease-break-time`.
+    """
+    with translated(shown):
+        fd = opener(root, relative, os.O_PATH)
+        try:
+            _check(os.fstat(fd), shown, owner_uid)
+        finally:
+            os.close(fd)
+        fd = opener(root, relative, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        found = os.fstat(fd)
+        _check(found, shown, owner_uid)
+    except BaseException:
+        os.close(fd)
+        raise
+    return OpenFile(fd, found.st_size, found.st_mtime)
+
+
+def _check(found: os.stat_result, shown: str, owner_uid: int) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise is_a_directory(shown)
+    if not stat.S_ISREG(found.st_mode):
+        raise not_a_file(shown)
+    if found.st_nlink > 1 and found.st_uid != owner_uid:
+        # A second name of somebody else's file: it may be one of the host.
+        raise wrong_path(shown, "hardlink", "is a hard link to a file of another owner")

@@ -1,0 +1,215 @@
+"""The files a user put into a conversation: flat, read-only inside, replaced in one step.
+
+    put   stream to a staging directory outside every view, hashing → limits → sync → rename
+
+The SHA-256 rides on the file itself as an extended attribute, set before the rename: there is no
+second record that a crash could leave wrong. The code inside cannot change it, because it sees the
+directory through a read-only mount. Where attributes are not to be had, it is computed again.
+"""
+
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from sbx.errors import BadRequest, Conflict, NotFound, TooLarge
+from sbx.workspace.beneath import encoded
+from sbx.workspace.listing import Entry
+from sbx.workspace.paths import check_name
+from sbx.workspace.refusals import is_a_directory, not_a_file, too_large, translated
+from sbx.workspace.streams import CHUNK, OpenFile, StagedFile
+from sbx.workspace.tree import Tree
+
+_MODE = 0o444  # the jail may have another uid
+_ATTRIBUTE = "user.sbx.sha256"
+_LISTED = 100_000
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """None means no limit. Sizes in bytes; types are extensions in lower case, without the dot."""
+
+    max_file_size: int | None = None
+    max_file_count: int | None = None
+    max_total_bytes: int | None = None
+    allowed_types: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Upload:
+    """`path` as the code inside sees it, `size` in bytes, `uploaded_at` in seconds of the epoch."""
+
+    name: str
+    size: int
+    sha256: str
+    path: str
+    uploaded_at: float
+
+
+class Uploads:
+    """The uploads of one conversation, over `tree`, whose staging directory it needs.
+
+    Safe for threads. One process has one of these per conversation: the limits hold within it.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        assert tree.staging is not None
+        self.tree = tree
+        self._staging = tree.staging
+        self._commit = threading.Lock()
+        self._hashes: dict[tuple[int, int, int], str] = {}
+
+    def put(
+        self, name: str, data: bytes | Iterable[bytes] | Path, limits: UploadLimits = UploadLimits()
+    ) -> Upload:
+        """Store `data`, or the content of the host file at a Path, as `name`.
+
+        A file of that name is replaced; after any failure everything is as it was. Raises
+        InvalidPath, NotFound (the Path), Unavailable `no_space`, and where a limit is crossed
+        BadRequest `file_type_not_allowed`, Conflict `too_many_files`, TooLarge `file_too_large`
+        or `uploads_too_large`; `details["limit"]` is the limit.
+        """
+        path = self.tree.shown((check_name(name),))
+        _check_type(name, limits)
+        others = self._others(name)  # now, before a long body is read, and again when it is here
+        others.check(0, limits)
+        digest = hashlib.sha256()
+        with translated(path):
+            staged = StagedFile(self._staging)
+        with staged:
+            for chunk in _chunks(data):
+                size = staged.size + len(chunk)
+                if limits.max_file_size is not None and size > limits.max_file_size:
+                    raise too_large(path, limits.max_file_size)
+                others.check(size, limits)
+                with translated(path):
+                    staged.write(chunk)
+                digest.update(chunk)
+            with self._commit, translated(path):
+                self._others(name).check(staged.size, limits)
+                _remember(staged.fd, digest.hexdigest())
+                root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.tree.fd)
+                try:
+                    staged.commit(root, encoded(name), mode=_MODE, owner=None)
+                finally:
+                    os.close(root)
+            uploaded_at = os.fstat(staged.fd).st_mtime
+            return Upload(name, staged.size, digest.hexdigest(), path, uploaded_at)
+
+    def list(self) -> tuple[Upload, ...]:
+        """All uploads, by name."""
+        found = []
+        for entry in self._entries():
+            with suppress(NotFound):  # deleted since its name was read
+                found.append(self.get(entry.name))
+        return tuple(found)
+
+    def get(self, name: str) -> Upload:
+        """What is known of one upload. Raises InvalidPath, NotFound `file_not_found`."""
+        with self.open(name) as file:
+            path = self.tree.shown((name,))
+            return Upload(name, file.size, self._sha256(file), path, file.modified_s)
+
+    def open(self, name: str) -> OpenFile:
+        """Open one upload to be streamed; the caller closes it. Raises as `get`."""
+        return self.tree.open((check_name(name),))
+
+    def read(self, name: str, *, max_bytes: int) -> bytes:
+        """All bytes of one upload. Raises as `get`, and TooLarge beyond `max_bytes`."""
+        return self.tree.read((check_name(name),), max_bytes=max_bytes)
+
+    def delete(self, name: str) -> None:
+        """Raises InvalidPath, NotFound `file_not_found`."""
+        with self._commit:
+            self.tree.delete((check_name(name),))
+
+    def close(self) -> None:
+        self.tree.close()
+
+    def _entries(self) -> Iterator[Entry]:
+        return (entry for entry in self.tree.list(max_entries=_LISTED) if entry.kind == "file")
+
+    def _others(self, name: str) -> "_Others":
+        sizes = [entry.size or 0 for entry in self._entries() if entry.name != name]
+        return _Others(len(sizes), sum(sizes))
+
+    def _sha256(self, file: OpenFile) -> str:
+        with suppress(OSError):
+            return os.getxattr(file.fd, _ATTRIBUTE).decode("ascii")
+        found = os.fstat(file.fd)
+        key = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if key not in self._hashes:
+            digest = hashlib.sha256()
+            for chunk in file.chunks():
+                digest.update(chunk)
+            if len(self._hashes) >= _LISTED:
+                self._hashes.clear()
+            self._hashes[key] = digest.hexdigest()
+        return self._hashes[key]
+
+
+@dataclass(frozen=True)
+class _Others:
+    """The uploads beside the one that is being put: they are what its limits are checked with."""
+
+    count: int
+    size: int
+
+    def check(self, size: int, limits: UploadLimits) -> None:
+        if limits.max_file_count is not None and self.count >= limits.max_file_count:
+            raise Conflict(
+                f"there are {self.count} uploads already, and the limit is {limits.max_file_count}",
+                code="too_many_files",
+                hint="delete an upload, or replace one by using its name",
+                details={"limit": limits.max_file_count},
+            )
+        if limits.max_total_bytes is not None and self.size + size > limits.max_total_bytes:
+            raise TooLarge(
+                f"all uploads together would pass the limit of {limits.max_total_bytes} bytes",
+                code="uploads_too_large",
+                hint="delete an upload",
+                details={"limit": limits.max_total_bytes},
+            )
+
+
+def _check_type(name: str, limits: UploadLimits) -> None:
+    extension = PurePosixPath(name).suffix.removeprefix(".").lower()
+    if limits.allowed_types is not None and extension not in limits.allowed_types:
+        allowed = sorted(limits.allowed_types)
+        raise BadRequest(
+            f"'{name}' has a type that is not allowed; allowed are {', '.join(allowed)}",
+            code="file_type_not_allowed",
+            details={"limit": allowed},
+        )
+
+
+def _chunks(data: bytes | Iterable[bytes] | Path) -> Iterable[bytes]:
+    if isinstance(data, bytes):
+        return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))
+    return _host_file(data) if isinstance(data, Path) else data
+
+
+def _host_file(path: Path) -> Iterator[bytes]:
+    """A file that the embedding program named: its symlinks are its own business."""
+    with translated(str(path)):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise is_a_directory(str(path))
+        if not stat.S_ISREG(mode):
+            raise not_a_file(str(path))
+        with translated(str(path)):
+            while chunk := os.read(fd, CHUNK):
+                yield chunk
+    finally:
+        os.close(fd)
+
+
+def _remember(fd: int, sha256: str) -> None:
+    with suppress(OSError):  # no such attributes on this file system: it is computed again
+        os.setxattr(fd, _ATTRIBUTE, sha256.encode("ascii"))

@@ -1,0 +1,136 @@
+"""What only cgroup v2 has: one tree, whose inner groups hold no processes. See tests/vm/."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sbx.isolation.cgroups import CgroupCapabilities, IoLimit, Limits, open_hierarchy, probe
+from sbx.isolation.cgroups.v2 import V2Hierarchy
+
+MIB = 1 << 20
+CHILD_EATS = f"""
+import os
+if os.fork() == 0: bytearray({200 * MIB})
+os.wait()
+"""
+
+
+@pytest.fixture
+def capabilities() -> CgroupCapabilities:
+    capabilities = probe()
+    if capabilities.version != 2 or not {"memory", "tasks", "cpu"} <= set(capabilities.controllers):
+        pytest.skip(f"no cgroup v2 to write: {capabilities}")
+    return capabilities
+
+
+@pytest.fixture
+def hierarchy(capabilities: CgroupCapabilities) -> Iterator[V2Hierarchy]:
+    hierarchy = opened(capabilities)
+    yield hierarchy
+    hierarchy.close(10)
+
+
+def opened(capabilities: CgroupCapabilities, runtime_id: str = "test") -> V2Hierarchy:
+    hierarchy = open_hierarchy(capabilities, runtime_id)
+    assert isinstance(hierarchy, V2Hierarchy), hierarchy.capabilities.missing
+    return hierarchy
+
+
+def own_group() -> str:
+    return Path("/proc/self/cgroup").read_text()
+
+
+def sleeper() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(["sleep", "60"])
+
+
+def test_jail_out_of_memory_dies_as_a_whole_and_its_sibling_lives(hierarchy: V2Hierarchy) -> None:
+    sandbox = hierarchy.make_sandbox("a", Limits(memory_max=50 * MIB))
+    jail, sibling = sandbox.make_jail("k"), sandbox.make_jail("sibling")
+    command = ["sleep", "60"]
+    with subprocess.Popen(command, preexec_fn=sibling.enter) as other:  # noqa: PLW1509
+        command = [sys.executable, "-I", "-S", "-c", CHILD_EATS]
+        with subprocess.Popen(command, preexec_fn=jail.enter) as parent:  # noqa: PLW1509
+            assert parent.wait() == -9
+        assert jail.events().oom_kills > 0
+        jail.remove(10)  # without a kill of ours
+        assert (sibling.events().oom_kills, sibling.pids()) == (0, [other.pid])
+        other.kill()
+
+
+def test_group_below_a_jail_cannot_be_made(hierarchy: V2Hierarchy) -> None:
+    jail = hierarchy.make_sandbox("a", Limits()).make_jail("k")
+    with pytest.raises(BlockingIOError):
+        os.mkdir(f"{jail.path}/more")
+
+
+def test_close_gives_the_own_group_back(capabilities: CgroupCapabilities) -> None:
+    base = Path(capabilities.controllers["memory"])
+    before = own_group(), (base / "cgroup.subtree_control").read_text()
+    hierarchy = opened(capabilities)
+    assert own_group().endswith("/sup\n") != capabilities.at_root
+    hierarchy.close()
+    assert (own_group(), (base / "cgroup.subtree_control").read_text()) == before
+
+
+def test_another_process_in_the_own_group_is_a_cause_not_to_use_it(
+    capabilities: CgroupCapabilities,
+) -> None:
+    before = own_group()
+    with sleeper() as stranger:
+        hierarchy = open_hierarchy(capabilities, "test")
+        stranger.kill()
+    assert hierarchy.version == 0
+    assert "it holds other processes (1)" in hierarchy.capabilities.missing["memory"].cause
+    assert own_group() == before
+
+
+def test_processes_that_may_be_moved_go_along_and_come_back(
+    capabilities: CgroupCapabilities,
+) -> None:
+    with sleeper() as companion:
+        where = Path(f"/proc/{companion.pid}/cgroup")
+        before = where.read_text()
+        hierarchy = open_hierarchy(capabilities, "test", movable={companion.pid})
+        assert hierarchy.version == 2
+        assert where.read_text() == own_group() != before
+        hierarchy.close()
+        assert where.read_text() == before
+        companion.kill()
+
+
+def test_second_runtime_of_a_process_outlives_the_first(capabilities: CgroupCapabilities) -> None:
+    first = opened(capabilities, "first")
+    second = opened(probe(), "second")
+    try:
+        first.close()
+        jail = second.make_sandbox("a", Limits(tasks_max=7)).make_jail("k")
+        assert jail.limits().tasks_max == 7
+        assert Path(jail.path).parents[2] == Path(capabilities.controllers["tasks"])
+    finally:
+        second.close()
+    assert not list(Path(capabilities.controllers["tasks"]).glob("sbx-*"))
+
+
+def test_direct_writes_are_throttled(hierarchy: V2Hierarchy, tmp_path: Path) -> None:
+    if "io" not in hierarchy.capabilities.controllers:
+        pytest.skip(f"no io: {hierarchy.capabilities.missing['io']}")
+    number = Path.cwd().stat().st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    if not Path(f"/sys/dev/block/{device}/queue").exists():
+        pytest.skip(f"{device} is no whole block device")
+    io = (IoLimit(device, write_bps=1 << 20),)
+    jail = hierarchy.make_sandbox("a", Limits(io=io)).make_jail("k")
+    assert jail.limits().io == io
+    target = Path.cwd() / f"sbx-test-{os.getpid()}"
+    command = ["dd", "if=/dev/zero", f"of={target}", "bs=1M", "count=3", "oflag=direct"]
+    begin = os.times().elapsed
+    try:
+        subprocess.run(command, preexec_fn=jail.enter, check=True, stderr=subprocess.DEVNULL)
+    finally:
+        target.unlink(missing_ok=True)
+    assert os.times().elapsed - begin > 1

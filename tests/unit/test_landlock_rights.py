@@ -1,0 +1,124 @@
+"""What is asked of an older linux, and who may ask."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from sbx.linux import landlock
+from sbx.linux.landlock import Domain, Files, Scope, Tcp
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_landlock = pytest.mark.skipif(not landlock.supported(), reason="this linux has no Landlock")
+
+
+@pytest.mark.parametrize(
+    ("version", "newest", "missing"),
+    [
+        (1, Files.MAKE_SYM, Files.REFER | Files.TRUNCATE | Files.IOCTL_DEV),
+        (2, Files.REFER, Files.TRUNCATE | Files.IOCTL_DEV),
+        (3, Files.TRUNCATE, Files.IOCTL_DEV),
+        (4, Files.TRUNCATE, Files.IOCTL_DEV),
+        (5, Files.IOCTL_DEV, Files(0)),
+        (7, Files.IOCTL_DEV, Files(0)),
+        (99, Files.IOCTL_DEV, Files(0)),
+    ],
+)
+def test_linux_is_asked_for_the_rights_it_knows(
+    version: int, newest: Files, missing: Files
+) -> None:
+    handled = landlock.handled_by(version)
+    assert newest in handled
+    assert handled & missing == 0
+    assert Files.MAKE_CHAR in handled
+
+
+def test_linux_without_landlock_handles_nothing() -> None:
+    assert landlock.handled_by(0) == Files(0)
+
+
+def test_editing_never_includes_devices() -> None:
+    assert not Files.EDIT & (Files.MAKE_CHAR | Files.MAKE_BLOCK | Files.IOCTL_DEV)
+    assert landlock.handled_by(7) & ~Files.EDIT == (
+        Files.MAKE_CHAR | Files.MAKE_BLOCK | Files.IOCTL_DEV
+    )
+
+
+def run(code: str) -> str:
+    start = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from sbx.linux import landlock, prctl\n"
+        "from sbx.linux.landlock import *\n"
+    )
+    argv = [sys.executable, "-IS", "-c", start + code]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+@needs_landlock
+def test_answer_says_what_is_in_force() -> None:
+    told = run(
+        "prctl.set_no_new_privs()\n"
+        'domain = landlock.restrict([("/", Files.READ)], scope_signals=True, tcp=[])\n'
+        "print(*map(int, domain))"
+    )
+    abi = landlock.abi()
+    assert [int(word) for word in told.split()] == list(
+        Domain(
+            abi=abi,
+            handled=landlock.handled_by(abi),
+            handled_tcp=Tcp(3 if abi >= 4 else 0),
+            scoped=Scope.SIGNAL if abi >= 6 else Scope(0),
+        )
+    )
+
+
+@needs_landlock
+def test_rules_for_a_file_and_for_an_open_directory_are_taken() -> None:
+    told = run(
+        "import os\n"
+        "prctl.set_no_new_privs()\n"
+        'usr = os.open("/usr", os.O_PATH)\n'
+        'landlock.restrict([("/dev/null", Files.EDIT), (usr, Files.READ), ("/tmp", Files(0))])\n'
+        'open("/dev/null", "w"); os.fstat(usr)\n'
+        'print("ok", len(os.listdir("/usr")) > 0)'
+    )
+    assert told.split() == ["ok", "True"]
+
+
+@needs_landlock
+def test_no_descriptor_is_left_open() -> None:
+    told = run(
+        "import os\n"
+        "prctl.set_no_new_privs()\n"
+        'before = len(os.listdir("/proc/self/fd"))\n'
+        'landlock.restrict([("/", Files.READ)])\n'
+        'print(len(os.listdir("/proc/self/fd")) - before)'
+    )
+    assert told.strip() == "0"
+
+
+@needs_landlock
+def test_rule_for_a_path_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        landlock.restrict([("/nowhere/at/all", Files.READ)])
+
+
+@needs_landlock
+def test_second_thread_is_an_error() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        with pytest.raises(RuntimeError, match="threads"):
+            landlock.restrict([])
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_older_linux_is_asked_for_less_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landlock, "abi", lambda: 3)
+    domain = landlock._obtainable(Tcp.CONNECT, Scope.SIGNAL)
+    assert domain == Domain(3, landlock.handled_by(3), Tcp(0), Scope(0))
