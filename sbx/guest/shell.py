@@ -7,7 +7,7 @@ cells and publishes nothing, which is how a zygote warms one up before it is for
 writes no file and starts no thread.
 
 Some steps that IPython takes for every cell can be seen not to matter for most, and are skipped
-then; each says how it knows. `1+1` costs half as much for it.
+then; each says how it knows. `1+1` takes 0.2 ms of IPython for it, not 0.33.
 """
 
 # IPython is typed in part only; what is checked here is our side of it.
@@ -49,6 +49,7 @@ MIME_MAX = 8 * 1024 * 1024
 _TEXT_KEPT = 256 * 1024  # characters left of a text that was too large
 _MESSAGE_MAX = 64 * 1024
 _TRACEBACK_MAX = 512 * 1024
+_HANDLER_FILE = os.path.join(os.path.dirname(__file__), "dispatch.py")
 
 Publish = Callable[[str, Mapping[str, Any]], None]
 
@@ -434,6 +435,8 @@ class SandboxShell(InteractiveShell):
         error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
         if self.interrupted and isinstance(error, asyncio.CancelledError):
             exc_tuple = (KeyboardInterrupt, KeyboardInterrupt(), error.__traceback__)
+        elif isinstance(error, KeyboardInterrupt):
+            exc_tuple = (type(error), error, _without_handler(error.__traceback__))
         super().showtraceback(exc_tuple, *args, **kwargs)
 
     def _showtraceback(self, etype: type, evalue: Any, stb: list[str]) -> None:
@@ -441,6 +444,20 @@ class SandboxShell(InteractiveShell):
             self.error_in_display = True
         self.last_error = error_content(etype, evalue, stb)
         self.publish("error", self.last_error)
+
+
+def _without_handler(below: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without our signal handler at its end: Jupyter's, which is C, shows no frame."""
+    frames = []
+    while below is not None:
+        frames.append(below)
+        below = below.tb_next
+    while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename == _HANDLER_FILE:
+        frames.pop()
+    kept = None
+    for frame in reversed(frames):
+        kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return kept
 
 
 # Libraries ask for the class by this name to learn whether they are in a notebook.

@@ -1,8 +1,11 @@
 """Which imports of a cell the rules of a policy refuse, told from its text alone.
 
-Told before the cell runs, so that its writer gets one clear sentence instead of a PermissionError
-from the depth of a library. Easily evaded (`getattr(os, "sys" + "tem")`), and meant to be: the
-walls are what protects. What is imported by the libraries that a cell uses is not looked at.
+For the examples of a policy, at load. In a live kernel `sbx.guest.import_rules` decides, which also
+knows what earlier cells bound and may not import this package; tests hold the two to one answer.
+
+The rules give the writer of a cell one clear sentence instead of a PermissionError from the depth
+of a library. They are easily evaded (`getattr(os, "sys" + "tem")`): the walls are what protects.
+What the libraries that a cell uses import is not looked at.
 """
 
 import ast

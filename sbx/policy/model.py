@@ -175,7 +175,7 @@ class Walls(Table):
 
 
 class Imports(Table):
-    """What a cell may import, told from its text before it runs: `sbx.policy.imports` decides.
+    """What a cell may import, told from its text before it runs.
 
     A module stands for all its submodules. `forbid` wins over `allow` and may name a member, such
     as os.system. A courtesy to whoever wrote the code: the walls are what protects.

@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -30,12 +31,29 @@ T = TypeVar("T")
 _CLOSE_S = 15.0
 
 
+class _Workers(ThreadPoolExecutor):
+    """Worker threads, and at the end of the process none: Python refuses new ones before it calls
+    what `atexit` holds, and closing has files to remove. Then the work is done in place."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:
+            done: Future[Any] = Future()
+            try:
+                done.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  # carried to whoever waits
+                done.set_exception(error)
+            return done
+
+
 class _Shared:
     """The runtime of this process, on its loop, in its thread."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(_Workers(thread_name_prefix="sbx-worker"))
         self._thread = threading.Thread(target=self._serve, name="sbx-runtime", daemon=True)
         self._thread.start()
         try:
@@ -187,7 +205,7 @@ class BlockingConversation(_Blocking):
 class Sandbox(_Blocking):
     """A sandbox: `with Sandbox(policy="data-science") as box`.
 
-    `policy` is a name, a file or a value; `narrower` tightens it, for instance
+    `policy` is a name, the Path of a file, or a value; `narrower` tightens it, for instance
     `{"limits": {"memory_max": "64MiB"}}`; `env` adds environment variables; `workspace` is a
     directory of the host to be /workspace, `uploads` one to be the read-only uploads.
 

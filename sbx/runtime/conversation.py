@@ -318,7 +318,6 @@ class Conversation:
         """The kernel ended during the run: by our ladder, by a limit, or by itself."""
         oom_kills, pids_max_hits = kernel.seen
         end = await kernel.kill()
-        self._had_kernel = False  # this run says that the state is lost; the next one need not
         if kernel.killed_for is not None:
             status, cause = Status.KILLED, kernel.killed_for
         elif end.oom_kills > oom_kills:

@@ -13,7 +13,7 @@ from sbx.isolation.filters import load_filter
 from sbx.isolation.launch import Broker
 from sbx.isolation.plan import Filters
 from sbx.isolation.probe import Capabilities
-from sbx.policy import Policy, load, narrow, reference, unsupported
+from sbx.policy import Policy, load, narrow, unsupported
 from sbx.runtime.data import Data
 from sbx.runtime.interpreter import interpreter_at, own_interpreter
 from sbx.runtime.sandbox import AsyncSandbox, Means
@@ -84,7 +84,7 @@ class Runtime:
     ) -> AsyncSandbox:
         """A new sandbox; its kernel starts with the first run.
 
-        `policy` is a name, a file or a value; `narrower` tightens it (`{"limits": {"memory_max":
+        `policy` is a name, the Path of a file, or a value; `narrower` tightens it (`{"limits": {"memory_max":
         "64MiB"}}`), `env` adds environment variables. `workspace` is a directory of the host to
         be /workspace, `uploads` one to be the read-only uploads.
 
@@ -154,8 +154,7 @@ class Runtime:
         env: Mapping[str, str] | None,
     ) -> Policy:
         if not isinstance(policy, Policy):
-            named = reference(policy) if isinstance(policy, str) else policy
-            policy = load(named, search=self.settings.policy_dirs)
+            policy = load(policy, search=self.settings.policy_dirs)
         request = {**(narrower or {}), **({"env": dict(env)} if env else {})}
         if request:
             policy = narrow(policy, request)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from sbx.protocol.runs import Cause, Status
 
 T = TypeVar("T")
+_SETTLED_S = 0.05  # by then the inside has read what it is to do; an interrupt before is ignored
 
 
 class Why(Enum):
@@ -42,7 +43,8 @@ class Ladder:
         kill: Callable[[], Awaitable[object]],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + timeout_s
+        self._began = self._loop.time()
+        self._deadline = self._began + timeout_s
         self._grace_s = grace_s
         self._interrupt = interrupt
         self._kill = kill
@@ -74,4 +76,5 @@ class Ladder:
         self.why = why
         if why is not Why.CALLER:  # a caller's interrupt may be ignored by the code, as in Jupyter
             self._deadline = self._loop.time() + self._grace_s
+        await asyncio.sleep(self._began + _SETTLED_S - self._loop.time())
         await self._interrupt()

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from walled import ROOT, attempt, refused_only_by
 
+from sbx.isolation.filters.table import TABLES
+
 pytest.importorskip("pyseccomp", reason="the numbers of the calls come from libseccomp")
 
 SIMPLE = [
@@ -42,6 +44,8 @@ SIMPLE = [
     ('call("kcmp", os.getpid(), os.getpid(), 0, 0, 0)', "EPERM"),
     ('call("process_madvise", -1, None, 0, 0, 0)', "EPERM"),
     ('call("process_mrelease", -1, 0)', "EPERM"),
+    ('call("prlimit64", os.getppid(), 7, None, None)', "EPERM"),
+    ('call("prlimit64", os.getpid() | 1 << 32, 7, None, None)', "EPERM"),
     # io_uring
     ('call("io_uring_setup", 1, None)', "ENOSYS"),
     ('call("io_uring_enter", -1, 0, 0, 0, None, 0)', "ENOSYS"),
@@ -54,6 +58,10 @@ SIMPLE = [
     ('call("fanotify_mark", -1, 0, 0, 0, None)', "EPERM"),
     ('call("quotactl", -1, None, 0, None)', "EPERM"),
     ('call("quotactl_fd", -1, 0, 0, None)', "EPERM"),
+    (
+        'call("mq_open", b"sbx-s", os.O_CREAT, 0o4700, None); call("mq_unlink", b"sbx-s")',
+        "EPERM",
+    ),
     # sockets: family, type, protocol
     *[(f'call("socket", {family}, 3, 0)', "EAFNOSUPPORT") for family in (0, 3, 17, 29, 38, 40, 45)],
     ('call("socket", 38, 5, 0)', "EAFNOSUPPORT"),  # AF_ALG, SOCK_SEQPACKET
@@ -228,7 +236,7 @@ def test_rename_leaves_no_whiteout_behind(tmp_path: Path) -> None:
 
 
 def test_lease_that_would_hold_up_the_host_is_refused(tmp_path: Path) -> None:
-    code = 'call("fcntl", os.open("f", os.O_CREAT), 1024, 0)'  # F_SETLEASE, F_RDLCK
+    code = 'call("fcntl", os.open("f", os.O_CREAT), 1024 | 1 << 32, 0)'  # F_SETLEASE, F_RDLCK
     refused_only_by(("default",), code, "EPERM", directory=tmp_path)
 
 
@@ -268,6 +276,7 @@ def test_call_through_the_32_bit_gate_ends_the_process() -> None:
 
 STRICT = [
     ('os.execv("/bin/true", ["true"])', "EPERM"),
+    ('call("execve", b"/nowhere/at/all", None, None)', "EPERM"),
     ('call("execveat", -1, b"", None, None, 0)', "EPERM"),
     ("os.fork() or os._exit(0)", "EPERM"),
     ('call("fork") or os._exit(0)', "EPERM"),
@@ -276,8 +285,8 @@ STRICT = [
     ('call("clone", 0x8000 | 17, 0, 0, 0, 0) or os._exit(0)', "EPERM"),  # CLONE_PARENT
     ('os.posix_spawn("/bin/true", ["true"], {})', "EPERM"),
     ('__import__("subprocess").run("true")', "EPERM"),
-    ('os.memfd_create("x")', "EPERM"),
-    ("os.pidfd_open(os.getpid())", "EPERM"),
+    ('call("memfd_create", b"x", 0)', "EPERM"),
+    ('call("pidfd_open", os.getpid(), 0)', "EPERM"),
     ('__import__("socket").socket(1)', "EPERM"),
     ('__import__("socket").socket(2)', "EPERM"),
     ('call("connect", -1, None, 0)', "EPERM"),
@@ -304,6 +313,7 @@ STRICT = [
     ('os.symlink("/etc/passwd", "s")', "EPERM"),
     ('open("f", "w").close(); os.link("f", "l")', "EPERM"),
     ('call("symlink", b"", b"")', "EPERM"),
+    ('call("symlinkat", b"x", -100, b"s")', "EPERM"),
     ('call("link", b"", b"")', "EPERM"),
     ('call("linkat", -1, b"", -1, b"", 0)', "EPERM"),
 ]
@@ -312,6 +322,12 @@ STRICT = [
 @pytest.mark.parametrize(("attack", "answer"), STRICT)
 def test_strict_adds_to_what_default_refuses(attack: str, answer: str, tmp_path: Path) -> None:
     refused_only_by(("default", "strict"), attack, answer, directory=tmp_path)
+
+
+def test_every_call_of_the_tables_is_attacked_in_this_file() -> None:
+    source = Path(__file__).read_text()
+    named = {call for table in TABLES.values() for rule in table for call in rule.calls.split()}
+    assert not [call for call in sorted(named) if f'call("{call}"' not in source]
 
 
 def test_accept_still_answers_a_listener_made_before_strict() -> None:

@@ -538,6 +538,26 @@ def test_a_workspace_module_does_not_shadow_the_preload(tmp_path: Path) -> None:
         assert "preload_failed" not in kernel.ready
 
 
+def test_preparing_starts_no_thread_and_writes_no_file(tmp_path: Path) -> None:
+    """A zygote prepares once and forks kernels; the seal needs one thread."""
+    import subprocess
+    import sys
+
+    from guest_client import ROOT
+
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from sbx.guest.kernel import prepare\n"
+        "shell, missing = prepare(['decimal'])\n"
+        "shell.run_cell('x = 1 + 1; x')\n"
+        "print(len(os.listdir('/proc/self/task')), missing, shell.user_ns['x'])"
+    )
+    environment = {"IPYTHONDIR": str(tmp_path / "ipython"), "HOME": str(tmp_path)}
+    told = subprocess.check_output([sys.executable, "-I", "-c", code, ROOT], env=environment)
+    assert told == b"1 {} 2\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- Other requests.
 
 

@@ -1,7 +1,10 @@
 """Import rules: what a cell's text gives away, before it runs."""
 
+import ast
+
 import pytest
 
+from sbx.guest import import_rules
 from sbx.policy.imports import permits, refusals
 from sbx.policy.model import Imports
 
@@ -51,6 +54,25 @@ def test_cell_outside_the_rules_is_refused_by_name(code: str, name: str, forbidd
     (refusal,) = refusals(code, RULES)
     assert (refusal.name, refusal.forbidden) == (name, forbidden)
     assert name in str(refusal)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import json, numpy.linalg as la",
+        "import os as o\nrun = o.system",
+        "from os import *",
+        "from os.path import join",
+        "from urllib import request",
+        "__import__('socket')",
+        "signal = [1]\nsignal.append(2)",
+    ],
+)
+def test_policy_and_guest_give_one_answer(code: str) -> None:
+    assert not isinstance(RULES.allow, str)
+    guests = import_rules.ImportRules(frozenset(RULES.allow), frozenset(RULES.forbid))
+    violation = import_rules.check(ast.parse(code), guests)
+    assert (violation is not None) == bool(refusals(code, RULES))
 
 
 def test_every_refusal_is_told_with_its_line() -> None:

@@ -5,6 +5,7 @@ import tomllib
 
 import pytest
 
+from sbx.guest import import_rules
 from sbx.policy import Policy, available, check, load, shipped_directory
 from sbx.policy.problems import all_keys
 
@@ -43,6 +44,15 @@ def test_each_has_a_description_and_examples_of_both_kinds(info: object) -> None
     assert 4 <= len(verdicts) <= 8
     assert {"allowed", "denied"} <= set(verdicts)
     assert all(ast.parse(example.run) for example in policy.expect)
+
+
+def test_guest_refuses_exactly_the_examples_that_say_refused() -> None:
+    for policy in (load(path.stem) for path in SHIPPED):
+        allow, forbid = policy.imports.allow, frozenset(policy.imports.forbid)
+        rules = import_rules.ImportRules(None if allow == "any" else frozenset(allow), forbid)
+        for example in policy.expect:
+            violation = import_rules.check(ast.parse(example.run), rules)
+            assert (violation is not None) == (example.then == "refused"), example.run
 
 
 def test_strict_has_no_processes_and_only_hard_walls() -> None:

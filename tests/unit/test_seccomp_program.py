@@ -50,6 +50,8 @@ DECISIONS = [
     ("ptrace", 101, 117, (), EPERM),
     ("mount", 165, 40, (), EPERM),
     ("bpf", 321, 280, (), EPERM),
+    ("prlimit64", 302, 261, (0, 7), 0),
+    ("prlimit64", 302, 261, (1, 7), EPERM),
     ("cachestat", 451, 451, (), EPERM),
     ("statmount", 457, 457, (), ENOSYS),
     ("mseal", 462, 462, (), 0),

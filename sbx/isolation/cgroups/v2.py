@@ -13,9 +13,9 @@ when its last process leaves.
 Measured on linux 6.1 with systemd 252: a write to ``cgroup.subtree_control`` with a process in
 the group is EBUSY; a controller not handed down from above is ENOENT, an unknown one EINVAL, and
 one bad name would fail a whole write, thus one a write. An OOM kill counts in ``memory.events``
-of the jail (and of all groups above it), and so does a fork refused by the sandbox's ``pids.max``
-in ``pids.events``; that changed in 6.11 (read in its source, not measured). ``memory.peak`` may be
-some pages above the limit of the group above.
+of the jail (and of all groups above it). Where a fork counts that a group above refused changed
+in 6.11 (read in its source, not measured); the jail has the limit as well, so it counts there.
+``memory.peak`` may be some pages above the limit of the group above.
 
 Entering waits for an RCU grace period unless another process moved just before: 17 to 22 ms. v1's
 way around it does not exist here (``cgroup.threads`` moves within one domain only); what does is

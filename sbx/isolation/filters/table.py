@@ -123,6 +123,12 @@ DEFAULT = (
     Refuse("process_vm_readv process_vm_writev", EPERM, "the same without stopping it"),
     Refuse("pidfd_getfd kcmp", EPERM, "takes, or compares, descriptors of others"),
     Refuse("process_madvise process_mrelease", EPERM, "act on the memory of others"),
+    Refuse(
+        "prlimit64",
+        EPERM,
+        "ends PID 1, or the kernel, by a limit, where Landlock lets no signal pass; one's own stay",
+        (NotIn(0, (0,)),),
+    ),
     # ── io_uring does whatever is refused here, without making the call ──
     Refuse(
         "io_uring_setup io_uring_enter io_uring_register", ENOSYS, "opens and connects by itself"
