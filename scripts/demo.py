@@ -136,4 +136,10 @@ def step(what: str) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except sbx.SbxError as error:
+        console.print(f"[red]error:[/] {error.message}")
+        if error.hint:
+            console.print(f"hint: {error.hint}")
+        sys.exit(3)

@@ -220,15 +220,19 @@ def _cannot(layer: str, wall: str, cause: str | None, remedy: str | None) -> Can
 def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Bind | Tmpfs, ...]:
     """The view, outermost first: a later mount covers an earlier one.
 
-    1. The system and the interpreter, read-only.
-    2. Our guest, read-only: exactly the packages that run inside.
-    3. Own /tmp and /dev/shm, of limited size.
+    1. The system, read-only; own /tmp and /dev/shm, of limited size.
+    2. The interpreter, read-only: after /tmp, where a virtual environment may lie.
+    3. Our guest, read-only: exactly the packages that run inside.
     4. The workspace, and in it what must stay where it is: `uploads` is bound onto itself, because
        a mount point cannot be renamed away and replaced, and on it the uploads, read-only.
     5. In a host directory: what would run later on the host, read-only where it exists, and the
        directories above it pinned like `uploads`.
     """
     view: list[Bind | Tmpfs] = [Bind(path, path, optional=True) for path in policy.filesystem.read]
+    view += [
+        Tmpfs("/tmp", policy.limits.tmp_size),
+        Tmpfs("/dev/shm", policy.limits.shm_size),
+    ]
     view += [
         Bind(prefix, prefix, staged=staged)
         for prefix in paths.interpreter.prefixes
@@ -240,8 +244,6 @@ def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Bind | Tmpfs
         for part in ("__init__.py", "guest", "linux")
     ]
     view += [
-        Tmpfs("/tmp", policy.limits.tmp_size),
-        Tmpfs("/dev/shm", policy.limits.shm_size),
         Bind(paths.files, WORKSPACE, writable=True, staged=staged),
     ]
     if paths.host_directory:

@@ -41,6 +41,7 @@ class OpenFiles:
     files_path: Path
     uploads_path: Path
     own: ConversationFiles
+    shared_path: Path | None = None
     host_directory: bool = False
     has_temparea: bool = True
     pinned: tuple[str, ...] = ()
@@ -50,7 +51,7 @@ class OpenFiles:
 
     def prepare(self) -> None:
         """See to the mount points, before each start of a jail."""
-        self.own.prepare()
+        self.own.prepare(shared=self.shared_path is not None)
 
     def close(self) -> None:
         self.held.close()
@@ -82,9 +83,18 @@ def open_files(
             put, uploads_path, uploads_tree = None, mounted.path, mounted.tree()
             held.callback(uploads_tree.close)
         if workspace is None:
-            files = Files(own.files, uploads_tree, max_bytes=largest)
+            shared = data.shared(sandbox, owner=owner) if policy.shared else None
+            if shared is not None:
+                held.callback(shared.close)
             opened = OpenFiles(
-                files, put, own.files, own.files_path, uploads_path, own, identities=identities
+                files=Files(own.files, uploads_tree, shared, max_bytes=largest),
+                uploads=put,
+                measured=own.files,
+                files_path=own.files_path,
+                uploads_path=uploads_path,
+                own=own,
+                shared_path=data.shared_path(sandbox) if shared is not None else None,
+                identities=identities,
             )
         else:
             directory = HostDirectory.open(workspace, jail_uid=host[0])

@@ -225,6 +225,7 @@ class AsyncSandbox:
             uploads=str(opened.uploads_path),
             interpreter=self._interpreter,
             guest=str(means.guest),
+            shared=str(opened.shared_path) if opened.shared_path is not None else None,
             host_directory=opened.host_directory,
             has_temparea=opened.has_temparea,
             pinned=opened.pinned,

@@ -1,0 +1,25 @@
+"""The command `sbx`: one face over the same core as the embedded API.
+
+    app.py       the commands, and the border where every error becomes a sentence and an exit code
+    exits.py     the exit codes, in one place
+    run.py       sbx run      → session.py (one sandbox, one run, signals) → screen.py, figures.py
+    doctor.py    sbx doctor   → examine.py (what this host can do, and a live check)
+    policy.py    sbx policy   → toml.py
+    report.py    what a person or, with --json, a program is told
+    terminal.py  what may reach a terminal, and what is read from it
+
+stdout is data and stderr is messages. What comes out of a sandbox may hold anything: a control
+character never reaches a terminal or a log as it is, see `terminal.scrub`.
+
+`sbx --help` is to be quick, so what a command needs is imported when it runs. May import: the
+runtime and everything below it, typer, rich.
+"""
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. Never raises, and never shows a traceback of ours."""
+    from sbx.cli.app import run_command
+
+    return run_command(arguments)
