@@ -39,7 +39,8 @@ def _measure(name: str, *, quick: bool) -> Samples:
     rounds = module.QUICK_ROUNDS if quick else module.ROUNDS
     with Progress(console=messages, transient=True) as bar:
         task = bar.add_task(name, total=rounds)
-        return module.measure(rounds, lambda done, _: bar.update(task, completed=done))
+        samples: Samples = module.measure(rounds, lambda done, _: bar.update(task, completed=done))
+        return samples
 
 
 def _table(samples: list[Samples]) -> Table:

@@ -350,4 +350,7 @@ class Kernel:
             )
         self._inbox.forget_answers()
         self._output.publish("input_request", {"prompt": prompt, "password": password})
-        return self._inbox.wait_for_answer()
+        answer = self._inbox.wait_for_answer()
+        if answer == "\x04":  # Ctrl-D, as Jupyter's frontends send it
+            raise EOFError
+        return answer

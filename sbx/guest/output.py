@@ -124,12 +124,14 @@ class Output:
         with self._lock:
             self._empty_pipes()
             self._send_gathered()
-            if kind in _UNCOUNTED or self._allow(len(frame)) == len(frame):
+            if kind in _UNCOUNTED or self._take(len(frame)) == len(frame):
                 self._writer.send_encoded(frame)
+            else:
+                self._tell_limit()
 
     def _gather(self, name: StreamName, text: str) -> None:
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-        allowed = self._allow(size)
+        allowed = self._take(size)
         if allowed < size:
             head = text.encode(errors="surrogatepass")[:allowed]
             text = head.decode(errors="ignore")
@@ -137,19 +139,22 @@ class Output:
             self._gathered.append((name, text))
             self._size += len(text)
         if allowed < size:
-            self._send_gathered()
+            self._tell_limit()
 
-    def _allow(self, size: int) -> int:
-        """How many of `size` bytes may still go out; tells the host when that is not all."""
+    def _take(self, size: int) -> int:
+        """How many of `size` bytes may still go out."""
         if size <= self._left:
             self._left -= size
             return size
         allowed, self._left = int(self._left), 0
-        if self._limit is not None:
-            limit, self._limit = self._limit, None  # said once a run
-            self._send_gathered()
-            self._writer.send("output_limit", {"limit": limit})
         return allowed
+
+    def _tell_limit(self) -> None:
+        """Once a run, and after all that still fitted: the host interrupts the cell then."""
+        self._send_gathered()
+        if self._limit is not None:
+            limit, self._limit = self._limit, None
+            self._writer.send("output_limit", {"limit": limit})
 
     def _send_or_schedule(self, *, whole_line: bool) -> None:
         if not self._gathered:

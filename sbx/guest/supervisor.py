@@ -137,19 +137,23 @@ class Supervisor:
     # -- commands -------------------------------------------------------------------------------
 
     def _spawn(self, name: str, content: Mapping[str, Any]) -> None:
-        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
-        (stdin, stdin_ours), (stdout_ours, stdout), (stderr_ours, stderr) = pipes
+        pipes: list[tuple[int, int]] = []
         try:
+            # Commands that leave something in the background use PID 1's descriptors up, too.
+            pipes += (os.pipe2(os.O_CLOEXEC) for _ in range(3))
             os.pwrite(self._oom, _OOM_COMMAND.encode(), 0)
             pid = os.fork()
+            if pid == 0:
+                (stdin, _), (_, stdout), (_, stderr) = pipes
+                _become_command(content, (stdin, stdout, stderr), self._walls)
         except OSError as error:
             for fd in (fd for pipe in pipes for fd in pipe):
                 os.close(fd)
             self.tell("exited", {"error": f"no process could be started: {error.strerror}"}, name)
             return
-        if pid == 0:
-            _become_command(content, (stdin, stdout, stderr), self._walls)
-        os.pwrite(self._oom, _OOM_SUPERVISOR.encode(), 0)
+        finally:
+            os.pwrite(self._oom, _OOM_SUPERVISOR.encode(), 0)
+        (stdin, stdin_ours), (stdout_ours, stdout), (stderr_ours, stderr) = pipes
         for fd in (stdin, stdout, stderr):
             os.close(fd)
         command = _Command(name, pid, stdin_ours)

@@ -22,6 +22,8 @@ from typing import Any
 from sbx import errors
 from sbx.isolation import cgroups, staging
 from sbx.isolation.argv import bwrap_argv
+from sbx.isolation.forked import check_process
+from sbx.isolation.patience import in_thread, to_the_end
 from sbx.isolation.plan import Bind, GroupLimits, LaunchPlan
 from sbx.isolation.probe import Capabilities
 
@@ -75,7 +77,8 @@ class Jail:
     async def kill(self) -> End:
         """SIGKILL to everything inside; returns when it is gone, Broken after 5 seconds."""
         if not self.gone:
-            await self._broker.order("kill", jail=self.name)
+            with contextlib.suppress(errors.SbxError):  # a broker that ends takes every jail along
+                await self._broker.order("kill", jail=self.name)
         try:
             return await asyncio.wait_for(self.end(), _END_S)
         except TimeoutError:
@@ -115,7 +118,9 @@ class Broker:
     """The runtime's handle of its broker process."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
         self._sock: socket.socket | None = None
         self._seq = 0
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -127,11 +132,11 @@ class Broker:
         cls, *, bwrap: str | None = None, uids: tuple[int, int], groups: bool = True
     ) -> "Broker":
         """Start the process and let it find out what this host can do. `uids`: (first, count)."""
-        prefix = await asyncio.to_thread(_scope) if groups else []
+        prefix = await in_thread(_scope) if groups else []
         for words in ([prefix] if prefix else []) + [[]]:
             broker = cls()
-            await broker._open(words)
             try:
+                await broker._open(words)
                 raw = await broker.order(
                     "hello",
                     runtime=os.getpid(),
@@ -156,7 +161,9 @@ class Broker:
         )
 
     async def drop_sandbox(self, name: str) -> None:
-        await self.order("drop_sandbox", sandbox=name)
+        """Kill what is left of a sandbox and remove its cgroup. A broker that is gone did so."""
+        if self._sock is not None:
+            await self.order("drop_sandbox", sandbox=name)
 
     async def launch(
         self, sandbox: str, plan: LaunchPlan, identities: Mapping[str, tuple[int, int]]
@@ -200,8 +207,9 @@ class Broker:
 
     async def order(self, do: str, *, fds: Sequence[int] = (), **words: Any) -> dict[str, Any]:
         """Send one order and wait for its outcome. Raises what the broker answered, by its code."""
+        check_process(self._pid)
         if self._sock is None:
-            raise errors.Closed("the runtime is closed")
+            raise _closed() if self._closed else _broker_died()
         self._seq += 1
         seq = self._seq
         packet = json.dumps({"seq": seq, "do": do, **words}).encode()
@@ -221,8 +229,16 @@ class Broker:
     async def _open(self, prefix: Sequence[str]) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with its:
-            self._process = await asyncio.to_thread(_start_process, its.fileno(), prefix)
+
+        def start() -> None:
+            with its:
+                self._process = _start_process(its.fileno(), prefix)
+
+        try:
+            await in_thread(start)
+        except BaseException:
+            ours.close()
+            raise
         self._sock = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
 
@@ -238,21 +254,18 @@ class Broker:
 
     async def close(self) -> None:
         """End the broker and with it every jail. Never raises for what is gone already."""
+        self._closed = True
         self._hang_up()
-        if self._process is None:
-            return
         process, self._process = self._process, None
-        try:
-            await asyncio.to_thread(process.wait, _END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            await asyncio.to_thread(process.wait, _END_S)
+        if process is not None:
+            await in_thread(_wait_for, process)
 
     async def _abandon(self, jail: Jail) -> None:
         """A launch whose caller went away: kill what it has started by now, leave no socket."""
         jail.close()
+        self._jails.pop(jail.name, None)
         with contextlib.suppress(errors.SbxError):
-            await asyncio.shield(self.order("kill", jail=jail.name))
+            await to_the_end(self.order("kill", jail=jail.name))
 
     def _receive(self) -> None:
         assert self._sock is not None
@@ -317,6 +330,14 @@ def _start_process(its: int, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
     )
 
 
+def _wait_for(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_END_S)
+
+
 def _scope() -> list[str]:
     """The words that give the broker a delegated cgroup of its own, where systemd has to do it."""
     return cgroups.scope_command(cgroups.probe()) or []
@@ -326,6 +347,10 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     ours, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.setblocking(False)
     return ours, inside
+
+
+def _closed() -> errors.Closed:
+    return errors.Closed("the runtime is closed", hint="make a new one")
 
 
 def _broker_died() -> errors.Broken:

@@ -30,8 +30,4 @@ async def to_the_end(work: Awaitable[T]) -> T:
 
 async def in_thread(act: Callable[..., T], *arguments: Any) -> T:
     """`act(*arguments)` in a worker thread of the loop, to its end."""
-    try:
-        work = asyncio.get_running_loop().run_in_executor(None, act, *arguments)
-    except RuntimeError:  # the interpreter is shutting down and lends no thread any more
-        return act(*arguments)
-    return await to_the_end(work)
+    return await to_the_end(asyncio.get_running_loop().run_in_executor(None, act, *arguments))

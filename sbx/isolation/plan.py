@@ -321,7 +321,9 @@ def _command(interpreter: Interpreter) -> tuple[str, ...]:
 def _rlimits(policy: Policy, weaker: set[str]) -> tuple[tuple[str, int], ...]:
     limits = policy.limits
     rlimits = {
-        "CORE": 0,
+        # Not 0: that stops a core file, but where core_pattern names a program, linux would still
+        # start it, as root and on the host, for every crash inside. 1 stops both: core(5).
+        "CORE": 1,
         "NOFILE": limits.open_files,
         "FSIZE": limits.file_size_max,
         "MEMLOCK": _MEMLOCK,

@@ -21,6 +21,12 @@ OLDEST_BWRAP = (0, 5, 0)  # the first with --info-fd namespaces, --perms came wi
 _BWRAP_PLACES = ("/usr/local/bin", "/usr/bin", "/bin", "/run/current-system/sw/bin")
 _TRY_SECONDS = 10.0
 _NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
+_SINCE_LANDLOCK_ABI = {
+    2: "renaming between directories",
+    3: "control of truncation",
+    5: "control of device ioctls",
+    6: "scopes for signals and abstract sockets",
+}
 _SYSCTLS = (
     "kernel/apparmor_restrict_unprivileged_userns",
     "kernel/unprivileged_userns_clone",
@@ -133,7 +139,8 @@ def explain(stderr: str, host: Host) -> tuple[str, str]:
     """Why bwrap could not make its namespaces on this host, and what to do: two sentences."""
     said = stderr.strip().splitlines()[-1] if stderr.strip() else "bwrap failed without a word"
     sysctls = host.sysctls
-    if sysctls.get("kernel/apparmor_restrict_unprivileged_userns") == "1" and not host.root:
+    # Root meets the same: bwrap is never root, it runs as the jail's own uid
+    if sysctls.get("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return (
             f"AppArmor restricts unprivileged user namespaces on this host ({said})",
             "load the profile that Ubuntu ships for it: ln -s "
@@ -141,7 +148,7 @@ def explain(stderr: str, host: Host) -> tuple[str, str]:
             "apparmor_parser -r /etc/apparmor.d/bwrap-userns-restrict; "
             "the sysctl itself can stay on",
         )
-    if sysctls.get("kernel/unprivileged_userns_clone") == "0" and not host.root:
+    if sysctls.get("kernel/unprivileged_userns_clone") == "0":
         return (
             f"unprivileged user namespaces are turned off ({said})",
             "run: sysctl -w kernel.unprivileged_userns_clone=1",
@@ -221,8 +228,10 @@ def _try_bwrap(
 
 
 def _landlock(abi: int) -> Layer:
+    """An older ABI is a wall with gaps, which every receipt repeats by this detail."""
     if abi >= 1:
-        return Layer("landlock", True, f"ABI {abi}")
+        lost = [f"no {what}" for since, what in _SINCE_LANDLOCK_ABI.items() if abi < since]
+        return Layer("landlock", True, ", ".join([f"ABI {abi}", *lost]))
     return Layer(
         "landlock",
         False,

@@ -18,6 +18,10 @@ from sbx.kernels import frames
 _log = logging.getLogger(__name__)
 _HELD_FRAMES = 256
 _HELD_BYTES = 4 << 20
+_FRAMES_A_WINDOW = (
+    1000  # what decoding them takes of the loop that all kernels share: about a third
+)
+_WINDOW_S = 0.1
 
 
 class ChannelClosed(Exception):
@@ -37,6 +41,9 @@ class Channel(asyncio.Protocol):
         self._frames: deque[frames.Frame] = deque()
         self._held = 0
         self._paused = False
+        self._slowed = False
+        self._window = 0.0
+        self._in_window = 0
         self._cause: str | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._draining: asyncio.Future[None] | None = None
@@ -60,7 +67,7 @@ class Channel(asyncio.Protocol):
             raise ChannelClosed(self._cause)
         self._transport.write(frames.encode(kind, content, name))
         if self._draining is not None:
-            await self._draining
+            await asyncio.shield(self._draining)  # others may wait for it, too
             if self._cause is not None:
                 raise ChannelClosed(self._cause)
 
@@ -80,7 +87,7 @@ class Channel(asyncio.Protocol):
         self._held -= frame.size
         if self._paused and len(self._frames) < _HELD_FRAMES // 2 and self._held < _HELD_BYTES // 2:
             self._paused = False
-            self._transport.resume_reading()
+            self._read_on()
         return frame
 
     def close(self, cause: str = "closed by the runtime") -> None:
@@ -97,13 +104,15 @@ class Channel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for body in self._splitter.feed(data):
+            bodies = self._splitter.feed(data)
+            for body in bodies:
                 self._frames.append(self._dialect.decode(body))
                 self._held += len(body)
         except frames.Malformed as error:
             _log.warning("a kernel was cut off for what it sent: %s", error)
             self.close(f"it sent what no kernel of ours sends: {error}")
             return
+        self._limit_rate(len(bodies))
         if not self._paused and (len(self._frames) > _HELD_FRAMES or self._held > _HELD_BYTES):
             self._paused = True
             self._transport.pause_reading()
@@ -126,6 +135,25 @@ class Channel(asyncio.Protocol):
             if not self._draining.done():
                 self._draining.set_result(None)
             self._draining = None
+
+    def _limit_rate(self, count: int) -> None:
+        """Stop reading until the window ends from a sender of more frames than it may hold."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._window:
+            self._window, self._in_window = loop.time() + _WINDOW_S, 0
+        self._in_window += count
+        if self._in_window > _FRAMES_A_WINDOW and not self._slowed:
+            self._slowed = True
+            self._transport.pause_reading()
+            loop.call_at(self._window, self._resume)
+
+    def _resume(self) -> None:
+        self._slowed = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if self._cause is None and not self._slowed and not self._paused:
+            self._transport.resume_reading()
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():

@@ -13,10 +13,12 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, cast
 
 from sbx import errors
 from sbx.isolation.launch import End, Jail
+from sbx.isolation.patience import to_the_end
 from sbx.isolation.receipt import Receipt, make_receipt
 from sbx.kernels import frames
 from sbx.kernels.channel import Channel, ChannelClosed
@@ -81,8 +83,13 @@ class Kernel:
         Raises CannotEnforce for a wall that could not be put up inside, Broken when the guest died
         or did not get ready in time; the jail is gone in every such case.
         """
-        control = await Channel.open(jail.control, frames.SUPERVISOR)
-        cells = await Channel.open(jail.kernel, frames.KERNEL)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(jail.kill)
+            undo.callback(jail.close)
+            control = await Channel.open(jail.control, frames.SUPERVISOR)
+            undo.callback(control.close)
+            cells = await Channel.open(jail.kernel, frames.KERNEL)
+            undo.pop_all()
         kernel = cls(jail, control, cells)
         try:
             async with asyncio.timeout(deadline_s):
@@ -90,8 +97,10 @@ class Kernel:
                 sealed = _expect(await control.receive(), frames.SupervisorReady)
                 ready = _expect(await cells.receive(), frames.KernelReady)
                 facts = await jail.inspect()
+            kernel.python = ready.python
+            kernel.receipt = make_receipt(jail.plan, facts, landlock_abi=sealed.landlock)
         except BaseException as error:
-            await asyncio.shield(kernel.kill())
+            await to_the_end(kernel.kill())
             if isinstance(error, TimeoutError):
                 message = f"the kernel was not ready within {deadline_s:g} s"
                 raise errors.Broken(message, code="start_timeout") from None
@@ -100,8 +109,6 @@ class Kernel:
                 message = f"the kernel ended before it was ready: {end.stderr or error.cause}"
                 raise errors.Broken(message, code="start_failed") from None
             raise
-        kernel.python = ready.python
-        kernel.receipt = make_receipt(jail.plan, facts, landlock_abi=sealed.landlock)
         kernel._listening = asyncio.create_task(kernel._listen())
         return kernel
 
@@ -246,7 +253,10 @@ class Kernel:
             pass
         self._cells.close("the kernel ended")
         self._end_commands()
-        await self._jail.kill()
+        try:
+            await self._jail.kill()
+        except errors.SbxError as error:
+            _log.warning("a jail is left to its cgroup: %s", error)
 
     def _end_commands(self) -> None:
         for command in self._commands.values():

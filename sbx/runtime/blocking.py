@@ -17,12 +17,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sbx import errors
+from sbx.isolation.forked import check_process
 from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy
 from sbx.protocol.runs import Event, Run
 from sbx.runtime.conversation import Conversation, OnInput
 from sbx.runtime.files import WorkspaceFiles, WorkspaceUploads
-from sbx.runtime.runtime import Runtime, check_process
+from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
 from sbx.workspace import Entry, Listing, Upload
@@ -53,7 +54,8 @@ class _Shared:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
-        self.loop.set_default_executor(_Workers(thread_name_prefix="sbx-worker"))
+        self._workers = _Workers(thread_name_prefix="sbx-worker")
+        self.loop.set_default_executor(self._workers)
         self._thread = threading.Thread(target=self._serve, name="sbx-runtime", daemon=True)
         self._thread.start()
         try:
@@ -86,13 +88,22 @@ class _Shared:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        with self._workers:
+            self.loop.run_forever()
+            self.loop.run_until_complete(self._finish())
+        self.loop.close()
+
+    async def _finish(self) -> None:
+        """What still runs now was started by nobody who waits: an abandoned stream, at most."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self.loop.shutdown_asyncgens()
 
     def _end(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_CLOSE_S)
-        self.loop.run_until_complete(self.loop.shutdown_default_executor())
-        self.loop.close()
 
 
 _shared: _Shared | None = None

@@ -6,15 +6,19 @@ it crossed, or with a deadline it ignored; the next run then starts another one 
 """
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
 import secrets
 import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from sbx import errors
+from sbx.isolation.forked import check_process
+from sbx.isolation.patience import to_the_end
 from sbx.isolation.receipt import Receipt
 from sbx.kernels import frames
 from sbx.kernels.kernel import Command, Kernel, KernelDied
@@ -23,10 +27,12 @@ from sbx.protocol.runs import Cause, Event, Run, RunError, Status
 from sbx.runtime.files import OpenFiles, WorkspaceFiles, WorkspaceUploads
 from sbx.runtime.live import LiveRun
 from sbx.runtime.stop import Ladder, Why
-from sbx.workspace import Tree, Usage
+from sbx.workspace import Usage
 
 _log = logging.getLogger(__name__)
 _CODE_MAX = 8 << 20
+_COMMAND_MAX = (128 << 10) - 1  # one argument of execve(2), with the zero at its end
+_PATH_MAX = 4095  # limits.h
 _DISK_PERIOD_S = 0.5
 _DISK_ENTRIES = 200_000
 _DISK_SCAN_S = 0.4
@@ -63,11 +69,11 @@ class Conversation:
         self._kernel: Kernel | None = None
         self._had_kernel = False
         self._running: Ladder | None = None
-        self._ladders: set[Ladder] = set()
+        self._ladders: dict[LiveRun, Ladder] = {}
         self._active = asyncio.Event()
         self._disk: asyncio.Task[None] | None = None
         self._tolerated = (0, 0)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[LiveRun, asyncio.Task[None]] = {}
         self._closed = False
 
     @property
@@ -114,6 +120,7 @@ class Conversation:
 
     async def interrupt(self) -> bool:
         """Interrupt the cell that runs now; False when none does."""
+        check_process(self._pid)
         if self._running is None:
             return False
         await self._running.stop(Why.CALLER)
@@ -128,7 +135,7 @@ class Conversation:
         `code_too_large`, Closed.
         """
         self._demand("python")
-        _check_text(code, "code")
+        _check_text(code, "code", _CODE_MAX)
         timeout_s = self._timeout(timeout)
         return self._launch(lambda live: self._cell(live, code, timeout_s, on_input))
 
@@ -141,7 +148,7 @@ class Conversation:
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
     ) -> LiveRun:
-        """Start a shell command; raises as `start_run` does."""
+        """Start a shell command; raises as `start_run` does, and BadRequest `invalid_env`."""
         self._demand("shell")
         if not self._policy.processes:
             raise errors.Denied(
@@ -149,9 +156,17 @@ class Conversation:
                 code="processes_denied",
                 hint="use Python, or a policy with processes = true",
             )
-        _check_text(command, "command")
+        _check_text(command, "command", _COMMAND_MAX)
+        if "\0" in command:
+            raise errors.BadRequest(
+                "a command has no NUL character",
+                code="invalid_code",
+                hint="hand it data by stdin= or in a file",
+            )
+        if stdin is not None:
+            _check_text(stdin, "stdin", _CODE_MAX)
         timeout_s = self._timeout(timeout)
-        spawn = {"cwd": _inside(cwd), "env": dict(env or {})}
+        spawn = {"cwd": _inside(cwd), "env": _environment(env or {})}
         return self._launch(lambda live: self._command(live, command, spawn, stdin, timeout_s))
 
     # -- life -----------------------------------------------------------------------------------
@@ -166,29 +181,44 @@ class Conversation:
         async with self._opening:
             self._check_open()
             if self._opened is None:
-                self._opened = await self._open_files()
+                await to_the_end(self._open())
+            assert self._opened is not None
             return self._opened
 
     async def stop(self) -> None:
         """End the kernel and what runs in it; files stay, and the next run starts another."""
-        for ladder in self._ladders:
+        check_process(self._pid)
+        ending = [self._tasks[live] for live in self._ladders]
+        for ladder in self._ladders.values():
             ladder.why = ladder.why or Why.CALLER
         async with self._starting:
             await self._drop_kernel()
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._had_kernel = False
+            self._had_kernel = False
+        if ending:
+            await asyncio.wait(ending)
 
     async def close(self) -> None:
         """`stop`, for good: every later call raises Closed."""
+        check_process(self._pid)
         self._closed = True
-        for task in self._tasks:
+        await to_the_end(self._end())
+
+    async def _end(self) -> None:
+        ending = list(self._tasks.values())
+        for task in ending:
             task.cancel()
-        await self.stop()
-        async with self._opening:
-            if self._opened is not None:
-                opened, self._opened = self._opened, None
-                opened.close()
+        try:
+            await self.stop()
+        finally:
+            if ending:
+                await asyncio.wait(ending)
+            async with self._opening:
+                if self._opened is not None:
+                    opened, self._opened = self._opened, None
+                    await opened.close()
+
+    async def _open(self) -> None:
+        self._opened = await self._open_files()
 
     # -- one run --------------------------------------------------------------------------------
 
@@ -196,15 +226,19 @@ class Conversation:
         self._check_open()
         live = LiveRun(f"run-{secrets.token_hex(6)}", self._policy.limits.output_max)
         task = asyncio.create_task(self._drive(live, drive))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[live] = task
+        task.add_done_callback(lambda _: self._over(live))
         return live
+
+    def _over(self, live: LiveRun) -> None:
+        del self._tasks[live]
+        live.fail(_closed("the sandbox was closed before this ran"))  # if nothing came of it
 
     async def _drive(self, live: LiveRun, drive: Callable[[LiveRun], Awaitable[Run]]) -> None:
         try:
             await drive(live)
         except asyncio.CancelledError:
-            live.fail(errors.Closed("the sandbox was closed while this ran"))
+            live.fail(_closed("the sandbox was closed while this ran"))
             raise
         except errors.SbxError as error:
             live.fail(error)
@@ -218,9 +252,15 @@ class Conversation:
         try:
             return await live.result()
         except asyncio.CancelledError:
-            if not live.done and self._running is not None:
-                await asyncio.shield(self._running.stop(Why.CALLER))
+            await to_the_end(self._give_up(live))
             raise
+
+    async def _give_up(self, live: LiveRun) -> None:
+        """Nobody waits for this run any more: interrupt it, or forget it if it has not begun."""
+        if ladder := self._ladders.get(live):
+            await ladder.stop(Why.CALLER)
+        elif task := self._tasks.get(live):
+            task.cancel()
 
     async def _cell(
         self, live: LiveRun, code: str, timeout_s: float, on_input: OnInput | None
@@ -230,7 +270,7 @@ class Conversation:
             live.restart_clock()
             ladder = Ladder(timeout_s, self._grace_s, kernel.interrupt, kernel.kill)
             self._running = ladder
-            self._begin(ladder)
+            self._begin(live, ladder)
             answering: set[asyncio.Task[None]] = set()
             try:
                 output_max = self._policy.limits.output_max
@@ -243,7 +283,7 @@ class Conversation:
                 return await self._died(live, kernel, ladder.why)
             finally:
                 self._running = None
-                self._ladders.discard(ladder)
+                del self._ladders[live]
                 for task in answering:
                     task.cancel()
             live.replied(reply)
@@ -251,7 +291,9 @@ class Conversation:
                 await (
                     kernel.counters()
                 )  # a child may have died of a limit: that is not the next run's
-            return live.finish(**_outcome(reply, ladder.why), state_lost=lost)
+            status, cause = _outcome(reply, ladder.why)
+            why = self._explained(status, cause)
+            return live.finish(status, cause=cause, error=why, state_lost=lost)
 
     async def _follow(
         self,
@@ -292,13 +334,13 @@ class Conversation:
             lambda: command.signal(signal.SIGINT),
             lambda: command.signal(signal.SIGKILL),
         )
-        self._begin(ladder)
+        self._begin(live, ladder)
         try:
             exited = await self._follow_command(command, live, ladder)
         except (KernelDied, TimeoutError):
             return await self._died(live, kernel, ladder.why)
         finally:
-            self._ladders.discard(ladder)
+            del self._ladders[live]
         return await self._exited(live, kernel, exited, ladder.why, lost=lost)
 
     async def _follow_command(
@@ -318,6 +360,7 @@ class Conversation:
         """The kernel ended during the run: by our ladder, by a limit, or by itself."""
         oom_kills, pids_max_hits = kernel.seen
         end = await kernel.kill()
+        cause: Cause | None
         if kernel.killed_for is not None:
             status, cause = Status.KILLED, kernel.killed_for
         elif end.oom_kills > oom_kills:
@@ -395,15 +438,15 @@ class Conversation:
             self._kernel = await self._start(opened)
             self._had_kernel = True
             if opened.measured is not None:
-                watch = self._watch_disk(self._kernel, opened.measured)
+                watch = self._watch_disk(self._kernel, opened)
                 self._disk = asyncio.create_task(watch)
             return self._kernel, lost
 
-    def _begin(self, ladder: Ladder) -> None:
-        self._ladders.add(ladder)
+    def _begin(self, live: LiveRun, ladder: Ladder) -> None:
+        self._ladders[live] = ladder
         self._active.set()
 
-    async def _watch_disk(self, kernel: Kernel, tree: Tree) -> None:
+    async def _watch_disk(self, kernel: Kernel, opened: OpenFiles) -> None:
         """End a kernel that makes the workspace grow beyond its limits; looks while runs go on.
 
         What is beyond them already is tolerated as long as it does not grow: the next run may be
@@ -415,7 +458,7 @@ class Conversation:
             if not self._ladders:
                 self._active.clear()
             await asyncio.sleep(_DISK_PERIOD_S)
-            used = await _measured(tree)
+            used = await _measured(opened)
             most = max(limits.workspace_max, self._tolerated[0])
             most_files = max(limits.workspace_files, self._tolerated[1])
             if used.bytes > most or used.files > most_files:
@@ -437,16 +480,9 @@ class Conversation:
     # -- checks ---------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise errors.Broken(
-                "this sandbox belongs to the process that this one was forked from",
-                code="used_after_fork",
-                hint="make the sandbox in the process that uses it",
-            )
+        check_process(self._pid)
         if self._closed:
-            raise errors.Closed(
-                "the sandbox is closed", hint="make a new one: its files and state are gone"
-            )
+            raise _closed("the sandbox is closed")
 
     def _demand(self, capability: str) -> None:
         if capability not in self._policy.capabilities:
@@ -462,7 +498,9 @@ class Conversation:
             return most
         if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked > 0:
             raise errors.BadRequest(
-                f"a time-out is a number of seconds above 0, not {asked!r}", code="invalid_timeout"
+                f"a time-out is a number of seconds above 0, not {asked!r}",
+                code="invalid_timeout",
+                hint=f"leave it out for the policy's wall_time of {most:g} s",
             )
         if asked > most:
             raise errors.BadRequest(
@@ -474,16 +512,21 @@ class Conversation:
         return float(asked)
 
 
-async def _measured(tree: Tree) -> Usage:
-    """What the files take. Cancelled, it still waits for its thread, which uses the tree's fd."""
-    scan = asyncio.ensure_future(
-        asyncio.to_thread(tree.measure, max_entries=_DISK_ENTRIES, deadline_s=_DISK_SCAN_S)
-    )
+def _closed(message: str) -> errors.Closed:
+    return errors.Closed(message, hint="make a new one: its files and state are gone")
+
+
+async def _measured(opened: OpenFiles) -> Usage:
+    """What the files take. Where they cannot be looked at, they take nothing: the next look may."""
+    tree = opened.measured
+    assert tree is not None
     try:
-        return await asyncio.shield(scan)
-    except asyncio.CancelledError:
-        await scan
-        raise
+        return await opened.call(
+            lambda: tree.measure(max_entries=_DISK_ENTRIES, deadline_s=_DISK_SCAN_S)
+        )
+    except (OSError, errors.SbxError) as error:
+        _log.warning("a workspace could not be measured: %s", error)
+        return Usage(0, 0, complete=False)
 
 
 async def _answer(kernel: Kernel, on_input: OnInput, prompt: str, ladder: Ladder) -> None:
@@ -492,7 +535,7 @@ async def _answer(kernel: Kernel, on_input: OnInput, prompt: str, ladder: Ladder
         if inspect.iscoroutinefunction(on_input):
             line = await on_input(prompt)
         else:
-            line = await asyncio.to_thread(on_input, prompt)
+            line = await _in_daemon_thread(on_input, prompt)
             if inspect.isawaitable(line):
                 line = await line
         await kernel.answer_input(str(line))
@@ -503,27 +546,71 @@ async def _answer(kernel: Kernel, on_input: OnInput, prompt: str, ladder: Ladder
         await ladder.stop(Why.CALLER)
 
 
-def _outcome(reply: frames.ExecuteReply, why: Why | None) -> dict[str, Any]:
+async def _in_daemon_thread(
+    ask: Callable[[str], str | Awaitable[str]], prompt: str
+) -> str | Awaitable[str]:
+    """A person may never answer: such a thread must not keep the program from ending."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str | Awaitable[str]] = loop.create_future()
+
+    def settle(line: str | Awaitable[str], error: Exception | None) -> None:
+        if answer.done():
+            return
+        answer.set_result(line) if error is None else answer.set_exception(error)
+
+    def wait() -> None:
+        line: str | Awaitable[str] = ""
+        failed = None
+        try:
+            line = ask(prompt)
+        except Exception as error:  # noqa: BLE001  # carried to the task that waits
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(settle, line, failed)
+
+    threading.Thread(target=wait, name="sbx-on-input", daemon=True).start()
+    return await answer
+
+
+def _outcome(reply: frames.ExecuteReply, why: Why | None) -> tuple[Status, Cause | None]:
     if why is not None and not (why is Why.CALLER and reply.status == "ok"):
-        status, cause = why.outcome()
-        return {"status": status, "cause": cause}
-    return {"status": Status.OK if reply.status == "ok" else Status.ERROR}
+        return why.outcome()
+    return (Status.OK if reply.status == "ok" else Status.ERROR), None
 
 
-def _check_text(text: str, what: str) -> None:
+def _check_text(text: str, what: str, size_max: int) -> None:
     try:
         size = len(text.encode())
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, AttributeError):
         raise errors.BadRequest(
-            f"the {what} is not text that UTF-8 can carry", code="invalid_code"
+            f"the {what} is not text that UTF-8 can carry",
+            code="invalid_code",
+            hint="decode bytes with the right encoding, and replace what it cannot",
         ) from None
-    if size > _CODE_MAX:
+    if size > size_max:
         raise errors.TooLarge(
-            f"the {what} of {size} bytes is longer than the limit of {_CODE_MAX} bytes",
+            f"the {what} of {size} bytes is longer than the limit of {size_max} bytes",
             code="code_too_large",
             hint="put the data in a file of the workspace and read it from there",
-            details={"limit": _CODE_MAX},
+            details={"limit": size_max},
         )
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    """What execve(2) and JSON can carry. Not checked further: only the command has it."""
+    for name, value in env.items():
+        try:
+            carried = "\0" not in (name + value) and "=" not in name and name != ""
+            (name + value).encode()
+        except (TypeError, UnicodeEncodeError):
+            carried = False
+        if not carried:
+            raise errors.BadRequest(
+                f"no environment can carry the variable {name!r}",
+                code="invalid_env",
+                hint="names without '=', names and values of text without NUL",
+            )
+    return dict(env)
 
 
 def _inside(cwd: str | None) -> str:
@@ -534,4 +621,5 @@ def _inside(cwd: str | None) -> str:
     path = cwd or "/workspace"
     if "\0" in path:
         raise errors.InvalidPath("a directory's name has no NUL", details={"reason": "null_byte"})
+    _check_text(path, "cwd", _PATH_MAX)
     return path if path.startswith("/") else f"/workspace/{path}"

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sbx import errors
 from sbx.policy import Policy
@@ -48,12 +48,24 @@ class OpenFiles:
     protected: tuple[str, ...] = ()
     identities: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     held: ExitStack = field(default_factory=ExitStack)
+    working: set[asyncio.Future[Any]] = field(default_factory=set)
 
-    def prepare(self) -> None:
+    async def call(self, act: Callable[[], T]) -> T:
+        """`act` in a worker thread. A call that is cancelled leaves its thread at work, and what
+        is open here stays open for it: a descriptor closed too early is soon that of another file.
+        """
+        work = asyncio.get_running_loop().run_in_executor(None, act)
+        self.working.add(work)
+        work.add_done_callback(self.working.discard)
+        return await asyncio.shield(work)
+
+    async def prepare(self) -> None:
         """See to the mount points, before each start of a jail."""
-        self.own.prepare(shared=self.shared_path is not None)
+        await self.call(lambda: self.own.prepare(shared=self.shared_path is not None))
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        if self.working:
+            await asyncio.wait(self.working)
         self.held.close()
 
 
@@ -149,7 +161,7 @@ class WorkspaceFiles:
 
     async def write(self, path: str, content: str | bytes) -> int:
         """Write a file in one step, with the directories it needs; its size in bytes."""
-        data = content.encode() if isinstance(content, str) else content
+        data = _encoded(content)
         return await self._call(lambda files: files.write(path, data))
 
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
@@ -172,8 +184,8 @@ class WorkspaceFiles:
                 code="capability_not_supported",
                 details={"capability": "filesystem"},
             )
-        files = (await self._open()).files
-        return await asyncio.to_thread(act, files)
+        opened = await self._open()
+        return await opened.call(lambda: act(opened.files))
 
 
 class WorkspaceUploads:
@@ -193,7 +205,8 @@ class WorkspaceUploads:
         return await self._call(lambda uploads: uploads.put(target, source, self._limits))
 
     async def put_bytes(self, name: str, content: bytes) -> Upload:
-        return await self._call(lambda uploads: uploads.put(name, content, self._limits))
+        data = _encoded(content)
+        return await self._call(lambda uploads: uploads.put(name, data, self._limits))
 
     async def list(self) -> tuple[Upload, ...]:
         return await self._call(lambda uploads: uploads.list())
@@ -206,14 +219,26 @@ class WorkspaceUploads:
         await self._call(lambda uploads: uploads.delete(name))
 
     async def _call(self, act: Callable[[Uploads], T]) -> T:
-        uploads = (await self._open()).uploads
-        if uploads is None:
+        opened = await self._open()
+        if (uploads := opened.uploads) is None:
             raise errors.Denied(
                 "the uploads of this sandbox are a directory of the host, and read-only",
                 code="uploads_mounted",
                 hint="put the file into that directory",
             )
-        return await asyncio.to_thread(act, uploads)
+        return await opened.call(lambda: act(uploads))
+
+
+def _encoded(content: str | bytes) -> bytes:
+    """Raises BadRequest `invalid_content` for neither bytes nor text that UTF-8 can carry."""
+    try:
+        return content.encode() if isinstance(content, str) else bytes(memoryview(content))
+    except (UnicodeEncodeError, TypeError) as error:
+        raise errors.BadRequest(
+            f"the content of a file is text or bytes: {error}",
+            code="invalid_content",
+            hint="encode the text yourself, with the error handler you want",
+        ) from None
 
 
 def _upload_limits(policy: Policy) -> UploadLimits:

@@ -7,7 +7,7 @@ that were recorded, from the first on. What is recorded is bounded by the policy
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sbx.kernels import frames
@@ -28,8 +28,6 @@ from sbx.protocol.runs import (
     Stderr,
     Stdout,
 )
-
-_EVENT_COST = 128  # bytes that an event weighs beside its content, so that empty ones count too
 
 
 @dataclass(slots=True)
@@ -86,7 +84,7 @@ class LiveRun:
         """Record what a frame tells. Raises frames.Malformed for a bundle that is none."""
         if self.over:
             return
-        self._room -= frame.size + _EVENT_COST
+        self._room -= frame.size  # the whole frame, so that empty ones count too
         event = self._event(frame.content)
         if event is not None:
             self._tell(event)
@@ -101,7 +99,12 @@ class LiveRun:
         state_lost: bool = False,
         error: RunError | None = None,
     ) -> Run:
-        """Make the result, tell it as the last event, and wake everybody."""
+        """Make the result, tell it as the last event, and wake everybody.
+
+        `error` says why the run was ended by us; the traceback of what that raised stays with it.
+        """
+        if error is not None and self._error is not None:
+            error = replace(error, traceback=self._error.traceback)
         shown = [part.bundle for part in self._screen if part.bundle is not None]
         run = Run(
             run_id=self.run_id,
@@ -112,7 +115,7 @@ class LiveRun:
             text=_as_text(self._screen),
             result=self._result,
             outputs=tuple(shown),
-            error=self._error or error,
+            error=error or self._error,
             exit_code=exit_code,
             execution_count=self._execution_count,
             duration_s=time.monotonic() - self._started,

@@ -4,13 +4,16 @@ import asyncio
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from sbx import errors
 from sbx.isolation.filters import load_filter
+from sbx.isolation.forked import check_process
 from sbx.isolation.launch import Broker
+from sbx.isolation.patience import in_thread, to_the_end
 from sbx.isolation.plan import Filters
 from sbx.isolation.probe import Capabilities
 from sbx.policy import Policy, load, narrow, unsupported
@@ -44,8 +47,9 @@ class Runtime:
         A host that lacks a layer is no error here: what a policy demands is refused by `create`.
         """
         settings = self.settings
-        self._data = await asyncio.to_thread(Data, settings.data_dir)
         try:
+            await to_the_end(self._open_data())
+            assert self._data is not None
             machine = platform.machine()
             filters = Filters(load_filter("default", machine), load_filter("strict", machine))
             self._broker = await Broker.start(
@@ -110,7 +114,7 @@ class Runtime:
         try:
             await box.prepare()
         except BaseException:
-            self._sandboxes.discard(box)
+            await box.close()
             raise
         return box
 
@@ -118,14 +122,25 @@ class Runtime:
         """End every sandbox and the broker, and remove a temporary data directory."""
         if self._pid != os.getpid():
             return  # a forked copy: what is here belongs to the parent
-        await asyncio.gather(*(box.close() for box in list(self._sandboxes)))
         self._means = None
-        if self._broker is not None:
-            await self._broker.close()
-            self._broker = None
-        if self._data is not None:
-            data, self._data = self._data, None
-            await asyncio.to_thread(data.close)
+        await to_the_end(self._end())
+
+    async def _open_data(self) -> None:
+        self._data = await in_thread(Data, self.settings.data_dir)
+
+    async def _end(self) -> None:
+        """Sandboxes, broker, data: each is ended whatever became of the one before."""
+        async with AsyncExitStack() as last:
+            if self._data is not None:
+                data, self._data = self._data, None
+                last.push_async_callback(in_thread, data.close)
+            if self._broker is not None:
+                broker, self._broker = self._broker, None
+                last.push_async_callback(broker.close)
+            ends = (box.close() for box in list(self._sandboxes))
+            for end in await asyncio.gather(*ends, return_exceptions=True):
+                if end is not None:
+                    raise end
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -161,13 +176,3 @@ class Runtime:
         if (refusal := unsupported(policy)) is not None:
             raise refusal
         return policy
-
-
-def check_process(pid: int) -> None:
-    """Raises Broken `used_after_fork` in a forked child: the sockets are its parent's."""
-    if os.getpid() != pid:
-        raise errors.Broken(
-            "this sandbox belongs to the process that this one was forked from",
-            code="used_after_fork",
-            hint="make the sandbox in the process that uses it",
-        )

@@ -1,15 +1,19 @@
 """A sandbox: what a caller owns. It sequences; how anything is done is known by what it calls."""
 
 import asyncio
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from sbx import errors
+from sbx.isolation.forked import check_process
 from sbx.isolation.launch import Broker, Host
+from sbx.isolation.patience import to_the_end
 from sbx.isolation.plan import (
     Filters,
     GroupLimits,
@@ -72,11 +76,16 @@ class AsyncSandbox:
         self._conversations: dict[str, Conversation] = {}
         self._watcher: MemoryWatcher | None = None
         self._host: Host
+        self._pid = os.getpid()
         self._closed = False
+        self._ended = False
         self._closing = asyncio.Lock()
 
     async def prepare(self) -> None:
-        """Refuse what this host cannot enforce, then make the cgroup; nothing runs yet."""
+        """Refuse what this host cannot enforce, then make the cgroup; nothing runs yet.
+
+        Whoever calls it closes the sandbox where this raises.
+        """
         capabilities = self._means.broker.capabilities
         assert capabilities is not None
         walls = {wall.name: wall for wall in decide_walls(self.policy, capabilities)}
@@ -86,11 +95,7 @@ class AsyncSandbox:
         self._host = await self._means.broker.make_sandbox(self.id, group, uid)
         if walls["memory"].weaker:
             self._watcher = MemoryWatcher(limits.memory_max)
-        try:
-            await self.conversation(DEFAULT_CONVERSATION).opened()
-        except BaseException:
-            await self.close()
-            raise
+        await self._default.opened()
 
     # -- the default conversation ---------------------------------------------------------------
 
@@ -149,6 +154,7 @@ class AsyncSandbox:
         Raises InvalidPath for a name that cannot be one, Conflict `too_many_conversations` and
         `workspace_not_shared`, Closed.
         """
+        check_process(self._pid)
         self._check_open()
         if found := self._conversations.get(name):
             return found
@@ -176,21 +182,32 @@ class AsyncSandbox:
 
     async def stop(self) -> None:
         """End every kernel; files stay, and the next run starts another one."""
+        check_process(self._pid)
         await asyncio.gather(*(one.stop() for one in self._conversations.values()))
 
     async def close(self) -> None:
-        """End everything and remove every file; a second call does nothing."""
+        """End everything and remove every file; a second call does nothing.
+
+        Once begun it is done to its end, also when the call is cancelled.
+        """
+        check_process(self._pid)
         self._closed = True
-        async with self._closing:
+        await to_the_end(self._end())
+
+    async def _end(self) -> None:
+        async with self._closing, AsyncExitStack() as last:
+            if self._ended:
+                return
+            self._ended = True
+            last.callback(self._on_close, self)
+            last.push_async_callback(asyncio.to_thread, self._means.data.remove, self._directory)
+            last.push_async_callback(self._means.broker.drop_sandbox, self.id)
             if self._watcher is not None:
                 self._watcher.close()
-            conversations, self._conversations = self._conversations, {}
-            await asyncio.gather(*(one.close() for one in conversations.values()))
-            self._on_close(self)
-            if hasattr(self, "_host"):
-                await self._means.broker.drop_sandbox(self.id)
-                del self._host
-            await asyncio.to_thread(self._means.data.remove, self._directory)
+            ends = (one.close() for one in self._conversations.values())
+            for end in await asyncio.gather(*ends, return_exceptions=True):
+                if end is not None:
+                    raise end
 
     async def __aenter__(self) -> Self:
         return self
@@ -217,7 +234,7 @@ class AsyncSandbox:
         )
 
     async def _start_kernel(self, opened: OpenFiles) -> Kernel:
-        await asyncio.to_thread(opened.prepare)
+        await opened.prepare()
         means = self._means
         assert means.broker.capabilities is not None
         paths = Paths(

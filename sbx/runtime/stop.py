@@ -32,7 +32,8 @@ class Ladder:
     """Stops one run at its deadline, or earlier when asked to.
 
     `interrupt` is the gentle way and `kill` the other; after `grace_s` seconds without an end the
-    second follows the first. The first reason given is the one that counts.
+    second follows the first. The first reason given is the one that counts, save that of a caller:
+    the code may ignore an interrupt, as in Jupyter, and go on until it is stopped for good.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Ladder:
             except TimeoutError:
                 if not limit.expired():
                     raise
-            if self.why is None:
+            if self.why in (None, Why.CALLER):
                 await self.stop(Why.DEADLINE)
             elif not self._killed:
                 self._killed = True
@@ -70,11 +71,11 @@ class Ladder:
                 raise TimeoutError("the run outlived its kill")
 
     async def stop(self, why: Why) -> None:
-        """Start to stop it now. What stops already is not stopped twice."""
-        if self.why is not None:
+        """Start to stop it now. What is being stopped for good already is not stopped twice."""
+        if self.why not in (None, Why.CALLER):
             return
         self.why = why
-        if why is not Why.CALLER:  # a caller's interrupt may be ignored by the code, as in Jupyter
+        if why is not Why.CALLER:
             self._deadline = self._loop.time() + self._grace_s
         await asyncio.sleep(self._began + _SETTLED_S - self._loop.time())
         await self._interrupt()

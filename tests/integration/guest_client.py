@@ -8,6 +8,7 @@ does over frames.
 import contextlib
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -18,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from sbx.guest import frames
 from sbx.guest.frames import Frame
 from sbx.kernels.frames import KERNEL
@@ -25,6 +28,7 @@ from sbx.kernels.frames import bundle as host_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 30.0
+_MARK = "SBX_TEST_KERNEL"
 
 _START = """
 import json, socket, sys
@@ -73,7 +77,9 @@ class KernelClient:
             "IPYTHONDIR": str(cwd / ".ipython"),
             "MPLCONFIGDIR": str(cwd / ".mpl"),
             "LANG": "C.UTF-8",
+            _MARK: secrets.token_hex(8),
         }
+        self._mark = environment[_MARK]
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-c", _START, ROOT, str(theirs.fileno()), json.dumps(config)],
             pass_fds=[theirs.fileno()],
@@ -97,6 +103,15 @@ class KernelClient:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             raise
+        finally:
+            self._end_what_cells_left()
+
+    def _end_what_cells_left(self) -> None:
+        """No jail ends them here: commands in sessions of their own, known by their environment."""
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if child.environ().get(_MARK) == self._mark:
+                    child.kill()
 
     def send(self, kind: str, content: dict[str, Any], name: str | None = None) -> None:
         self.sock.sendall(frames.encode(kind, content, name))

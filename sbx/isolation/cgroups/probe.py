@@ -19,7 +19,7 @@ V2_NAMES = {"memory": "memory", "tasks": "pids", "cpu": "cpu", "io": "io"}
 RUNTIME_PREFIX = "sbx-"
 LEAF = "sup"  # below a runtime's group on v2: where its broker lives
 
-DELEGATE_IO = (
+DELEGATE = (
     "put 'Delegate=cpu cpuset io memory pids' under [Service] in"
     " /etc/systemd/system/user@.service.d/delegate.conf, run 'systemctl daemon-reload'"
     " and log in again"
@@ -216,20 +216,32 @@ def _why_missing_v2(controller: str, place: Place, facts: Facts) -> Missing | No
     if name in facts.controllers:
         return None
     cause = f"the {name} controller is not handed down to {place.path}"
-    if controller == "io" and facts.uid != 0:
-        return Missing(cause, DELEGATE_IO)
-    return Missing(cause, own_scope(facts.scope))
+    return Missing(cause, handing_down(name, facts.uid))
+
+
+def handing_down(name: str, uid: int) -> str:
+    """The remedy for a group that is ours and lacks a controller."""
+    if uid != 0:
+        return DELEGATE
+    return (
+        "enable it in cgroup.subtree_control of every group above; a linux that has it nowhere may"
+        f" want cgroup_enable={name} at boot"
+    )
 
 
 def own_scope(scope: tuple[str, ...] | None) -> str:
-    """The remedy in the words of `scope_command`; without systemd only the group's owner helps."""
+    """The remedy for the lack of a group of our own. The broker has asked systemd for one already
+    where there is a way to ask; a group that holds the program that embeds sbx is no use to it."""
     if scope is None:
         return (
-            "start sbx alone in a cgroup of which it may write the directory, cgroup.procs and"
-            " cgroup.subtree_control"
+            "run sbx where systemd can give it a scope; a user who is not logged in there needs"
+            " 'loginctl enable-linger'"
         )
     user = "--user " if "--user" in scope else ""
-    return f"start sbx in a scope of its own: systemd-run {user}--scope -p Delegate=yes …"
+    return (
+        "systemd was asked for a scope and gave none; see what it says to:"
+        f" systemd-run {user}--scope -p Delegate=yes true"
+    )
 
 
 def _own_paths(cgroup: str) -> dict[str, str]:

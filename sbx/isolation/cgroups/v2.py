@@ -37,7 +37,7 @@ from sbx.isolation.cgroups.probe import (
     V2_NAMES,
     CgroupCapabilities,
     Missing,
-    own_scope,
+    handing_down,
 )
 
 CPU_PERIOD_US = 100_000
@@ -164,7 +164,7 @@ class V2Hierarchy:
                     raise
                 why = Missing(
                     f"the {name} controller cannot be enabled in {self._base}: {error.strerror}",
-                    own_scope(self.capabilities.scope),
+                    handing_down(name, os.geteuid()),
                 )
                 self.capabilities = self.capabilities.without(controller, why)
         if not self.capabilities.controllers:

@@ -1,0 +1,221 @@
+"""What every test shares: a runtime, a sandbox, and a check that nothing of ours is left behind.
+
+    runtime, box      one for each test that asks (escape/ keeps one for a whole module)
+    core              marks what is run a second time as an unprivileged user; see
+                      integration/test_unprivileged.py
+    needs("memory")   marks what a host may lack: skipped there with the reason, and a failure where
+                      CI=true says that the host is complete (save "cgroup2", which few have)
+
+The check runs at the end of every module: no process below this one, no file descriptor more than
+before, no mount, no cgroup, no temporary directory. All temporary directories of a session lie
+in one of its own, so what other programs do in /tmp meanwhile is not mistaken for ours.
+"""
+
+import asyncio
+import ctypes
+import gc
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sbx import Runtime
+from sbx.isolation import launch
+from sbx.isolation.probe import Capabilities
+from sbx.runtime.sandbox import AsyncSandbox
+
+SETTLE_S = 3.0
+_PR_SET_CHILD_SUBREAPER = 36
+_brokers: set[int] = set()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "core: run a second time as an unprivileged user")
+    config.addinivalue_line("markers", "needs(*names): what the host must have for this test")
+
+
+# -- what a host may lack --------------------------------------------------------------------------
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            if (cause := _lacks(name)) is None:
+                continue
+            reason = f"this host lacks {name}: {cause}"
+            if os.environ.get("CI") == "true" and name not in ("cgroup2", "root"):
+                pytest.fail(reason)
+            pytest.skip(reason)
+
+
+def _lacks(name: str) -> str | None:
+    """Why a test that needs `name` cannot run here; None if it can."""
+    match name:
+        case "root":
+            return None if os.geteuid() == 0 else "the tests run as another user"
+        case "cgroup2":
+            layer = capabilities().layer("memory")
+            return None if layer.detail == "cgroup v2" else "its cgroups are of another kind"
+        case "landlock-scopes":
+            abi = capabilities().landlock_abi
+            return None if abi >= 6 else f"Landlock is of ABI {abi}, and scopes came with 6"
+        case _:
+            layer = capabilities().layer(name)
+            return None if layer.found else layer.cause
+
+
+@cache
+def capabilities() -> Capabilities:
+    """What this host can do, as a runtime finds it; in a thread, beside any running event loop."""
+
+    async def ask() -> Capabilities:
+        async with Runtime() as runtime:
+            return runtime.capabilities
+
+    found: list[Capabilities] = []
+    asking = threading.Thread(target=lambda: found.append(asyncio.run(ask())))
+    asking.start()
+    asking.join()
+    return found[0]
+
+
+# -- a runtime and a sandbox -----------------------------------------------------------------------
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[Runtime]:
+    async with Runtime() as runtime:
+        yield runtime
+
+
+@pytest.fixture
+async def box(runtime: Runtime) -> AsyncIterator[AsyncSandbox]:
+    async with await runtime.create() as box:
+        yield box
+
+
+# -- nothing is left behind ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a program could leave on its host, each with words to name it by."""
+
+    processes: dict[int, str]
+    descriptors: dict[int, str]
+    mounts: frozenset[str]
+    cgroups: frozenset[str]
+    directories: frozenset[str]
+
+    def since(self, before: "Traces") -> list[str]:
+        mine = [f"process {pid}: {name}" for pid, name in self.processes.items()]
+        mine += [f"descriptor {fd}: {name}" for fd, name in self.descriptors.items()]
+        mine += [f"mount {line}" for line in self.mounts]
+        mine += [f"cgroup {path}" for path in self.cgroups]
+        mine += [f"directory {path}" for path in self.directories]
+        theirs = {f"process {pid}: {name}" for pid, name in before.processes.items()}
+        theirs |= {f"descriptor {fd}: {name}" for fd, name in before.descriptors.items()}
+        theirs |= {f"mount {line}" for line in before.mounts}
+        return sorted(set(mine) - theirs)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One directory for all that this session makes, its child processes included."""
+    tmp_path_factory.getbasetemp()  # pytest's own stays where people look for it
+    before = os.environ.get("TMPDIR")
+    top = Path(tempfile.mkdtemp(prefix="tests-of-sbx-"))
+    top.chmod(0o1777)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(top)
+    yield top
+    tempfile.tempdir = None
+    del os.environ["TMPDIR"]
+    if before is not None:
+        os.environ["TMPDIR"] = before
+    shutil.rmtree(top, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def orphans_become_ours() -> Iterator[None]:
+    """Whoever loses its parent becomes a child of the tests, so that none escapes the check; and
+    brokers are remembered, because their pid is in the names of their cgroups."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    real = launch._start_process
+
+    def remembered(*words: Any) -> Any:
+        process = real(*words)
+        _brokers.add(process.pid)
+        return process
+
+    launch._start_process = remembered
+    yield
+    launch._start_process = real
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left(own_temporary_directory: Path, orphans_become_ours: None) -> Iterator[None]:
+    """Fails the module that leaves something, and says what."""
+    before = _traces(own_temporary_directory)
+    yield
+    left = _settled(lambda: _traces(own_temporary_directory).since(before))
+    assert not left, f"left behind by this module: {left}"
+
+
+def _settled(find: Callable[[], list[str]]) -> list[str]:
+    """What is still found after a moment: the end of a process is no single instant."""
+    deadline = time.monotonic() + SETTLE_S
+    gc.collect()
+    while (found := find()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def _traces(temporary: Path) -> Traces:
+    return Traces(
+        processes=_processes(),
+        descriptors=_descriptors(),
+        mounts=frozenset(Path("/proc/self/mountinfo").read_text().splitlines()),
+        cgroups=frozenset(_cgroups()),
+        directories=frozenset(str(path) for path in temporary.glob("sbx-*")),
+    )
+
+
+def _processes() -> dict[int, str]:
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, ChildProcessError):
+            if process.status() == psutil.STATUS_ZOMBIE and process.ppid() == os.getpid():
+                os.waitpid(process.pid, os.WNOHANG)  # an orphan that became ours
+                continue
+            found[process.pid] = " ".join(process.cmdline())[:200] or process.name()
+    return found
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return {fd: target for fd, target in found.items() if not target.startswith("/proc/")}
+
+
+def _cgroups() -> Iterator[str]:
+    """Groups of the runtimes that this session started, wherever a hierarchy is mounted."""
+    for mount in psutil.disk_partitions(all=True):
+        if mount.fstype in ("cgroup", "cgroup2"):
+            for path, _, _ in os.walk(mount.mountpoint):  # which minds no group that goes meanwhile
+                name = os.path.basename(path)
+                if name.startswith("sbx-") and any(f"-{pid}-" in name for pid in _brokers):
+                    yield path
