@@ -15,11 +15,16 @@ character never reaches a terminal or a log as it is, see `terminal.scrub`.
 runtime and everything below it, typer, rich.
 """
 
+import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Never raises, and never shows a traceback of ours."""
-    from sbx.cli.app import run_command
+    try:
+        from sbx.cli.app import run_command
 
-    return run_command(arguments)
+        return run_command(arguments)
+    except KeyboardInterrupt:  # while the imports go on, not even `exits` is there
+        print("error: interrupted", file=sys.stderr)
+        return 130

@@ -44,10 +44,18 @@ class Stopped(errors.SbxError):
         self.signal = signal
 
 
+class ReaderGone(errors.SbxError):
+    """Whoever read our output closed it, as `head` does. Nothing is left to be said to anybody."""
+
+    code = "reader_gone"
+
+
 def for_error(error: errors.SbxError) -> int:
     match error:
         case Stopped():
             return 128 + error.signal
+        case ReaderGone():
+            return Exit.READER_GONE
         case errors.BadRequest() | errors.NotFound():
             return Exit.USAGE
         case errors.Denied() | errors.Unavailable() | errors.Conflict():

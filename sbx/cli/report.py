@@ -19,7 +19,7 @@ def document(value: Mapping[str, Any]) -> None:
 def error(problem: SbxError, *, as_json: bool) -> None:
     """The one way in which a command says why it failed."""
     if as_json:
-        with suppress(OSError, SbxError):  # stdout itself may be what failed
+        with suppress(SbxError):  # stdout itself may be what failed
             document({"error": problem.to_dict()})
         return
     failure(problem.message, problem.hint)
@@ -37,5 +37,5 @@ def note(message: str) -> None:
 
 def _say(word: str, colour: str, message: str) -> None:
     head = f"{colour}{word}:{_RESET}" if colours(STDERR) else f"{word}:"
-    with suppress(OSError, SbxError):  # nobody is there to be told
+    with suppress(SbxError):  # nobody is there to be told
         write(STDERR, f"{head} {one_line(message)}\n")

@@ -1,17 +1,16 @@
 """The events of a run, as a person or a program reads them while it goes on.
 
-    Screen   stdout to stdout, stderr and tracebacks to stderr, results as text
-    Lines    --events: one JSON object a line, one for each event
-    Whole    --json: one JSON document, the `Run`
+Screen   stdout to stdout, stderr and tracebacks to stderr, results as text
+Lines    --events: one JSON object a line, one for each event
+Whole    --json: one JSON document, the `Run`
 """
 
-import base64
 import json
+import re
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Protocol
 
 from sbx.cli import report
-from sbx.cli.exits import Exit, by_system_exit
 from sbx.cli.terminal import STDERR, STDOUT, Channel, write
 from sbx.protocol.runs import (
     Cause,
@@ -29,11 +28,25 @@ from sbx.protocol.runs import (
     Stdout,
 )
 
-_HINTS = {
-    Cause.MEMORY: "use less data at once, or a policy with a larger limits.memory_max",
-    Cause.OUTPUT: "print less, or write it to a file of the workspace",
-    Cause.PIDS: "start fewer processes, or use a policy with a larger limits.tasks_max",
-    Cause.DISK: "write less, or use a policy with a larger limits.workspace_max",
+_KILLED = {
+    Cause.MEMORY: (
+        "it used more memory than limits.memory_max of the policy",
+        "use less data at once, or a policy that allows more",
+    ),
+    Cause.OUTPUT: (
+        "it printed more than limits.output_max of the policy",
+        "print less, or write to a file of the workspace",
+    ),
+    Cause.PIDS: (
+        "it started more processes and threads than limits.tasks_max of the policy",
+        "start fewer, or use a policy that allows more",
+    ),
+    Cause.DISK: (
+        "the workspace grew beyond limits.workspace_max or workspace_files of the policy",
+        "write less, or use a policy that allows more",
+    ),
+    Cause.CPU: ("it used more CPU than the policy allows", None),
+    Cause.CRASHED: ("the kernel process ended by itself", None),
 }
 
 
@@ -65,11 +78,9 @@ class Screen:
                 self._end(run)
 
     def _explain(self, error: RunError) -> None:
-        if error.name == "SystemExit":
-            wordless = error.value == "" or by_system_exit(error.value) != Exit.FAILED
-            text = "" if wordless or error.value == "1" else error.value
-        else:
-            text = error.traceback or f"{error.name}: {error.value}"
+        text = error.traceback or f"{error.name}: {error.value}"
+        if error.name == "SystemExit":  # a number is the exit code, a text is what Python prints
+            text = "" if re.fullmatch(r"-?\d*", error.value) else error.value
         if text:
             self._fresh_line()
             self._err.write(text.removesuffix("\n") + "\n")
@@ -79,7 +90,6 @@ class Screen:
             self._fresh_line()
         self._out.end()
         self._err.end()
-        explained = run.error.value if run.error is not None else ""
         match run.status:
             case Status.TIMEOUT:
                 report.failure(
@@ -87,8 +97,8 @@ class Screen:
                     "give it more with --timeout, up to limits.wall_time of the policy",
                 )
             case Status.KILLED:
-                assert run.cause is not None
-                report.failure(f"killed ({run.cause}): {explained}", _HINTS.get(run.cause))
+                sentence, hint = _KILLED[run.cause or Cause.CRASHED]
+                report.failure(f"killed ({run.cause}): {sentence}", hint)
             case Status.INTERRUPTED:
                 report.failure("interrupted")
 
@@ -101,19 +111,13 @@ class Screen:
 
 class Lines:
     def show(self, event: Event) -> None:
-        write(STDOUT, json.dumps(asdict(event), default=_base64) + "\n")
+        write(STDOUT, json.dumps(asdict(event)) + "\n")
 
 
 class Whole:
     def show(self, event: Event) -> None:
         if isinstance(event, RunEnd):
-            write(STDOUT, json.dumps(asdict(event.run), default=_base64) + "\n")
-
-
-def _base64(value: Any) -> str:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    raise TypeError(f"{type(value)} is no JSON")
+            write(STDOUT, json.dumps(asdict(event.run)) + "\n")
 
 
 def _plain(bundle: MimeBundle) -> str:

@@ -7,15 +7,15 @@ shown and are dropped elsewhere, and every other control character is written ou
 exact text is in `--json`, where JSON escapes it.
 """
 
-import asyncio
 import os
 import re
 import select
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from sbx.errors import Unavailable
+from sbx.cli.exits import ReaderGone
+from sbx.errors import SbxError, Unavailable
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 END_OF_INPUT = "\x04"  # what a kernel takes as EOF in an answer, as Jupyter has it
@@ -91,7 +91,7 @@ class Channel:
 
 
 def write(fd: int, text: str) -> None:
-    """Write all of it, unbuffered. Raises BrokenPipeError, and Unavailable for a full disk."""
+    """Write all of it, unbuffered. Raises ReaderGone, and Unavailable for a full disk."""
     data = memoryview(text.encode(errors="backslashreplace"))
     while data:
         try:
@@ -99,7 +99,7 @@ def write(fd: int, text: str) -> None:
         except BlockingIOError:  # whoever shares the terminal made it non-blocking
             select.select([], [fd], [])
         except BrokenPipeError:
-            raise
+            raise ReaderGone("nobody reads the output any more") from None
         except OSError as error:
             raise Unavailable(
                 f"the output cannot be written: {error.strerror}",
@@ -108,25 +108,27 @@ def write(fd: int, text: str) -> None:
             ) from error
 
 
-async def read_line(*, hidden: bool) -> str:
+async def read_line() -> str:
     """A line typed at the terminal of stdin, or `END_OF_INPUT`. Cancelled, it reads nothing."""
+    import asyncio  # not for `sbx --help`
+
     loop = asyncio.get_running_loop()
     typed = asyncio.Event()
-    with _echo_off() if hidden else _nothing():
-        loop.add_reader(STDIN, typed.set)
-        try:
-            await typed.wait()
-        finally:
-            loop.remove_reader(STDIN)
-        try:
-            line = os.read(STDIN, _LINE_MAX)
-        except OSError:  # the terminal was hung up
-            return END_OF_INPUT
+    loop.add_reader(STDIN, typed.set)
+    try:
+        await typed.wait()
+    finally:
+        loop.remove_reader(STDIN)
+    try:
+        line = os.read(STDIN, _LINE_MAX)
+    except OSError:  # the terminal was hung up
+        return END_OF_INPUT
     return line.decode(errors="replace").removesuffix("\n") if line else END_OF_INPUT
 
 
 @contextmanager
-def _echo_off() -> Iterator[None]:
+def hidden() -> Iterator[None]:
+    """What is typed is not shown; from before the prompt on, as whoever pastes is quick."""
     before = termios.tcgetattr(STDIN)
     silent = [*before]
     silent[3] &= ~termios.ECHO
@@ -135,9 +137,5 @@ def _echo_off() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(STDIN, termios.TCSAFLUSH, before)
-        write(STDERR, "\n")
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+        with suppress(SbxError):
+            write(STDERR, "\n")

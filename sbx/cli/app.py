@@ -1,0 +1,99 @@
+"""The commands, and the border where every error becomes a sentence and an exit code."""
+
+import functools
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, ParamSpec
+
+import typer
+
+from sbx import __version__, errors
+from sbx.cli import doctor, exits, policy, report, run, terminal
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: read by people and models alike, and twice as quick
+    pretty_exceptions_enable=False,
+    epilog=exits.EPILOG,
+)
+
+
+def _interruptible(command: Callable[P, int]) -> Callable[P, int]:
+    """Ctrl-C where no run is there yet to be interrupted; typer would end without a word."""
+
+    @functools.wraps(command)
+    def interruptible(*args: P.args, **options: P.kwargs) -> int:
+        try:
+            return command(*args, **options)
+        except KeyboardInterrupt:
+            raise exits.Stopped(signal.SIGINT, "interrupted") from None
+
+    return interruptible
+
+
+app.command()(_interruptible(run.run))
+app.command()(_interruptible(doctor.doctor))
+app.add_typer(policy.app, name="policy")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        terminal.write(terminal.STDOUT, f"sbx {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _sbx(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Run code that an AI agent wrote inside walls, on this machine."""
+
+
+def run_command(arguments: Sequence[str] | None) -> int:
+    """Run one command; its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    as_json = "--json" in words or "--events" in words
+    if not os.environ.get("SBX_DEBUG"):
+        # What goes wrong is said once, in a sentence; without a handler, logging would print more.
+        logging.getLogger().addHandler(logging.NullHandler())
+    try:
+        code = app(words, prog_name="sbx", standalone_mode=False)
+        return int(code or exits.Exit.OK)
+    except exits.ReaderGone as error:
+        return exits.for_error(error)
+    except errors.SbxError as error:
+        report.error(error, as_json=as_json)
+        return exits.for_error(error)
+    except typer.TyperException as error:
+        report.error(_usage(error), as_json=as_json)
+        return exits.Exit.USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        return exits.Exit.INTERRUPTED
+    except Exception as error:  # noqa: BLE001  # the border: what is left is a bug of ours
+        if os.environ.get("SBX_DEBUG"):
+            traceback.print_exc()
+        report.error(_bug(error), as_json=as_json)
+        return exits.Exit.BROKEN
+
+
+def _usage(error: typer.TyperException) -> errors.BadRequest:
+    message = error.format_message().removesuffix(".")
+    return errors.BadRequest(
+        message[:1].lower() + message[1:], code="usage", hint="sbx --help, sbx COMMAND --help"
+    )
+
+
+def _bug(error: Exception) -> errors.Broken:
+    return errors.Broken(
+        f"sbx itself failed: {type(error).__name__}: {error}",
+        hint="set SBX_DEBUG=1 to see where, and report it",
+    )

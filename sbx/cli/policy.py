@@ -1,0 +1,122 @@
+"""`sbx policy`: what is allowed, and what is wrong with a file that says so."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sbx.cli import report, terminal
+from sbx.cli.exits import Exit
+from sbx.errors import NotFound, SbxError
+
+if TYPE_CHECKING:
+    from sbx.policy import Problem
+
+app = typer.Typer(help="List, show and check policies.", rich_markup_mode=None)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@app.command("list")
+def list_policies(as_json: _Json = False) -> None:
+    """Every policy that can be named: those of sbx first, then your own."""
+    from sbx.cli.tables import print_table
+    from sbx.policy import available
+
+    found = available(_search())
+    if as_json:
+        policies = [
+            {
+                "name": one.name,
+                "path": str(one.path),
+                "description": one.description,
+                "extends": one.extends,
+                "aliases": list(one.aliases),
+                "problem": one.problem,
+            }
+            for one in found
+        ]
+        report.document({"policies": policies})
+        return
+    rows = [
+        (
+            ", ".join((one.name, *one.aliases)),
+            one.extends or "",
+            f"cannot be used: {one.problem}" if one.problem else one.description,
+        )
+        for one in found
+    ]
+    print_table(("policy", "extends", "what it is"), rows)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A policy's name, or its file.", metavar="NAME")],
+    as_json: _Json = False,
+) -> None:
+    """The whole policy with every value, as the text of a policy file."""
+    from sbx.cli import toml
+    from sbx.policy import describe, fingerprint, load, reference
+
+    policy = load(reference(name), search=_search())
+    values = describe(policy)
+    if as_json:
+        report.document({**values, "fingerprint": fingerprint(policy)})
+        return
+    del values["name"]  # a policy is named by its file
+    text = f"# {policy.name}, fingerprint {fingerprint(policy)}\n{toml.dumps(values)}"
+    terminal.write(terminal.STDOUT, text)
+
+
+@app.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(help="Policy files.", metavar="FILE…")],
+    as_json: _Json = False,
+) -> int:
+    """Say everything that is wrong with policy files: file, line or key, and the right word."""
+    checked = [(file, _problems(file)) for file in files]
+    if as_json:
+        report.document(
+            {
+                "files": [
+                    {
+                        "file": str(file),
+                        "ok": not problems,
+                        "problems": [problem.to_dict() for problem in problems],
+                    }
+                    for file, problems in checked
+                ]
+            }
+        )
+    else:
+        for file, problems in checked:
+            _print(file, problems)
+    return Exit.USAGE if any(problems for _, problems in checked) else Exit.OK
+
+
+def _problems(file: Path) -> list["Problem"]:
+    from sbx.policy import Problem
+    from sbx.policy import check as check_file
+
+    try:
+        return check_file(file, search=_search())
+    except NotFound as error:
+        return [Problem("there is no such file", file, hint=error.hint)]
+    except SbxError as error:  # a directory of policies, not this file, is what is wrong
+        return [Problem(error.message, hint=error.hint)]
+
+
+def _print(file: Path, problems: list["Problem"]) -> None:
+    lines = [] if problems else [f"{file}: ok"]
+    for problem in problems:
+        lines.append(str(problem))
+        if problem.hint:
+            lines.append(f"  hint: {problem.hint}")
+    text = "".join(f"{terminal.one_line(line) if line[0] != ' ' else line}\n" for line in lines)
+    terminal.write(terminal.STDOUT, text)
+
+
+def _search() -> tuple[Path, ...]:
+    from sbx.runtime.settings import Settings
+
+    return Settings().policy_dirs

@@ -1,0 +1,42 @@
+"""`sbx doctor` on this host, and on hosts that lack something."""
+
+import json
+
+from command import sbx
+
+
+def test_every_layer_and_policy_is_told_and_a_sandbox_truly_started() -> None:
+    ended = sbx("doctor", "--json")
+    told = json.loads(ended.stdout)
+    names = {layer["name"] for layer in told["layers"]}
+    assert names >= {"bwrap", "namespaces", "landlock", "seccomp", "memory", "tasks", "cpu"}
+    assert {one["policy"] for one in told["policies"]} >= {"default", "strict", "data-science"}
+    assert told["live"]["receipt"]["host_uid"] != 0
+    assert (ended.returncode, told["ok"], told["live"]["ok"]) == (0, True, True)
+
+
+def test_the_same_as_tables_is_understood_without_colour() -> None:
+    ended = sbx("doctor")
+    assert "\x1b" not in ended.stdout
+    rows = {line.split()[0]: line for line in ended.stdout.splitlines() if line}
+    assert "found" in rows["bwrap"]
+    assert "yes" in rows["default"]
+    assert "1 + 1 = 2" in rows["live"]
+
+
+def test_without_bwrap_it_names_cause_and_remedy_and_ends_with_3() -> None:
+    ended = sbx("doctor", env={"SBX_BWRAP": "/no/such/bwrap"})
+    assert ended.returncode == 3
+    assert "missing: bwrap: " in ended.stdout
+    assert "hint: install it: apt-get install bubblewrap" in ended.stdout
+    assert "live check: failed" in ended.stdout
+
+
+def test_without_cgroups_default_still_runs_with_weaker_walls_named_and_strict_does_not() -> None:
+    ended = sbx("doctor", "--json", env={"SBX_CGROUPS": "false"})
+    told = json.loads(ended.stdout)
+    runs = {one["policy"]: one["runs"] for one in told["policies"]}
+    weaker = {one["policy"]: [w["wall"] for w in one["weaker"]] for one in told["policies"]}
+    assert ended.returncode == 0
+    assert (runs["default"], runs["strict"]) == (True, False)
+    assert weaker["default"] == ["memory", "tasks", "cpu"]

@@ -1,0 +1,25 @@
+"""What the writer writes, tomllib reads."""
+
+import tomllib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbx.cli.toml import dumps
+
+# A lone surrogate is in no TOML file; a policy has whole numbers up to 64 bits and finite others.
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+numbers = st.integers(-(1 << 63), (1 << 63) - 1)
+value = text | numbers | st.booleans() | st.floats(allow_nan=False, allow_infinity=False)
+values = value | st.lists(value, max_size=12)
+tables = st.dictionaries(text, values, max_size=4)
+policies = st.dictionaries(text, values | tables | st.lists(tables, min_size=1, max_size=3))
+
+
+@given(policies)
+def test_a_table_survives_writing_and_reading(policy: dict[str, object]) -> None:
+    assert tomllib.loads(dumps(policy)) == policy
+
+
+def test_what_is_none_is_left_out() -> None:
+    assert dumps({"interpreter": None, "user": "sandbox"}) == 'user = "sandbox"\n'
