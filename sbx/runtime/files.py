@@ -90,7 +90,9 @@ def open_files(
         put: Uploads | None = own.uploads
         uploads_path, uploads_tree = own.uploads_path, own.uploads.tree
         if uploads is not None:
-            mounted = held.enter_context(closing(HostDirectory.open(uploads, jail_uid=0)))
+            mounted = held.enter_context(
+                closing(HostDirectory.open(uploads, jail_uid=host[0], read_only=True))
+            )
             identities[str(mounted.path)] = _identity(mounted)
             put, uploads_path, uploads_tree = None, mounted.path, mounted.tree()
             held.callback(uploads_tree.close)

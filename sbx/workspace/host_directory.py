@@ -62,10 +62,11 @@ class HostDirectory:
         self.path = path
 
     @classmethod
-    def open(cls, path: Path, *, jail_uid: int) -> Self:
+    def open(cls, path: Path, *, jail_uid: int, read_only: bool = False) -> Self:
         """Hold `path` for a jail that runs as `jail_uid` on the host.
 
-        Raises NotFound, InvalidPath `not_a_directory`, and Denied `workspace_owned_by_root`.
+        Raises NotFound, InvalidPath `not_a_directory`, Denied `workspace_owned_by_root` for one to
+        be written to, and Denied `directory_unreadable` for one that the jail could not look into.
         """
         with translated(str(path)):
             try:
@@ -75,14 +76,9 @@ class HostDirectory:
                     f"'{path}' is not a directory",
                     details={"field": "path", "reason": "not_a_directory"},
                 ) from error
-        if os.fstat(fd).st_uid == 0 != jail_uid:
+        if (refusal := _refusal(path, os.fstat(fd), jail_uid, read_only)) is not None:
             os.close(fd)
-            raise Denied(
-                f"'{path}' belongs to root, and nothing inside a sandbox may be root outside",
-                code="workspace_owned_by_root",
-                hint="give the directory to another user (chown), or copy it to one of your own",
-                details={"path": str(path)},
-            )
+            raise refusal
         # The path of what is held, not of what was named: symlinks may lead elsewhere by now.
         return cls(fd, Path(os.readlink(f"/proc/self/fd/{fd}")))
 
@@ -100,6 +96,26 @@ class HostDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _refusal(path: Path, found: os.stat_result, jail_uid: int, read_only: bool) -> Denied | None:
+    if not read_only and found.st_uid == 0 != jail_uid:
+        return Denied(
+            f"'{path}' belongs to root, and nothing inside a sandbox may be root outside",
+            code="workspace_owned_by_root",
+            hint="give the directory to another user (chown), or copy it to one of your own",
+            details={"path": str(path)},
+        )
+    looked_into = stat.S_IROTH | stat.S_IXOTH
+    foreign = jail_uid not in (os.geteuid(), found.st_uid)
+    if read_only and foreign and found.st_mode & looked_into != looked_into:
+        return Denied(
+            f"'{path}' can be read by its owner only, and a sandbox has a uid of its own",
+            code="directory_unreadable",
+            hint=f"let others read it: chmod o+rx '{path}'",
+            details={"path": str(path)},
+        )
+    return None
 
 
 def protected_paths(directory: HostDirectory) -> Protection:

@@ -29,6 +29,16 @@ def test_a_directory_of_root_is_refused_for_a_jail_that_is_not_root() -> None:
     assert raised.value.hint
 
 
+def test_a_private_directory_is_no_uploads_for_a_jail_of_another_uid(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with pytest.raises(Denied, match="read by its owner only") as raised:
+        HostDirectory.open(tmp_path, jail_uid=12345, read_only=True)
+    assert raised.value.code == "directory_unreadable"
+    HostDirectory.open(tmp_path, jail_uid=ME, read_only=True).close()
+    tmp_path.chmod(0o755)
+    HostDirectory.open(tmp_path, jail_uid=12345, read_only=True).close()
+
+
 def test_what_is_missing_or_no_directory_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotFound):
