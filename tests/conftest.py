@@ -158,9 +158,10 @@ def orphans_become_ours() -> Iterator[None]:
         _brokers.add(process.pid)
         return process
 
-    launch._start_process = remembered
+    patch = pytest.MonkeyPatch()
+    patch.setattr(launch, "_start_process", remembered)
     yield
-    launch._start_process = real
+    patch.undo()
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 

@@ -7,7 +7,8 @@ process loads it before the seal, and both are imported only after it, in `serve
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -45,12 +46,30 @@ def prepare(preload: Sequence[str] = ()) -> "tuple[SandboxShell, dict[str, str]]
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     built = shell.build()
     missing = {}
-    for name in preload:
-        try:
-            __import__(name)
-        except Exception as error:  # noqa: BLE001 - foreign code; the kernel is of use without it
-            missing[name] = f"{type(error).__name__}: {error}"
+    with _out_of_the_workspace():
+        for name in preload:
+            try:
+                __import__(name)
+            except Exception as error:  # noqa: BLE001 - foreign code; the kernel works without it
+                missing[name] = f"{type(error).__name__}: {error}"
     return built, missing
+
+
+@contextmanager
+def _out_of_the_workspace() -> Iterator[None]:
+    """Libraries read configuration in the working directory and at home as they are imported
+    (matplotlibrc, ~/.fonts.conf): an earlier kernel may have left a FIFO there, on which every
+    start would hang."""
+    home, cwd = os.environ.get("HOME"), os.getcwd()
+    os.environ["HOME"] = "/"
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.chdir(cwd)
+        del os.environ["HOME"]
+        if home is not None:
+            os.environ["HOME"] = home
 
 
 def serve(sock: socket.socket, config: KernelConfig) -> NoReturn:

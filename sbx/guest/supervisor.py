@@ -33,11 +33,26 @@ _CHUNK = 1 << 16
 _OUTBOX_MAX = 1 << 20
 _PIPE_READS = 4
 _SPAWN_FAILED = 126
-_OOM_KERNEL = (
-    "500"  # the kernel dies before PID 1 when memory is short, a command before the kernel
-)
-_OOM_COMMAND = "700"
-_OOM_SUPERVISOR = "0"
+_OOM_SUPERVISOR, _OOM_KERNEL, _OOM_COMMAND = 0, 500, 700  # above what PID 1 was started with
+
+
+class _OomScore:
+    """Who dies first when memory is short: a command, then the kernel, then PID 1.
+
+    A child has the score that its parent has at the fork. /proc/self/oom_score_adj is opened while
+    that is still allowed. Below what the host gave (systemd's user sessions start at 100, some pods
+    at 1000) a score may not be set without privilege: proc_pid_oom_score_adj(5).
+    """
+
+    def __init__(self) -> None:
+        self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        self._given = int(os.read(self._fd, 16))
+
+    def set(self, above: int) -> None:
+        os.pwrite(self._fd, str(min(self._given + above, 1000)).encode(), 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 class _Command:
@@ -55,9 +70,9 @@ class _Command:
 
 
 class Supervisor:
-    """The loop of PID 1. `oom` is /proc/self/oom_score_adj, opened while that was still allowed."""
+    """The loop of PID 1."""
 
-    def __init__(self, control: socket.socket, kernel_pid: int, walls: Any, oom: int) -> None:
+    def __init__(self, control: socket.socket, kernel_pid: int, walls: Any, oom: _OomScore) -> None:
         self._control = control
         self._kernel_pid = kernel_pid
         self._walls = walls
@@ -141,7 +156,7 @@ class Supervisor:
         try:
             # Commands that leave something in the background use PID 1's descriptors up, too.
             pipes += (os.pipe2(os.O_CLOEXEC) for _ in range(3))
-            os.pwrite(self._oom, _OOM_COMMAND.encode(), 0)
+            self._oom.set(_OOM_COMMAND)
             pid = os.fork()
             if pid == 0:
                 (stdin, _), (_, stdout), (_, stderr) = pipes
@@ -152,7 +167,7 @@ class Supervisor:
             self.tell("exited", {"error": f"no process could be started: {error.strerror}"}, name)
             return
         finally:
-            os.pwrite(self._oom, _OOM_SUPERVISOR.encode(), 0)
+            self._oom.set(_OOM_SUPERVISOR)
         (stdin, stdin_ours), (stdout_ours, stdout), (stderr_ours, stderr) = pipes
         for fd in (stdin, stdout, stderr):
             os.close(fd)
@@ -281,14 +296,14 @@ def main() -> NoReturn:
             boot = first.content
             walls = boot["walls"]
             seal.close_all_but((CONTROL_FD, KERNEL_FD))
-            oom = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-            os.write(oom, _OOM_KERNEL.encode())
+            oom = _OomScore()
+            oom.set(_OOM_KERNEL)
             seal.check_unprivileged()
             seal.limit(walls["rlimits"])
             abi = seal.enter_domain(walls)
             kernel_pid = os.fork()
             if kernel_pid == 0:
-                os.close(oom)
+                oom.close()
                 control.close()
                 _seal_kernel(kernel_sock, walls)
     except seal.SealError as error:
@@ -298,7 +313,7 @@ def main() -> NoReturn:
     if kernel_pid == 0:
         _become_kernel(kernel_sock, boot)
     kernel_sock.close()
-    os.pwrite(oom, _OOM_SUPERVISOR.encode(), 0)
+    oom.set(_OOM_SUPERVISOR)
     _silence()
     supervisor = Supervisor(control, kernel_pid, walls, oom)
     supervisor.tell("ready", {"landlock": abi})

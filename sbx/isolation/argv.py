@@ -8,7 +8,15 @@ broker puts each file in its slot before it becomes bwrap.
 
 from collections.abc import Callable
 
-from sbx.isolation.plan import INSIDE_GID, INSIDE_UID, WORKSPACE, Bind, LaunchPlan, Tmpfs
+from sbx.isolation.plan import (
+    INSIDE_GID,
+    INSIDE_UID,
+    WORKSPACE,
+    LaunchPlan,
+    Mount,
+    Symlink,
+    Tmpfs,
+)
 from sbx.isolation.slots import DATA_FD, FILTER_FD, INFO_FD
 
 _NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
@@ -45,7 +53,9 @@ def bwrap_argv(plan: LaunchPlan, staged: Callable[[int], str]) -> list[str]:
     return argv
 
 
-def _mount(mount: Bind | Tmpfs, stage: str) -> list[str]:
+def _mount(mount: Mount, stage: str) -> list[str]:
+    if isinstance(mount, Symlink):
+        return ["--symlink", mount.points_to, mount.target]
     if isinstance(mount, Tmpfs):
         return ["--perms", mount.mode, "--size", str(mount.size), "--tmpfs", mount.target]
     verb = ("--bind" if mount.writable else "--ro-bind") + ("-try" if mount.optional else "")

@@ -30,6 +30,7 @@ remembered and signalled later.
 
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -49,7 +50,7 @@ from sbx.isolation.slots import (
     INFO_FD,
     KERNEL_FD,
 )
-from sbx.linux import mounts, namespaces, procfs
+from sbx.linux import mounts, namespaces, prctl, procfs
 
 PACKET_MAX = 1 << 17
 _FDS_MAX = 4
@@ -76,6 +77,7 @@ class _Jail:
     monitor_fd: int
     info_fd: int
     stderr_fd: int
+    sandbox: "_Sandbox"
     group: cgroups.JailGroup
     staged: int
     info: bytes = b""
@@ -89,6 +91,7 @@ class _Sandbox:
     group: cgroups.SandboxGroup
     become: tuple[int, int] | None
     jails: set[str] = field(default_factory=set)
+    dying: set[str] = field(default_factory=set)
 
 
 class Broker:
@@ -276,6 +279,7 @@ class Broker:
             monitor_fd=os.pidfd_open(monitor),
             info_fd=info,
             stderr_fd=stderr,
+            sandbox=sandbox,
             group=group,
             staged=len(order["stage"]) and order["stage"][-1][0] + 1,
         )
@@ -329,7 +333,16 @@ class Broker:
                     break
                 except ProcessLookupError:
                     continue
+        jail.sandbox.dying.add(jail.name)
+        self._throttle(jail.sandbox)
         return {}
+
+    def _throttle(self, sandbox: _Sandbox) -> None:
+        """No CPU quota while a jail of the sandbox dies: it would make that take long."""
+        try:
+            sandbox.group.throttle(not sandbox.dying)
+        except OSError as error:
+            _say(f"the CPU quota of a sandbox is not as it should be: {error}")
 
     # -- ends -----------------------------------------------------------------------------------
 
@@ -338,6 +351,7 @@ class Broker:
         self._unwatch(jail.monitor_fd)
         os.waitpid(jail.monitor, 0)
         os.close(jail.monitor_fd)
+        self._end_orphans()
         if jail.info_fd != -1:
             self._forget_info(jail)
         if jail.pid1_fd is not None:
@@ -347,8 +361,10 @@ class Broker:
         counters = _counters(jail.group)
         self._clear_away(jail)
         del self._jails[jail.name]
-        for sandbox in self._sandboxes.values():
-            sandbox.jails.discard(jail.name)
+        jail.sandbox.jails.discard(jail.name)
+        if jail.name in jail.sandbox.dying:
+            jail.sandbox.dying.remove(jail.name)
+            self._throttle(jail.sandbox)
         if jail.started:
             self._send({"event": "gone", "jail": jail.name, "stderr": said, **counters})
             return
@@ -358,6 +374,23 @@ class Broker:
             hint="run `sbx doctor`: it names the layer that this host refuses and the remedy",
         )
         self._send({"seq": jail.seq, "error": failed.to_dict()})
+
+    def _end_orphans(self) -> None:
+        """Kill what a monitor left that was itself killed, and see it gone within a bounded time.
+
+        bwrap's first child waits for its monitor without end until it has set a parent-death
+        signal, and where there is no cgroup nobody else would find it. A subreaper's orphans are
+        its own children, so their numbers are theirs until they are reaped here.
+        """
+        monitors = {jail.monitor for jail in self._jails.values()}
+        for pid in set(procfs.children(os.getpid())) - monitors:
+            os.kill(pid, signal.SIGKILL)
+            ending = os.pidfd_open(pid)
+            try:
+                if select.select([ending], [], [], _REMOVE_S)[0]:
+                    os.waitpid(pid, 0)
+            finally:
+                os.close(ending)
 
     def _clear_away(self, jail: _Jail) -> None:
         """Its group and its binds. What cannot be removed now is swept by the next runtime."""
@@ -456,5 +489,6 @@ def main() -> None:
     sock = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prctl.set_child_subreaper(True)
     Broker(sock).serve()
     sys.exit(0)

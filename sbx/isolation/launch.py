@@ -147,12 +147,17 @@ class Broker:
                 )
             except BaseException as error:
                 await broker.close()
-                if words and getattr(error, "code", "") == "broker_died":
-                    continue  # systemd-run could not: without a scope, without cgroups
+                if words and getattr(error, "code", "") in ("broker_died", "broker_silent"):
+                    continue  # systemd-run could not, or waits: without a scope, without cgroups
                 raise
             broker.capabilities = Capabilities.from_json(raw)
             return broker
         raise AssertionError  # the last round returned or raised
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still answers; when not, every jail has ended with it."""
+        return self._sock is not None
 
     async def make_sandbox(self, name: str, limits: GroupLimits, uid: int | None = None) -> Host:
         """Prepare the cgroup and the host uid that all jails of one sandbox share."""
@@ -162,7 +167,7 @@ class Broker:
 
     async def drop_sandbox(self, name: str) -> None:
         """Kill what is left of a sandbox and remove its cgroup. A broker that is gone did so."""
-        if self._sock is not None:
+        if self.alive:
             await self.order("drop_sandbox", sandbox=name)
 
     async def launch(
@@ -222,7 +227,8 @@ class Broker:
         except (BrokenPipeError, ConnectionResetError):
             raise _broker_died() from None
         except TimeoutError:
-            raise errors.Broken(f"the broker did not {do} within {_ORDER_S:g} s") from None
+            message = f"the broker did not {do} within {_ORDER_S:g} s"
+            raise errors.Broken(message, code="broker_silent") from None
         finally:
             self._waiting.pop(seq, None)
 

@@ -31,10 +31,15 @@ _MEMLOCK = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python on the host: its executable, and the directories without which it does not run."""
+    """A Python on the host: its executable, and the directories without which it does not run.
+
+    `links` are (path, target) of symlinks between the executable and the real one that lie outside
+    of these: each is made anew inside, because the directory around it may be somebody's home.
+    """
 
     executable: str
     prefixes: tuple[str, ...]
+    links: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,15 @@ class Tmpfs:
     target: str
     size: int
     mode: str = "1777"
+
+
+@dataclass(frozen=True, slots=True)
+class Symlink:
+    target: str
+    points_to: str
+
+
+Mount = Bind | Tmpfs | Symlink
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +143,7 @@ class LaunchPlan:
 
     bwrap: str
     options: frozenset[str]
-    mounts: tuple[Bind | Tmpfs, ...]
+    mounts: tuple[Mount, ...]
     files: tuple[DataFile, ...]
     environment: tuple[tuple[str, str], ...]
     command: tuple[str, ...]
@@ -217,7 +231,7 @@ def _cannot(layer: str, wall: str, cause: str | None, remedy: str | None) -> Can
     )
 
 
-def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Bind | Tmpfs, ...]:
+def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Mount, ...]:
     """The view, outermost first: a later mount covers an earlier one.
 
     1. The system, read-only; own /tmp and /dev/shm, of limited size.
@@ -228,7 +242,7 @@ def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Bind | Tmpfs
     5. In a host directory: what would run later on the host, read-only where it exists, and the
        directories above it pinned like `uploads`.
     """
-    view: list[Bind | Tmpfs] = [Bind(path, path, optional=True) for path in policy.filesystem.read]
+    view: list[Mount] = [Bind(path, path, optional=True) for path in policy.filesystem.read]
     view += [
         Tmpfs("/tmp", policy.limits.tmp_size),
         Tmpfs("/dev/shm", policy.limits.shm_size),
@@ -237,6 +251,11 @@ def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Bind | Tmpfs
         Bind(prefix, prefix, staged=staged)
         for prefix in paths.interpreter.prefixes
         if not _is_below_any(prefix, policy.filesystem.read)
+    ]
+    view += [
+        Symlink(path, points_to)
+        for path, points_to in paths.interpreter.links
+        if not _is_below_any(path, policy.filesystem.read)
     ]
     view += [Bind(mount.source, mount.target, staged=staged) for mount in policy.filesystem.mount]
     view += [

@@ -61,11 +61,19 @@ class Channel(asyncio.Protocol):
     def closed(self) -> bool:
         return self._cause is not None
 
-    async def send(self, kind: str, content: Any, name: str | None = None) -> None:
-        """Send a frame; waits while the inside does not read. Raises ChannelClosed."""
+    def post(self, kind: str, content: Any, name: str | None = None) -> None:
+        """Send a frame without waiting until it is read, which a hostile inside may never do.
+
+        For what a deadline watches over, or what is itself part of ending the inside. Raises
+        ChannelClosed.
+        """
         if self._cause is not None:
             raise ChannelClosed(self._cause)
         self._transport.write(frames.encode(kind, content, name))
+
+    async def send(self, kind: str, content: Any, name: str | None = None) -> None:
+        """Send a frame; waits while the inside does not read. Raises ChannelClosed."""
+        self.post(kind, content, name)
         if self._draining is not None:
             await asyncio.shield(self._draining)  # others may wait for it, too
             if self._cause is not None:

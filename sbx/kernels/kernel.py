@@ -109,6 +109,10 @@ class Kernel:
                 message = f"the kernel ended before it was ready: {end.stderr or error.cause}"
                 raise errors.Broken(message, code="start_failed") from None
             raise
+        # Also between two runs, when nobody reads: who was cut off, or hung up, must not live on.
+        cells.on_closed = lambda: control.close("the kernel hung up")
+        if cells.closed:
+            control.close("the kernel hung up")
         kernel._listening = asyncio.create_task(kernel._listen())
         return kernel
 
@@ -206,7 +210,7 @@ class Kernel:
 
     async def _ask(self, kind: str, content: Any, name: str | None) -> None:
         try:
-            await self._cells.send(kind, content, name)
+            self._cells.post(kind, content, name)
         except ChannelClosed:
             raise KernelDied from None
 
@@ -231,7 +235,7 @@ class Kernel:
 
     async def _tell(self, kind: str, content: Any, name: str | None) -> None:
         try:
-            await self._control.send(kind, content, name)
+            self._control.post(kind, content, name)
         except ChannelClosed:
             self._end_commands()
 

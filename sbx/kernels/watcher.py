@@ -1,7 +1,8 @@
 """What stands in for the memory limit of a cgroup where a host gives none: look, and kill.
 
 Best effort, and called so in every receipt: between two looks a jail can take more than its limit
-(at most RLIMIT_DATA a process), and what lies in /tmp and /dev/shm counts only where it is mapped.
+(at most RLIMIT_DATA a process). Files in /tmp, in /dev/shm and of memfd_create count; System V
+segments that nobody has attached, and files on their way through a socket, do not.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from sbx.protocol.runs import Cause
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.1
 _CALM_PERIOD_S = 0.5
+_TMPFS = ("/tmp", "/dev/shm")  # noqa: S108  # the jail's own
 _CALM_BELOW = 0.5  # of the limit
 
 
@@ -53,15 +55,26 @@ class MemoryWatcher:
         """Bytes of each kernel's jail. Cheap counts first; shared pages are told apart only when
         the cheap ones, which count them once for each process, are beyond the limit."""
         pids = {kernel: _inside(kernel) for kernel in self._kernels}
+        files = {kernel: _in_files(inside) for kernel, inside in pids.items()}
         used = {
-            kernel: sum(procfs.resident(pid) for pid in inside) for kernel, inside in pids.items()
+            kernel: files[kernel] + sum(procfs.resident(pid) for pid in inside)
+            for kernel, inside in pids.items()
         }
         if sum(used.values()) <= self._memory_max:
             return used
         return {
             kernel: sum(procfs.proportional(pid) for pid in inside)
+            + max(0, files[kernel] - sum(procfs.shared(pid) for pid in inside))
             for kernel, inside in pids.items()
         }
+
+
+def _in_files(inside: list[int]) -> int:
+    """Bytes of a jail that are memory and lie in files, mapped or not."""
+    if not inside:
+        return 0
+    memfds = {inode: size for pid in inside for inode, size in procfs.memfds(pid).items()}
+    return sum(memfds.values()) + sum(procfs.tmpfs_used(inside[0], top) for top in _TMPFS)
 
 
 def _inside(kernel: Kernel) -> list[int]:

@@ -1,6 +1,7 @@
 """proc(5): what linux says of a process, read by its pid in the reader's own PID namespace."""
 
 import os
+from contextlib import suppress
 
 _KIB = 1024
 
@@ -50,6 +51,39 @@ def proportional(pid: int) -> int:
     except OSError:
         return resident(pid)
     return sum(_bytes(fields.get(name, "0 kB")) for name in ("Pss_Anon", "Pss_Shmem", "SwapPss"))
+
+
+def shared(pid: int) -> int:
+    """Of `resident`, what is shared memory: files in a tmpfs, memfds, System V segments."""
+    try:
+        return _bytes(status(pid).get("RssShmem", "0 kB"))
+    except OSError:
+        return 0
+
+
+def tmpfs_used(pid: int, path: str) -> int:
+    """Bytes that lie in the file system at `path`, as this process sees it; 0 when it is gone."""
+    try:
+        found = os.statvfs(f"/proc/{pid}/root{path}")
+    except OSError:
+        return 0
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def memfds(pid: int) -> dict[int, int]:
+    """Bytes of each memfd_create(2) file that the process holds open, by inode number: memory that
+    no count of resident pages shows unless it is mapped as well."""
+    found = {}
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            link = f"/proc/{pid}/fd/{name}"
+            with suppress(OSError):
+                if os.readlink(link).startswith("/memfd:"):
+                    file = os.stat(link)
+                    found[file.st_ino] = file.st_blocks * 512
+    except OSError:
+        pass
+    return found
 
 
 def namespaces(pid: int) -> dict[str, int]:

@@ -21,8 +21,9 @@ from sbx.isolation.forked import check_process
 from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy
 from sbx.protocol.runs import Event, Run
-from sbx.runtime.conversation import Conversation, OnInput
+from sbx.runtime.conversation import Conversation
 from sbx.runtime.files import WorkspaceFiles, WorkspaceUploads
+from sbx.runtime.questions import OnInput
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
@@ -63,6 +64,10 @@ class _Shared:
         except BaseException:
             self._end()
             raise
+
+    @property
+    def alive(self) -> bool:
+        return not self.loop.is_closed() and self.runtime.alive
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the loop and wait. An interrupted wait (Ctrl-C) cancels the work."""
@@ -113,7 +118,10 @@ _starting = threading.Lock()
 def _shared_runtime() -> _Shared:
     global _shared  # noqa: PLW0603  # one per process is the promise
     with _starting:
-        if _shared is None or _shared.pid != os.getpid() or _shared.loop.is_closed():
+        if _shared is not None and _shared.pid == os.getpid() and not _shared.alive:
+            _shared.close()  # its broker died, and every sandbox with it
+            _shared = None
+        if _shared is None or _shared.pid != os.getpid():
             _shared = _Shared()
             atexit.register(close)
         return _shared

@@ -6,15 +6,12 @@ it crossed, or with a deadline it ignored; the next run then starts another one 
 """
 
 import asyncio
-import contextlib
-import inspect
 import logging
 import os
 import secrets
 import signal
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from sbx import errors
 from sbx.isolation.forked import check_process
@@ -24,20 +21,24 @@ from sbx.kernels import frames
 from sbx.kernels.kernel import Command, Kernel, KernelDied
 from sbx.policy import Policy
 from sbx.protocol.runs import Cause, Event, Run, RunError, Status
+from sbx.runtime import request, verdict
+from sbx.runtime.disk import DiskWatch
 from sbx.runtime.files import OpenFiles, WorkspaceFiles, WorkspaceUploads
 from sbx.runtime.live import LiveRun
+from sbx.runtime.questions import OnInput, Questions
 from sbx.runtime.stop import Ladder, Why
-from sbx.workspace import Usage
 
 _log = logging.getLogger(__name__)
-_CODE_MAX = 8 << 20
-_COMMAND_MAX = (128 << 10) - 1  # one argument of execve(2), with the zero at its end
-_PATH_MAX = 4095  # limits.h
-_DISK_PERIOD_S = 0.5
-_DISK_ENTRIES = 200_000
-_DISK_SCAN_S = 0.4
 
-OnInput = Callable[[str], str | Awaitable[str]]
+
+@dataclass(frozen=True, slots=True)
+class _Shell:
+    """A command as it will be started."""
+
+    command: str
+    cwd: str
+    env: Mapping[str, str]
+    stdin: str | None
 
 
 class Conversation:
@@ -68,11 +69,9 @@ class Conversation:
         self._starting = asyncio.Lock()
         self._kernel: Kernel | None = None
         self._had_kernel = False
+        self._disk = DiskWatch(policy.limits)
         self._running: Ladder | None = None
         self._ladders: dict[LiveRun, Ladder] = {}
-        self._active = asyncio.Event()
-        self._disk: asyncio.Task[None] | None = None
-        self._tolerated = (0, 0)
         self._tasks: dict[LiveRun, asyncio.Task[None]] = {}
         self._closed = False
 
@@ -134,9 +133,9 @@ class Conversation:
         Raises Denied, BadRequest (`invalid_timeout`, `limit_widened`, `invalid_code`), TooLarge
         `code_too_large`, Closed.
         """
-        self._demand("python")
-        _check_text(code, "code", _CODE_MAX)
-        timeout_s = self._timeout(timeout)
+        request.demand(self._policy, "python")
+        request.check_text(code, "code")
+        timeout_s = request.timeout_s(self._policy, timeout)
         return self._launch(lambda live: self._cell(live, code, timeout_s, on_input))
 
     def start_shell(
@@ -149,25 +148,14 @@ class Conversation:
         stdin: str | None = None,
     ) -> LiveRun:
         """Start a shell command; raises as `start_run` does, and BadRequest `invalid_env`."""
-        self._demand("shell")
-        if not self._policy.processes:
-            raise errors.Denied(
-                f"the policy {self._policy.name} lets nothing start a process",
-                code="processes_denied",
-                hint="use Python, or a policy with processes = true",
-            )
-        _check_text(command, "command", _COMMAND_MAX)
-        if "\0" in command:
-            raise errors.BadRequest(
-                "a command has no NUL character",
-                code="invalid_code",
-                hint="hand it data by stdin= or in a file",
-            )
+        request.demand(self._policy, "shell")
+        request.demand_processes(self._policy)
+        request.check_command(command)
         if stdin is not None:
-            _check_text(stdin, "stdin", _CODE_MAX)
-        timeout_s = self._timeout(timeout)
-        spawn = {"cwd": _inside(cwd), "env": _environment(env or {})}
-        return self._launch(lambda live: self._command(live, command, spawn, stdin, timeout_s))
+            request.check_text(stdin, "stdin")
+        timeout_s = request.timeout_s(self._policy, timeout)
+        shell = _Shell(command, request.directory(cwd), request.environment(env or {}), stdin)
+        return self._launch(lambda live: self._command(live, shell, timeout_s))
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -269,13 +257,13 @@ class Conversation:
             kernel, lost = await self._ready()
             live.restart_clock()
             ladder = Ladder(timeout_s, self._grace_s, kernel.interrupt, kernel.kill)
+            questions = on_input and Questions(kernel, on_input, lambda: ladder.stop(Why.CALLER))
             self._running = ladder
             self._begin(live, ladder)
-            answering: set[asyncio.Task[None]] = set()
             try:
                 output_max = self._policy.limits.output_max
                 await kernel.begin(code, allow_stdin=on_input is not None, output_max=output_max)
-                reply = await self._follow(kernel, live, ladder, on_input, answering)
+                reply = await _follow_cell(kernel, live, ladder, questions)
             except KernelDied:
                 return await self._died(live, kernel, ladder.why)
             except frames.Malformed as error:
@@ -283,50 +271,22 @@ class Conversation:
                 return await self._died(live, kernel, ladder.why)
             finally:
                 self._running = None
-                del self._ladders[live]
-                for task in answering:
-                    task.cancel()
+                self._finish(live)
+                if questions:
+                    questions.close()
             live.replied(reply)
             if reply.status == "error":
-                await (
-                    kernel.counters()
-                )  # a child may have died of a limit: that is not the next run's
-            status, cause = _outcome(reply, ladder.why)
-            why = self._explained(status, cause)
-            return live.finish(status, cause=cause, error=why, state_lost=lost)
+                # a child may have died of a limit, which is not to be told of the next run
+                await kernel.counters()
+            status, cause = verdict.replied(reply, ladder.why)
+            return self._told(live, status, cause, state_lost=lost)
 
-    async def _follow(
-        self,
-        kernel: Kernel,
-        live: LiveRun,
-        ladder: Ladder,
-        on_input: OnInput | None,
-        answering: set[asyncio.Task[None]],
-    ) -> frames.ExecuteReply:
-        while True:
-            frame = await ladder.next(kernel.next)
-            if isinstance(frame.content, frames.ExecuteReply):
-                return frame.content
-            live.add(frame)
-            if live.over:
-                await ladder.stop(Why.OUTPUT)
-            elif isinstance(frame.content, frames.InputRequest) and on_input is not None:
-                prompt = frame.content.prompt
-                answering.add(asyncio.create_task(_answer(kernel, on_input, prompt, ladder)))
-
-    async def _command(
-        self,
-        live: LiveRun,
-        text: str,
-        spawn: Mapping[str, Any],
-        stdin: str | None,
-        timeout_s: float,
-    ) -> Run:
+    async def _command(self, live: LiveRun, shell: _Shell, timeout_s: float) -> Run:
         kernel, lost = await self._ready()
         live.restart_clock()
-        command = await kernel.spawn(["/bin/bash", "-c", text], spawn["cwd"], spawn["env"])
-        if stdin is not None:
-            await command.write(stdin)
+        command = await kernel.spawn(["/bin/bash", "-c", shell.command], shell.cwd, shell.env)
+        if shell.stdin is not None:
+            await command.write(shell.stdin)
         await command.write(None)
         ladder = Ladder(
             timeout_s,
@@ -336,44 +296,31 @@ class Conversation:
         )
         self._begin(live, ladder)
         try:
-            exited = await self._follow_command(command, live, ladder)
+            exited = await _follow_command(command, live, ladder)
         except (KernelDied, TimeoutError):
             return await self._died(live, kernel, ladder.why)
         finally:
-            del self._ladders[live]
+            self._finish(live)
         return await self._exited(live, kernel, exited, ladder.why, lost=lost)
 
-    async def _follow_command(
-        self, command: Command, live: LiveRun, ladder: Ladder
-    ) -> frames.Exited:
-        while True:
-            told = await ladder.next(command.next)
-            if isinstance(told, frames.Exited):
-                return told
-            live.add(frames.Frame(told, None, len(told.text)))
-            if live.over:
-                await ladder.stop(Why.OUTPUT)
+    def _begin(self, live: LiveRun, ladder: Ladder) -> None:
+        self._ladders[live] = ladder
+        self._disk.run_began()
 
-    # -- the ends of a run ----------------------------------------------------------------------
+    def _finish(self, live: LiveRun) -> None:
+        del self._ladders[live]
+        self._disk.run_ended()
 
     async def _died(self, live: LiveRun, kernel: Kernel, why: Why | None) -> Run:
-        """The kernel ended during the run: by our ladder, by a limit, or by itself."""
         oom_kills, pids_max_hits = kernel.seen
         end = await kernel.kill()
-        cause: Cause | None
-        if kernel.killed_for is not None:
-            status, cause = Status.KILLED, kernel.killed_for
-        elif end.oom_kills > oom_kills:
-            status, cause = Status.KILLED, Cause.MEMORY
-        elif why is not None:
-            status, cause = why.outcome()
-        elif end.pids_max_hits > pids_max_hits:
-            status, cause = Status.KILLED, Cause.PIDS
-        else:
-            status, cause = Status.KILLED, Cause.CRASHED
-        return live.finish(
-            status, cause=cause, state_lost=True, error=self._explained(status, cause)
+        status, cause = verdict.died(
+            kernel.killed_for,
+            why,
+            oom_kills=end.oom_kills - oom_kills,
+            pids_max_hits=end.pids_max_hits - pids_max_hits,
         )
+        return self._told(live, status, cause, state_lost=True)
 
     async def _exited(
         self,
@@ -387,43 +334,27 @@ class Conversation:
         if exited.error is not None:
             error = RunError("CommandNotStarted", exited.error, exited.error)
             return live.finish(Status.KILLED, cause=Cause.PIDS, error=error, state_lost=lost)
-        code = exited.code if exited.code is not None else 128 + (exited.signal or 0)
-        status, cause = Status.OK if code == 0 else Status.ERROR, None
-        if why is not None:
-            status, cause = why.outcome()
-        elif exited.signal == signal.SIGKILL or code == 128 + signal.SIGKILL:
-            oom_kills, _ = kernel.seen
-            if (await kernel.counters()).oom_kills > oom_kills:
-                status, cause = Status.KILLED, Cause.MEMORY
-        return live.finish(
-            status,
-            cause=cause,
-            exit_code=code,
-            state_lost=lost,
-            error=self._explained(status, cause),
-        )
+        code = verdict.exit_code(exited)
+        struck = 0
+        if verdict.was_killed(code):
+            seen, _ = kernel.seen
+            struck = (await kernel.counters()).oom_kills - seen
+        status, cause = verdict.exited(code, why, oom_kills=struck)
+        return self._told(live, status, cause, state_lost=lost, exit_code=code)
 
-    def _explained(self, status: Status, cause: Cause | None) -> RunError | None:
-        """What ended the run, in a sentence for whoever reads the result, often a model."""
-        limits = self._policy.limits
-        match status, cause:
-            case Status.TIMEOUT, _:
-                return RunError("Timeout", "the run took longer than its time-out", "")
-            case Status.KILLED, Cause.MEMORY:
-                text = f"the run used more memory than the limit of {limits.memory_max} bytes"
-                return RunError("MemoryLimit", text, "")
-            case Status.KILLED, Cause.OUTPUT:
-                text = f"the run wrote more output than the limit of {limits.output_max} bytes"
-                return RunError("OutputLimit", text, "")
-            case Status.KILLED, Cause.PIDS:
-                text = f"the run started more processes than the limit of {limits.tasks_max}"
-                return RunError("ProcessLimit", text, "")
-            case Status.KILLED, Cause.DISK:
-                text = f"the workspace grew beyond its limit of {limits.workspace_max} bytes"
-                return RunError("DiskLimit", text, "")
-            case Status.KILLED, _:
-                return RunError("KernelDied", "the kernel process ended by itself", "")
-        return None
+    def _told(
+        self,
+        live: LiveRun,
+        status: Status,
+        cause: Cause | None,
+        *,
+        state_lost: bool,
+        exit_code: int | None = None,
+    ) -> Run:
+        error = verdict.explained((status, cause), self._policy.limits)
+        return live.finish(
+            status, cause=cause, error=error, state_lost=state_lost, exit_code=exit_code
+        )
 
     # -- the kernel -----------------------------------------------------------------------------
 
@@ -437,189 +368,44 @@ class Conversation:
             lost = self._had_kernel
             self._kernel = await self._start(opened)
             self._had_kernel = True
-            if opened.measured is not None:
-                watch = self._watch_disk(self._kernel, opened)
-                self._disk = asyncio.create_task(watch)
+            self._disk.watch(self._kernel, opened)
             return self._kernel, lost
-
-    def _begin(self, live: LiveRun, ladder: Ladder) -> None:
-        self._ladders[live] = ladder
-        self._active.set()
-
-    async def _watch_disk(self, kernel: Kernel, opened: OpenFiles) -> None:
-        """End a kernel that makes the workspace grow beyond its limits; looks while runs go on.
-
-        What is beyond them already is tolerated as long as it does not grow: the next run may be
-        the one that deletes.
-        """
-        limits = self._policy.limits
-        while True:
-            await self._active.wait()
-            if not self._ladders:
-                self._active.clear()
-            await asyncio.sleep(_DISK_PERIOD_S)
-            used = await _measured(opened)
-            most = max(limits.workspace_max, self._tolerated[0])
-            most_files = max(limits.workspace_files, self._tolerated[1])
-            if used.bytes > most or used.files > most_files:
-                self._tolerated = (used.bytes, used.files)
-                await kernel.kill(Cause.DISK)
-                return
-            if used.bytes <= limits.workspace_max and used.files <= limits.workspace_files:
-                self._tolerated = (0, 0)
 
     async def _drop_kernel(self) -> None:
         kernel, self._kernel = self._kernel, None
-        if self._disk is not None and self._disk is not asyncio.current_task():
-            self._disk.cancel()
-            await asyncio.gather(self._disk, return_exceptions=True)
-        self._disk = None
+        await self._disk.close()
         if kernel is not None:
             await kernel.kill()
-
-    # -- checks ---------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         check_process(self._pid)
         if self._closed:
             raise _closed("the sandbox is closed")
 
-    def _demand(self, capability: str) -> None:
-        if capability not in self._policy.capabilities:
-            raise errors.Denied(
-                f"the policy {self._policy.name} does not offer {capability}",
-                code="capability_not_supported",
-                details={"capability": capability, "available": list(self._policy.capabilities)},
-            )
 
-    def _timeout(self, asked: float | None) -> float:
-        most = self._policy.limits.wall_time
-        if asked is None:
-            return most
-        if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked > 0:
-            raise errors.BadRequest(
-                f"a time-out is a number of seconds above 0, not {asked!r}",
-                code="invalid_timeout",
-                hint=f"leave it out for the policy's wall_time of {most:g} s",
-            )
-        if asked > most:
-            raise errors.BadRequest(
-                f"a time-out of {asked:g} s is longer than the policy's wall_time of {most:g} s",
-                code="limit_widened",
-                hint="ask for less, or use a policy with a longer wall_time",
-                details={"field": "timeout", "limit": most},
-            )
-        return float(asked)
+async def _follow_cell(
+    kernel: Kernel, live: LiveRun, ladder: Ladder, questions: Questions | None
+) -> frames.ExecuteReply:
+    while True:
+        frame = await ladder.next(kernel.next)
+        if isinstance(frame.content, frames.ExecuteReply):
+            return frame.content
+        live.add(frame)
+        if live.over:
+            await ladder.stop(Why.OUTPUT)
+        elif isinstance(frame.content, frames.InputRequest) and questions is not None:
+            questions.ask(frame.content.prompt)
+
+
+async def _follow_command(command: Command, live: LiveRun, ladder: Ladder) -> frames.Exited:
+    while True:
+        told = await ladder.next(command.next)
+        if isinstance(told, frames.Exited):
+            return told
+        live.add(frames.Frame(told, None, len(told.text)))
+        if live.over:
+            await ladder.stop(Why.OUTPUT)
 
 
 def _closed(message: str) -> errors.Closed:
     return errors.Closed(message, hint="make a new one: its files and state are gone")
-
-
-async def _measured(opened: OpenFiles) -> Usage:
-    """What the files take. Where they cannot be looked at, they take nothing: the next look may."""
-    tree = opened.measured
-    assert tree is not None
-    try:
-        return await opened.call(
-            lambda: tree.measure(max_entries=_DISK_ENTRIES, deadline_s=_DISK_SCAN_S)
-        )
-    except (OSError, errors.SbxError) as error:
-        _log.warning("a workspace could not be measured: %s", error)
-        return Usage(0, 0, complete=False)
-
-
-async def _answer(kernel: Kernel, on_input: OnInput, prompt: str, ladder: Ladder) -> None:
-    """Ask the caller for a line. A caller that fails to answer ends the wait of the code."""
-    try:
-        if inspect.iscoroutinefunction(on_input):
-            line = await on_input(prompt)
-        else:
-            line = await _in_daemon_thread(on_input, prompt)
-            if inspect.isawaitable(line):
-                line = await line
-        await kernel.answer_input(str(line))
-    except KernelDied:
-        return
-    except Exception:  # noqa: BLE001  # the border to the caller's own function
-        _log.exception("on_input raised; the run is interrupted")
-        await ladder.stop(Why.CALLER)
-
-
-async def _in_daemon_thread(
-    ask: Callable[[str], str | Awaitable[str]], prompt: str
-) -> str | Awaitable[str]:
-    """A person may never answer: such a thread must not keep the program from ending."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[str | Awaitable[str]] = loop.create_future()
-
-    def settle(line: str | Awaitable[str], error: Exception | None) -> None:
-        if answer.done():
-            return
-        answer.set_result(line) if error is None else answer.set_exception(error)
-
-    def wait() -> None:
-        line: str | Awaitable[str] = ""
-        failed = None
-        try:
-            line = ask(prompt)
-        except Exception as error:  # noqa: BLE001  # carried to the task that waits
-            failed = error
-        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(settle, line, failed)
-
-    threading.Thread(target=wait, name="sbx-on-input", daemon=True).start()
-    return await answer
-
-
-def _outcome(reply: frames.ExecuteReply, why: Why | None) -> tuple[Status, Cause | None]:
-    if why is not None and not (why is Why.CALLER and reply.status == "ok"):
-        return why.outcome()
-    return (Status.OK if reply.status == "ok" else Status.ERROR), None
-
-
-def _check_text(text: str, what: str, size_max: int) -> None:
-    try:
-        size = len(text.encode())
-    except (UnicodeEncodeError, AttributeError):
-        raise errors.BadRequest(
-            f"the {what} is not text that UTF-8 can carry",
-            code="invalid_code",
-            hint="decode bytes with the right encoding, and replace what it cannot",
-        ) from None
-    if size > size_max:
-        raise errors.TooLarge(
-            f"the {what} of {size} bytes is longer than the limit of {size_max} bytes",
-            code="code_too_large",
-            hint="put the data in a file of the workspace and read it from there",
-            details={"limit": size_max},
-        )
-
-
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What execve(2) and JSON can carry. Not checked further: only the command has it."""
-    for name, value in env.items():
-        try:
-            carried = "\0" not in (name + value) and "=" not in name and name != ""
-            (name + value).encode()
-        except (TypeError, UnicodeEncodeError):
-            carried = False
-        if not carried:
-            raise errors.BadRequest(
-                f"no environment can carry the variable {name!r}",
-                code="invalid_env",
-                hint="names without '=', names and values of text without NUL",
-            )
-    return dict(env)
-
-
-def _inside(cwd: str | None) -> str:
-    """A command's directory: relative to the workspace, or absolute as the code sees it.
-
-    Not checked further: it is resolved inside, where there is nothing to find beyond the walls.
-    """
-    path = cwd or "/workspace"
-    if "\0" in path:
-        raise errors.InvalidPath("a directory's name has no NUL", details={"reason": "null_byte"})
-    _check_text(path, "cwd", _PATH_MAX)
-    return path if path.startswith("/") else f"/workspace/{path}"

@@ -12,10 +12,12 @@ from pathlib import Path
 from sbx.errors import Conflict, Unavailable
 from sbx.linux import locks
 from sbx.workspace import DataDirectory
+from sbx.workspace.refusals import translated
 from sbx.workspace.removal import remove_tree
 
 _PREFIX = "sbx-"
 _LOCK = "lock"
+_UNHELD = "lock.new"
 _SWEEP_S = 5.0
 
 
@@ -25,14 +27,16 @@ class Data:
     def __init__(self, path: Path | None) -> None:
         """Open `path`, or a new temporary directory. Raises Conflict `data_dir_in_use`."""
         self._temporary = path is None
-        with ExitStack() as held:
+        with ExitStack() as held, translated(str(path or tempfile.gettempdir())):
             if path is None:
                 top = Path(tempfile.gettempdir())
                 _sweep(top)
                 path = _make_temporary(top)
+                held.callback(_remove, path)
             self.directory = DataDirectory(path)
             held.callback(self.directory.close)
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            name = path / (_UNHELD if self._temporary else _LOCK)
+            lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             held.callback(os.close, lock)
             if not locks.try_lock(lock):
                 raise Conflict(
@@ -40,16 +44,15 @@ class Data:
                     code="data_dir_in_use",
                     hint="give each runtime a data_dir of its own, or end the other one",
                 )
-            if not self._temporary:
+            if self._temporary:
+                name.rename(path / _LOCK)  # a sweeper takes what has this name and nobody holds
+            else:
                 for sandbox in self.directory.sandboxes():
                     self.directory.remove(sandbox, deadline_s=_SWEEP_S)
                 self.directory.sweep(_SWEEP_S)
-            self._path = path
             self._held = held.pop_all()
 
     def close(self) -> None:
-        if self._temporary:
-            _remove(self._path)
         self._held.close()
 
 

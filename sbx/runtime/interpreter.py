@@ -52,16 +52,24 @@ async def interpreter_at(path: str) -> Interpreter:
 
 
 def _interpreter(executable: str, prefixes: tuple[str, ...]) -> Interpreter:
-    """The prefixes, and the directory of every link between the executable and the real one."""
+    """The prefixes, and every link between the executable and the real one.
+
+    Never the directory around a link: `~/python` is a link in a home, whose files nobody meant to
+    show.
+    """
     needed = list(prefixes)
+    links: list[tuple[str, str]] = []
     link = executable
     for _ in range(40):  # linux gives up on a chain of links at 40, too: path_resolution(7)
-        needed.append(os.path.dirname(link))
         if not os.path.islink(link):
+            needed.append(link)
             break
-        link = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+        links.append((link, os.readlink(link)))
+        link = os.path.normpath(os.path.join(os.path.dirname(link), links[-1][1]))
     needed.append(os.path.realpath(prefixes[0]))
-    return Interpreter(executable, _outermost(needed))
+    shown = _outermost(needed)
+    apart = (one for one in links if not any(Path(one[0]).is_relative_to(top) for top in shown))
+    return Interpreter(executable, shown, tuple(apart))
 
 
 def _outermost(directories: list[str]) -> tuple[str, ...]:

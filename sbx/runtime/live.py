@@ -37,6 +37,7 @@ class _Shown:
     texts: list[str] = field(default_factory=list)
     bundle: MimeBundle | None = None
     display_id: str | None = None
+    at: int = 0
 
 
 class LiveRun:
@@ -48,6 +49,7 @@ class LiveRun:
         self._room = output_max
         self._events: list[Event] = [RunStart(run_id)]
         self._screen: list[_Shown] = []
+        self._updates: dict[str, tuple[int, MimeBundle]] = {}  # the last of each, and when
         self._clear_pending = False
         self._printed: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._result: str | None = None
@@ -105,6 +107,7 @@ class LiveRun:
         """
         if error is not None and self._error is not None:
             error = replace(error, traceback=self._error.traceback)
+        self._apply_updates()
         shown = [part.bundle for part in self._screen if part.bundle is not None]
         run = Run(
             run_id=self.run_id,
@@ -187,16 +190,22 @@ class LiveRun:
     def _displayed(self, content: frames.DisplayData) -> Event:
         data = frames.bundle(content.data)
         display_id = content.transient.get("display_id")
-        self._show(_Shown(bundle=data, display_id=display_id))
+        self._show(_Shown(bundle=data, display_id=display_id, at=len(self._events)))
         return Display(data, _metadata(content.metadata), display_id)
 
     def _updated(self, content: frames.UpdateDisplayData) -> Event:
         data = frames.bundle(content.data)
         display_id = content.transient.get("display_id")
-        for shown in self._screen:
-            if display_id is not None and shown.display_id == display_id:
-                shown.bundle = data
+        if display_id is not None:
+            self._updates[display_id] = (len(self._events), data)
         return Display(data, _metadata(content.metadata), display_id, update=True)
+
+    def _apply_updates(self) -> None:
+        """Once, at the end: thousands of displays times thousands of updates would be minutes."""
+        for shown in self._screen:
+            at, bundle = self._updates.get(shown.display_id or "", (-1, {}))
+            if at > shown.at:
+                shown.bundle = bundle
 
     def _show(self, shown: _Shown) -> None:
         if self._clear_pending:

@@ -71,6 +71,11 @@ class Runtime:
         return self
 
     @property
+    def alive(self) -> bool:
+        """Whether it can run anything: started, not closed, and its broker has not died."""
+        return self._means is not None and self._means.broker.alive
+
+    @property
     def capabilities(self) -> Capabilities:
         """What this host can do, layer by layer."""
         assert self._broker is not None
@@ -88,9 +93,9 @@ class Runtime:
     ) -> AsyncSandbox:
         """A new sandbox; its kernel starts with the first run.
 
-        `policy` is a name, the Path of a file, or a value; `narrower` tightens it (`{"limits": {"memory_max":
-        "64MiB"}}`), `env` adds environment variables. `workspace` is a directory of the host to
-        be /workspace, `uploads` one to be the read-only uploads.
+        `policy` is a name, the Path of a file, or a value. `narrower` tightens it, for instance
+        `{"limits": {"memory_max": "64MiB"}}`; `env` adds environment variables. `workspace` is a
+        directory of the host to be /workspace, `uploads` one to be the read-only uploads.
 
         Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce,
         Denied `workspace_owned_by_root`.

@@ -27,8 +27,9 @@ from sbx.kernels.kernel import Kernel
 from sbx.kernels.watcher import MemoryWatcher
 from sbx.policy import Policy
 from sbx.protocol.runs import Event, Run
-from sbx.runtime.conversation import Conversation, OnInput
+from sbx.runtime.conversation import Conversation
 from sbx.runtime.files import OpenFiles, WorkspaceFiles, WorkspaceUploads, open_files
+from sbx.runtime.questions import OnInput
 from sbx.workspace import DataDirectory, check_name
 
 DEFAULT_CONVERSATION = "default"

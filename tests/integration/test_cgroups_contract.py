@@ -178,6 +178,17 @@ def test_limits_are_read_back(hierarchy: Hierarchy) -> None:
     assert jail.limits() == limits
 
 
+def test_quota_that_was_lifted_holds_again_when_it_is_put_back(hierarchy: Hierarchy) -> None:
+    sandbox = hierarchy.make_sandbox("a", Limits(cpu_quota=0.25))
+    jail = sandbox.make_jail("k")
+    sandbox.throttle(False)
+    assert jail.limits().cpu_quota != 0.25
+    sandbox.throttle(True)
+    assert jail.limits().cpu_quota == 0.25
+    sandbox.remove()
+    sandbox.throttle(False)  # gone is left alone
+
+
 def test_process_is_where_it_entered(hierarchy: Hierarchy) -> None:
     jail = hierarchy.make_sandbox("a", Limits()).make_jail("k")
     _, inside = run(jail, "print(open('/proc/self/cgroup').read())")

@@ -2,7 +2,7 @@
 
 from sbx.isolation.cgroups.probe import (
     CONTROLLERS,
-    DELEGATE_IO,
+    DELEGATE,
     CgroupCapabilities,
     Facts,
     Layout,
@@ -45,7 +45,10 @@ V1_PLACES = {
 SCOPE_PATH = "/user.slice/user-1000.slice/user@1000.service/app.slice/run-r1aa8.scope"
 USER_SCOPE = ("/usr/bin/env", "XDG_RUNTIME_DIR=/run/user/1000", "/usr/bin/systemd-run", "--user")
 ROOT_SCOPE = ("/usr/bin/systemd-run", "--scope", "-p", "Delegate=yes", "--")
-OWN_USER_SCOPE = "start sbx in a scope of its own: systemd-run --user --scope -p Delegate=yes …"
+NO_USER_SCOPE = (
+    "systemd was asked for a scope and gave none; see what it says to:"
+    " systemd-run --user --scope -p Delegate=yes true"
+)
 
 
 def v2_layout(path: str, read_only: bool = False) -> Layout:
@@ -129,12 +132,12 @@ def test_v2_root_in_a_login_session_gets_a_system_scope() -> None:
     assert scope_command(decide(layout, facts)) == list(ROOT_SCOPE)
 
 
-def test_v2_user_session_without_delegation_names_the_scope_to_start_in() -> None:
+def test_v2_user_session_without_delegation_names_how_to_see_why_there_is_no_scope() -> None:
     layout = locate("0::/user.slice/user-1000.slice/session-2.scope\n", V2_MOUNT)
     facts = Facts(uid=1000, controllers=frozenset({"cpu", "memory", "pids"}), scope=USER_SCOPE)
     path = "/sys/fs/cgroup/user.slice/user-1000.slice/session-2.scope"
     capabilities = decide(layout, facts)
-    why = Missing(f"{path} is not delegated to uid 1000", OWN_USER_SCOPE)
+    why = Missing(f"{path} is not delegated to uid 1000", NO_USER_SCOPE)
     assert capabilities == CgroupCapabilities(
         version=2, controllers={}, missing=dict.fromkeys(CONTROLLERS, why), scope=USER_SCOPE
     )
@@ -154,7 +157,7 @@ def test_v2_delegated_scope_has_all_but_io_whose_remedy_is_the_drop_in() -> None
     assert decide(layout, facts) == CgroupCapabilities(
         version=2,
         controllers={"memory": path, "tasks": path, "cpu": path},
-        missing={"io": Missing(f"the io controller is not handed down to {path}", DELEGATE_IO)},
+        missing={"io": Missing(f"the io controller is not handed down to {path}", DELEGATE)},
         members=(782,),
         scope=USER_SCOPE,
     )
@@ -223,3 +226,22 @@ def test_process_taken_along_by_a_runtime_has_the_group_where_that_one_made_its_
 def test_mount_point_with_a_blank_is_read() -> None:
     mount = V2_MOUNT.replace("/sys/fs/cgroup", "/my\\040groups")
     assert locate("0::/a\n", mount).places["memory"].path == "/my groups/a"
+
+
+def test_v2_user_whose_systemd_hands_down_no_cpu_is_told_how_to_delegate_it() -> None:
+    layout = locate(f"0::{SCOPE_PATH}\n", V2_MOUNT)
+    path = "/sys/fs/cgroup" + SCOPE_PATH
+    facts = Facts(uid=1000, writable=frozenset({path}), controllers=frozenset({"memory", "pids"}))
+    missing = decide(layout, facts).missing
+    assert missing["cpu"] == Missing(f"the cpu controller is not handed down to {path}", DELEGATE)
+
+
+def test_v2_root_whose_linux_has_the_memory_controller_off_is_told_how_to_boot_it() -> None:
+    layout = locate("0::/a\n", V2_MOUNT)
+    facts = Facts(uid=0, writable=frozenset({"/sys/fs/cgroup/a"}), controllers=frozenset({"cpu"}))
+    assert "cgroup_enable=memory at boot" in decide(layout, facts).missing["memory"].remedy
+
+
+def test_v2_user_without_a_systemd_of_their_own_is_told_to_enable_lingering() -> None:
+    missing = decide(v2_layout("/a"), Facts(uid=1000)).missing["memory"]
+    assert "loginctl enable-linger" in missing.remedy

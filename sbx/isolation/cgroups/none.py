@@ -33,6 +33,9 @@ class NoSandbox:
     def make_jail(self, name: str) -> "NoJail":
         return NoJail()
 
+    def throttle(self, on: bool) -> None:
+        pass
+
     def remove(self, deadline_s: float = 2.0) -> None:
         pass
 

@@ -14,6 +14,7 @@ Measured on linux 6.18, where limits sit on the sandbox's group and processes in
 linux Documentation/admin-guide/cgroup-v1.
 """
 
+import contextlib
 import errno
 import os
 from typing import NamedTuple
@@ -185,6 +186,13 @@ class V1Sandbox(V1Group):
             jail.remove(0)
             raise
         return jail
+
+    def throttle(self, on: bool) -> None:
+        only_cpu = Limits(cpu_quota=self._limits.cpu_quota)
+        for setting in sandbox_settings(only_cpu, counts_swap=False):
+            lifted = setting._replace(text="-1") if setting.file == "cpu.cfs_quota_us" else setting
+            with contextlib.suppress(FileNotFoundError):
+                self.apply([setting if on else lifted])
 
     def remove(self, deadline_s: float = 2.0) -> None:
         self.kill()

@@ -253,6 +253,11 @@ class V2Sandbox(V2Group):
             raise
         return V2Jail(path)
 
+    def throttle(self, on: bool) -> None:
+        for setting in sandbox_settings(self._limits, {"cpu"}.intersection(self._controllers)):
+            text = setting.text if on else "max"
+            _apply(self.path, [setting._replace(text=text, optional=True)])
+
     def remove(self, deadline_s: float = 2.0) -> None:
         self.kill()
         super().remove(deadline_s)

@@ -1,0 +1,74 @@
+"""How a run ended, decided from what was seen: pure functions over plain values."""
+
+import signal
+
+from sbx.kernels import frames
+from sbx.policy.model import Limits
+from sbx.protocol.runs import Cause, RunError, Status
+from sbx.runtime.stop import Why
+
+Verdict = tuple[Status, Cause | None]
+
+
+def replied(reply: frames.ExecuteReply, why: Why | None) -> Verdict:
+    """The kernel answered. An interrupt that came too late for the code changes nothing."""
+    if why is not None and not (why is Why.CALLER and reply.status == "ok"):
+        return why.outcome()
+    return (Status.OK if reply.status == "ok" else Status.ERROR), None
+
+
+def died(
+    killed_for: Cause | None, why: Why | None, *, oom_kills: int, pids_max_hits: int
+) -> Verdict:
+    """The kernel ended during the run: for a limit of ours, for one of linux (the counters say how
+    often it struck meanwhile), by the ladder, or by itself."""
+    if killed_for is not None:
+        return Status.KILLED, killed_for
+    if oom_kills > 0:
+        return Status.KILLED, Cause.MEMORY
+    if why is not None:
+        return why.outcome()
+    if pids_max_hits > 0:
+        return Status.KILLED, Cause.PIDS
+    return Status.KILLED, Cause.CRASHED
+
+
+def exited(code: int, why: Why | None, *, oom_kills: int) -> Verdict:
+    """A command ended with an exit code, 128 + N for a signal, as in a shell."""
+    if why is not None:
+        return why.outcome()
+    if was_killed(code) and oom_kills > 0:
+        return Status.KILLED, Cause.MEMORY
+    return (Status.OK if code == 0 else Status.ERROR), None
+
+
+def exit_code(told: frames.Exited) -> int:
+    return told.code if told.code is not None else 128 + (told.signal or 0)
+
+
+def was_killed(code: int) -> bool:
+    """Whether somebody sent SIGKILL: what linux does when memory ran out."""
+    return code == 128 + signal.SIGKILL
+
+
+def explained(verdict: Verdict, limits: Limits) -> RunError | None:
+    """What ended the run, in a sentence for whoever reads the result, often a model; None where
+    the code's own error says it."""
+    match verdict:
+        case Status.TIMEOUT, _:
+            return RunError("Timeout", "the run took longer than its time-out", "")
+        case Status.KILLED, Cause.MEMORY:
+            text = f"the run used more memory than the limit of {limits.memory_max} bytes"
+            return RunError("MemoryLimit", text, "")
+        case Status.KILLED, Cause.OUTPUT:
+            text = f"the run wrote more output than the limit of {limits.output_max} bytes"
+            return RunError("OutputLimit", text, "")
+        case Status.KILLED, Cause.PIDS:
+            text = f"the run started more processes than the limit of {limits.tasks_max}"
+            return RunError("ProcessLimit", text, "")
+        case Status.KILLED, Cause.DISK:
+            text = f"the workspace grew beyond its limit of {limits.workspace_max} bytes"
+            return RunError("DiskLimit", text, "")
+        case Status.KILLED, _:
+            return RunError("KernelDied", "the kernel process ended by itself", "")
+    return None

@@ -1,0 +1,198 @@
+"""Attacks: one a test, and each seen to succeed where the wall it tests is missing.
+
+    attack(box, code)          runs code in the kernel; its outcome in one word
+    attack_by_shell(box, code) the same as a program started by a shell command, beside the kernel
+    without("seccomp", …)      a sandbox that lacks these walls, for the control
+    limited(**limits)          a sandbox with tighter limits
+
+An outcome is `ok`, the name of an errno or else of the exception that the code met, `killed:memory`
+and its kin, or `timeout`. What the code may use beside Python is in PRELUDE.
+
+Sandboxes are kept for the module: each attack either leaves its own usable, or asks for a new one
+by `fresh`. Controls take walls away by altering the plan before it is launched, so everything else
+is as it would be; where a control would endanger this host, the test says so instead.
+"""
+
+import errno
+import platform
+import re
+import shlex
+import struct
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sbx.isolation import argv
+from sbx.isolation import plan as plan_of
+from sbx.isolation.filters import Filter
+from sbx.isolation.filters.compiler import number_of
+from sbx.isolation.plan import Bind, LaunchPlan, Seal
+from sbx.protocol.runs import Run, Status
+from sbx.runtime import sandbox
+from sbx.runtime.sandbox import AsyncSandbox
+
+Alter = Callable[[LaunchPlan], LaunchPlan]
+Fresh = Callable[..., Awaitable[AsyncSandbox]]
+Without = Callable[..., Awaitable[AsyncSandbox]]
+
+CALLS = (
+    "add_key bpf chmod clone clone3 fchmodat2 fsopen init_module io_uring_setup kcmp keyctl"
+    " mount move_mount name_to_handle_at open_by_handle_at open_tree openat2 perf_event_open"
+    " pidfd_getfd pidfd_open pivot_root process_vm_readv process_vm_writev ptrace request_key"
+    " seccomp setns shmat shmctl shmdt shmget syslog umount2 unshare userfaultfd"
+)
+PRELUDE = """
+import array, ctypes, errno, glob, os, signal, socket, stat, struct, subprocess, sys, threading
+import time
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+NUMBERS = {numbers}
+
+def call(name, *args):
+    words = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
+    result = _libc.syscall(ctypes.c_long(NUMBERS.get(name, name)), *words)
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{{name}}: {{os.strerror(number)}}")
+    return result
+
+def names_of(act, *args):
+    'What becomes of a call, in one word.'
+    try:
+        act(*args)
+        return "ok"
+    except OSError as error:
+        return errno.errorcode.get(error.errno, str(error))
+"""
+
+
+def prelude() -> str:
+    machine = platform.machine()
+    numbers = {name: number_of(name, machine) for name in CALLS.split()}
+    return PRELUDE.format(numbers=numbers)
+
+
+# -- attacks ---------------------------------------------------------------------------------------
+
+
+async def attack(box: AsyncSandbox, code: str, *, timeout: float | None = None) -> str:
+    """What becomes of `code` as a cell."""
+    return outcome(await run(box, code, timeout=timeout))
+
+
+async def run(box: AsyncSandbox, code: str, *, timeout: float | None = None) -> Run:
+    """The whole run, where one word of it is not enough."""
+    return await box.run(prelude() + code, timeout=timeout)
+
+
+async def tell(box: AsyncSandbox, code: str) -> Any:
+    """The value of the last expression of `code`, which must end well."""
+    found = await run(box, code)
+    assert found.ok, found.error
+    assert found.result is not None
+    return eval(found.result, {})
+
+
+async def attack_by_shell(box: AsyncSandbox, code: str, *, timeout: float | None = None) -> str:
+    """What becomes of `code` in a Python that a shell command starts."""
+    command = f"exec {shlex.quote(sys.executable)} -I -"
+    done = await box.shell(command, stdin=prelude() + code, timeout=timeout)
+    if done.status is Status.ERROR:
+        return _word(done.stderr.strip().rpartition("\n")[2])
+    return outcome(done)
+
+
+def outcome(done: Run) -> str:
+    if done.cause is not None:
+        return f"killed:{done.cause}"
+    if done.status is Status.ERROR and done.error is not None:
+        return _word(f"{done.error.name}: {done.error.value}")
+    return str(done.status)
+
+
+def _word(error: str) -> str:
+    """`PermissionError: [Errno 1] Operation not permitted` is EPERM; else the exception's name."""
+    if found := re.search(r"\[Errno (\d+)\]", error):
+        return errno.errorcode[int(found[1])]
+    return error.partition(":")[0].strip()
+
+
+# -- sandboxes, with and without a wall ------------------------------------------------------------
+
+ALLOW_ALL = Filter("none", struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000), "none")
+
+
+def _no_landlock(plan: LaunchPlan) -> LaunchPlan:
+    return replace(plan, seal=replace(plan.seal, landlock=False))
+
+
+def _no_seccomp(plan: LaunchPlan) -> LaunchPlan:
+    return replace(plan, filter=ALLOW_ALL, seal=replace(plan.seal, kernel_filter=None))
+
+
+def _no_rlimits(plan: LaunchPlan) -> LaunchPlan:
+    seal: Seal = replace(plan.seal, rlimits=())
+    return replace(plan, seal=seal)
+
+
+def _all_writable(plan: LaunchPlan) -> LaunchPlan:
+    """Only what lies below the workspace and /opt: never the host's system or interpreter."""
+    return alter_binds(
+        plan,
+        lambda bind: (
+            replace(bind, writable=True)
+            if bind.target.startswith(("/workspace", "/opt/mounted"))
+            else bind
+        ),
+    )
+
+
+def _no_pins(plan: LaunchPlan) -> LaunchPlan:
+    """Nothing is mounted below /workspace."""
+    below = "/workspace/"
+    return alter_binds(plan, lambda bind: None if bind.target.startswith(below) else bind)
+
+
+def _with_userns(plan: LaunchPlan) -> LaunchPlan:
+    return replace(plan, options=plan.options - {"--disable-userns"})
+
+
+WALLS: dict[str, Alter] = {
+    "landlock": _no_landlock,
+    "seccomp": _no_seccomp,
+    "rlimits": _no_rlimits,
+    "read-only": _all_writable,
+    "pins": _no_pins,
+    "disable-userns": _with_userns,
+}
+NAMESPACES = ("net", "ipc", "uts", "cgroup")
+
+
+def alter_binds(plan: LaunchPlan, change: Callable[[Bind], Bind | None]) -> LaunchPlan:
+    mounts = [change(mount) if isinstance(mount, Bind) else mount for mount in plan.mounts]
+    return replace(plan, mounts=tuple(mount for mount in mounts if mount is not None))
+
+
+@contextmanager
+def altered(*walls: str, change: Alter | None = None) -> Iterator[None]:
+    """What is launched within lacks these walls; `NAMESPACES` are then shared with the host."""
+    real_plan, real_namespaces = plan_of.plan, argv._NAMESPACES
+
+    def plan(*words: Any) -> LaunchPlan:
+        made = real_plan(*words)
+        for wall in walls:
+            made = WALLS.get(wall, lambda plan: plan)(made)
+        return change(made) if change is not None else made
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(sandbox, "plan", plan)
+    kept = tuple(name for name in real_namespaces if name not in walls)
+    patch.setattr(argv, "_NAMESPACES", kept)
+    try:
+        yield
+    finally:
+        patch.undo()

@@ -1,0 +1,271 @@
+"""The kernel's own process speaks to the runtime as it likes: it ends itself, and nobody else.
+
+User code finds the socket among its descriptors and writes on it. A control in each direction: the
+first test forges a frame as ours would be, and that one is taken.
+"""
+
+# ruff: noqa: ASYNC240  # a look at /proc blocks nothing that matters to a test
+
+import asyncio
+import json
+import logging
+import os
+import struct
+import threading
+import time
+from typing import Any
+
+import psutil
+import pytest
+from attacking import Fresh, attack, prelude, run, tell
+
+from sbx.protocol.runs import Status
+from sbx.runtime.sandbox import AsyncSandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # the same for whoever runs it: no core
+
+SOCKET = """
+import json, struct
+def wire():
+    for fd in sorted(map(int, os.listdir('/proc/self/fd'))):
+        try:
+            sock = socket.socket(fileno=os.dup(fd))
+            if sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM and fd == 4:
+                return sock
+        except OSError:
+            pass
+sock = wire()
+sock.setblocking(True)
+def frame(kind, content, id=None):
+    body = {'type': kind, 'content': content}
+    if id is not None:
+        body['id'] = id
+    body = json.dumps(body).encode()
+    return struct.pack('>I', len(body)) + body
+def own_id():
+    'The id of the request that runs now.'
+    import gc
+    from sbx.guest.frames import Frame
+    return max((f.id for f in gc.get_objects() if type(f) is Frame and f.id), key=int)
+"""
+
+
+async def send(box: AsyncSandbox, code: str, **options: Any) -> Any:
+    return await run(box, SOCKET + code, **options)
+
+
+async def test_a_frame_in_its_turn_is_taken_as_the_kernels_own_word(fresh: Fresh) -> None:
+    """That is all that forging can gain: it lies about itself."""
+    box = await fresh()
+    done = await send(box, "sock.sendall(frame('stream', {'name': 'stdout', 'text': 'forged'}))")
+    assert (done.status, done.stdout) == (Status.OK, "forged")
+
+
+HOSTILE = {
+    "garbage": "os.urandom(4096)",
+    "text": "b'HTTP/1.1 200 OK\\r\\n\\r\\n'",
+    "length beyond all bounds": "struct.pack('>I', 0xFFFFFFFF)",
+    "length without body": "struct.pack('>I', 25 << 20) + b'x'",
+    "no JSON": "struct.pack('>I', 4) + b'}{}{'",
+    "bad UTF-8": "struct.pack('>I', 40) + b'{\"type\":\"stream\",\"content\":\"' + bytes([255] * 12)",
+    "a list": "struct.pack('>I', 2) + b'[]'",
+    "unknown type": "frame('no such thing', {})",
+    "of the supervisor": "frame('exited', {'code': 0}, '1')",
+    "unknown field": "frame('stream', {'name': 'stdout', 'text': '', 'more': 1})",
+    "missing field": "frame('stream', {'name': 'stdout'})",
+    "wrong type": "frame('stream', {'name': 'stdout', 'text': 7})",
+    "another stream": "frame('stream', {'name': 'syslog', 'text': ''})",
+    "deep content": "frame('display_data', {'data': {'a/b': json.loads('[' * 900 + ']' * 900)}})",
+    "deeper than any parser": (
+        "(lambda b: struct.pack('>I', len(b)) + b)"
+        "(b'{\"type\":\"stream\",\"content\":' + b'[' * 2000000)"
+    ),
+    "many parts": "frame('display_data', {'data': {str(n): '' for n in range(100)}})",
+    "metadata no object": "frame('display_data', {'data': {}, 'metadata': []})",
+    "large list": "frame('execute_reply', {'status': 'ok', 'payload': [1] * (4 << 20)}, own_id())",
+    "large JSON part": "frame('display_data', {'data': {'a/b': [0] * (2 << 20)}})",
+    "infinite number": "b'\\0\\0\\0\\x33' + b'{\"type\":\"display_data\",\"content\":{\"data\":{\"a\":1e999}}}'",
+    "second ready": "frame('ready', {'python': '3', 'ipython': '9'})",
+    "refused": "frame('refused', {'layer': 'x', 'message': 'x', 'errno': 1})",
+    "reply to nobody": "frame('execute_reply', {'status': 'ok'}, '999')",
+    "reply without id": "frame('execute_reply', {'status': 'ok'})",
+    "reply of another kind": "frame('complete_reply', {'matches': [], 'cursor_start': 0,"
+    " 'cursor_end': 0, 'status': 'ok'}, '999')",
+    "unasked question": "frame('input_request', {'prompt': 'password: ', 'password': True})",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_a_frame_that_ours_would_not_send_ends_that_kernel_and_no_other(
+    fresh: Fresh, box: AsyncSandbox, what: str
+) -> None:
+    await attack(box, "x = 41")
+    hostile = await fresh()
+    done = await send(hostile, f"sock.sendall({HOSTILE[what]})\ntime.sleep(60)", timeout=20)
+    assert (done.status, done.state_lost) == (Status.KILLED, True)
+    assert done.duration_s < 15
+    assert await tell(hostile, "6 * 7") == 42
+    assert await tell(box, "x + 1") == 42
+
+
+async def test_between_two_runs_a_hostile_frame_ends_the_process_by_itself(fresh: Fresh) -> None:
+    """Nobody runs anything more: what was cut off must not live on unseen, even if it ignores that
+    its socket is closed."""
+    box = await fresh()
+    later = """
+def later():
+    time.sleep(0.5)
+    sock.sendall(b'garbage' * 100)
+    while True:
+        time.sleep(1)
+os._exit = lambda code: time.sleep(600)
+threading.Thread(target=later).start()
+"""
+    assert (await send(box, later)).ok
+    pid1 = box._default._kernel.pid  # type: ignore[union-attr]
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{pid1}") and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    assert not os.path.exists(f"/proc/{pid1}")
+
+
+async def test_a_forged_reply_ends_the_cell_and_not_more(fresh: Fresh) -> None:
+    """Code that replies for itself goes on in the background, as a thread of it could. The second
+    reply, ours, answers what nobody asks any more."""
+    box = await fresh()
+    done = await send(box, "sock.sendall(frame('execute_reply', {'status': 'ok'}, own_id()))")
+    assert done.ok
+    assert (await box.run("6 * 7")).status in (Status.OK, Status.KILLED)
+    assert await tell(box, "6 * 7") == 42
+
+
+async def test_a_hundred_thousand_frames_end_at_the_limit_and_leave_others_time(
+    fresh: Fresh, box: AsyncSandbox
+) -> None:
+    """Empty ones count: each costs the runtime time and memory."""
+    await box.start()
+    hostile = await fresh(narrower={"limits": {"output_max": "4MiB"}})
+    empty = (
+        "sock.sendall(frame('stream', {'name': 'stdout', 'text': ''}) * 100_000)\ntime.sleep(30)"
+    )
+    flood = asyncio.create_task(send(hostile, empty, timeout=40))
+    slowest = 0.0
+    while not flood.done():
+        began = time.monotonic()
+        assert await tell(box, "1") == 1
+        slowest = max(slowest, time.monotonic() - began)
+    assert (await flood).status in (Status.KILLED, Status.TIMEOUT)
+    assert slowest < 3
+
+
+async def test_updates_of_many_displays_leave_others_time(fresh: Fresh, box: AsyncSandbox) -> None:
+    """Each used to be looked for among all displays: minutes of the loop for one run."""
+    await box.start()
+    hostile = await fresh()
+    shows = """
+show = frame('display_data', {'data': {}, 'transient': {'display_id': 'x'}})
+update = frame('update_display_data', {'data': {}, 'transient': {'display_id': 'x'}})
+sock.sendall(show * 15000 + update * 15000)
+"""
+    flood = asyncio.create_task(send(hostile, shows, timeout=30))
+    slowest = 0.0
+    while not flood.done():
+        began = time.monotonic()
+        await asyncio.sleep(0.01)
+        slowest = max(slowest, time.monotonic() - began)
+    assert slowest < 1
+    assert (await flood).status is Status.OK
+
+
+async def test_questions_without_end_cost_the_program_no_threads(fresh: Fresh) -> None:
+    """Whoever answers may take for ever, and each question may hold a thread of the program."""
+    box = await fresh()
+    asked = threading.Event()
+    before = threading.active_count()
+    ask = "sock.sendall(frame('input_request', {'prompt': '', 'password': False}) * 1000)\ntime.sleep(30)"
+    answering = threading.Event()
+
+    def on_input(prompt: str) -> str:
+        asked.set()
+        answering.wait(30)
+        return ""
+
+    done = await box.run(prelude() + SOCKET + ask, on_input=on_input, timeout=20)
+    threads = threading.active_count() - before
+    answering.set()
+    assert asked.is_set()
+    assert done.status is Status.KILLED
+    assert threads < 20
+
+
+async def test_what_is_said_of_a_hostile_frame_is_safe_in_a_log(
+    fresh: Fresh, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No escape code, no second line: a log is read in a terminal, and line by line."""
+    box = await fresh()
+    body = json.dumps({"type": "stream", "content": {"\x1b[2J\nroot: all is well": 1}}).encode()
+    forged = struct.pack(">I", len(body)) + body
+    with caplog.at_level(logging.INFO):
+        await send(box, f"sock.sendall({forged!r})\ntime.sleep(30)", timeout=20)
+    said = "".join(record.getMessage() for record in caplog.records)
+    assert "all is well" in said
+    assert said.isprintable()
+
+
+async def test_descriptors_sent_to_the_runtime_are_not_kept(fresh: Fresh) -> None:
+    """SCM_RIGHTS with every frame; the host receives without room for them, and linux drops them."""
+    box = await fresh()
+    before = psutil.Process().num_fds()
+    passing = """
+held = [os.open('/dev/null', os.O_RDONLY) for _ in range(100)]
+for _ in range(50):
+    socket.send_fds(sock, [frame('stream', {'name': 'stdout', 'text': '.'})], held)
+"""
+    await box.start()
+    open_now = psutil.Process().num_fds()
+    assert (await send(box, passing)).stdout == "." * 50
+    assert psutil.Process().num_fds() <= max(before, open_now)
+
+
+async def test_no_socket_of_pid_1_is_in_reach(fresh: Fresh) -> None:
+    """The control socket starts processes and passes signals: only PID 1 has it."""
+    box = await fresh()
+    find = """
+found = []
+for fd in map(int, os.listdir('/proc/self/fd')):
+    try:
+        one = socket.socket(fileno=os.dup(fd))
+        found.append((fd, one.family.name, bool(one.getpeername() or True)))
+    except (OSError, ValueError):
+        pass
+[(fd, family) for fd, family, _ in sorted(found)]
+"""
+    found = await tell(box, find)
+    assert found[0] == (4, "AF_UNIX")
+    assert all(family == "AF_UNIX" for _, family in found)
+    assert 3 not in [fd for fd, _ in found]
+    assert await attack(box, "socket.socket(fileno=3)") in ("EBADF", "ENOTSOCK")
+
+
+async def test_a_kernel_that_closes_its_socket_is_gone(fresh: Fresh) -> None:
+    box = await fresh()
+    done = await send(
+        box, "os.close(4); sock.shutdown(socket.SHUT_RDWR)\ntime.sleep(60)", timeout=20
+    )
+    assert done.status is Status.KILLED
+    assert await tell(box, "6 * 7") == 42
+
+
+async def test_a_mountain_of_frames_before_a_reader_comes_stays_inside(fresh: Fresh) -> None:
+    """Between two runs nobody reads: the sender waits, and the runtime holds a bounded part."""
+    box = await fresh()
+    behind = """
+def pour():
+    while True:
+        sock.sendall(frame('stream', {'name': 'stdout', 'text': 'x' * 60000}))
+threading.Thread(target=pour, daemon=True).start()
+"""
+    before = psutil.Process().memory_info().rss
+    await send(box, behind)
+    await asyncio.sleep(1)
+    assert psutil.Process().memory_info().rss - before < 48 << 20

@@ -1,0 +1,405 @@
+"""Whatever is used up is used up inside: the neighbour and the runtime do not notice.
+
+The controls are limits themselves: the same code under a wider one goes on.
+"""
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import psutil
+import pytest
+from attacking import Fresh, attack, attack_by_shell, outcome, run, tell
+
+from sbx import Runtime
+from sbx.policy import load
+from sbx.protocol.runs import Cause, Status
+from sbx.runtime.sandbox import AsyncSandbox
+
+pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+MIB = 1 << 20
+
+HOARDS = {
+    "anonymous": "hoard = bytearray(400 << 20)",
+    "children": """
+for _ in range(4):
+    if os.fork() == 0:
+        hoard = bytearray(100 << 20)
+        time.sleep(3)
+        os._exit(0)
+statuses = [os.wait()[1] for _ in range(4)]
+if signal.SIGKILL in statuses:
+    raise ChildProcessError('a child was killed')
+""",
+    "tmpfs": """
+for number in range(50):
+    with open(f'/tmp/{number}', 'wb') as file:
+        file.write(bytes(8 << 20))
+""",
+    "shm": """
+with open('/dev/shm/hoard', 'wb') as file:
+    for _ in range(50):
+        file.write(bytes(8 << 20))
+""",
+    "memfd": """
+held = os.memfd_create('hoard')
+for _ in range(50):
+    os.write(held, bytes(8 << 20))
+""",
+    "System V": """
+for number in range(50):
+    segment = call('shmget', 0, 8 << 20, 0o1600)
+    where = call('shmat', segment, 0, 0)
+    ctypes.memset(where, 1, 8 << 20)
+    call('shmdt', where)
+""",
+}
+ROOMY = {"tmp_size": "1GiB", "shm_size": "1GiB"}
+
+
+async def with_limits(fresh: Fresh, on: Runtime | None = None, **limits: Any) -> AsyncSandbox:
+    policy = load("default")
+    wider = policy.limits.model_validate({**policy.limits.model_dump(mode="json"), **limits})
+    return await fresh(policy.model_copy(update={"limits": wider}), on=on)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("memory")
+@pytest.mark.parametrize("how", HOARDS)
+async def test_memory_in_any_form_counts_and_ends_its_own_sandbox_only(
+    fresh: Fresh, box: AsyncSandbox, how: str
+) -> None:
+    await attack(box, "x = 41")
+    hungry = await with_limits(fresh, memory_max="160MiB", **ROOMY)
+    done = await run(hungry, HOARDS[how], timeout=30)
+    assert outcome(done) in ("killed:memory", "ChildProcessError" if how == "children" else "")
+    assert done.state_lost or how == "children"
+    assert await tell(box, "x + 1") == 42
+    assert await tell(hungry, "6 * 7") == 42
+
+
+@pytest.mark.needs("memory")
+async def test_the_same_memory_under_a_wider_limit_kills_nobody(fresh: Fresh) -> None:
+    """The control of the test before."""
+    content = await with_limits(fresh, memory_max="900MiB", **ROOMY)
+    for how in ("anonymous", "tmpfs"):
+        assert await attack(content, HOARDS[how]) == "ok"
+        await content.stop()
+
+
+@pytest.mark.needs("memory")
+async def test_a_command_that_takes_too_much_is_killed_and_the_kernel_lives(fresh: Fresh) -> None:
+    hungry = await with_limits(fresh, memory_max="160MiB")
+    await attack(hungry, "x = 41")
+    assert await attack_by_shell(hungry, HOARDS["anonymous"]) == "killed:memory"
+    assert await tell(hungry, "x + 1") == 42
+
+
+@pytest.mark.parametrize("how", ["anonymous", "children", "tmpfs", "shm", "memfd"])
+async def test_without_cgroups_a_watcher_ends_who_takes_too_much(
+    fresh: Fresh, bare_runtime: Runtime, how: str
+) -> None:
+    hungry = await with_limits(fresh, bare_runtime, memory_max="160MiB", **ROOMY)
+    slowly = HOARDS[how] + "\ntime.sleep(20)"
+    found = await attack(hungry, slowly, timeout=30)
+    assert found == "killed:memory" or (how == "anonymous" and found == "MemoryError")
+    assert await tell(hungry, "6 * 7") == 42
+
+
+@pytest.mark.parametrize(("where", "limit"), [("/tmp", "tmp_size"), ("/dev/shm", "shm_size")])
+async def test_what_lies_in_memory_has_a_size_of_its_own(
+    fresh: Fresh, where: str, limit: str
+) -> None:
+    fill = f"open('{where}/f', 'wb').write(bytes(20 << 20))"
+    assert await attack(await with_limits(fresh, **{limit: "8MiB"}), fill) == "ENOSPC"
+    assert await attack(await with_limits(fresh, **{limit: "40MiB"}), fill) == "ok"
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+BREED = """
+children = []
+try:
+    while len(children) < 300:
+        pid = os.fork()
+        if not pid:
+            time.sleep(60)
+            os._exit(0)
+        children.append(pid)
+    met = 'nothing'
+except OSError as error:
+    met = errno.errorcode[error.errno]
+for pid in children:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+(met, len(children))
+"""
+BOMB = "bomb() { bomb | bomb & }; bomb; sleep 2; echo over"
+FORKS = "pid = os.fork()\nif not pid:\n    os._exit(0)\nos.waitpid(pid, 0)[1]"
+
+
+@pytest.mark.parametrize("cgroups", [True, False], ids=["cgroups", "rlimits"])
+async def test_forks_end_at_tasks_max(
+    fresh: Fresh, runtime: Runtime, bare_runtime: Runtime, cgroups: bool
+) -> None:
+    on = runtime if cgroups else bare_runtime
+    for limit in (40, 120):
+        met, count = await tell(await with_limits(fresh, on, tasks_max=limit), BREED)
+        assert met == "EAGAIN"
+        assert limit - 12 < count < limit
+
+
+@pytest.mark.parametrize("cgroups", [True, False], ids=["cgroups", "rlimits"])
+async def test_a_fork_bomb_leaves_another_sandbox_able_to_fork(
+    fresh: Fresh, runtime: Runtime, bare_runtime: Runtime, cgroups: bool
+) -> None:
+    on = runtime if cgroups else bare_runtime
+    bomber = await with_limits(fresh, on, tasks_max=60)
+    neighbour = await fresh(on=on)
+    await neighbour.start()
+    bombing = bomber.stream_shell(BOMB, timeout=10)
+    assert (await anext(bombing)).type == "run_start"
+    assert await tell(neighbour, FORKS) == 0
+    assert (await neighbour.shell("ls / | wc -l")).exit_code == 0
+    async for event in bombing:
+        last = event
+    assert last.type == "run_end"
+    assert await tell(neighbour, FORKS) == 0
+    await bomber.stop()
+    assert await tell(bomber, FORKS) == 0
+
+
+async def test_threads_count_as_tasks(fresh: Fresh) -> None:
+    start = """
+def wait():
+    time.sleep(30)
+count = 0
+try:
+    for count in range(150):
+        threading.Thread(target=wait, daemon=True).start()
+except RuntimeError:
+    pass
+count
+"""
+    assert 20 < await tell(await with_limits(fresh, tasks_max=40), start) < 40
+    assert await tell(await with_limits(fresh, tasks_max=400), start) == 149
+
+
+async def test_zombies_count_as_tasks_and_end_with_the_kernel(fresh: Fresh) -> None:
+    leave = """
+count = 0
+try:
+    for count in range(300):
+        if not os.fork():
+            os._exit(0)
+except OSError as error:
+    assert error.errno == errno.EAGAIN
+count
+"""
+    box = await with_limits(fresh, tasks_max=60)
+    assert 40 < await tell(box, leave) < 60
+    await box.stop()
+    assert await tell(box, FORKS) == 0
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+DEAF = "for number in (signal.SIGINT, signal.SIGTERM):\n    signal.signal(number, signal.SIG_IGN)\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        DEAF + "while True: pass",
+        "sum(range(1 << 60))",
+        DEAF + "while True:\n    ctypes.PyDLL(None).sleep(60)",
+        DEAF + "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\ntime.sleep(60)",
+        "while True:\n    try:\n        time.sleep(60)\n    except BaseException:\n        pass",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+    ],
+    ids=["deaf loop", "GIL held in C", "asleep in C", "blocked signals", "swallows", "stopped"],
+)
+async def test_code_that_ignores_the_interrupt_is_killed(fresh: Fresh, code: str) -> None:
+    box = await fresh()
+    await box.start()
+    began = time.monotonic()
+    done = await run(box, code, timeout=0.5)
+    assert (done.status, done.state_lost) == (Status.TIMEOUT, True)
+    assert time.monotonic() - began < 5
+    assert await tell(box, "6 * 7") == 42
+
+
+async def test_code_that_hears_the_interrupt_keeps_its_state(fresh: Fresh) -> None:
+    """The other end of the ladder: one rung is enough."""
+    box = await fresh()
+    done = await run(box, "x = 41\nwhile True: pass", timeout=0.5)
+    assert (done.status, done.state_lost) == (Status.TIMEOUT, False)
+    assert await tell(box, "x + 1") == 42
+
+
+async def test_a_command_that_ignores_everything_is_killed(fresh: Fresh) -> None:
+    box = await fresh()
+    await attack(box, "x = 41")
+    done = await box.shell("trap '' INT TERM HUP QUIT; while :; do :; done", timeout=0.5)
+    assert done.status is Status.TIMEOUT
+    assert await tell(box, "x + 1") == 42
+
+
+async def test_a_kernel_that_reads_nothing_any_more_ends_with_the_deadline(fresh: Fresh) -> None:
+    """It replies to its cell by itself and then stops: the next cell, too long for what the socket
+    holds, must meet its time-out and not wait for somebody to read it."""
+    box = await fresh()
+    await attack(box, "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()")
+    time.sleep(0.6)
+    done = await box.run("#" * (4 * MIB), timeout=1)
+    assert done.status is Status.TIMEOUT
+    assert await tell(box, "6 * 7") == 42
+
+
+@pytest.mark.needs("cpu")
+async def test_a_sandbox_that_burns_gets_its_share_only(fresh: Fresh) -> None:
+    burn = """
+def burned():
+    end, start = time.monotonic() + 1, time.process_time()
+    while time.monotonic() < end:
+        pass
+    return time.process_time() - start
+burned()
+"""
+    half = await with_limits(fresh, cpu_quota="25%")
+    assert await tell(half, burn) < 0.45
+    assert await tell(await with_limits(fresh, cpu_quota="200%"), burn) > 0.45
+
+
+# -- output, disk, descriptors ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        "while True: print('x' * 1000)",
+        "while True: os.write(1, bytes(65536))",
+        "from IPython.display import display, HTML\nwhile True: display(HTML('x' * 10000))",
+        "while True: print()",
+        "subprocess.run(['yes'])",
+    ],
+    ids=["print", "descriptor", "display", "newlines", "child"],
+)
+async def test_a_flood_of_output_ends_its_run_and_takes_bounded_memory(
+    fresh: Fresh, flood: str
+) -> None:
+    box = await with_limits(fresh, output_max="1MiB")
+    done = await run(box, flood, timeout=30)
+    assert (done.status, done.cause, done.truncated) == (Status.KILLED, Cause.OUTPUT, True)
+    assert len(done.stdout) <= MIB
+    assert sum(len(str(part)) for part in done.outputs) <= 2 * MIB
+    assert await tell(box, "6 * 7") == 42
+
+
+async def test_a_command_that_floods_is_stopped(fresh: Fresh) -> None:
+    box = await with_limits(fresh, output_max="1MiB")
+    done = await box.shell("yes", timeout=30)
+    assert (done.status, done.cause) == (Status.KILLED, Cause.OUTPUT)
+    assert len(done.stdout) <= MIB
+
+
+async def test_a_file_ends_at_its_largest_size(fresh: Fresh) -> None:
+    write = """
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with open('/workspace/large', 'wb') as file:
+    for _ in range(20):
+        file.write(bytes(1 << 20))
+"""
+    sparse = "open('/workspace/sparse', 'wb').truncate(1 << 50)"
+    small = await with_limits(fresh, file_size_max="8MiB")
+    assert await attack(small, write) == "EFBIG"
+    assert await attack(small, sparse) == "EFBIG"
+    assert await attack(await with_limits(fresh, file_size_max="40MiB"), write) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("code", "limits"),
+    [
+        (
+            "for n in range(30):\n    open(f'f{n}', 'wb').write(bytes(4 << 20))\ntime.sleep(20)",
+            {"workspace_max": "16MiB"},
+        ),
+        (
+            "for n in range(2000):\n    open(f'f{n}', 'wb').close()\ntime.sleep(20)",
+            {"workspace_files": 500},
+        ),
+    ],
+    ids=["bytes", "names"],
+)
+async def test_a_workspace_that_grows_too_large_ends_its_kernel(
+    fresh: Fresh, code: str, limits: dict[str, Any]
+) -> None:
+    full = await with_limits(fresh, **limits)
+    done = await run(full, code, timeout=20)
+    assert (done.status, done.cause) == (Status.KILLED, Cause.DISK)
+    assert await tell(full, "6 * 7") == 42
+
+
+async def test_what_goes_on_after_a_run_cannot_fill_the_disk_either(fresh: Fresh) -> None:
+    """A thread that is left behind writes while no run goes on and nobody waits."""
+    full = await with_limits(fresh, workspace_max="16MiB")
+    behind = """
+def fill():
+    for n in range(1000):
+        open(f'f{n}', 'wb').write(bytes(1 << 20))
+        time.sleep(0.05)
+threading.Timer(2, fill).start()
+"""
+    assert await attack(full, behind) == "ok"
+    assert await gone(full, 20)
+
+
+async def gone(box: AsyncSandbox, seconds: float) -> bool:
+    """Whether the kernel ends by itself, with no call of ours, in this time."""
+    end = time.monotonic() + seconds
+    while box.receipt is not None:
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "expected"),
+    [
+        ("CORE", {}, 1),
+        ("NOFILE", {"open_files": 200}, 200),
+        ("FSIZE", {"file_size_max": "8MiB"}, 8 * MIB),
+        ("MEMLOCK", {}, 8 * MIB),
+        ("SIGPENDING", {}, 1024),
+    ],
+)
+async def test_resource_limits_are_set_and_cannot_be_raised(
+    fresh: Fresh, name: str, limits: dict[str, Any], expected: int
+) -> None:
+    box = await with_limits(fresh, **limits)
+    look = f"import resource; resource.getrlimit(resource.RLIMIT_{name})"
+    soft, hard = await tell(box, look)
+    assert soft == hard <= expected
+    up = f"import resource; resource.setrlimit(resource.RLIMIT_{name}, ({hard + 1}, {hard + 1}))"
+    assert await attack(box, up) in ("ValueError", "EPERM")
+    assert await attack_by_shell(box, up) in ("ValueError", "EPERM")
+
+
+async def test_descriptors_end_at_open_files(fresh: Fresh) -> None:
+    take = "held = [os.open('/', os.O_PATH) for _ in range(300)]"
+    assert await attack(await with_limits(fresh, open_files=200), take) == "EMFILE"
+    assert await attack(await with_limits(fresh, open_files=400), take) == "ok"
+
+
+async def test_the_runtime_itself_stays_small_whatever_is_sent_to_it(fresh: Fresh) -> None:
+    before = psutil.Process(os.getpid()).memory_info().rss
+    box = await with_limits(fresh, output_max="4MiB")
+    for _ in range(3):
+        found = await run(box, "while True: print('é' * 50000)", timeout=30)
+        assert outcome(found) == "killed:output"
+    del found
+    assert psutil.Process(os.getpid()).memory_info().rss - before < 64 * MIB

@@ -1,0 +1,204 @@
+"""No packet leaves, none comes in, and no socket of the host is in reach.
+
+The host listens, in this test process; the control shares its network namespace with the jail.
+"""
+
+# a look at /proc blocks nothing that matters to a test
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from attacking import Fresh, Without, attack, attack_by_shell, tell
+
+from sbx.policy import load
+from sbx.runtime.sandbox import AsyncSandbox
+
+pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+
+
+class Listener:
+    """A server of the host that says hello to whoever connects."""
+
+    def __init__(self, family: int, address: object) -> None:
+        self._sock = socket.socket(family)
+        self._sock.bind(address)  # type: ignore[arg-type]
+        self._sock.listen()
+        self.address = self._sock.getsockname()
+        self._thread = threading.Thread(target=self._greet)
+        self._thread.start()
+
+    def _greet(self) -> None:
+        with suppress(OSError):
+            while True:
+                peer, _ = self._sock.accept()
+                with peer:
+                    peer.sendall(b"hello")
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def loopback() -> Iterator[Listener]:
+    listener = Listener(socket.AF_INET, ("127.0.0.1", 0))
+    yield listener
+    listener.close()
+
+
+CONNECT = """
+sock = socket.socket({family})
+sock.settimeout(5)
+sock.connect({address!r})
+assert sock.recv(5) == b'hello'
+"""
+
+
+async def test_the_loopback_of_the_host_is_another_one(
+    box: AsyncSandbox, without: Without, loopback: Listener
+) -> None:
+    connect = CONNECT.format(family="socket.AF_INET", address=loopback.address)
+    assert await attack(box, connect) == "ECONNREFUSED"
+    assert await attack_by_shell(box, connect) == "ECONNREFUSED"
+    assert await attack(await without("net"), connect) == "ok"
+
+
+async def test_the_local_network_is_unreachable(box: AsyncSandbox, without: Without) -> None:
+    addresses = [
+        one.address
+        for interface in psutil.net_if_addrs().values()
+        for one in interface
+        if one.family == socket.AF_INET and not one.address.startswith("127.")
+    ]
+    if not addresses:
+        pytest.skip("this host has no address but its loopback's")
+    listener = Listener(socket.AF_INET, (addresses[0], 0))
+    connect = CONNECT.format(family="socket.AF_INET", address=listener.address)
+    try:
+        assert await attack(box, connect) == "ENETUNREACH"
+        assert await attack(await without("net"), connect) == "ok"
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    "address", ["192.0.2.1", "169.254.169.254", "10.0.0.1", "1.1.1.1", "255.255.255.255"]
+)
+async def test_no_address_has_a_route(box: AsyncSandbox, address: str) -> None:
+    for kind in ("STREAM", "DGRAM"):
+        connect = f"socket.socket(socket.AF_INET, socket.SOCK_{kind}).connect(({address!r}, 80))"
+        assert await attack(box, connect) in ("ENETUNREACH", "EACCES")
+    assert await attack(
+        box, f"socket.socket(socket.AF_INET6).connect(('::ffff:{address}', 80))"
+    ) in ("ENETUNREACH", "EADDRNOTAVAIL")
+
+
+async def test_no_name_is_resolved(box: AsyncSandbox) -> None:
+    assert await attack(box, "socket.getaddrinfo('example.org', 80)") == "gaierror"
+    assert (await box.shell("exec 3<>/dev/tcp/example.org/80")).exit_code != 0
+    assert await tell(box, "socket.gethostbyname('localhost')") == "127.0.0.1"
+
+
+async def test_the_only_interface_is_a_loopback(box: AsyncSandbox, without: Without) -> None:
+    names = "sorted(name for _, name in socket.if_nameindex())"
+    assert await tell(box, names) == ["lo"]
+    assert await tell(await without("net"), names) == sorted(
+        name for _, name in socket.if_nameindex()
+    )
+
+
+async def test_nobody_comes_in(box: AsyncSandbox) -> None:
+    """A server inside is for the inside: it is found by a command, and not by the host."""
+    port = await tell(box, "server = socket.create_server(('0.0.0.0', 0)); server.getsockname()[1]")
+    assert (await box.shell(f"exec 3<>/dev/tcp/127.0.0.1/{port}")).exit_code == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+async def test_abstract_sockets_of_the_host_are_out_of_reach(
+    box: AsyncSandbox, without: Without
+) -> None:
+    """By the network namespace, and by Landlock's scope even where that is shared."""
+    listener = Listener(socket.AF_UNIX, "\0sbx-test-listener")
+    connect = CONNECT.format(family="socket.AF_UNIX", address="\0sbx-test-listener")
+    try:
+        assert await attack(box, connect) == "ECONNREFUSED"
+        shared = await attack(await without("net"), connect)
+        assert shared in ("EPERM", "ok")  # ok before Landlock's ABI 6
+        assert await attack(await without("net", "landlock"), connect) == "ok"
+    finally:
+        listener.close()
+
+
+async def test_a_socket_on_the_hosts_file_system_is_not_in_the_view(
+    box: AsyncSandbox, fresh: Fresh, own_temporary_directory: Path
+) -> None:
+    """docker.sock, D-Bus. A socket in a folder that is mounted *can* be reached, read-only or not:
+    Landlock learns of them with ABI 9, and until then a policy must mount none."""
+    folder = own_temporary_directory / "with-socket"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+    listener = Listener(socket.AF_UNIX, str(folder / "s"))
+    (folder / "s").chmod(0o777)
+    try:
+        connect = CONNECT.format(family="socket.AF_UNIX", address=str(folder / "s"))
+        assert await attack(box, connect) == "ENOENT"
+        policy = load("default")
+        shown = {"source": str(folder), "target": "/opt/mounted"}
+        filesystem = policy.filesystem.model_validate({"mount": [shown]})
+        control = await fresh(policy.model_copy(update={"filesystem": filesystem}))
+        connect = CONNECT.format(family="socket.AF_UNIX", address="/opt/mounted/s")
+        assert await attack(control, connect) == "ok"
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "protocol"),
+    [
+        ("AF_PACKET", "SOCK_RAW", 3),
+        ("AF_INET", "SOCK_RAW", 1),
+        ("AF_INET", "SOCK_STREAM", 262),
+        ("AF_NETLINK", "SOCK_RAW", 9),
+        ("AF_NETLINK", "SOCK_RAW", 12),
+        ("AF_NETLINK", "SOCK_RAW", 15),
+        ("AF_VSOCK", "SOCK_STREAM", 0),
+        ("AF_ALG", "SOCK_SEQPACKET", 0),
+        ("AF_TIPC", "SOCK_STREAM", 0),
+        ("AF_CAN", "SOCK_RAW", 1),
+    ],
+)
+async def test_no_socket_of_a_rare_family_or_protocol(
+    box: AsyncSandbox, without: Without, family: str, kind: str, protocol: int
+) -> None:
+    """The control tells whether this linux has it at all; some need a module or a capability."""
+    make = f"socket.socket(socket.{family}, socket.{kind}, {protocol}).close()"
+    refused = ("EAFNOSUPPORT", "EPERM", "EPROTONOSUPPORT")
+    assert await attack(box, make) in refused
+    assert await attack_by_shell(box, make) in refused
+    control = await attack(await without("seccomp"), make)
+    if (family, protocol) in (("AF_NETLINK", 9), ("AF_NETLINK", 15)):
+        assert control == "ok"
+
+
+async def test_ipc_of_the_host_is_out_of_reach(box: AsyncSandbox, without: Without) -> None:
+    """System V shared memory, by the number that the host knows it by."""
+    attach = "call('shmat', {segment}, 0, 0o10000)"
+    bare = await without("ipc")
+    segment = await tell(bare, "call('shmget', 0x5b78, 4096, 0o1666)")
+    assert await attack(bare, attach.format(segment=segment)) == "ok"
+    assert await attack(box, attach.format(segment=segment)) == "EINVAL"
+    assert await attack(bare, f"call('shmctl', {segment}, 0, 0)") == "ok"
+
+
+async def test_the_name_of_the_host_is_not_told(box: AsyncSandbox) -> None:
+    assert await tell(box, "socket.gethostname()") == "sandbox"
+    if socket.gethostname() != "sandbox":
+        assert socket.gethostname() not in (await box.shell("cat /etc/hostname; env")).stdout

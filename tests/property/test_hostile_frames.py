@@ -1,0 +1,110 @@
+"""The host's side of the wall, against anything: a typed frame or Malformed, and nothing else."""
+
+import contextlib
+import json
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbx.guest import frames as guest
+from sbx.kernels import frames
+from sbx.kernels.frames import KERNEL, SUPERVISOR, Malformed, Splitter
+
+TEXT = st.text(st.characters(codec="utf-8"))
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+KINDS = st.sampled_from(sorted(frames.KERNEL_FRAMES | frames.SUPERVISOR_FRAMES)) | TEXT
+FIELDS = st.sampled_from(
+    ["name", "text", "data", "metadata", "transient", "status", "code", "traceback", "wait"]
+)
+
+
+@given(st.binary(max_size=400))
+def test_bytes_are_a_frame_or_malformed(sent: bytes) -> None:
+    for dialect in (KERNEL, SUPERVISOR):
+        with contextlib.suppress(Malformed):
+            assert dialect.decode(sent).size == len(sent)
+
+
+@given(KINDS, st.dictionaries(FIELDS, JSON) | JSON, st.none() | TEXT | JSON)
+def test_json_is_a_frame_or_malformed(kind: str, content: Any, name: Any) -> None:
+    sent = json.dumps({"type": kind, "content": content, "id": name}).encode()
+    for dialect in (KERNEL, SUPERVISOR):
+        with contextlib.suppress(Malformed):
+            dialect.decode(sent)
+
+
+@given(st.binary(max_size=200))
+def test_a_loose_part_is_a_value_or_malformed(part: bytes) -> None:
+    with contextlib.suppress(Malformed):
+        frames.loose(msgspec.Raw(part))
+
+
+@given(JSON)
+def test_a_loose_part_is_what_was_sent(value: Any) -> None:
+    assert frames.loose(msgspec.Raw(json.dumps(value).encode())) == value
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), max_size=6), st.data())
+def test_splitter_gives_the_same_frames_for_any_pieces(
+    texts: list[tuple[str, str]], data: st.DataObject
+) -> None:
+    sent = b"".join(guest.encode("stream", {"name": "stdout", "text": t}, i) for i, t in texts)
+    splitter, got, start = Splitter(), [], 0
+    while start < len(sent):
+        size = data.draw(st.integers(1, len(sent) - start))
+        got += splitter.feed(sent[start : start + size])
+        start += size
+    decoded = [KERNEL.decode(body) for body in got]
+    assert [(frame.id, frame.content) for frame in decoded] == [
+        (name, frames.Stream("stdout", text)) for name, text in texts
+    ]
+
+
+@given(st.lists(st.binary(max_size=50), max_size=10))
+def test_splitter_never_holds_more_than_it_was_given(pieces: list[bytes]) -> None:
+    splitter = Splitter()
+    got = 0
+    with contextlib.suppress(Malformed):
+        for piece in pieces:
+            got += sum(4 + len(body) for body in splitter.feed(piece))
+    assert got <= sum(map(len, pieces))
+
+
+@given(st.text(st.characters()), st.sampled_from(["stdout", "stderr"]))
+def test_whatever_a_cell_prints_is_decoded(text: str, name: str) -> None:
+    """Lone surrogates too: the guest spells them out, since UTF-8 cannot carry them."""
+    (body,) = Splitter().feed(guest.encode("stream", {"name": name, "text": text}))
+    content = KERNEL.decode(body).content
+    assert isinstance(content, frames.Stream)
+    if text.isascii():
+        assert content.text == text
+
+
+@given(st.dictionaries(st.text(min_size=1), JSON, max_size=5), st.dictionaries(TEXT, JSON))
+def test_whatever_a_cell_displays_is_decoded(
+    data: dict[str, Any], metadata: dict[str, Any]
+) -> None:
+    content = {"data": data, "metadata": metadata, "transient": {}}
+    (body,) = Splitter().feed(guest.encode("display_data", content))
+    shown = KERNEL.decode(body).content
+    assert isinstance(shown, frames.DisplayData)
+    assert list(frames.bundle(shown.data).values()) == list(data.values())
+
+
+@given(KINDS, st.dictionaries(TEXT, JSON), st.none() | TEXT)
+def test_the_guest_decodes_whatever_the_host_encodes(
+    kind: str, content: dict[str, Any], name: str | None
+) -> None:
+    assert guest.FrameReader().feed(frames.encode(kind, content, name)) == [
+        guest.Frame(kind, content, name)
+    ]

@@ -1,0 +1,147 @@
+"""What the host takes from inside: typed frames of its own kind, capped, or Malformed."""
+
+import json
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+
+from sbx.guest import frames as guest
+from sbx.kernels import frames
+from sbx.kernels.frames import KERNEL, SUPERVISOR, Malformed, Splitter
+
+
+def body(kind: str, content: Any, **more: Any) -> bytes:
+    return json.dumps({"type": kind, "content": content, **more}).encode()
+
+
+def test_a_frame_is_typed_and_weighs_what_it_took() -> None:
+    sent = body("stream", {"name": "stdout", "text": "hé"})
+    frame = KERNEL.decode(sent)
+    assert frame.content == frames.Stream("stdout", "hé")
+    assert (frame.id, frame.size) == (None, len(sent))
+
+
+def test_a_reply_carries_the_id_of_its_request() -> None:
+    frame = KERNEL.decode(body("execute_reply", {"status": "ok", "execution_count": 3}, id="7"))
+    assert frame.id == "7"
+    assert frame.content == frames.ExecuteReply("ok", 3)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"\xff\xfe",
+        b'{"type": "stream"}',
+        b'{"type": "stream", "content": {"name": "stdout", "text": "\xff"}}',
+        b'{"type": "stream", "content": {"name": "stdout", "text": "\\ud800"}}',
+        body("stream", {"name": "stdin", "text": "x"}),
+        body("stream", {"name": "stdout", "text": 5}),
+        body("stream", {"name": "stdout", "text": "x", "more": 1}),
+        body("stream", {"name": "stdout", "text": "x"}, more=1),
+        body("stream", {"name": "stdout", "text": "x"}, id=7),
+        body("status", {"execution_state": "busy"}),
+        body("exited", {"code": 0}),
+        body("execute_reply", {"status": "fine"}),
+        body("execute_reply", {"status": "ok", "execution_count": "1"}),
+        body("display_data", {"data": ["text/plain"]}),
+        body("error", {"ename": "E", "evalue": "", "traceback": "no list"}),
+        b'{"type": "stream", "content": ' + b"[" * 100_000,
+        b'{"type": "display_data", "content": {"data": {"a": ' + b"[" * 200_000,
+    ],
+)
+def test_whatever_ours_would_not_send_is_malformed(sent: bytes) -> None:
+    with pytest.raises(Malformed):
+        KERNEL.decode(sent)
+
+
+def test_each_socket_has_its_own_words() -> None:
+    with pytest.raises(Malformed, match="unknown type"):
+        SUPERVISOR.decode(body("stream", {"name": "stdout", "text": "x"}))
+    exited = SUPERVISOR.decode(body("exited", {"signal": 9}, id="1"))
+    assert exited.content == frames.Exited(signal=9)
+
+
+def test_the_sentence_for_a_malformed_frame_is_short() -> None:
+    with pytest.raises(Malformed) as raised:
+        KERNEL.decode(body("x" * 100_000, {}))
+    assert len(str(raised.value)) < 200
+
+
+def raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(value).encode())
+
+
+def test_a_bundle_becomes_values() -> None:
+    parts = {"text/plain": raw("x"), "application/json": raw({"a": [1, None, 2.5]})}
+    assert frames.bundle(parts) == {"text/plain": "x", "application/json": {"a": [1, None, 2.5]}}
+
+
+def test_a_bundle_of_too_many_parts_is_malformed() -> None:
+    with pytest.raises(Malformed, match="65 parts"):
+        frames.bundle({str(number): raw("") for number in range(65)})
+
+
+def nested(levels: int) -> msgspec.Raw:
+    return msgspec.Raw(b'{"a":' * levels + b"1" + b"}" * levels)
+
+
+def test_json_nests_up_to_the_limit_and_not_deeper() -> None:
+    assert frames.loose(nested(frames.DEPTH_MAX))
+    with pytest.raises(Malformed, match="too deep"):
+        frames.loose(nested(frames.DEPTH_MAX + 1))
+
+
+def test_brackets_in_strings_are_no_nesting() -> None:
+    text = "[" * 1000 + '\\"{'
+    assert frames.loose(raw([text, {text: text}])) == [text, {text: text}]
+
+
+def test_text_may_be_large_and_json_may_not() -> None:
+    assert len(frames.loose(raw("x" * (4 << 20)))) == 4 << 20
+    with pytest.raises(Malformed, match="JSON part"):
+        frames.loose(raw([0] * (frames.JSON_PART_MAX // 2)))
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"nan", b'"\xff"', b'"\\ud800"', b"1 2", b"]["])
+def test_a_part_that_is_no_json_is_malformed(text: bytes) -> None:
+    with pytest.raises(Malformed):
+        frames.loose(msgspec.Raw(text))
+
+
+def test_splitter_refuses_a_length_before_it_holds_the_bytes() -> None:
+    with pytest.raises(Malformed, match="bytes"):
+        Splitter().feed(struct.pack(">I", frames.FRAME_MAX + 1))
+
+
+def test_splitter_keeps_an_unfinished_frame_for_later() -> None:
+    splitter = Splitter()
+    sent = frames.encode("a", {}) + frames.encode("b", {"x": 1}, "7")
+    assert splitter.feed(sent[:-1]) == [sent[4 : 4 + sent[3]]]
+    (last,) = splitter.feed(sent[-1:])
+    assert json.loads(last) == {"type": "b", "content": {"x": 1}, "id": "7"}
+
+
+def test_the_guest_reads_what_the_host_sends() -> None:
+    request = {"code": "1+1 # é\n", "silent": False, "output_max": 1 << 20}
+    assert guest.FrameReader().feed(frames.encode("execute_request", request, "3")) == [
+        guest.Frame("execute_request", request, "3")
+    ]
+
+
+def test_the_guest_s_largest_frame_fits() -> None:
+    assert guest.MAX_SENT < frames.FRAME_MAX
+    text = "x" * (guest.MAX_SENT - 200)
+    (sent,) = Splitter().feed(guest.encode("stream", {"name": "stdout", "text": text}))
+    assert KERNEL.decode(sent).content == frames.Stream("stdout", text)
+
+
+def test_both_sides_agree_on_the_bounds_of_a_bundle() -> None:
+    assert guest.MAX_DEPTH <= frames.DEPTH_MAX
+    assert guest.MAX_JSON <= frames.JSON_PART_MAX
+    assert guest.MAX_PARTS <= frames.BUNDLE_PARTS_MAX

@@ -1,0 +1,255 @@
+"""plan(): policy and host become one value; what cannot be enforced is refused before anything."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sbx.errors import CannotEnforce
+from sbx.isolation.filters import Filter
+from sbx.isolation.plan import (
+    Bind,
+    DataFile,
+    Filters,
+    Interpreter,
+    LaunchPlan,
+    Paths,
+    Tmpfs,
+    Wall,
+    decide_walls,
+    plan,
+)
+from sbx.isolation.probe import Capabilities, Layer
+from sbx.policy import Policy, load, narrow
+
+MIB = 1 << 20
+NAMES = ("bwrap", "namespaces", "landlock", "seccomp", "memory", "tasks", "cpu")
+HOST = Capabilities(
+    linux="6.8.0",
+    machine="x86_64",
+    root=False,
+    bwrap="/usr/bin/bwrap",
+    bwrap_options=frozenset({"--disable-userns"}),
+    landlock_abi=4,
+    own_namespaces=True,
+    layers=tuple(Layer(name, True, f"{name} of the host") for name in NAMES),
+)
+PATHS = Paths(
+    files="/data/files",
+    uploads="/data/temparea",
+    interpreter=Interpreter("/opt/lab/bin/python", ("/opt/lab", "/usr")),
+    guest="/opt/lab/packages",
+)
+FILTERS = Filters(
+    default=Filter("default", b"\x01\x02", "d" * 64), strict=Filter("strict", b"\x03", "5" * 64)
+)
+
+
+def without(*names: str, **changes: Any) -> Capabilities:
+    layers = (
+        Layer(layer.name, False, "gone", f"no {layer.name} here", f"get {layer.name}")
+        if layer.name in names
+        else layer
+        for layer in HOST.layers
+    )
+    return replace(HOST, layers=tuple(layers), **changes)
+
+
+def planned(
+    policy: Policy | str = "default", host: Capabilities = HOST, **paths: Any
+) -> LaunchPlan:
+    policy = load(policy) if isinstance(policy, str) else policy
+    return plan(policy, host, replace(PATHS, **paths), FILTERS)
+
+
+def test_default_view_is_the_system_our_guest_and_the_workspace() -> None:
+    assert planned().mounts == (
+        Bind("/bin", "/bin", optional=True),
+        Bind("/etc/alternatives", "/etc/alternatives", optional=True),
+        Bind("/etc/fonts", "/etc/fonts", optional=True),
+        Bind("/etc/ld.so.cache", "/etc/ld.so.cache", optional=True),
+        Bind("/etc/ssl", "/etc/ssl", optional=True),
+        Bind("/lib", "/lib", optional=True),
+        Bind("/lib64", "/lib64", optional=True),
+        Bind("/sbin", "/sbin", optional=True),
+        Bind("/usr", "/usr", optional=True),
+        Tmpfs("/tmp", 256 * MIB, "1777"),
+        Tmpfs("/dev/shm", 64 * MIB, "1777"),
+        Bind("/opt/lab", "/opt/lab"),
+        Bind("/opt/lab/packages/sbx/__init__.py", "/opt/sbx/sbx/__init__.py"),
+        Bind("/opt/lab/packages/sbx/guest", "/opt/sbx/sbx/guest"),
+        Bind("/opt/lab/packages/sbx/linux", "/opt/sbx/sbx/linux"),
+        Bind("/data/files", "/workspace", writable=True),
+        Bind("/data/files/uploads", "/workspace/uploads", writable=True),
+        Bind("/data/temparea", "/workspace/uploads/temparea"),
+    )
+
+
+def test_host_directory_keeps_home_and_uploads_out_of_it() -> None:
+    result = planned(
+        files="/home/ann/project",
+        host_directory=True,
+        has_temparea=False,
+        pinned=(".git",),
+        protected=(".git/hooks", ".envrc"),
+    )
+    assert result.mounts[-6:] == (
+        Bind("/home/ann/project", "/workspace", writable=True),
+        Tmpfs("/home/sandbox", 64 * MIB, "0700"),
+        Bind("/data/temparea", "/uploads"),
+        Bind("/home/ann/project/.git", "/workspace/.git", writable=True),
+        Bind("/home/ann/project/.git/hooks", "/workspace/.git/hooks"),
+        Bind("/home/ann/project/.envrc", "/workspace/.envrc"),
+    )
+    assert result.writable_home == "/home/sandbox"
+    assert result.seal.write == ("/workspace", "/tmp", "/dev/shm", "/home/sandbox")
+    assert dict(result.environment)["HOME"] == "/home/sandbox"
+
+
+def test_host_directory_with_its_own_temparea_is_given_the_uploads_there() -> None:
+    mounts = planned(host_directory=True, has_temparea=True).mounts
+    assert Bind("/data/temparea", "/workspace/uploads/temparea") in mounts
+
+
+def test_root_stages_what_another_uid_could_not_walk_to_and_nothing_of_the_system() -> None:
+    binds = [mount for mount in planned(host=without(root=True)).mounts if isinstance(mount, Bind)]
+    assert {bind.target for bind in binds if not bind.staged} == set(
+        load("default").filesystem.read
+    )
+
+
+def test_only_the_workspace_and_what_is_pinned_in_it_is_writable() -> None:
+    binds = [mount for mount in planned().mounts if isinstance(mount, Bind) and mount.writable]
+    assert [bind.target for bind in binds] == ["/workspace", "/workspace/uploads"]
+
+
+def test_etc_is_synthetic_and_names_the_policy_s_user() -> None:
+    ann = load("default").model_copy(update={"user": "ann"})
+    assert planned(ann).files == (
+        DataFile(
+            "/etc/passwd",
+            "ann:x:1000:1000:ann:/workspace:/bin/bash\n"
+            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        ),
+        DataFile("/etc/group", "ann:x:1000:\nnogroup:x:65534:\n"),
+        DataFile("/etc/hostname", "sandbox\n"),
+        DataFile("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
+        DataFile("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+        DataFile("/etc/resolv.conf", ""),
+    )
+
+
+def test_environment_keeps_every_cache_and_configuration_out_of_the_workspace() -> None:
+    environment = dict(planned().environment)
+    outside = {
+        "HOME": "/workspace",
+        "PATH": "/opt/lab/bin:/usr/local/bin:/usr/bin:/bin",
+        "SHELL": "/bin/bash",
+    }
+    assert {name: environment[name] for name in outside} == outside
+    in_workspace = {name for name, value in environment.items() if "/workspace" in value}
+    assert in_workspace == {"HOME"}
+
+
+def test_a_policy_s_environment_comes_last() -> None:
+    changed = narrow(load("default"), {"env": {"LANG": "de_DE.UTF-8", "MINE": "1"}})
+    environment = dict(planned(changed).environment)
+    assert (environment["LANG"], environment["MINE"]) == ("de_DE.UTF-8", "1")
+
+
+def test_the_guest_is_started_isolated_from_its_surroundings() -> None:
+    command = ("/opt/lab/bin/python", "-I", "/opt/sbx/sbx/guest/boot.py")
+    assert planned().command == command
+
+
+def test_rlimits_stand_in_for_the_groups_that_a_host_lacks() -> None:
+    always = {
+        "CORE": 1,
+        "NOFILE": 1024,
+        "FSIZE": 512 * MIB,
+        "MEMLOCK": 8 * MIB,
+        "SIGPENDING": 1024,
+    }
+    assert dict(planned().seal.rlimits) == always
+    bare = planned(host=without("memory", "tasks", "cpu"))
+    assert dict(bare.seal.rlimits) == {**always, "NPROC": 128, "DATA": 2048 * MIB}
+
+
+def test_strict_puts_a_second_filter_on_the_kernel_only() -> None:
+    assert planned("default").seal.kernel_filter is None
+    strict = planned("strict")
+    assert (strict.filter, strict.seal.kernel_filter) == (FILTERS.default, FILTERS.strict)
+
+
+def test_seal_crosses_the_wall_as_plain_data() -> None:
+    assert planned("strict").seal.to_json() == {
+        "landlock": True,
+        "read": ("/",),
+        "write": ("/workspace", "/tmp", "/dev/shm"),
+        "devices": tuple(
+            f"/dev/{name}"
+            for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
+        ),
+        "rlimits": dict(planned("strict").seal.rlimits),
+        "kernel_filter": "03",
+    }
+
+
+def test_walls_of_a_complete_host_are_none_weaker() -> None:
+    assert decide_walls(load("default"), HOST) == (
+        Wall("namespaces", "hard", "namespaces of the host"),
+        Wall("seccomp", "hard", "seccomp of the host"),
+        Wall("landlock", "hard", "landlock of the host"),
+        Wall("memory", "best-effort", "memory of the host"),
+        Wall("tasks", "best-effort", "tasks of the host"),
+        Wall("cpu", "best-effort", "cpu of the host"),
+    )
+
+
+@pytest.mark.parametrize("name", ["memory", "tasks", "cpu"])
+def test_best_effort_falls_to_a_weaker_means_that_it_names(name: str) -> None:
+    (wall,) = (wall for wall in decide_walls(load("default"), without(name)) if wall.weaker)
+    assert wall.name == name
+    assert wall.means not in ("", f"{name} of the host")
+
+
+@pytest.mark.parametrize(
+    ("policy", "layer"),
+    [
+        ("default", "bwrap"),
+        ("default", "namespaces"),
+        ("default", "seccomp"),
+        ("default", "landlock"),
+        ("strict", "memory"),
+        ("strict", "tasks"),
+        ("strict", "cpu"),
+    ],
+)
+def test_a_hard_wall_that_is_missing_is_refused_with_cause_and_remedy(
+    policy: str, layer: str
+) -> None:
+    with pytest.raises(CannotEnforce) as raised:
+        planned(policy, without(layer))
+    error = raised.value
+    assert (error.code, error.details["layer"], error.hint) == (
+        "cannot_enforce",
+        layer,
+        f"get {layer}",
+    )
+    assert f"no {layer} here" in error.message
+
+
+@pytest.mark.parametrize("layer", ["namespaces", "seccomp"])
+def test_namespaces_and_seccomp_are_hard_whatever_a_policy_says(layer: str) -> None:
+    policy = load("default")
+    walls = policy.walls.model_copy(update={layer: "best-effort"})
+    with pytest.raises(CannotEnforce):
+        planned(policy.model_copy(update={"walls": walls}), without(layer))
+
+
+def test_landlock_may_be_given_up_where_a_policy_says_so_and_the_plan_tells() -> None:
+    policy = load("default")
+    walls = policy.walls.model_copy(update={"landlock": "best-effort"})
+    result = planned(policy.model_copy(update={"walls": walls}), without("landlock"))
+    assert not result.seal.landlock
+    assert [wall.name for wall in result.walls if wall.weaker] == ["landlock"]

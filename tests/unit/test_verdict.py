@@ -1,0 +1,82 @@
+"""How a run ended, decided from what was seen: the whole table."""
+
+import pytest
+
+from sbx.kernels.frames import ExecuteReply, Exited
+from sbx.policy.model import Limits
+from sbx.protocol.runs import Cause, Status
+from sbx.runtime import verdict
+from sbx.runtime.stop import Why
+
+TIMEOUT = (Status.TIMEOUT, None)
+OK, ERROR = (Status.OK, None), (Status.ERROR, None)
+INTERRUPTED = (Status.INTERRUPTED, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "why", "expected"),
+    [
+        ("ok", None, OK),
+        ("error", None, ERROR),
+        ("aborted", None, ERROR),
+        ("error", Why.CALLER, INTERRUPTED),
+        ("ok", Why.CALLER, OK),
+        ("ok", Why.DEADLINE, TIMEOUT),
+        ("error", Why.DEADLINE, TIMEOUT),
+        ("error", Why.OUTPUT, (Status.KILLED, Cause.OUTPUT)),
+    ],
+)
+def test_a_reply_is_judged_by_what_stopped_it(
+    status: str, why: Why | None, expected: verdict.Verdict
+) -> None:
+    reply = ExecuteReply(status=status)  # type: ignore[arg-type]  # one of the three literals
+    assert verdict.replied(reply, why) == expected
+
+
+@pytest.mark.parametrize(
+    ("killed_for", "why", "oom", "pids", "expected"),
+    [
+        (None, None, 0, 0, (Status.KILLED, Cause.CRASHED)),
+        (None, None, 0, 3, (Status.KILLED, Cause.PIDS)),
+        (None, None, 1, 3, (Status.KILLED, Cause.MEMORY)),
+        (Cause.DISK, Why.DEADLINE, 1, 0, (Status.KILLED, Cause.DISK)),
+        (None, Why.DEADLINE, 0, 3, TIMEOUT),
+        (None, Why.DEADLINE, 1, 0, (Status.KILLED, Cause.MEMORY)),
+        (None, Why.OUTPUT, 0, 0, (Status.KILLED, Cause.OUTPUT)),
+        (None, Why.CALLER, 0, 0, INTERRUPTED),
+    ],
+)
+def test_a_death_is_put_down_to_the_limit_that_struck(
+    killed_for: Cause | None, why: Why | None, oom: int, pids: int, expected: verdict.Verdict
+) -> None:
+    assert verdict.died(killed_for, why, oom_kills=oom, pids_max_hits=pids) == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "why", "oom", "expected"),
+    [
+        (Exited(code=0), None, 0, OK),
+        (Exited(code=3), None, 0, ERROR),
+        (Exited(signal=9), None, 0, ERROR),
+        (Exited(signal=9), None, 1, (Status.KILLED, Cause.MEMORY)),
+        (Exited(code=137), None, 1, (Status.KILLED, Cause.MEMORY)),
+        (Exited(code=1), None, 1, ERROR),
+        (Exited(signal=2), Why.DEADLINE, 0, TIMEOUT),
+    ],
+)
+def test_a_command_is_judged_by_its_exit_code_unless_it_was_stopped(
+    told: Exited, why: Why | None, oom: int, expected: verdict.Verdict
+) -> None:
+    assert verdict.exited(verdict.exit_code(told), why, oom_kills=oom) == expected
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_every_kill_is_explained(cause: Cause) -> None:
+    error = verdict.explained((Status.KILLED, cause), Limits())
+    assert error is not None
+    assert error.value
+
+
+@pytest.mark.parametrize("ended", [OK, ERROR, INTERRUPTED])
+def test_what_the_code_did_itself_is_left_to_its_own_words(ended: verdict.Verdict) -> None:
+    assert verdict.explained(ended, Limits()) is None
