@@ -489,6 +489,7 @@ def main() -> None:
     sock = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.umask(0o022)  # the program's may be 077, and other uids must be able to walk the stage
     prctl.set_child_subreaper(True)
     Broker(sock).serve()
     sys.exit(0)

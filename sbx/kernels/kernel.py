@@ -12,7 +12,7 @@ not allowed) is treated as any other malformed frame: the kernel is killed, the 
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
@@ -71,6 +71,8 @@ class Kernel:
         self._listening: asyncio.Task[None] | None = None
         self._turn = ""
         self._allow_stdin = False
+        self._in_cell = False
+        self.on_busy: Callable[[], None] | None = None
         self.killed_for: Cause | None = None
         self.seen = (0, 0)
         self.receipt: Receipt
@@ -121,6 +123,11 @@ class Kernel:
         return not (self._cells.closed or self._control.closed or self._jail.gone)
 
     @property
+    def busy(self) -> bool:
+        """Whether a cell or a command runs; `on_busy` is called when one begins."""
+        return self._in_cell or bool(self._commands)
+
+    @property
     def pid(self) -> int | None:
         """The jail's PID 1, as the host numbers it."""
         return self._jail.pid
@@ -138,6 +145,8 @@ class Kernel:
             "allow_stdin": allow_stdin,
             "output_max": output_max,
         }
+        self._in_cell = True
+        self._becomes_busy()
         await self._ask("execute_request", request, self._turn)
 
     async def next(self) -> frames.Frame:
@@ -148,8 +157,10 @@ class Kernel:
         frame = await self._answer(self._turn)
         if isinstance(frame.content, frames.InputRequest) and not self._allow_stdin:
             raise await self._cut_off("it asked for input that was not allowed")
-        if isinstance(frame.content, frames.ExecuteReply) and frame.id is None:
-            raise await self._cut_off("its reply names no request")
+        if isinstance(frame.content, frames.ExecuteReply):
+            if frame.id is None:
+                raise await self._cut_off("its reply names no request")
+            self._in_cell = False
         return frame
 
     async def complete(self, code: str, cursor: int) -> frames.CompleteReply:
@@ -176,6 +187,7 @@ class Kernel:
         name = str(next(self._names))
         command = Command(self, name)
         self._commands[name] = command
+        self._becomes_busy()
         await self._tell("spawn", {"argv": list(argv), "cwd": cwd, "env": dict(env)}, name)
         if not self.alive:
             command._put(None)
@@ -230,6 +242,10 @@ class Kernel:
         self._cells.close(cause)
         await self.kill()
         return KernelDied(cause)
+
+    def _becomes_busy(self) -> None:
+        if self.on_busy is not None:
+            self.on_busy()
 
     # -- PID 1 ----------------------------------------------------------------------------------
 

@@ -6,19 +6,20 @@ segments that nobody has attached, and files on their way through a socket, do n
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
 
+from sbx.errors import SbxError
 from sbx.kernels.kernel import Kernel
 from sbx.linux import procfs
 from sbx.protocol.runs import Cause
 
 _log = logging.getLogger(__name__)
-_PERIOD_S = 0.1
-_CALM_PERIOD_S = 0.5
+_PERIOD_S = 0.05  # at 2 GB/s, what one process can touch meanwhile is 100 MB
+_IDLE_PERIOD_S = 1.0  # between runs only what they left behind can grow
 _TMPFS = ("/tmp", "/dev/shm")  # noqa: S108  # the jail's own
-_CALM_BELOW = 0.5  # of the limit
 
 
 class MemoryWatcher:
@@ -28,10 +29,12 @@ class MemoryWatcher:
         self._memory_max = memory_max
         self._kernels: set[Kernel] = set()
         self._task: asyncio.Task[None] | None = None
+        self._busy = asyncio.Event()
 
     def watch(self, kernel: Kernel) -> None:
         """Watch one more; a kernel that has ended is forgotten by itself."""
         self._kernels.add(kernel)
+        kernel.on_busy = self._busy.set
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look())
 
@@ -47,9 +50,20 @@ class MemoryWatcher:
             if total > self._memory_max:
                 largest = max(used, key=lambda kernel: used[kernel])
                 _log.info("a sandbox used %d bytes: its largest kernel is killed", total)
-                await largest.kill(Cause.MEMORY)
-            calm = total < self._memory_max * _CALM_BELOW
-            await asyncio.sleep(_CALM_PERIOD_S if calm else _PERIOD_S)
+                try:
+                    await largest.kill(Cause.MEMORY)
+                except SbxError as error:
+                    _log.warning("a kernel beyond its memory could not be killed: %s", error)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next look: soon while anything runs, and as soon as something begins to."""
+        if any(kernel.busy for kernel in self._kernels):
+            await asyncio.sleep(_PERIOD_S)
+            return
+        self._busy.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._busy.wait(), _IDLE_PERIOD_S)
 
     def _measure(self) -> Mapping[Any, int]:
         """Bytes of each kernel's jail. Cheap counts first; shared pages are told apart only when

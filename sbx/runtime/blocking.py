@@ -168,7 +168,8 @@ class _Blocking:
     def stream(
         self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
     ) -> Iterator[Event]:
-        """Run a cell and follow it live; the last event carries the result."""
+        """Run a cell and follow it live; the last event carries the result. Ctrl-C interrupts it;
+        a caller that merely stops to listen does not."""
         return self._follow(self._inner.stream(code, timeout=timeout, on_input=on_input))
 
     def shell(
@@ -213,8 +214,12 @@ class _Blocking:
         async def following() -> Event | None:
             return await anext(events, None)
 
-        while (event := self._shared.call(following())) is not None:
-            yield event
+        try:
+            while (event := self._shared.call(following())) is not None:
+                yield event
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
 
 
 class BlockingConversation(_Blocking):

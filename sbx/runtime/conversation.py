@@ -29,6 +29,7 @@ from sbx.runtime.questions import OnInput, Questions
 from sbx.runtime.stop import Ladder, Why
 
 _log = logging.getLogger(__name__)
+_TIME_TO_HIT_A_LIMIT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +276,7 @@ class Conversation:
                 if questions:
                     questions.close()
             live.replied(reply)
-            if reply.status == "error":
+            if reply.status == "error" or live.elapsed_s > _TIME_TO_HIT_A_LIMIT_S:
                 # a child may have died of a limit, which is not to be told of the next run
                 await kernel.counters()
             status, cause = verdict.replied(reply, ladder.why)
@@ -284,7 +285,7 @@ class Conversation:
     async def _command(self, live: LiveRun, shell: _Shell, timeout_s: float) -> Run:
         kernel, lost = await self._ready()
         live.restart_clock()
-        command = await kernel.spawn(["/bin/bash", "-c", shell.command], shell.cwd, shell.env)
+        command = await kernel.spawn(["/bin/bash", "-c", "--", shell.command], shell.cwd, shell.env)
         if shell.stdin is not None:
             await command.write(shell.stdin)
         await command.write(None)

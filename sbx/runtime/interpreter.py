@@ -34,8 +34,13 @@ async def interpreter_at(path: str) -> Interpreter:
             stderr=asyncio.subprocess.PIPE,
             env={},
         )
-        async with asyncio.timeout(_ASK_SECONDS):
-            said, complaint = await process.communicate()
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                said, complaint = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         executable, *prefixes = json.loads(said)
     except (OSError, ValueError, TimeoutError) as error:
         raise PolicyError(
@@ -47,6 +52,7 @@ async def interpreter_at(path: str) -> Interpreter:
         raise PolicyError(
             f"the policy's interpreter {path} failed: {complaint.decode(errors='replace')[:200]}",
             code="interpreter_unavailable",
+            hint="name a Python executable that has ipykernel installed",
         )
     return _interpreter(executable, tuple(prefixes))
 

@@ -64,6 +64,11 @@ class LiveRun:
         return await asyncio.shield(self._run)
 
     @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began, its wait for a kernel not counted."""
+        return time.monotonic() - self._started
+
+    @property
     def done(self) -> bool:
         return self._run.done()
 
@@ -121,7 +126,7 @@ class LiveRun:
             error=error or self._error,
             exit_code=exit_code,
             execution_count=self._execution_count,
-            duration_s=time.monotonic() - self._started,
+            duration_s=self.elapsed_s,
             state_lost=state_lost,
             truncated=self.over,
         )

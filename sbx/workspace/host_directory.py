@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from sbx.errors import Denied, InvalidPath
+from sbx.errors import Denied
 from sbx.workspace import beneath
 from sbx.workspace.paths import WORKSPACE
-from sbx.workspace.refusals import translated
+from sbx.workspace.refusals import translated, wrong_path
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Tree
 
@@ -72,10 +72,7 @@ class HostDirectory:
             try:
                 fd = os.open(path, os.O_PATH | os.O_DIRECTORY)
             except NotADirectoryError as error:
-                raise InvalidPath(
-                    f"'{path}' is not a directory",
-                    details={"field": "path", "reason": "not_a_directory"},
-                ) from error
+                raise wrong_path(str(path), "not_a_directory", "is not a directory") from error
         if (refusal := _refusal(path, os.fstat(fd), jail_uid, read_only)) is not None:
             os.close(fd)
             raise refusal

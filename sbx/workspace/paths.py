@@ -9,7 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sbx.errors import InvalidPath
+from sbx.workspace.refusals import invalid_path
 
 WORKSPACE = "/workspace"
 UPLOADS = "/workspace/uploads/temparea"
@@ -56,12 +56,12 @@ def resolve(path: str, *, changing: bool = False, uploads_apart: bool = False) -
     relative = _folded(parts)
     if uploads_apart:
         if changing and not relative:
-            raise _refusal("reserved", "the workspace itself cannot be replaced or deleted")
+            raise invalid_path("reserved", "the workspace itself cannot be replaced or deleted")
         return Location(Part.FILES, relative)
     if relative[:2] == ("uploads", "temparea") and len(relative) > 2:
         return _readable(Location(Part.UPLOADS, relative[2:]), changing)
     if changing and (relative in _RESERVED or relative == ("shared",)):
-        raise _refusal("reserved", f"'{path}' is part of the workspace's own structure")
+        raise invalid_path("reserved", f"'{path}' is part of the workspace's own structure")
     if relative == ("uploads", "temparea"):
         return Location(Part.UPLOADS, ())
     if relative[:1] == ("shared",):
@@ -77,38 +77,38 @@ def check_name(name: str) -> str:
     """
     _check_text(name)
     if name in (".", ".."):
-        raise _refusal("path_traversal", "'.' and '..' cannot name a file")
+        raise invalid_path("path_traversal", "'.' and '..' cannot name a file")
     if "/" in name or "\\" in name:
-        raise _refusal("separator", f"'{name}' must be a plain file name, without '/' or '\\'")
+        raise invalid_path("separator", f"'{name}' must be a plain file name, without '/' or '\\'")
     _check_length(name)
     return name
 
 
 def _check_text(path: str) -> None:
     if not path:
-        raise _refusal("empty_path", "the path is empty")
+        raise invalid_path("empty_path", "the path is empty")
     if "\0" in path:
-        raise _refusal("null_byte", "the path contains a NUL character")
+        raise invalid_path("null_byte", "the path contains a NUL character")
     if any(unicodedata.category(char) == "Cc" for char in path):
-        raise _refusal("control_character", "the path contains a control character")
+        raise invalid_path("control_character", "the path contains a control character")
     try:
         size = len(path.encode())
     except UnicodeEncodeError as error:
-        raise _refusal("not_utf8", "the path cannot be written as UTF-8") from error
+        raise invalid_path("not_utf8", "the path cannot be written as UTF-8") from error
     if size > _PATH_MAX:
-        raise _refusal("name_too_long", f"the path is longer than {_PATH_MAX} bytes")
+        raise invalid_path("name_too_long", f"the path is longer than {_PATH_MAX} bytes")
 
 
 def _check_length(name: str) -> None:
     if len(name.encode()) > _NAME_MAX:
-        raise _refusal("name_too_long", f"a name on the path is longer than {_NAME_MAX} bytes")
+        raise invalid_path("name_too_long", f"a name on the path is longer than {_NAME_MAX} bytes")
 
 
 def _below_workspace(parts: list[str]) -> list[str]:
     for prefix in (["workspace"], ["sandbox", "workspace"]):
         if parts[: len(prefix)] == prefix:
             return parts[len(prefix) :]
-    raise _refusal("absolute_path", f"absolute paths must be below {WORKSPACE}")
+    raise invalid_path("absolute_path", f"absolute paths must be below {WORKSPACE}")
 
 
 def _folded(parts: list[str]) -> tuple[str, ...]:
@@ -120,15 +120,13 @@ def _folded(parts: list[str]) -> tuple[str, ...]:
         elif folded:
             folded.pop()
         else:
-            raise _refusal("path_traversal", "the path climbs out of the workspace")
+            raise invalid_path("path_traversal", "the path climbs out of the workspace")
     return tuple(folded)
 
 
 def _readable(location: Location, changing: bool) -> Location:
     if changing:
-        raise _refusal("read_only", "uploads are read-only here; change them through the uploads")
+        raise invalid_path(
+            "read_only", "uploads are read-only here; change them through the uploads"
+        )
     return location
-
-
-def _refusal(reason: str, sentence: str) -> InvalidPath:
-    return InvalidPath(sentence, details={"field": "path", "reason": reason})

@@ -21,8 +21,35 @@ _WRONG_PATH = {
 }
 
 
+_HINTS = {
+    "empty_path": "name a file, for instance data.csv",
+    "absolute_path": "name it relative to /workspace, or with /workspace in front",
+    "path_traversal": "use a path that stays below /workspace",
+    "null_byte": "use a name of printable characters",
+    "control_character": "use a name of printable characters",
+    "not_utf8": "use a name that is UTF-8",
+    "name_too_long": "use shorter names: 255 bytes each, 4095 for the whole path",
+    "separator": "give the file's own name, without a directory",
+    "reserved": "choose another name: uploads and shared are part of every workspace",
+    "read_only": "write elsewhere below /workspace, or put an upload of that name",
+    "symlink": "name the file itself; links are followed only by the code inside",
+    "hardlink": "copy the file, so that it has one name only",
+    "not_a_file": "name a regular file",
+    "is_a_directory": "name a file in it, or list the directory",
+    "not_a_directory": "name a directory",
+    "mount_point": "name something that lies in the workspace itself",
+}
+
+
+def invalid_path(reason: str, sentence: str) -> InvalidPath:
+    """The refusal of a path: `reason` is for programs, and has its hint."""
+    return InvalidPath(
+        sentence, hint=_HINTS.get(reason), details={"field": "path", "reason": reason}
+    )
+
+
 def wrong_path(path: str, reason: str, what: str) -> InvalidPath:
-    return InvalidPath(f"'{path}' {what}", details={"field": "path", "reason": reason})
+    return invalid_path(reason, f"'{path}' {what}")
 
 
 def not_a_file(path: str) -> InvalidPath:
@@ -37,12 +64,18 @@ def too_large(path: str, limit: int) -> TooLarge:
     return TooLarge(
         f"'{path}' is larger than the limit of {limit} bytes",
         code="file_too_large",
+        hint="send less, or ask for a policy with a higher limit",
         details={"limit": limit},
     )
 
 
 def not_found(path: str) -> NotFound:
-    return NotFound(f"there is no '{path}'", code="file_not_found", details={"path": path})
+    return NotFound(
+        f"there is no '{path}'",
+        code="file_not_found",
+        hint="list its directory to see what is there",
+        details={"path": path},
+    )
 
 
 def translate(error: OSError, path: str) -> SbxError:
@@ -60,16 +93,22 @@ def translate(error: OSError, path: str) -> SbxError:
                 hint="free space on the disk of the data directory, or delete files",
             )
         case errno.EFBIG:
-            return TooLarge(f"'{path}' is larger than files may be here", code="file_too_large")
+            return TooLarge(
+                f"'{path}' is larger than files may be here",
+                code="file_too_large",
+                hint="write less, or in several files",
+            )
         case errno.EAGAIN:
             return Conflict(
                 f"'{path}' is being moved or is locked by code inside; try again",
                 code="file_busy",
+                hint="try again when the code inside has finished with it",
             )
         case errno.EACCES | errno.EPERM | errno.EROFS | errno.EBUSY | errno.ENOTEMPTY:
             return Denied(
                 f"'{path}' or its directory does not permit that: {os.strerror(number)}",
                 code="file_not_permitted",
+                hint="have the code inside change its permissions (chmod), or choose another place",
             )
         case errno.EMFILE | errno.ENFILE:
             return Unavailable(
@@ -80,6 +119,7 @@ def translate(error: OSError, path: str) -> SbxError:
     return Unavailable(
         f"the disk failed at '{path}': {os.strerror(number)}",
         code="io_error",
+        hint="see the host's own log for the disk of the data directory",
     )
 
 

@@ -183,6 +183,7 @@ def _check_type(name: str, limits: UploadLimits) -> None:
         raise BadRequest(
             f"'{name}' has a type that is not allowed; allowed are {', '.join(allowed)}",
             code="file_type_not_allowed",
+            hint="convert the file, or ask for a policy that allows its type",
             details={"limit": allowed},
         )
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,27 @@ PATIENCE_S = 20.0
 
 
 def broker() -> psutil.Process:
-    (found,) = (
-        child
-        for child in psutil.Process().children()
-        if lives(child) and any("sbx.isolation.broker" in word for word in child.cmdline())
-    )
+    (found,) = children_with("sbx.isolation.broker", psutil.Process())
+    return found
+
+
+def jails_of(itself: psutil.Process) -> list[psutil.Process]:
+    """The bwraps that a broker started; what it tried its host with may still be ending."""
+    return children_with("--args", itself)
+
+
+def children_with(word: str, parent: psutil.Process) -> list[psutil.Process]:
+    found = []
+    for child in parent.children():
+        with suppress(psutil.NoSuchProcess):  # or it is a zombie
+            if any(word in part for part in child.cmdline()):
+                found.append(child)
     return found
 
 
 def inside(box: AsyncSandbox) -> dict[str, psutil.Process]:
     """The processes of its one jail, from outside: bwrap, PID 1, the kernel."""
-    bwrap = next(child for child in broker().children() if lives(child))
+    (bwrap,) = jails_of(broker())
     (pid1,) = bwrap.children()
     return {"bwrap": bwrap, "pid 1": pid1, "kernel": pid1.children()[0]}
 
@@ -110,7 +121,7 @@ async def test_bwrap_killed_while_it_starts_leaves_nothing_and_the_next_start_wo
         itself = broker()
         starting = asyncio.create_task(box.run("1"))
         async with asyncio.timeout(PATIENCE_S):
-            while not (bwraps := list(filter(lives, itself.children()))):  # noqa: ASYNC110
+            while not (bwraps := jails_of(itself)):  # noqa: ASYNC110
                 await asyncio.sleep(0)
         await asyncio.sleep(delay_s)
         kill(bwraps[0])

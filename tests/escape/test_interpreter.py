@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from attacking import Fresh, tell
 
-from sbx.policy import load
+from sbx.runtime import interpreter
+from sbx.runtime import runtime as runtime_of
 from sbx.runtime.interpreter import _interpreter
 
 pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
@@ -29,17 +30,15 @@ async def test_a_link_to_python_in_a_home_does_not_show_that_home(
 async def test_a_kernel_starts_by_a_chain_of_links_and_sees_only_the_links(
     fresh: Fresh, own_temporary_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sbx.runtime import runtime as module
-
     place = own_temporary_directory / "bin"
     place.mkdir()
     (place / "secret").write_text("token")
     (place / "python").symlink_to("python3")
-    (place / "python3").symlink_to(os.path.realpath(sys.executable))
+    (place / "python3").symlink_to(os.path.realpath(sys.executable))  # noqa: ASYNC240
     shown = _interpreter(str(place / "python"), (sys.prefix, sys.base_prefix))
-    real = module.own_interpreter()
+    real = interpreter.own_interpreter()
     chained = type(real)(real.executable, shown.prefixes, shown.links)
-    monkeypatch.setattr(module, "own_interpreter", lambda: chained)
-    box = await fresh(load("default"))
+    monkeypatch.setattr(runtime_of, "own_interpreter", lambda: chained)
+    box = await fresh()
     assert await tell(box, f"sorted(os.listdir({str(place)!r}))") == ["python", "python3"]
     assert await tell(box, f"subprocess.run([{str(place / 'python')!r}, '-c', '']).returncode") == 0

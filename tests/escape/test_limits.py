@@ -55,7 +55,7 @@ for number in range(50):
     call('shmdt', where)
 """,
 }
-ROOMY = {"tmp_size": "1GiB", "shm_size": "1GiB"}
+ROOMY: dict[str, Any] = {"tmp_size": "1GiB", "shm_size": "1GiB"}
 
 
 async def with_limits(fresh: Fresh, on: Runtime | None = None, **limits: Any) -> AsyncSandbox:
@@ -114,8 +114,8 @@ async def test_what_lies_in_memory_has_a_size_of_its_own(
     fresh: Fresh, where: str, limit: str
 ) -> None:
     fill = f"open('{where}/f', 'wb').write(bytes(20 << 20))"
-    assert await attack(await with_limits(fresh, **{limit: "8MiB"}), fill) == "ENOSPC"
-    assert await attack(await with_limits(fresh, **{limit: "40MiB"}), fill) == "ok"
+    assert await attack(await with_limits(fresh, None, **{limit: "8MiB"}), fill) == "ENOSPC"
+    assert await attack(await with_limits(fresh, None, **{limit: "40MiB"}), fill) == "ok"
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ async def test_a_kernel_that_reads_nothing_any_more_ends_with_the_deadline(fresh
     holds, must meet its time-out and not wait for somebody to read it."""
     box = await fresh()
     await attack(box, "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()")
-    time.sleep(0.6)
+    await asyncio.sleep(0.6)
     done = await box.run("#" * (4 * MIB), timeout=1)
     assert done.status is Status.TIMEOUT
     assert await tell(box, "6 * 7") == 42

@@ -130,7 +130,8 @@ flags = {line.split()[4]: line.split()[5] for line in open('/proc/self/mountinfo
 @pytest.mark.parametrize("name", ["security.capability", "trusted.x"])
 async def test_no_capability_can_be_put_on_a_file(box: AsyncSandbox, name: str) -> None:
     """Linux asks for CAP_SETFCAP in the namespace of the file system: no wall of ours to remove."""
-    put = f"open('f', 'w').close(); os.setxattr('f', {name!r}, struct.pack('<5I', 0x2000001, 1, 0, 0, 0))"
+    value = "struct.pack('<5I', 0x2000001, 1, 0, 0, 0)"
+    put = f"open('f', 'w').close(); os.setxattr('f', {name!r}, {value})"
     assert await attack(box, put) in ("EPERM", "ENOTSUP", "EOPNOTSUPP")
 
 
@@ -148,7 +149,7 @@ DOORS = {
     "unshare user": f"call('unshare', {NEWUSER})",
     "unshare mount": f"call('unshare', {NEWNS})",
     "clone user": f"call('clone', {NEWUSER} | 17, 0, 0, 0, 0) or os._exit(0)",
-    "clone3": "call('clone3', struct.pack('8Q', 0x10000000, 0, 0, 0, 17, 0, 0, 0), 64) or os._exit(0)",
+    "clone3": "call('clone3', struct.pack('8Q', 1 << 28, 0, 0, 0, 17, 0, 0, 0), 64) or os._exit(0)",
     "setns": "call('setns', os.open('/proc/self/ns/user', os.O_RDONLY), 0)",
     "mount": "call('mount', b'none', b'/tmp', b'tmpfs', 0, 0)",
     "umount": "call('umount2', b'/tmp', 2)",
@@ -194,7 +195,12 @@ async def test_a_user_namespace_is_refused_by_two_walls(
     """The filter, and bwrap's --disable-userns where it has that option (0.8)."""
     unshare = f"call('unshare', {NEWUSER})"
     bare = await without("seccomp", "disable-userns")
-    in_child = f"pid = os.fork()\nif not pid:\n    os._exit(names_of(call, 'unshare', {NEWUSER}) != 'ok')\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    in_child = f"""
+pid = os.fork()
+if not pid:
+    os._exit(names_of(call, 'unshare', {NEWUSER}) != 'ok')
+os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
     assert await attack(box, unshare) == "EPERM"
     assert await tell(await without("seccomp"), in_child) == 1
     assert await tell(bare, in_child) == 0
@@ -210,7 +216,8 @@ if not pid:
     os.setsid()
     fcntl.ioctl(slave, 0x540E, 0)  # TIOCSCTTY
     letter = ctypes.create_string_buffer(b'x')
-    said = names_of(lambda: call(16 if os.uname().machine == 'x86_64' else 29, slave, REQUEST, letter))
+    number = 16 if os.uname().machine == 'x86_64' else 29  # ioctl, with all 64 bits of REQUEST
+    said = names_of(lambda: call(number, slave, REQUEST, letter))
     os._exit({'ok': 0, 'EPERM': 1}.get(said, 2))
 os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 """

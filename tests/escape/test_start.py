@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 from attacking import Fresh, altered, attack, tell
 
+from sbx import Runtime
 from sbx.errors import InvalidPath, SbxError
 from sbx.guest import seal
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MARK = r"""
 import os
@@ -165,6 +166,24 @@ async def test_a_directory_for_a_command_is_looked_up_inside(box: AsyncSandbox, 
         return
     done = await box.shell("ls; pwd", cwd=cwd)
     assert done.exit_code != 0 or (done.stdout.splitlines()[-1] == "/" and "opt" in done.stdout)
+
+
+async def test_a_program_with_a_narrow_umask_can_start_jails() -> None:
+    """The broker inherits it, and a root one made places that no uid of a jail could reach."""
+    before = os.umask(0o077)
+    try:
+        async with Runtime() as runtime, await runtime.create() as box:
+            assert await tell(box, "6 * 7") == 42
+            assert await attack(box, "open('/workspace/x', 'w').close()") == "ok"
+    finally:
+        os.umask(before)
+
+
+async def test_a_command_that_looks_like_an_option_is_none(box: AsyncSandbox) -> None:
+    """`-x` used to be an option of bash itself."""
+    done = await box.shell("-x")
+    assert done.exit_code == 127
+    assert done.stderr.endswith("-x: command not found\n")
 
 
 async def test_a_jail_that_cannot_be_sealed_starts_no_kernel(fresh: Fresh) -> None:

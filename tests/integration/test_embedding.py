@@ -251,6 +251,7 @@ async def test_a_fork_within_asyncio_cannot_end_what_is_the_parent_s() -> None:
     """Once, closing the copy in the child told the parent's broker to kill the parent's kernel."""
     async with Runtime() as runtime, await runtime.create() as box:
         await box.run("kept = 1")
+        await box.files.write("file", "kept")
         conversation = box.conversation("default")
 
         def attempts() -> str:
@@ -278,6 +279,7 @@ async def test_a_fork_within_asyncio_cannot_end_what_is_the_parent_s() -> None:
         assert said.split() == ["used_after_fork"] * 7
         run = await box.run("kept")
         assert (run.result, run.state_lost) == ("1", False)
+        assert await box.files.read("file") == "kept"
 
 
 def _double(number: int) -> str | None:
