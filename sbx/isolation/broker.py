@@ -37,19 +37,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from sbx.errors import Broken, SbxError, Unavailable
 from sbx.isolation import cgroups, probe, spawn, staging
-from sbx.isolation.slots import (
-    ARGS_FD,
-    CONTROL_FD,
-    DATA_FD,
-    FILTER_FD,
-    INFO_FD,
-    KERNEL_FD,
-)
 from sbx.linux import mounts, namespaces, prctl, procfs
 
 PACKET_MAX = 1 << 17
@@ -68,30 +61,24 @@ _NO_GROUPS = cgroups.CgroupCapabilities(
 
 
 @dataclass(slots=True)
+class _Sandbox:
+    group: cgroups.SandboxGroup
+    become: tuple[int, int] | None
+    dying: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class _Jail:
     """What the broker holds of one jail, until everything of it is gone."""
 
     name: str
     seq: int
-    monitor: int
-    monitor_fd: int
-    info_fd: int
-    stderr_fd: int
-    sandbox: "_Sandbox"
+    sandbox: _Sandbox
     group: cgroups.JailGroup
-    staged: int
-    info: bytes = b""
+    started: spawn.Started
+    info: bytes | None = b""
     pid1: int | None = None
     pid1_fd: int | None = None
-    started: bool = False
-
-
-@dataclass(slots=True)
-class _Sandbox:
-    group: cgroups.SandboxGroup
-    become: tuple[int, int] | None
-    jails: set[str] = field(default_factory=set)
-    dying: set[str] = field(default_factory=set)
 
 
 class Broker:
@@ -187,12 +174,9 @@ class Broker:
             self._own_namespaces = True
             return
         uid, gid = os.geteuid(), os.getegid()
-        try:
-            namespaces.unshare(namespaces.Namespace.USER | namespaces.Namespace.MOUNT)
-            namespaces.map_ids_to_self(uid, gid)
-        except OSError:
-            return
-        self._own_namespaces = True
+        if _in_child(lambda: _enter_own_namespaces(uid, gid)):
+            _enter_own_namespaces(uid, gid)
+            self._own_namespaces = True
 
     def _make_sandbox(self, order: dict[str, Any]) -> dict[str, Any]:
         uid = order["uid"]
@@ -232,64 +216,20 @@ class Broker:
         """Start bwrap; answered when bwrap says which process is PID 1, or ends before that."""
         name, sandbox = order["jail"], self._sandboxes[order["sandbox"]]
         control, kernel = fds
-        opened: list[int] = []
-
-        def memory_file(content: bytes, label: str) -> int:
-            opened.append(spawn.memory_file(content, label))
-            return opened[-1]
-
-        group = sandbox.group.make_jail(name)
-        info, info_writing = os.pipe2(os.O_CLOEXEC)
-        opened.append(info_writing)
-        stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
-        try:
-            for index, source, expected in order["stage"]:
-                expect = tuple(expected) if expected else None
-                staging.bind(source, staging.place(name, index), expect)
-            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            opened.append(null)
-            args = b"".join(arg.encode() + b"\0" for arg in order["args"])
-            slots = [
-                (null, 0),
-                (null, 1),
-                (stderr, 2),
-                (control, CONTROL_FD),
-                (kernel, KERNEL_FD),
-                (memory_file(args, "args"), ARGS_FD),
-                (info_writing, INFO_FD),
-                (memory_file(bytes.fromhex(order["filter"]), "filter"), FILTER_FD),
-            ]
-            for index, text in enumerate(order["files"]):
-                slots.append((memory_file(text.encode(), "file"), DATA_FD + index))
-            argv = [order["bwrap"], "--args", str(ARGS_FD), "--", *order["command"]]
-            monitor = spawn.start(spawn.Start(argv, slots, sandbox.become, group.enter))
-        except BaseException:
-            os.close(info)
-            os.close(stderr)
-            staging.clear(name, len(order["stage"]) and order["stage"][-1][0] + 1)
-            group.remove(_REMOVE_S)
-            raise
-        finally:
-            for fd in opened:
-                os.close(fd)
-        jail = _Jail(
-            name=name,
-            seq=order["seq"],
-            monitor=monitor,
-            monitor_fd=os.pidfd_open(monitor),
-            info_fd=info,
-            stderr_fd=stderr,
-            sandbox=sandbox,
-            group=group,
-            staged=len(order["stage"]) and order["stage"][-1][0] + 1,
-        )
+        with ExitStack() as undo:
+            group = sandbox.group.make_jail(name)
+            undo.callback(group.remove, _REMOVE_S)
+            undo.callback(staging.clear, name)
+            started = spawn.start_jail(order, (control, kernel), sandbox.become, group.enter)
+            undo.pop_all()
+        jail = _Jail(name, order["seq"], sandbox, group, started)
         self._jails[name] = jail
-        sandbox.jails.add(name)
-        self._watch(jail.info_fd, lambda: self._learn_pid1(jail))
-        self._watch(jail.monitor_fd, lambda: self._bury(jail))
+        self._watch(started.info_fd, lambda: self._learn_pid1(jail))
+        self._watch(started.monitor_fd, lambda: self._bury(jail))
 
     def _learn_pid1(self, jail: _Jail) -> None:
-        chunk = os.read(jail.info_fd, 4096)
+        assert jail.info is not None
+        chunk = os.read(jail.started.info_fd, 4096)
         jail.info += chunk
         try:
             pid = int(json.loads(jail.info)["child-pid"])
@@ -300,18 +240,17 @@ class Broker:
         self._forget_info(jail)
         try:
             jail.pid1_fd = os.pidfd_open(pid)
-            if procfs.status(pid).get("PPid") != str(jail.monitor):
-                raise ProcessLookupError
-        except (OSError, ProcessLookupError):
-            return  # it ended already: the monitor's end, which follows, gives the answer
+            if procfs.status(pid).get("PPid") != str(jail.started.monitor):
+                return  # it ended already: the monitor's end, which follows, gives the answer
+        except OSError:
+            return
         jail.pid1 = pid
-        jail.started = True
         self._send({"seq": jail.seq, "ok": {"pid": pid}})
 
     def _forget_info(self, jail: _Jail) -> None:
-        self._unwatch(jail.info_fd)
-        os.close(jail.info_fd)
-        jail.info_fd = -1
+        jail.info = None
+        self._unwatch(jail.started.info_fd)
+        os.close(jail.started.info_fd)
 
     def _inspect(self, jail: _Jail) -> dict[str, Any]:
         if jail.pid1 is None:
@@ -326,7 +265,7 @@ class Broker:
     def _kill(self, jail: _Jail | None) -> dict[str, Any]:
         if jail is None:
             return {}
-        for fd in (jail.pid1_fd, jail.monitor_fd):
+        for fd in (jail.pid1_fd, jail.started.monitor_fd):
             if fd is not None:
                 try:
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
@@ -348,24 +287,24 @@ class Broker:
 
     def _bury(self, jail: _Jail) -> None:
         """The monitor ended, and PID 1 and all of its namespace before it: leave nothing behind."""
-        self._unwatch(jail.monitor_fd)
-        os.waitpid(jail.monitor, 0)
-        os.close(jail.monitor_fd)
+        started = jail.started
+        self._unwatch(started.monitor_fd)
+        os.waitpid(started.monitor, 0)
+        os.close(started.monitor_fd)
         self._end_orphans()
-        if jail.info_fd != -1:
+        if jail.info is not None:
             self._forget_info(jail)
         if jail.pid1_fd is not None:
             os.close(jail.pid1_fd)
-        said = os.pread(jail.stderr_fd, _STDERR_MAX, 0).decode(errors="replace").strip()
-        os.close(jail.stderr_fd)
+        said = os.pread(started.stderr_fd, _STDERR_MAX, 0).decode(errors="replace").strip()
+        os.close(started.stderr_fd)
         counters = _counters(jail.group)
         self._clear_away(jail)
         del self._jails[jail.name]
-        jail.sandbox.jails.discard(jail.name)
         if jail.name in jail.sandbox.dying:
             jail.sandbox.dying.remove(jail.name)
             self._throttle(jail.sandbox)
-        if jail.started:
+        if jail.pid1 is not None:
             self._send({"event": "gone", "jail": jail.name, "stderr": said, **counters})
             return
         failed = Unavailable(
@@ -382,7 +321,7 @@ class Broker:
         signal, and where there is no cgroup nobody else would find it. A subreaper's orphans are
         its own children, so their numbers are theirs until they are reaped here.
         """
-        monitors = {jail.monitor for jail in self._jails.values()}
+        monitors = {jail.started.monitor for jail in self._jails.values()}
         for pid in set(procfs.children(os.getpid())) - monitors:
             os.kill(pid, signal.SIGKILL)
             ending = os.pidfd_open(pid)
@@ -400,7 +339,7 @@ class Broker:
         except OSError as error:
             _say(f"the cgroup of jail {jail.name} is left: {error}")
         try:
-            staging.clear(jail.name, jail.staged)
+            staging.clear(jail.name)
         except OSError as error:
             _say(f"a bind of jail {jail.name} is left until the broker ends: {error}")
 
@@ -444,6 +383,29 @@ class Broker:
             return self._jails[name]
         except KeyError:
             raise Broken(f"there is no jail {name}", code="jail_gone") from None
+
+
+def _enter_own_namespaces(uid: int, gid: int) -> None:
+    namespaces.unshare(namespaces.Namespace.USER | namespaces.Namespace.MOUNT)
+    namespaces.map_ids_to_self(uid, gid)
+    mounts.receive_only("/")
+
+
+def _in_child(act: Callable[[], object]) -> bool:
+    """Whether `act` works, tried in a child.
+
+    Where AppArmor restricts user namespaces, unshare(2) succeeds and what follows is refused: a
+    process that tried it for itself would be stuck there as nobody, and its bwrap with it, although
+    bwrap has a profile of its own under which all would go well.
+    """
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def _layers(hierarchy: cgroups.Hierarchy) -> list[probe.Layer]:

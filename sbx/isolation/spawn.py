@@ -1,10 +1,20 @@
-"""Become bwrap: the few steps between fork and exec, in the order that matters."""
+"""Start one jail's bwrap: what it is handed, and the few steps between fork and exec."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
-from sbx.isolation.slots import DATA_FD
+from sbx.isolation import staging
+from sbx.isolation.slots import (
+    ARGS_FD,
+    CONTROL_FD,
+    DATA_FD,
+    FILTER_FD,
+    INFO_FD,
+    KERNEL_FD,
+)
 
 _PARKED = 200  # above every slot: a file is parked here so that filling one slot harms no other
 
@@ -17,6 +27,60 @@ class Start:
     slots: Sequence[tuple[int, int]]
     become: tuple[int, int] | None
     enter_group: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A bwrap that runs, its "monitor": it will write to `info_fd` which process is PID 1."""
+
+    monitor: int
+    monitor_fd: int
+    info_fd: int
+    stderr_fd: int
+
+
+def start_jail(
+    order: Mapping[str, Any],
+    sockets: tuple[int, int],
+    become: tuple[int, int] | None,
+    enter_group: Callable[[], None],
+) -> Started:
+    """Stage the jail's mounts, hand bwrap all it reads, start it. The fds are the caller's then.
+
+    `order` is the broker's `launch`; `sockets` the inner ends of control and kernel. Raises OSError
+    and Broken, with nothing left but what `staging.clear` removes.
+    """
+    for index, source, expected in order["stage"]:
+        place = staging.place(order["jail"], index)
+        staging.bind(source, place, tuple(expected) if expected else None)
+    with ExitStack() as ours, ExitStack() as handed:
+
+        def hand(fd: int) -> int:
+            handed.callback(os.close, fd)
+            return fd
+
+        info, info_writing = os.pipe2(os.O_CLOEXEC)
+        ours.callback(os.close, info)
+        stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        ours.callback(os.close, stderr)
+        null = hand(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+        args = b"".join(arg.encode() + b"\0" for arg in order["args"])
+        slots = [
+            (null, 0),
+            (null, 1),
+            (stderr, 2),
+            (sockets[0], CONTROL_FD),
+            (sockets[1], KERNEL_FD),
+            (hand(memory_file(args, "args")), ARGS_FD),
+            (hand(info_writing), INFO_FD),
+            (hand(memory_file(bytes.fromhex(order["filter"]), "filter")), FILTER_FD),
+        ]
+        for index, text in enumerate(order["files"]):
+            slots.append((hand(memory_file(text.encode(), "file")), DATA_FD + index))
+        argv = [order["bwrap"], "--args", str(ARGS_FD), "--", *order["command"]]
+        monitor = start(Start(argv, slots, become, enter_group))
+        ours.pop_all()
+        return Started(monitor, os.pidfd_open(monitor), info, stderr)
 
 
 def start(order: Start) -> int:

@@ -12,6 +12,7 @@ is left on the host when the broker is killed.
 
 import os
 import stat
+from contextlib import suppress
 
 from sbx.errors import Broken
 from sbx.linux import mounts
@@ -47,14 +48,15 @@ def bind(source: str, target: str, expected: tuple[int, int] | None) -> None:
         raise Broken(f"{source} was replaced while its sandbox was being started")
 
 
-def clear(jail: str, count: int) -> None:
+def clear(jail: str) -> None:
     """Undo every bind of a jail; what is still in use inside stays there until its end."""
-    for index in range(count):
-        target = place(jail, index)
-        if not os.path.lexists(target):
-            continue
+    top = f"{STAGE}/{jail}"
+    if not os.path.isdir(top):
+        return
+    for name in os.listdir(top):
+        target = f"{top}/{name}"
         is_directory = os.path.isdir(target)
-        mounts.detach(target)
+        with suppress(OSError):  # EINVAL: the bind itself had failed
+            mounts.detach(target)
         os.rmdir(target) if is_directory else os.unlink(target)
-    if os.path.isdir(f"{STAGE}/{jail}"):
-        os.rmdir(f"{STAGE}/{jail}")
+    os.rmdir(top)

@@ -27,6 +27,19 @@ from sbx.workspace import (
 T = TypeVar("T")
 
 
+Identity = tuple[int, int]  # device and inode
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a start of a jail finds in a directory of the host, and by what each path is known: its
+    owner may put another one there before it is mounted."""
+
+    pinned: tuple[str, ...]
+    protected: tuple[str, ...]
+    identities: Mapping[str, Identity]
+
+
 @dataclass(frozen=True, slots=True)
 class OpenFiles:
     """What a conversation's files are, held open: for the host's calls, and for its jail's mounts.
@@ -42,11 +55,9 @@ class OpenFiles:
     uploads_path: Path
     own: ConversationFiles
     shared_path: Path | None = None
-    host_directory: bool = False
+    host_directory: HostDirectory | None = None
     has_temparea: bool = True
-    pinned: tuple[str, ...] = ()
-    protected: tuple[str, ...] = ()
-    identities: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    identities: Mapping[str, Identity] = field(default_factory=dict)
     held: ExitStack = field(default_factory=ExitStack)
     working: set[asyncio.Future[Any]] = field(default_factory=set)
 
@@ -59,9 +70,20 @@ class OpenFiles:
         work.add_done_callback(self.working.discard)
         return await asyncio.shield(work)
 
-    async def prepare(self) -> None:
-        """See to the mount points, before each start of a jail."""
-        await self.call(lambda: self.own.prepare(shared=self.shared_path is not None))
+    async def prepare(self) -> Ready:
+        """See to the mount points and look at what is there, before each start of a jail."""
+        return await self.call(self._prepare)
+
+    def _prepare(self) -> Ready:
+        self.own.prepare(shared=self.shared_path is not None)
+        if self.host_directory is None:
+            return Ready((), (), self.identities)
+        found = protected_paths(self.host_directory)
+        seen = {
+            f"{self.host_directory.path}/{name}": self.host_directory.identity(name)
+            for name in (*found.pinned, *found.read_only)
+        }
+        return Ready(found.pinned, found.read_only, {**self.identities, **seen})
 
     async def close(self) -> None:
         if self.working:
@@ -86,14 +108,14 @@ def open_files(
     with ExitStack() as held:
         own = data.conversation(sandbox, data.new_name(), owner=owner)
         held.callback(own.close)
-        identities: dict[str, tuple[int, int]] = {}
+        identities: dict[str, Identity] = {}
         put: Uploads | None = own.uploads
         uploads_path, uploads_tree = own.uploads_path, own.uploads.tree
         if uploads is not None:
             mounted = held.enter_context(
                 closing(HostDirectory.open(uploads, jail_uid=host[0], read_only=True))
             )
-            identities[str(mounted.path)] = _identity(mounted)
+            identities[str(mounted.path)] = mounted.identity()
             put, uploads_path, uploads_tree = None, mounted.path, mounted.tree()
             held.callback(uploads_tree.close)
         if workspace is None:
@@ -113,11 +135,10 @@ def open_files(
         else:
             directory = HostDirectory.open(workspace, jail_uid=host[0])
             held.callback(directory.close)
-            identities[str(directory.path)] = _identity(directory)
+            identities[str(directory.path)] = directory.identity()
             tree = directory.tree(owner=owner)
             held.callback(tree.close)
             has_temparea = _has_temparea(tree)
-            protection = protected_paths(directory)
             opened = OpenFiles(
                 files=Files(tree, uploads_tree, uploads_apart=not has_temparea, max_bytes=largest),
                 uploads=put,
@@ -125,10 +146,8 @@ def open_files(
                 files_path=directory.path,
                 uploads_path=uploads_path,
                 own=own,
-                host_directory=True,
+                host_directory=directory,
                 has_temparea=has_temparea,
-                pinned=protection.pinned,
-                protected=protection.read_only,
                 identities=identities,
             )
         opened.held.push(held.pop_all())
@@ -247,11 +266,6 @@ def _upload_limits(policy: Policy) -> UploadLimits:
     asked = policy.uploads
     types = None if asked.allowed_types == "any" else frozenset(asked.allowed_types)
     return UploadLimits(asked.max_file_size, asked.max_file_count, asked.total_max, types)
-
-
-def _identity(directory: HostDirectory) -> tuple[int, int]:
-    found = os.fstat(directory.fd)
-    return found.st_dev, found.st_ino
 
 
 def _has_temparea(tree: Tree) -> bool:

@@ -235,7 +235,7 @@ class AsyncSandbox:
         )
 
     async def _start_kernel(self, opened: OpenFiles) -> Kernel:
-        await opened.prepare()
+        ready = await opened.prepare()
         means = self._means
         assert means.broker.capabilities is not None
         paths = Paths(
@@ -244,13 +244,13 @@ class AsyncSandbox:
             interpreter=self._interpreter,
             guest=str(means.guest),
             shared=str(opened.shared_path) if opened.shared_path is not None else None,
-            host_directory=opened.host_directory,
+            host_directory=opened.host_directory is not None,
             has_temparea=opened.has_temparea,
-            pinned=opened.pinned,
-            protected=opened.protected,
+            pinned=ready.pinned,
+            protected=ready.protected,
         )
         planned = plan(self.policy, means.broker.capabilities, paths, means.filters)
-        jail = await means.broker.launch(self.id, planned, opened.identities)
+        jail = await means.broker.launch(self.id, planned, ready.identities)
         kernel = await Kernel.start(
             jail, _kernel_config(self.policy, planned.writable_home), means.start_timeout_s
         )

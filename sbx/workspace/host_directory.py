@@ -83,6 +83,15 @@ class HostDirectory:
         """The files in it, for the host's side; a tree of its own, to be closed by the caller."""
         return Tree(os.dup(self.fd), view=view, owner=owner)
 
+    def identity(self, name: str = ".") -> tuple[int, int]:
+        """(device, inode) of the directory, or of what it has by this name; a link's own."""
+        fd = os.dup(self.fd) if name == "." else _held(self.fd, tuple(name.split("/")))
+        try:
+            found = os.fstat(fd)
+            return found.st_dev, found.st_ino
+        finally:
+            os.close(fd)
+
     def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
@@ -143,9 +152,13 @@ def _add(names: list[str], name: str) -> None:
         names.append(name)
 
 
+def _held(root: int, relative: tuple[str, ...]) -> int:
+    return beneath.opener()(root, relative, os.O_PATH | os.O_NOFOLLOW)
+
+
 def _mode(root: int, relative: tuple[str, ...]) -> int | None:
     try:
-        fd = beneath.opener()(root, relative, os.O_PATH | os.O_NOFOLLOW)
+        fd = _held(root, relative)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return None
