@@ -16,6 +16,7 @@ import ctypes
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -42,6 +43,9 @@ _brokers: set[int] = set()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "core: run a second time as an unprivileged user")
     config.addinivalue_line("markers", "needs(*names): what the host must have for this test")
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # Started as a background job, as CI may: what the tests start would ignore Ctrl-C as well.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # -- what a host may lack --------------------------------------------------------------------------

@@ -12,6 +12,7 @@ the pipes, under the same lock, so what a finished child wrote comes before what
 """
 
 import codecs
+import contextlib
 import io
 import os
 import select
@@ -87,6 +88,9 @@ class Output:
     def end_run(self) -> None:
         """Send all there is, what C buffered and finished children wrote included."""
         if not self._forked:
+            for stream in (sys.__stdout__, sys.__stderr__):
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or gone
+                    stream.flush()  # type: ignore[union-attr]
             libc.call("fflush", None)
         self.flush()
 

@@ -20,6 +20,7 @@ import os
 import sys
 import traceback
 import types
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -50,6 +51,9 @@ _TEXT_KEPT = 256 * 1024  # characters left of a text that was too large
 _MESSAGE_MAX = 64 * 1024
 _TRACEBACK_MAX = 512 * 1024
 _HANDLER_FILE = os.path.join(os.path.dirname(__file__), "dispatch.py")
+
+# IPython's advice after SystemExit; there is no prompt here to be left.
+warnings.filterwarnings("ignore", "To exit: use", UserWarning)
 
 Publish = Callable[[str, Mapping[str, Any]], None]
 
@@ -279,6 +283,17 @@ class PagerMagics(Magics):
     more = line_magic("more")(less)
 
 
+class _Exiter(ZMQExitAutocall):
+    """`exit` and `quit`: they end the cell, as they end the script that a model had in mind.
+
+    Jupyter's let the cell run to its end and then stop the kernel; here the kernel lives on.
+    """
+
+    def __call__(self, code: object = None) -> None:
+        self._ip.ask_exit()
+        raise SystemExit(code)
+
+
 class SandboxShell(InteractiveShell):
     """The IPython of one kernel."""
 
@@ -286,7 +301,7 @@ class SandboxShell(InteractiveShell):
     displayhook_class = Type(FrameDisplayHook)
     display_pub_class = Type(FrameDisplayPublisher)
     autoindent = Bool(False)
-    exiter = Instance(ZMQExitAutocall)
+    exiter = Instance(_Exiter)
     exit_now = Bool(False)
     keepkernel_on_exit = AnyTrait(None)
     kernel = AnyTrait(None)
@@ -332,8 +347,8 @@ class SandboxShell(InteractiveShell):
     # --- Building: no file, no thread, no search for a virtual environment.
 
     @default("exiter")
-    def _default_exiter(self) -> ZMQExitAutocall:
-        return ZMQExitAutocall(self)
+    def _default_exiter(self) -> _Exiter:
+        return _Exiter(self)
 
     @default("ipython_dir")
     def _default_ipython_dir(self) -> str:
@@ -389,7 +404,7 @@ class SandboxShell(InteractiveShell):
         self.payload_manager.write_payload(payload)
 
     def ask_exit(self) -> None:
-        """exit() asks; the kernel lives until its runtime ends it."""
+        """%exit asks; the kernel lives until its runtime ends it."""
         payload = {"source": "ask_exit", "keepkernel": bool(self.keepkernel_on_exit)}
         self.payload_manager.write_payload(payload)
 

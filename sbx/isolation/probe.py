@@ -181,6 +181,9 @@ def _bwrap(path: str | None) -> tuple[frozenset[str], Layer]:
     if path is None:
         cause = "bwrap is in none of " + ", ".join(_BWRAP_PLACES)
         return frozenset(), Layer("bwrap", False, "not found", cause, remedy)
+    if not os.access(path, os.X_OK):
+        cause = f"there is no bwrap at {path}, where the settings say it is"
+        return frozenset(), Layer("bwrap", False, path, cause, "correct SBX_BWRAP, or unset it")
     code, said, _ = _run([path, "--version"])
     version = parse_version(said)
     if code != 0 or version is None:

@@ -6,7 +6,8 @@ guest, given before any user code ran. A plan that was not carried out is refuse
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from sbx.errors import CannotEnforce
@@ -17,7 +18,11 @@ _SECCOMP_FILTER_MODE = 2
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """`path` is how the kernel came to be: cold, fork or pool. Limits in bytes, tasks, cpus."""
+    """`path` is how the kernel came to be: cold, fork or pool. Limits in bytes, tasks, cpus.
+
+    `python` is the version inside, and `preload_failed` which modules of the policy's `preload`
+    could not be imported, and why: both are the guest's word.
+    """
 
     path: str
     host_uid: int
@@ -29,13 +34,21 @@ class Receipt:
     network: str
     limits: Mapping[str, Any]
     walls: tuple[Mapping[str, Any], ...]
+    python: str = ""
+    preload_failed: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def make_receipt(
-    plan: LaunchPlan, facts: Mapping[str, Any], *, landlock_abi: int, path: str = "cold"
+    plan: LaunchPlan,
+    facts: Mapping[str, Any],
+    *,
+    landlock_abi: int,
+    python: str = "",
+    preload_failed: Mapping[str, str] = MappingProxyType({}),
+    path: str = "cold",
 ) -> Receipt:
     """Compare what linux says with what was planned. Raises CannotEnforce naming the layer."""
     pid1, kernel = facts["pid1"], facts["kernel"]
@@ -68,6 +81,8 @@ def make_receipt(
         network=plan.network,
         limits=facts["limits"],
         walls=tuple(asdict(wall) for wall in plan.walls),
+        python=python,
+        preload_failed=dict(preload_failed),
     )
 
 

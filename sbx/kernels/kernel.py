@@ -74,9 +74,9 @@ class Kernel:
         self._in_cell = False
         self.on_busy: Callable[[], None] | None = None
         self.killed_for: Cause | None = None
+        self.cut_off: str | None = None
         self.seen = (0, 0)
         self.receipt: Receipt
-        self.python = ""
 
     @classmethod
     async def start(cls, jail: Jail, config: Mapping[str, Any], deadline_s: float) -> "Kernel":
@@ -99,8 +99,15 @@ class Kernel:
                 sealed = _expect(await control.receive(), frames.SupervisorReady)
                 ready = _expect(await cells.receive(), frames.KernelReady)
                 facts = await jail.inspect()
-            kernel.python = ready.python
-            kernel.receipt = make_receipt(jail.plan, facts, landlock_abi=sealed.landlock)
+            kernel.receipt = make_receipt(
+                jail.plan,
+                facts,
+                landlock_abi=sealed.landlock,
+                python=ready.python,
+                preload_failed=ready.preload_failed,
+            )
+            for module, why in ready.preload_failed.items():
+                _log.warning("the policy preloads %r, which cannot be imported: %r", module, why)
         except BaseException as error:
             await to_the_end(kernel.kill())
             if isinstance(error, TimeoutError):
@@ -239,6 +246,7 @@ class Kernel:
 
     async def _cut_off(self, cause: str) -> KernelDied:
         _log.warning("a kernel was cut off: %s", cause)
+        self.cut_off = cause
         self._cells.close(cause)
         await self.kill()
         return KernelDied(cause)

@@ -159,16 +159,18 @@ def _locate(policy: str | Path, search: Sequence[Path]) -> Path:
     return _find(policy, search)
 
 
-def _find(name: str, search: Sequence[Path]) -> Path:
+def _find(name: str, search: Sequence[Path], *, asked: bool = True) -> Path:
+    """The file of a name. A shipped name is never taken by another file: whoever asked for it is
+    told of that file; a policy that merely extends it gets the shipped one."""
     try:
         policy_name(name)
     except ValueError:
         raise _not_found(name, search) from None
     candidates = [directory / f"{name}.toml" for directory in _own_directories(search)]
     own = [path for path in candidates if os.path.exists(path)]
-    for path in own:
-        _refuse_shipped_name(path, name)
     if (shipped := _shipped(name)).exists():
+        for path in own if asked else ():
+            _refuse_shipped_name(path, name)
         return shipped
     if own:
         return own[0]
@@ -234,7 +236,7 @@ def _chain(path: Path, search: Sequence[Path]) -> list[_Layer]:
         if not isinstance(name, str):
             raise _wrong_extends(here, f"must be a name, not {shown(name)}")
         try:
-            below = _find(name, search)
+            below = _find(name, search, asked=False)
         except NotFound as error:
             raise _wrong_extends(here, error.message, error.hint) from None
         if any(layer.path.samefile(below) for layer in chain):

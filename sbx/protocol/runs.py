@@ -19,7 +19,8 @@ class Status(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a run was killed; a closed list."""
+    """Which limit a run crossed; a closed list. Always there for `killed`; `pids` also for `error`
+    and `timeout`, when linux refused the run another process."""
 
     MEMORY = "memory"
     PIDS = "pids"

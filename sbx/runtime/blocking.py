@@ -10,7 +10,8 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +24,10 @@ from sbx.policy import Policy
 from sbx.protocol.runs import Event, Run
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files import WorkspaceFiles, WorkspaceUploads
+from sbx.runtime.live import LiveRun
 from sbx.runtime.questions import OnInput
 from sbx.runtime.runtime import Runtime
-from sbx.runtime.sandbox import AsyncSandbox
+from sbx.runtime.sandbox import DEFAULT_CONVERSATION, AsyncSandbox
 from sbx.runtime.settings import Settings
 from sbx.workspace import Entry, Listing, Upload
 
@@ -71,6 +73,13 @@ class _Shared:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the loop and wait. An interrupted wait (Ctrl-C) cancels the work."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise errors.BadRequest(
+                "a synchronous call from sbx's own event loop would wait for itself",
+                code="would_block",
+                hint="in an async on_input, do it in a thread: await asyncio.to_thread(…)",
+            )
         if os.getpid() != self.pid or self.loop.is_closed():
             work.close()
             check_process(self.pid)
@@ -148,11 +157,11 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 class _Blocking:
     """The methods that a sandbox and its conversations have alike."""
 
-    def __init__(self, shared: _Shared, inner: AsyncSandbox | Conversation) -> None:
+    def __init__(self, shared: _Shared, conversation: Conversation) -> None:
         self._shared = shared
-        self._inner = inner
-        self.files = BlockingFiles(shared, inner.files)
-        self.uploads = BlockingUploads(shared, inner.uploads)
+        self._inner = conversation
+        self.files = BlockingFiles(shared, conversation.files)
+        self.uploads = BlockingUploads(shared, conversation.uploads)
 
     def run(
         self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
@@ -170,7 +179,7 @@ class _Blocking:
     ) -> Iterator[Event]:
         """Run a cell and follow it live; the last event carries the result. Ctrl-C interrupts it;
         a caller that merely stops to listen does not."""
-        return self._follow(self._inner.stream(code, timeout=timeout, on_input=on_input))
+        return self._follow(lambda: self._inner.start_run(code, timeout=timeout, on_input=on_input))
 
     def shell(
         self,
@@ -187,10 +196,18 @@ class _Blocking:
         )
 
     def stream_shell(
-        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
     ) -> Iterator[Event]:
-        """Run a shell command and follow it live."""
-        return self._follow(self._inner.stream_shell(command, timeout=timeout, cwd=cwd))
+        """Run a shell command and follow it live; as `stream` does."""
+        return self._follow(
+            lambda: self._inner.start_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+        )
 
     def interrupt(self) -> bool:
         """Interrupt the cell that runs now, from another thread; False when none does."""
@@ -210,7 +227,17 @@ class _Blocking:
         check_process(self._shared.pid)
         return self._inner.receipt
 
-    def _follow(self, events: AsyncIterator[Event]) -> Iterator[Event]:
+    def _follow(self, begin: Callable[[], LiveRun]) -> Iterator[Event]:
+        """Start a run now, and give its events as they are asked for."""
+
+        async def begun() -> LiveRun:
+            return begin()
+
+        return self._events(self._shared.call(begun()))
+
+    def _events(self, live: LiveRun) -> Iterator[Event]:
+        events = live.events()
+
         async def following() -> Event | None:
             return await anext(events, None)
 
@@ -218,8 +245,18 @@ class _Blocking:
             while (event := self._shared.call(following())) is not None:
                 yield event
         except KeyboardInterrupt:
-            self.interrupt()
+            self._shared.call(self._inner.give_up(live))
             raise
+
+
+async def _named(box: AsyncSandbox, name: str) -> Conversation:
+    return box.conversation(name)
+
+
+def _abandon(shared: _Shared, box: AsyncSandbox) -> None:
+    """Close a sandbox that nobody holds any more, without waiting."""
+    if os.getpid() == shared.pid and not shared.loop.is_closed():
+        asyncio.run_coroutine_threadsafe(box.close(), shared.loop)
 
 
 class BlockingConversation(_Blocking):
@@ -252,7 +289,10 @@ class Sandbox(_Blocking):
                 policy, narrower=narrower, env=env, workspace=workspace, uploads=uploads
             )
         )
-        super().__init__(shared, self._box)
+        super().__init__(shared, shared.call(_named(self._box, DEFAULT_CONVERSATION)))
+        # A sandbox that its program forgets must not keep its jail until the program's end.
+        self._forgotten = weakref.finalize(self, _abandon, shared, self._box)
+        self._forgotten.atexit = False  # then `close` ends all of them in order
 
     @property
     def id(self) -> str:
@@ -264,12 +304,13 @@ class Sandbox(_Blocking):
 
     def conversation(self, name: str) -> BlockingConversation:
         """A conversation by name, with files and variables of its own; made when there is none."""
-        return BlockingConversation(self._shared, self._box.conversation(name))
+        return BlockingConversation(self._shared, self._shared.call(_named(self._box, name)))
 
     def close(self) -> None:
         """End everything inside and remove every file; a second call does nothing."""
         if not self._shared.loop.is_closed():
             self._shared.call(self._box.close())
+        self._forgotten.detach()
 
     def __enter__(self) -> Self:
         return self

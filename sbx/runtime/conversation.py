@@ -89,13 +89,12 @@ class Conversation:
         """Run a cell and wait for its result. Cancelling the call interrupts the cell."""
         return await self._awaited(self.start_run(code, timeout=timeout, on_input=on_input))
 
-    async def stream(
+    def stream(
         self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
     ) -> AsyncIterator[Event]:
-        """Run a cell and follow it live; the last event carries the result."""
-        live = self.start_run(code, timeout=timeout, on_input=on_input)
-        async for event in live.events():
-            yield event
+        """Run a cell and follow it live; the last event carries the result. It runs from now on,
+        whether or not it is followed to its end."""
+        return self.start_run(code, timeout=timeout, on_input=on_input).events()
 
     async def shell(
         self,
@@ -110,13 +109,18 @@ class Conversation:
         live = self.start_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
         return await self._awaited(live)
 
-    async def stream_shell(
-        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    def stream_shell(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
     ) -> AsyncIterator[Event]:
         """Run a command and follow it live; the last event carries the result."""
-        live = self.start_shell(command, timeout=timeout, cwd=cwd)
-        async for event in live.events():
-            yield event
+        live = self.start_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+        return live.events()
 
     async def interrupt(self) -> bool:
         """Interrupt the cell that runs now; False when none does."""
@@ -241,10 +245,10 @@ class Conversation:
         try:
             return await live.result()
         except asyncio.CancelledError:
-            await to_the_end(self._give_up(live))
+            await to_the_end(self.give_up(live))
             raise
 
-    async def _give_up(self, live: LiveRun) -> None:
+    async def give_up(self, live: LiveRun) -> None:
         """Nobody waits for this run any more: interrupt it, or forget it if it has not begun."""
         if ladder := self._ladders.get(live):
             await ladder.stop(Why.CALLER)
@@ -268,7 +272,8 @@ class Conversation:
             except KernelDied:
                 return await self._died(live, kernel, ladder.why)
             except frames.Malformed as error:
-                _log.warning("a kernel was killed for what it sent: %s", error)
+                kernel.cut_off = f"it sent what no kernel of ours sends: {error}"
+                _log.warning("a kernel was cut off: %s", error)
                 return await self._died(live, kernel, ladder.why)
             finally:
                 self._running = None
@@ -276,10 +281,12 @@ class Conversation:
                 if questions:
                     questions.close()
             live.replied(reply)
+            refused = 0
             if reply.status == "error" or live.elapsed_s > _TIME_TO_HIT_A_LIMIT_S:
-                # a child may have died of a limit, which is not to be told of the next run
-                await kernel.counters()
-            status, cause = verdict.replied(reply, ladder.why)
+                # also so that a child that died of a limit is not told of the next run
+                _, seen = kernel.seen
+                refused = (await kernel.counters()).pids_max_hits - seen
+            status, cause = verdict.replied(reply, ladder.why, pids_max_hits=refused)
             return self._told(live, status, cause, state_lost=lost)
 
     async def _command(self, live: LiveRun, shell: _Shell, timeout_s: float) -> Run:
@@ -321,6 +328,9 @@ class Conversation:
             oom_kills=end.oom_kills - oom_kills,
             pids_max_hits=end.pids_max_hits - pids_max_hits,
         )
+        if cause is Cause.CRASHED and kernel.cut_off is not None:
+            error = RunError("KernelCutOff", f"the kernel was ended: {kernel.cut_off}", "")
+            return live.finish(status, cause=cause, error=error, state_lost=True)
         return self._told(live, status, cause, state_lost=True)
 
     async def _exited(
@@ -336,11 +346,13 @@ class Conversation:
             error = RunError("CommandNotStarted", exited.error, exited.error)
             return live.finish(Status.KILLED, cause=Cause.PIDS, error=error, state_lost=lost)
         code = verdict.exit_code(exited)
-        struck = 0
-        if verdict.was_killed(code):
-            seen, _ = kernel.seen
-            struck = (await kernel.counters()).oom_kills - seen
-        status, cause = verdict.exited(code, why, oom_kills=struck)
+        struck = refused = 0
+        if code != 0:
+            oom_kills, pids_max_hits = kernel.seen
+            counters = await kernel.counters()
+            struck = counters.oom_kills - oom_kills
+            refused = counters.pids_max_hits - pids_max_hits
+        status, cause = verdict.exited(code, why, oom_kills=struck, pids_max_hits=refused)
         return self._told(live, status, cause, state_lost=lost, exit_code=code)
 
     def _told(

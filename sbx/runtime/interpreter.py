@@ -10,8 +10,9 @@ from sbx.errors import PolicyError
 from sbx.isolation.plan import Interpreter
 
 _ASK = (
-    "import json, sys; "
-    "print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix]))"
+    "import importlib.util, json, sys; "
+    "print(json.dumps([importlib.util.find_spec('IPython') is not None, "
+    "sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix]))"
 )
 _ASK_SECONDS = 20.0
 
@@ -41,7 +42,7 @@ async def interpreter_at(path: str) -> Interpreter:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        executable, *prefixes = json.loads(said)
+        has_ipython, executable, *prefixes = json.loads(said)
     except (OSError, ValueError, TimeoutError) as error:
         raise PolicyError(
             f"the policy's interpreter {path} cannot be run: {error}",
@@ -53,6 +54,12 @@ async def interpreter_at(path: str) -> Interpreter:
             f"the policy's interpreter {path} failed: {complaint.decode(errors='replace')[:200]}",
             code="interpreter_unavailable",
             hint="name a Python executable that has ipykernel installed",
+        )
+    if not has_ipython:
+        raise PolicyError(
+            f"the policy's interpreter {path} has no IPython, which is the kernel",
+            code="interpreter_unavailable",
+            hint=f"install it there: {path} -m pip install ipykernel",
         )
     return _interpreter(executable, tuple(prefixes))
 

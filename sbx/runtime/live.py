@@ -5,6 +5,7 @@ that were recorded, from the first on. What is recorded is bounded by the policy
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,9 @@ from sbx.protocol.runs import (
     Stderr,
     Stdout,
 )
+
+# What a progress bar wrote before it went back to the start of its line.
+_OVERWRITTEN = re.compile(r"[^\r\n]*\r(?=[^\r\n])")
 
 
 @dataclass(slots=True)
@@ -242,7 +246,7 @@ def _as_text(screen: list[_Shown]) -> str:
     parts: list[str] = []
     for shown in screen:
         if shown.bundle is None:
-            parts += shown.texts
+            parts.append(_OVERWRITTEN.sub("", "".join(shown.texts)))
             continue
         if parts and parts[-1] and not parts[-1].endswith("\n"):
             parts.append("\n")

@@ -16,6 +16,7 @@ def demand(policy: Policy, capability: str) -> None:
         raise errors.Denied(
             f"the policy {policy.name} does not offer {capability}",
             code="capability_not_supported",
+            hint="use a policy that lists it among its capabilities",
             details={"capability": capability, "available": list(policy.capabilities)},
         )
 

@@ -180,4 +180,12 @@ class Runtime:
             policy = narrow(policy, request)
         if (refusal := unsupported(policy)) is not None:
             raise refusal
+        for number, mount in enumerate(policy.filesystem.mount):
+            if not Path(mount.source).is_dir():
+                raise errors.PolicyError(
+                    f"policy {policy.name}: filesystem.mount[{number}].source is {mount.source}, "
+                    "and there is no such directory on this host",
+                    code="mount_unavailable",
+                    hint="make the directory, or name the one that is meant",
+                )
         return policy

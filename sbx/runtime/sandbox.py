@@ -125,10 +125,16 @@ class AsyncSandbox:
         return await self._default.shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
 
     def stream_shell(
-        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
     ) -> AsyncIterator[Event]:
         """Run a shell command and follow it live."""
-        return self._default.stream_shell(command, timeout=timeout, cwd=cwd)
+        return self._default.stream_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
 
     async def interrupt(self) -> bool:
         """Interrupt the cell that runs now; False when none does."""

@@ -10,11 +10,15 @@ from sbx.runtime.stop import Why
 Verdict = tuple[Status, Cause | None]
 
 
-def replied(reply: frames.ExecuteReply, why: Why | None) -> Verdict:
-    """The kernel answered. An interrupt that came too late for the code changes nothing."""
-    if why is not None and not (why is Why.CALLER and reply.status == "ok"):
-        return why.outcome()
-    return (Status.OK if reply.status == "ok" else Status.ERROR), None
+def replied(reply: frames.ExecuteReply, why: Why | None, *, pids_max_hits: int = 0) -> Verdict:
+    """The kernel answered. An interrupt that the code did not end by changes nothing; a process
+    that could not be started is named as the cause where the run did not end well."""
+    interrupted = reply.status == "error" and reply.ename == "KeyboardInterrupt"
+    if why is not None and (why is not Why.CALLER or interrupted):
+        status, cause = why.outcome()
+    else:
+        status, cause = (Status.OK if reply.status == "ok" else Status.ERROR), None
+    return _with_pids(status, cause, pids_max_hits)
 
 
 def died(
@@ -33,13 +37,19 @@ def died(
     return Status.KILLED, Cause.CRASHED
 
 
-def exited(code: int, why: Why | None, *, oom_kills: int) -> Verdict:
+def exited(code: int, why: Why | None, *, oom_kills: int, pids_max_hits: int = 0) -> Verdict:
     """A command ended with an exit code, 128 + N for a signal, as in a shell."""
     if why is not None:
-        return why.outcome()
+        return _with_pids(*why.outcome(), pids_max_hits)
     if was_killed(code) and oom_kills > 0:
         return Status.KILLED, Cause.MEMORY
-    return (Status.OK if code == 0 else Status.ERROR), None
+    return _with_pids(Status.OK if code == 0 else Status.ERROR, None, pids_max_hits)
+
+
+def _with_pids(status: Status, cause: Cause | None, hits: int) -> Verdict:
+    if cause is None and hits > 0 and status in (Status.ERROR, Status.TIMEOUT):
+        return status, Cause.PIDS
+    return status, cause
 
 
 def exit_code(told: frames.Exited) -> int:

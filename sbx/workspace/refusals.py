@@ -73,7 +73,7 @@ def not_found(path: str) -> NotFound:
     return NotFound(
         f"there is no '{path}'",
         code="file_not_found",
-        hint="list its directory to see what is there",
+        hint="check the path, or list its directory to see what is there",
         details={"path": path},
     )
 

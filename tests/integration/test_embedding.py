@@ -1,6 +1,7 @@
 """The program that embeds sbx stays as it was: threads, forks, signals, loops, exits, Ctrl-C."""
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +20,7 @@ import pytest
 
 import sbx
 from sbx import Runtime, Sandbox, SbxError
-from sbx.errors import Broken, Closed
+from sbx.errors import BadRequest, Broken, Closed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -417,3 +419,46 @@ async def test_a_closed_sandbox_is_closed_although_the_call_was_cancelled(
     assert not runtime._sandboxes
     with pytest.raises(SbxError):
         await box.run("1")
+
+
+def test_a_synchronous_call_from_an_async_on_input_is_refused_at_once() -> None:
+    """It would wait for the loop that it runs on, and every sandbox of the process with it."""
+    codes: list[str] = []
+    with Sandbox() as box:
+
+        async def answer(prompt: str) -> str:
+            try:
+                box.files.list()
+            except SbxError as error:
+                codes.append(error.code)
+            return "went on"
+
+        assert box.run("input()", on_input=answer, timeout=20).result == "'went on'"
+    assert codes == ["would_block"]
+
+
+def test_a_sandbox_that_is_forgotten_ends_by_itself() -> None:
+    kept = Sandbox()
+    box = Sandbox()
+    assert box.run("1").ok
+    inner = weakref.ref(box._box)
+    del box
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while not (inner() is None or inner()._closed) and time.monotonic() < deadline:  # type: ignore[union-attr]
+        time.sleep(0.02)
+    assert inner() is None or inner()._closed  # type: ignore[union-attr]
+    assert kept.run("1").ok
+    kept.close()
+
+
+def test_a_stream_starts_when_it_is_asked_for_and_says_at_once_what_is_wrong_with_it() -> None:
+    with Sandbox() as box:
+        with pytest.raises(BadRequest):
+            box.stream("1", timeout=-1)
+        events = box.stream("open('began', 'w').close()")
+        deadline = time.monotonic() + 20
+        while "began" not in [entry.name for entry in box.files.list()]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert [event.type for event in events][-1] == "run_end"

@@ -29,8 +29,22 @@ INTERRUPTED = (Status.INTERRUPTED, None)
 def test_a_reply_is_judged_by_what_stopped_it(
     status: str, why: Why | None, expected: verdict.Verdict
 ) -> None:
-    reply = ExecuteReply(status=status)  # type: ignore[arg-type]  # one of the three literals
+    ename = "KeyboardInterrupt" if status == "error" else ""
+    reply = ExecuteReply(status=status, ename=ename)  # type: ignore[arg-type]  # a literal
     assert verdict.replied(reply, why) == expected
+
+
+def test_an_interrupt_that_the_code_outlived_is_not_how_it_ended() -> None:
+    reply = ExecuteReply(status="error", ename="ValueError")
+    assert verdict.replied(reply, Why.CALLER) == ERROR
+
+
+def test_a_refused_process_is_the_cause_where_the_run_did_not_end_well() -> None:
+    failed, fine = ExecuteReply(status="error"), ExecuteReply(status="ok")
+    assert verdict.replied(failed, None, pids_max_hits=1) == (Status.ERROR, Cause.PIDS)
+    assert verdict.replied(fine, Why.DEADLINE, pids_max_hits=1) == (Status.TIMEOUT, Cause.PIDS)
+    assert verdict.replied(fine, None, pids_max_hits=1) == OK
+    assert verdict.exited(254, None, oom_kills=0, pids_max_hits=1) == (Status.ERROR, Cause.PIDS)
 
 
 @pytest.mark.parametrize(
