@@ -26,9 +26,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from sbx.guest import frames, kernel, seal
+from sbx.guest.sockets import CONTROL_FD, KERNEL_FD
 
-CONTROL_FD = 3
-KERNEL_FD = 4
 _CHUNK = 1 << 16
 _OUTBOX_MAX = 1 << 20
 _PIPE_READS = 4

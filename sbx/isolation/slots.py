@@ -1,7 +1,9 @@
 """Which file descriptor of a starting jail is which; the only ones it has beside 0, 1 and 2."""
 
-CONTROL_FD = 3  # to the runtime, for PID 1: orders and their outcome; lives as long as the jail
-KERNEL_FD = 4  # to the runtime, for the kernel: cells and their output; lives as long as the jail
+from sbx.guest.sockets import CONTROL_FD, KERNEL_FD
+
+__all__ = ["ARGS_FD", "CONTROL_FD", "DATA_FD", "FILTER_FD", "INFO_FD", "KERNEL_FD"]
+
 ARGS_FD = 5  # bwrap reads its arguments here, and closes it
 INFO_FD = 6  # bwrap writes here which process is PID 1, and closes it
 FILTER_FD = 7  # bwrap reads the seccomp program here, and closes it
