@@ -133,11 +133,15 @@ def _text(file: str | None, code: str | None) -> tuple[str, bool]:
         raise NotFound(
             f"there is no file {name}",
             code="file_not_found",
-            hint="code itself goes after -c" if " " in name or "(" in name else None,
+            hint="check the path; code itself goes after -c",
         ) from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise BadRequest(f"{name} cannot be read: {why}", code="unreadable_file") from error
+        raise BadRequest(
+            f"{name} cannot be read: {why}",
+            code="unreadable_file",
+            hint="name a regular file that you may read",
+        ) from error
     if len(data) > _READ_MAX:
         raise TooLarge(
             f"{name} is longer than {_READ_MAX >> 20} MiB, and code is much shorter",

@@ -45,7 +45,10 @@ def env_name(value: str) -> str:
     PATH may be set: it only finds what is in the view anyway.
     """
     if not _ENV_NAME.fullmatch(value):
-        raise invalid(f"{shown(value)} is not the name of an environment variable")
+        raise invalid(
+            f"{shown(value)} is not the name of an environment variable",
+            hint="letters, digits and _, with no digit in front",
+        )
     if value in _GUESTS_OWN or value.startswith(_GUESTS_OWN_PREFIXES):
         raise invalid(f"{value} is set by sbx itself inside a sandbox", hint=_WHY_RESERVED)
     return value

@@ -200,7 +200,7 @@ def _validate(policy: Policy, table: dict[str, Any]) -> Policy:
         problems = [problem for _, problem in explain(error, Policy, sorted(ASKABLE))]
         raise BadRequest(
             str(problems[0]),
-            hint=problems[0].hint,
+            hint=problems[0].hint or f"`sbx policy show {policy.name}` has the form of each value",
             details={"policy": policy.name, "problems": [p.to_dict() for p in problems]},
         ) from None
 

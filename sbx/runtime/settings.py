@@ -45,6 +45,7 @@ class Settings(BaseSettings):
             raise BadRequest(
                 f"the setting {name} (SBX_{name.upper()}) is wrong: {first['msg']}",
                 code="invalid_settings",
+                hint="correct it, or leave it out for its default",
             ) from None
         except SettingsError as error:
             raise BadRequest(
