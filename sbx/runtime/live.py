@@ -5,7 +5,6 @@ that were recorded, from the first on. What is recorded is bounded by the policy
 """
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,9 +28,6 @@ from sbx.protocol.runs import (
     Stderr,
     Stdout,
 )
-
-# What a progress bar wrote before it went back to the start of its line.
-_OVERWRITTEN = re.compile(r"[^\r\n]*\r(?=[^\r\n])")
 
 
 @dataclass(slots=True)
@@ -241,12 +237,24 @@ def _plain(bundle: MimeBundle) -> str | None:
     return plain if isinstance(plain, str) else None
 
 
+def as_left_standing(text: str) -> str:
+    """Without what a progress bar wrote before it went back to the start of its line."""
+    if "\r" not in text:
+        return text
+    return "\n".join(_last_of(line) for line in text.split("\n"))
+
+
+def _last_of(line: str) -> str:
+    written = line.rstrip("\r")
+    return written.rpartition("\r")[2] + line[len(written) :]
+
+
 def _as_text(screen: list[_Shown]) -> str:
     """What a person would have read, each shown thing on lines of its own."""
     parts: list[str] = []
     for shown in screen:
         if shown.bundle is None:
-            parts.append(_OVERWRITTEN.sub("", "".join(shown.texts)))
+            parts.append(as_left_standing("".join(shown.texts)))
             continue
         if parts and parts[-1] and not parts[-1].endswith("\n"):
             parts.append("\n")
