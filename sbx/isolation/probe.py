@@ -183,7 +183,8 @@ def _bwrap(path: str | None) -> tuple[frozenset[str], Layer]:
         return frozenset(), Layer("bwrap", False, "not found", cause, remedy)
     if not os.access(path, os.X_OK):
         cause = f"there is no bwrap at {path}, where the settings say it is"
-        return frozenset(), Layer("bwrap", False, path, cause, "correct SBX_BWRAP, or unset it")
+        mend = f"correct SBX_BWRAP, or unset it; where bubblewrap is missing, {remedy}"
+        return frozenset(), Layer("bwrap", False, path, cause, mend)
     code, said, _ = _run([path, "--version"])
     version = parse_version(said)
     if code != 0 or version is None:

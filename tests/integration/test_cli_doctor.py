@@ -28,7 +28,8 @@ def test_without_bwrap_it_names_cause_and_remedy_and_ends_with_3() -> None:
     ended = sbx("doctor", env={"SBX_BWRAP": "/no/such/bwrap"})
     assert ended.returncode == 3
     assert "missing: bwrap: " in ended.stdout
-    assert "hint: install it: apt-get install bubblewrap" in ended.stdout
+    assert "hint: correct SBX_BWRAP, or unset it" in ended.stdout
+    assert "install it: apt-get install bubblewrap" in ended.stdout
     assert "live check: failed" in ended.stdout
 
 

@@ -208,7 +208,8 @@ def test_a_wrong_setting_is_named() -> None:
 def test_a_machine_that_cannot_is_3_with_the_remedy() -> None:
     ended = sbx("run", "-c", "1", env={"SBX_BWRAP": "/no/such/bwrap"})
     assert ended.returncode == 3
-    assert "hint: install it" in ended.stderr
+    assert "hint: correct SBX_BWRAP, or unset it" in ended.stderr
+    assert "install it: apt-get install bubblewrap" in ended.stderr
 
 
 def test_code_that_is_no_utf_8_names_the_line(tmp_path: Path) -> None:
