@@ -1,7 +1,8 @@
 """The first code of ours inside the walls, run by path as `python -I`: PID 1 of the jail.
 
-Bubblewrap has built the view and loaded the seccomp filter. What follows, in this order, on every
-path; nothing a user could have written is looked at before step 7.
+This is the cold path: a process of its own for every jail. `sbx.guest.forked` tells the order of a
+jail that a zygote forks. Bubblewrap has built the view and loaded the seccomp filter. What follows,
+in this order; nothing a user could have written is looked at before step 7.
 
 1. import everything that PID 1 will ever need, from the read-only interpreter and /opt/sbx
 2. forbid further imports: from here to the seal one raises, and ends the jail

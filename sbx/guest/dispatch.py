@@ -25,6 +25,7 @@ import signal
 import socket
 import sys
 import threading
+from _signal import signal as set_handler  # type: ignore[import-not-found]  # no enum: 1 µs, not 9
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
@@ -109,12 +110,15 @@ class Inbox:
 
 
 class Kernel:
-    """One shell on one socket. `comm_manager` and `shell` are where ipykernel has them."""
+    """One shell on one socket. `comm_manager` and `shell` are where ipykernel has them.
 
-    def __init__(self, sock: socket.socket, shell: SandboxShell, config: KernelConfig) -> None:
+    Made before the process is sealed, perhaps long before: that takes no thread, no privilege and
+    no word about whose kernel this will be. `run` does the rest.
+    """
+
+    def __init__(self, sock: socket.socket, shell: SandboxShell) -> None:
         self.shell = shell
         self.comm_manager = comms.install(self._publish_comm)
-        self._config = config
         self._sock = sock
         self._writer = FrameWriter(sock)
         self._writer.silence_forks()
@@ -124,24 +128,16 @@ class Kernel:
         self._pid = os.getpid()
         self._interruptible = False
         self._stdin_allowed = False
+        self._output_max: int | None = None
+        self._ready = {"python": platform.python_version(), "ipython": IPython.__version__}
         self._handlers: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
             "execute_request": self._execute,
             "complete_request": self._complete,
             "inspect_request": self._inspect,
             "is_complete_request": self._is_complete,
         }
-        rules = config.import_rules
         shell.kernel = self
-        shell.attach(
-            self._output.publish,
-            processes=config.processes,
-            mime_max=config.mime_max,
-            rules=None if rules is None else ImportRules.from_json(rules),
-        )
-
-    def run(self, missing: dict[str, str]) -> NoReturn:
-        """Say `ready`, with the modules of the preload list that are missing, and serve."""
-        self._output.start()
+        self._output.take_over()
         builtins.input = self._input
         getpass.getpass = self._getpass
         asyncio.set_event_loop(self._loop)
@@ -149,13 +145,23 @@ class Kernel:
         self._task = self._loop.create_task(self._serve(), name="sbx-kernel")
         self._task.add_done_callback(lambda _: os._exit(_BROKEN))
         signal.signal(signal.SIGINT, self._on_interrupt)
-        ready: dict[str, Any] = {
-            "python": platform.python_version(),
-            "ipython": IPython.__version__,
-        }
-        if missing:
-            ready["preload_failed"] = missing
-        self._writer.send("ready", ready)
+
+    def run(self, config: KernelConfig, missing: dict[str, str]) -> NoReturn:
+        """Say `ready`, with the modules of the preload list that are missing, and serve.
+
+        From here on there is a second thread, so the process must be sealed.
+        """
+        self._output_max = config.output_max
+        rules = config.import_rules
+        self.shell.attach(
+            self._output.publish,
+            processes=config.processes,
+            mime_max=config.mime_max,
+            rules=None if rules is None else ImportRules.from_json(rules),
+        )
+        more = {"preload_failed": missing} if missing else {}
+        self._writer.send("ready", {**self._ready, **more})
+        self._output.start()
         while True:
             # A background task that exits or is interrupted ends the loop's run; others go on.
             with contextlib.suppress(KeyboardInterrupt, SystemExit):
@@ -212,7 +218,7 @@ class Kernel:
         handler: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]],
         content: dict[str, Any],
     ) -> dict[str, Any]:
-        signal.signal(signal.SIGINT, self._on_interrupt)  # an earlier cell may have set its own
+        set_handler(signal.SIGINT, self._on_interrupt)  # an earlier cell may have set its own
         try:
             self._interruptible = True
             return await handler(content)
@@ -250,7 +256,7 @@ class Kernel:
         silent = bool(content.get("silent"))
         limit = content.get("output_max")
         self._stdin_allowed = bool(content.get("allow_stdin"))
-        self._output.begin_run(self._config.output_max if limit is None else int(limit))
+        self._output.begin_run(self._output_max if limit is None else int(limit))
         shell.begin_cell()
         failed_transform = None
         try:
@@ -267,6 +273,8 @@ class Kernel:
                 preprocessing_exc_tuple=failed_transform,
             )
         finally:
+            if shell.has_hooks:
+                self._output.flush()  # the result shall not wait for what they draw
             shell.events.trigger("post_execute")
             if not silent:
                 shell.events.trigger("post_run_cell", result)

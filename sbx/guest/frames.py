@@ -17,7 +17,7 @@ import numbers
 import os
 import socket
 import struct
-import threading
+from _thread import RLock  # `threading` does much in every fork: 450 KiB of a supervisor's
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import date
@@ -145,7 +145,7 @@ class FrameWriter:
         raw = io.FileIO(sock.fileno(), "wb", closefd=False)
         # An allocation of this size is mapped lazily: what no frame ever fills costs nothing.
         self._out = io.BufferedWriter(raw, buffer_size=MAX_SENT + _LENGTH.size)
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._waiting: deque[bytes] = deque()
         self._sending = False
         self._muted = False
@@ -164,10 +164,26 @@ class FrameWriter:
             self._sending = True
             try:
                 while self._waiting:
-                    self._out.write(self._waiting.popleft())
+                    while self._waiting:
+                        self._out.write(self._waiting.popleft())
                     self._out.flush()
             finally:
                 self._sending = False
+
+    def hold(self, frame: bytes) -> None:
+        """Send `frame` with the next one, in one write and one wake-up of the other side."""
+        with self._lock:
+            self._waiting.append(frame)
+
+    @property
+    def holds(self) -> bool:
+        """Whether a frame is held for the next one."""
+        return bool(self._waiting)
+
+    def flush(self) -> None:
+        """Send what is held, if anything is."""
+        if self._waiting and not self._muted:
+            self.send_encoded(b"")
 
     def silence_forks(self) -> None:
         """From now on a fork of this process cannot write to the socket, nor read from it.
@@ -179,7 +195,7 @@ class FrameWriter:
 
     def _silence(self) -> None:
         self._muted = True
-        self._lock = threading.RLock()  # a thread that is not here any more may have held it
+        self._lock = RLock()  # a thread that is not here any more may have held it
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         os.dup2(null, self._sock.fileno(), inheritable=False)
         os.close(null)
@@ -194,7 +210,7 @@ def _length(head: bytes | bytearray) -> int:
 
 def _parse(body: bytes) -> Frame:
     try:
-        frame = json.loads(body)
+        frame = _loads(body.decode())
         kind, content = frame["type"], frame.get("content") or {}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FrameError(f"not a frame: {error!r}") from error
@@ -253,6 +269,7 @@ def _spell_surrogates(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("sbx.spell-surrogates", _spell_surrogates)
+_loads = json.JSONDecoder().decode
 _dumps = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_as_json
 ).encode

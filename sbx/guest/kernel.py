@@ -4,15 +4,17 @@ Importing this module imports neither IPython nor asyncio: in the cold path the 
 process loads it before the seal, and both are imported only after it, in `serve`.
 """
 
+import gc
 import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
+    from sbx.guest.dispatch import Kernel
     from sbx.guest.shell import SandboxShell
 
 
@@ -34,11 +36,24 @@ class KernelConfig:
     """Bytes of one rich output; what is larger makes way for a note."""
 
 
-def prepare(preload: Sequence[str] = ()) -> "tuple[SandboxShell, dict[str, str]]":
+class Prepared(NamedTuple):
+    """A shell, in a process that imported what it was to; `missing` says what failed, and why."""
+
+    shell: "SandboxShell"
+    missing: dict[str, str]
+
+
+class Parked(NamedTuple):
+    """A kernel that knows its socket, and nothing yet of whom it is for."""
+
+    kernel: "Kernel"
+    missing: dict[str, str]
+
+
+def prepare(preload: Sequence[str] = ()) -> Prepared:
     """Import IPython and `preload`, and build the shell; starts no thread and writes no file.
 
-    `serve` does this itself; a zygote does it once, before it forks. The second value says which
-    modules could not be imported, and why.
+    `serve` does this itself; a zygote does it once, before it forks.
     """
     from sbx.guest import shell
 
@@ -52,7 +67,7 @@ def prepare(preload: Sequence[str] = ()) -> "tuple[SandboxShell, dict[str, str]]
                 __import__(name)
             except Exception as error:  # noqa: BLE001 - foreign code; the kernel works without it
                 missing[name] = f"{type(error).__name__}: {error}"
-    return built, missing
+    return Prepared(built, missing)
 
 
 @contextmanager
@@ -72,21 +87,43 @@ def _out_of_the_workspace() -> Iterator[None]:
             os.environ["HOME"] = home
 
 
-def serve(sock: socket.socket, config: KernelConfig) -> NoReturn:
-    """Be the kernel on `sock` until the other side closes it; then the process ends with code 0.
+def park(sock: socket.socket, prepared: Prepared, *, ahead: bool) -> Parked:
+    """Build the kernel, in a fork of the zygote that is not sealed yet; reads nothing from `sock`.
+
+    `ahead` of need its shell is run warm: whatever a first cell would touch is this process's own
+    then. A collection would copy pages that no cell needs, so there is none until `start`.
+    """
+    from sbx.guest.dispatch import Kernel
+    from sbx.guest.warming import warm
+
+    gc.disable()
+    kernel = Kernel(sock, prepared.shell)
+    if ahead:
+        warm(prepared.shell)
+    gc.freeze()
+    return Parked(kernel, prepared.missing)
+
+
+def start(parked: Parked, config: KernelConfig) -> NoReturn:
+    """Be the kernel until the other side closes its socket; then the process ends with code 0.
 
     Called once, in a process that is sealed and has one thread. Takes over descriptors 0, 1 and 2,
     the standard streams, SIGINT, and what `input` and `getpass` mean.
     """
-    if sock.fileno() <= 2:
-        raise ValueError("the kernel's socket must not be on a standard descriptor")
     os.environ.update(HOME=config.home, USER=config.user, LOGNAME=config.user)
     os.chdir(config.cwd)
-    shell, missing = prepare(config.preload)
-    from sbx.guest.dispatch import Kernel
-
-    kernel = Kernel(sock, shell, config)
     sys.argv = [""]
     # Last of all: a file in the workspace may shadow a module from here on, not before.
     sys.path.insert(0, "")
-    kernel.run(missing)
+    gc.enable()
+    parked.kernel.run(config, parked.missing)
+
+
+def serve(sock: socket.socket, config: KernelConfig) -> NoReturn:
+    """All of it, in the cold path: `prepare` and `start`, in a process that is sealed."""
+    from sbx.guest.dispatch import Kernel
+
+    if sock.fileno() <= 2:
+        raise ValueError("the kernel's socket must not be on a standard descriptor")
+    prepared = prepare(config.preload)
+    start(Parked(Kernel(sock, prepared.shell), prepared.missing), config)

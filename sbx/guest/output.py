@@ -2,13 +2,15 @@
 
 Two ways lead out of a cell. `sys.stdout` and `sys.stderr` are `TextStream`s. And file descriptors
 1 and 2 are pipes into this process, for what never asks Python: C libraries, children, os.write.
-Both meet in `Output`, which sends the first line at once and then what has gathered, every 10 ms
-or 8 KiB. Nothing is ever dropped for being too fast: a send blocks until the host has read, so a
-flood slows the cell down and fills no memory.
+Both meet in `Output`. What comes after a silence goes out at once, by whoever wrote it: a busy cell
+lets no other thread run for 5 ms. What follows gathers, for 10 ms or up to 8 KiB. Nothing is ever
+dropped for being too fast: a send blocks until the host has read, so a flood slows the cell down
+and fills no memory.
 
 One thread (`Output.start`; the process must have one thread only until it is sealed) waits on the
-pipes and for gathered text to become due. Whoever writes, displays or ends a cell first empties
-the pipes, under the same lock, so what a finished child wrote comes before what follows it.
+pipes and for what has gathered, or is held for the next frame, to become due. Whoever writes,
+displays or ends a cell first empties the pipes, under the same lock, so what a finished child wrote
+comes before what follows it.
 """
 
 import codecs
@@ -25,7 +27,7 @@ from typing import Any, Literal
 
 from sbx.guest import frames
 from sbx.guest.frames import FrameWriter
-from sbx.linux import libc
+from sbx.linux import libc, timerfd
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -33,8 +35,6 @@ INTERVAL_S = 0.010
 """While a cell keeps printing, a frame at most this often …"""
 FULL = 8 * 1024
 """… or whenever this many characters have gathered."""
-LINE_END_S = 0.001
-"""How long a line may lack its end: print() writes the newline microseconds after the text."""
 PIECE = 64 * 1024
 """Characters of the longest text in one frame."""
 
@@ -52,8 +52,10 @@ class Output:
         self._lock = threading.RLock()
         self._gathered: list[tuple[StreamName, str]] = []
         self._size = 0
-        self._due: float | None = None  # when the thread is to send what has gathered
+        self._alarm_set = False  # for the thread to send what has gathered, or is held
         self._sent_at = 0.0
+        self._held_at = 0.0
+        self._watches_held = False  # an alarm is set that looks after what is held
         self._limit: int | None = None
         self._left: float = float("inf")
         self._pipes: dict[int, tuple[StreamName, codecs.IncrementalDecoder]] = {}
@@ -61,8 +63,8 @@ class Output:
         self._alarm = -1
         self._forked = False
 
-    def start(self) -> None:
-        """Take over stdout, stderr and descriptors 0, 1 and 2; start the thread."""
+    def take_over(self) -> None:
+        """Be stdout and stderr, and descriptors 0, 1 and 2, of this process."""
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
@@ -74,25 +76,31 @@ class Output:
             self._filled.register(reader, select.POLLIN)
         sys.stdout = TextStream("stdout", self)
         sys.stderr = TextStream("stderr", self)
-        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._alarm = timerfd.create()  # set without waking the thread, as most runs end before
         os.register_at_fork(after_in_child=self._after_fork)
+
+    def start(self) -> None:
+        """Start the thread, in a process that has taken over and is sealed."""
         threading.Thread(target=self._deliver, name="sbx-output", daemon=True).start()
 
     def begin_run(self, limit: int | None) -> None:
         """A new run may send `limit` bytes of output; None is without end."""
         with self._lock:
-            self._sent_at = 0.0  # the first line of every run goes out at once
+            self._sent_at = 0.0  # the first text of every run goes out at once
             self._limit = limit
             self._left = float("inf") if limit is None else limit
 
     def end_run(self) -> None:
-        """Send all there is, what C buffered and finished children wrote included."""
+        """Send all there is, what C buffered and finished children wrote included. What is held
+        back goes with the reply, which comes next."""
         if not self._forked:
             for stream in (sys.__stdout__, sys.__stderr__):
                 with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or gone
                     stream.flush()  # type: ignore[union-attr]
             libc.call("fflush", None)
-        self.flush()
+            with self._lock:
+                self._empty_pipes()
+                self._send_gathered()
 
     def write(self, name: StreamName, text: str) -> None:
         if self._forked:
@@ -101,7 +109,7 @@ class Output:
         with self._lock:
             self._empty_pipes()
             self._gather(name, text)
-            self._send_or_schedule(whole_line="\n" in text or "\r" in text)
+            self._send_or_schedule()
 
     def flush(self) -> None:
         """Everything written so far is with the host when this returns."""
@@ -110,9 +118,11 @@ class Output:
         with self._lock:
             self._empty_pipes()
             self._send_gathered()
+            self._writer.flush()
 
-    def publish(self, kind: str, content: Mapping[str, Any]) -> None:
-        """Send a frame after all text written before it.
+    def publish(self, kind: str, content: Mapping[str, Any], *, hold: bool = False) -> None:
+        """Send a frame after all text written before it; with `hold`, together with the next one
+        if that follows within INTERVAL_S, and alone after that.
 
         One that passes the run's limit is dropped as a whole, save errors and questions.
 
@@ -129,7 +139,10 @@ class Output:
             self._empty_pipes()
             self._send_gathered()
             if kind in _UNCOUNTED or self._take(len(frame)) == len(frame):
-                self._writer.send_encoded(frame)
+                if hold:
+                    self._hold(frame)
+                else:
+                    self._writer.send_encoded(frame)
             else:
                 self._tell_limit()
 
@@ -160,19 +173,41 @@ class Output:
             limit, self._limit = self._limit, None
             self._writer.send("output_limit", {"limit": limit})
 
-    def _send_or_schedule(self, *, whole_line: bool) -> None:
+    def _send_or_schedule(self) -> None:
         if not self._gathered:
             return
         now = time.monotonic()
-        due = max(self._sent_at + INTERVAL_S, 0 if whole_line else now + LINE_END_S)
+        due = self._sent_at + INTERVAL_S
         if self._size >= FULL or due <= now:
             self._send_gathered()
-        elif self._due is None or due < self._due:
-            self._due = due
-            os.eventfd_write(self._alarm, 1)
+        elif not self._alarm_set:
+            self._set_alarm(due - now)
+
+    def _hold(self, frame: bytes) -> None:
+        self._writer.hold(frame)
+        self._held_at = time.monotonic()
+        if not self._watches_held:  # one that is left from an earlier frame will do: it is 20 µs
+            self._watches_held = True
+            self._set_alarm(INTERVAL_S)
+
+    def _send_overdue(self) -> None:
+        """The alarm rang: send what is held for a frame that did not come."""
+        self._watches_held = False
+        left = self._held_at + INTERVAL_S - time.monotonic()
+        if not self._writer.holds:
+            return
+        if left > 0:
+            self._watches_held = True
+            self._set_alarm(left)
+        else:
+            self._writer.flush()
+
+    def _set_alarm(self, seconds: float) -> None:
+        timerfd.go_off_in(self._alarm, seconds)
+        self._alarm_set = True
 
     def _send_gathered(self) -> None:
-        self._due = None
+        self._alarm_set = False
         gathered, self._gathered, self._size = self._gathered, [], 0
         if not gathered:
             return
@@ -181,9 +216,8 @@ class Output:
                 self._writer.send("stream", {"name": name, "text": text[start : start + PIECE]})
         self._sent_at = time.monotonic()
 
-    def _empty_pipes(self) -> bool:
+    def _empty_pipes(self) -> None:
         """One read each: a pipe holds no more than that, and a child may never stop writing."""
-        found = False
         for reader, _ in self._filled.poll(0):
             name, decoder = self._pipes[reader]
             data = os.read(reader, _PIPE_CAPACITY)
@@ -191,8 +225,6 @@ class Output:
                 self._filled.unregister(reader)
             elif text := decoder.decode(data):
                 self._gather(name, text)
-                found = True
-        return found
 
     def _deliver(self) -> None:
         waiting = select.poll()
@@ -201,21 +233,22 @@ class Output:
         for reader in self._pipes:
             waiting.register(reader, select.POLLIN)
         while True:
-            due = self._due
-            ready = waiting.poll(None if due is None else max(0, due - time.monotonic()) * 1000)
-            for descriptor, event in ready:
+            rang = False
+            for descriptor, event in waiting.poll():
                 if descriptor == self._alarm:
-                    os.eventfd_read(self._alarm)
+                    rang = timerfd.clear(self._alarm)
                 elif descriptor == self._sock.fileno():
                     os._exit(0)  # the runtime is gone, and nobody is left to tell
                 elif not event & select.POLLIN:
                     waiting.unregister(descriptor)
             try:
                 with self._lock:
-                    if self._empty_pipes():
-                        self._send_or_schedule(whole_line=True)
-                    if self._due is not None and self._due <= time.monotonic():
-                        self._send_gathered()
+                    if rang:
+                        self._alarm_set = False
+                    self._empty_pipes()
+                    self._send_or_schedule()
+                    if rang:
+                        self._send_overdue()
             except OSError:
                 os._exit(0)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from sbx.linux import landlock, prctl, seccomp
+from sbx.linux import landlock, prctl, procfs, seccomp
 
 
 class SealError(Exception):
@@ -28,6 +28,13 @@ class _ForbidImports:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> NoReturn:
         raise ImportError(f"{name} would be imported before the seal")
+
+
+def refusal(error: BaseException) -> dict[str, Any]:
+    """The content of the `refused` frame that tells the runtime why a jail ends here."""
+    layer = error.layer if isinstance(error, SealError) else "seal"
+    number = getattr(error, "errno", None) or 0
+    return {"layer": layer, "message": f"{type(error).__name__}: {error}", "errno": number}
 
 
 @contextmanager
@@ -66,19 +73,42 @@ def enter_domain(walls: Mapping[str, Any]) -> int:
     """
     if not walls["landlock"]:
         return 0
-    rules: list[tuple[str | int, landlock.Files]] = [
-        *_rules(walls["read"], landlock.Files.READ),
-        *_rules(walls["write"], landlock.Files.EDIT),
-        *_rules(walls["devices"], landlock.Files.DEVICE),
-    ]
     try:
-        return landlock.restrict(rules, scope_signals=True, scope_abstract_sockets=True).abi
+        with ruleset(walls) as domain:
+            domain.enter()
+            return domain.domain.abi
     except OSError as error:
         raise SealError("landlock", error) from error
 
 
+def ruleset(walls: Mapping[str, Any], *, scope_signals: bool = True) -> landlock.Ruleset:
+    """A domain in the making, with every rule of the walls that has its path by now."""
+    made = landlock.Ruleset(scope_signals=scope_signals, scope_abstract_sockets=True)
+    try:
+        for path, rights in domain_rules(walls):
+            made.allow(path, rights)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def domain_rules(walls: Mapping[str, Any]) -> list[tuple[str, landlock.Files]]:
+    """What the domain of a jail allows: a path, and what may be done there and below."""
+    return [
+        (path, rights)
+        for name, rights in (
+            ("read", landlock.Files.READ),
+            ("write", landlock.Files.EDIT),
+            ("devices", landlock.Files.DEVICE),
+        )
+        for path in walls[name]
+        if os.path.exists(path)
+    ]
+
+
 def add_filter(program_hex: str | None) -> None:
-    """Stack the policy's second filter on the one that bubblewrap loaded."""
+    """Load a prebuilt filter, on top of those that are loaded; None is none."""
     if program_hex is None:
         return
     try:
@@ -97,15 +127,10 @@ def close_all_but(fds: Sequence[int]) -> None:
 
 
 def check_unprivileged() -> None:
-    """bubblewrap promised no capability and no_new_privs: see for ourselves, once."""
-    with open("/proc/self/status", encoding="utf-8", errors="replace") as lines:
-        status = dict(line.rstrip("\n").split(":\t", 1) for line in lines if ":\t" in line)
-    if int(status["CapEff"], 16) or int(status["CapPrm"], 16) or int(status["CapBnd"], 16):
-        raise SealError("capabilities", OSError(1, "bubblewrap left some"))
-    if status["NoNewPrivs"] != "1":
-        raise SealError("no_new_privs", OSError(1, "bubblewrap did not set it"))
+    """No capability is left, and no_new_privs is set: see for ourselves, once."""
+    found = procfs.credentials("thread-self")
+    if found.capabilities:
+        raise SealError("capabilities", OSError(1, "some are left"))
+    if not found.no_new_privs:
+        raise SealError("no_new_privs", OSError(1, "it is not set"))
     prctl.set_dumpable(True)
-
-
-def _rules(paths: Sequence[str], rights: landlock.Files) -> list[tuple[str, landlock.Files]]:
-    return [(path, rights) for path in paths if os.path.exists(path)]

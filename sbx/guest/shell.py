@@ -12,28 +12,32 @@ then; each says how it knows. `1+1` takes 0.2 ms of IPython for it, not 0.33.
 
 # IPython is typed in part only; what is checked here is our side of it.
 # mypy: disable-error-code="misc,call-arg,no-untyped-call,union-attr,no-any-return,arg-type"
-# mypy: disable-error-code="var-annotated"
+# mypy: disable-error-code="var-annotated,index"
 
 import ast
 import asyncio
+import contextlib
 import os
+import re
 import sys
 import traceback
 import types
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from IPython.core import page
-from IPython.core.autocall import ZMQExitAutocall
+from IPython.core.autocall import IPyAutocall, ZMQExitAutocall
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import InputRejected, UsageError
-from IPython.core.formatters import DisplayFormatter
+from IPython.core.formatters import DisplayFormatter, PlainTextFormatter
+from IPython.core.history import HistoryManager
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell, InteractiveShellABC
+from IPython.core.macro import Macro
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.profiledir import ProfileDir
 from IPython.paths import get_ipython_dir
@@ -55,7 +59,11 @@ _HANDLER_FILE = os.path.join(os.path.dirname(__file__), "dispatch.py")
 # IPython's advice after SystemExit; there is no prompt here to be left.
 warnings.filterwarnings("ignore", "To exit: use", UserWarning)
 
-Publish = Callable[[str, Mapping[str, Any]], None]
+
+class Publish(Protocol):
+    """How frames leave; see `sbx.guest.output.Output.publish`."""
+
+    def __call__(self, kind: str, content: Mapping[str, Any], *, hold: bool) -> None: ...
 
 
 class ImportRefused(InputRejected):
@@ -106,6 +114,12 @@ def bounded(data: Mapping[str, Any], limit: int) -> dict[str, Any]:
     return kept
 
 
+def _cut_note(data: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, bool]:
+    """What a frame says beside its `data` where that is not all there was."""
+    whole = all(shown.get(mime) is part for mime, part in data.items())
+    return {} if whole else {"cut": True}
+
+
 def cut(text: str, length: int) -> str:
     """`text`, or its first `length` characters and a note of how many there were."""
     if len(text) <= length:
@@ -132,6 +146,8 @@ def _checked(metadata: dict[str, Any] | None) -> dict[str, Any]:
 class FrameDisplayHook(DisplayHook):
     """sys.displayhook: the value of a cell's last expression becomes `execute_result`."""
 
+    exec_result = None  # no trait, as below in the shell
+
     def quiet(self) -> bool:
         # Without a semicolon anywhere there is none at the end: no need to tokenize the cell.
         history = self.shell.history_manager.input_hist_parsed
@@ -146,8 +162,13 @@ class FrameDisplayHook(DisplayHook):
             "execution_count": self.prompt_count,
             "data": self._shown,
             "metadata": _checked(md_dict),
+            **_cut_note(format_dict, self._shown),
         }
-        self.shell.publish("execute_result", content)
+        # From a cell's last expression: its reply is all that follows. (Nobody else calls us from
+        # that code, save one who names sys.displayhook in it: that waits a moment, see `Output`.)
+        caller = sys._getframe(1).f_back
+        last = caller is not None and caller.f_code is self.shell.compile.last_expression
+        self.shell.publish("execute_result", content, hold=last)
 
     def log_output(self, format_dict: dict[str, Any]) -> None:
         super().log_output(self._shown)  # not the 100 MB that were cut: history keeps it for ever
@@ -169,10 +190,12 @@ class FrameDisplayPublisher(DisplayPublisher):
         **_more: Any,
     ) -> None:
         self._validate_data(data, metadata)
+        shown = bounded(data, self.shell.mime_max)
         content = {
-            "data": bounded(data, self.shell.mime_max),
+            "data": shown,
             "metadata": _checked(metadata),
             "transient": {str(key): str(value) for key, value in (transient or {}).items()},
+            **_cut_note(data, shown),
         }
         self.shell.publish("update_display_data" if update else "display_data", content)
 
@@ -190,7 +213,11 @@ class LeanFormatter(DisplayFormatter):
         kind = type(obj)
         if kind not in self._PLAIN or include or exclude or self._registered(kind, obj):
             return super().format(obj, include, exclude)
-        text = self.formatters["text/plain"](obj)
+        pretty = self.formatters["text/plain"]
+        if pretty.pprint and pretty.type_printers.get(kind) is _PRINTER_BY_REPR:
+            with contextlib.suppress(ValueError):  # an int of too many digits: shown as an error
+                return {"text/plain": repr(obj)}, {}
+        text = pretty(obj)
         return ({} if text is None else {"text/plain": text}), {}
 
     def _registered(self, kind: type, obj: Any) -> bool:
@@ -221,9 +248,23 @@ class CellCompiler(CachingCompiler):
     tracebacks read, and it spares a cell's error the import of stack_data.
     """
 
+    last_node: ast.stmt | None = None
+    """The statement after which nothing is left of a request's cell but its reply …"""
+    last_expression: types.CodeType | None = None
+    """… and its code, once compiled, if it is an expression whose value is to be shown."""
+
+    def __call__(self, source: Any, filename: str, symbol: str, **options: Any) -> types.CodeType:
+        code: types.CodeType = super().__call__(source, filename, symbol, **options)
+        if isinstance(source, ast.Interactive) and self.last_node in source.body:
+            self.last_expression = code
+        return code
+
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
         digest = zlib.crc32(transformed_code.encode(errors="surrogatepass"))
         return f"/tmp/cells/{number}-{digest:08x}.py"  # noqa: S108  # nothing is ever written there
+
+
+_PRINTER_BY_REPR = PlainTextFormatter().type_printers[int]
 
 
 class LeanTransformerManager(TransformerManager):
@@ -234,13 +275,32 @@ class LeanTransformerManager(TransformerManager):
             return lines
         return super().do_token_transforms(lines)
 
+    @property
+    def untouched(self) -> bool:
+        """Whether nobody added a transformer, or took one away."""
+        return self.cleanup_transforms == _CLEANUP_TRANSFORMS and (
+            self.line_transforms == _LINE_TRANSFORMS
+        )
+
 
 _TOKEN_TRANSFORMERS = list(TransformerManager().token_transformers)
+_CLEANUP_TRANSFORMS = list(TransformerManager().cleanup_transforms)
+_LINE_TRANSFORMS = list(TransformerManager().line_transforms)
+_FIRST_NAME = re.compile(r"[\w.*]*")  # what prefilter looks up before it changes a line
+
+
+_NOT_PYTHON = frozenset(("", " ", ">"))  # nothing, an indent, a prompt
 
 
 def _special(line: str) -> bool:
     # `%magic`, `!cmd` and `help?` anywhere; the autocall escapes only at the start of a line.
     return "%" in line or "!" in line or "?" in line or line.lstrip()[:1] in {",", ";", "/"}
+
+
+class LeanHistory(HistoryManager):
+    """The last inputs in plain attributes: to set a trait is 4 µs, and nobody observes these."""
+
+    _i00 = _i = _ii = _iii = ""
 
 
 class RuleKeeper:
@@ -307,6 +367,12 @@ class SandboxShell(InteractiveShell):
     kernel = AnyTrait(None)
     """Where libraries look for `comm_manager`; its presence tells them they are in a kernel."""
 
+    # IPython sets these for every cell. As traits that is 4 µs each, for whoever observes them.
+    execution_count = 1
+    last_execution_succeeded = True
+    last_execution_result = None
+
+    compile: CellCompiler
     processes = True
     mime_max = MIME_MAX
     interrupted = False
@@ -316,6 +382,20 @@ class SandboxShell(InteractiveShell):
     error_in_display = False
 
     _publish: Publish | None = None
+    _cell_begins = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._own_hooks = self._hooks()
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether anybody but IPython itself waits for the end of a cell: matplotlib draws then."""
+        return self._hooks() != self._own_hooks
+
+    def _hooks(self) -> list[Any]:
+        registered = self.events.callbacks
+        return registered["post_execute"] + registered["post_run_cell"]
 
     def attach(
         self,
@@ -326,7 +406,7 @@ class SandboxShell(InteractiveShell):
         rules: ImportRules | None = None,
     ) -> None:
         """From now on publish; `processes` False refuses `!cmd` and its kin in words."""
-        self._publish = publish
+        self.publish_by(publish)
         self.processes = processes
         self.mime_max = min(mime_max, frames.MAX_SENT // 2)
         if not processes:
@@ -334,15 +414,21 @@ class SandboxShell(InteractiveShell):
         if rules is not None:
             self.ast_transformers.append(RuleKeeper(rules, self.user_ns))
 
-    def publish(self, kind: str, content: Mapping[str, Any]) -> None:
+    def publish_by(self, publish: Publish | None) -> None:
+        """From now on frames leave by `publish`; None drops them."""
+        self._publish = publish
+
+    def publish(self, kind: str, content: Mapping[str, Any], *, hold: bool = False) -> None:
+        """`hold`: the next frame follows at once, and may take this one with it."""
         if self._publish is not None:
-            self._publish(kind, content)
+            self._publish(kind, content, hold=hold)
 
     def begin_cell(self) -> None:
         self.interrupted = False
         self.last_error = None
         self.error_in_display = False
         self.displayhook._is_active = False
+        self._cell_begins = True
 
     # --- Building: no file, no thread, no search for a virtual environment.
 
@@ -386,9 +472,62 @@ class SandboxShell(InteractiveShell):
         super().init_magics()
         self.register_magics(PagerMagics)
 
+    def init_history(self) -> None:
+        self.history_manager = LeanHistory(shell=self, parent=self)
+        self.configurables.append(self.history_manager)
+
+    def init_prefilter(self) -> None:
+        super().init_prefilter()
+        self._checkers = list(self.prefilter_manager.checkers)
+        self._transformers = list(self.prefilter_manager.transformers)
+
     @default("input_transformer_manager")
     def _default_transformers(self) -> TransformerManager:
         return LeanTransformerManager()
+
+    # --- Cells.
+
+    def transform_cell(self, raw_cell: str) -> str:
+        line = raw_cell.removesuffix("\n")
+        return f"{line}\n" if self._is_python(line) else super().transform_cell(raw_cell)
+
+    def _is_python(self, line: str) -> bool:
+        """Whether IPython would leave this cell as it is: one line without any syntax of its own,
+        that does not begin with a magic's name. It takes 40 µs to find that out."""
+        if not line.isprintable() or line[:1] in _NOT_PYTHON or _special(line):
+            return False
+        if line.startswith(("In [", "...")) or self.autocall or self.input_transformers_post:
+            return False
+        name = _FIRST_NAME.match(line)[0]
+        if isinstance(self.user_ns.get(name), (Macro, IPyAutocall)) or self._is_magic(name):
+            return False
+        prefilter = self.prefilter_manager
+        return (
+            self.input_transformer_manager.untouched
+            and prefilter.checkers == self._checkers
+            and prefilter.transformers == self._transformers
+        )
+
+    async def run_ast_nodes(
+        self,
+        nodelist: list[ast.stmt],
+        cell_name: str,
+        interactivity: Any = "last_expr",
+        compiler: Any = compile,
+        result: Any = None,
+    ) -> Any:
+        """Notes which statement ends a request's cell. A cell that user code runs inside that one
+        has no such end, and with "all" or "last" a value may be shown long before it."""
+        if self._cell_begins:
+            self._cell_begins = False
+            ends = nodelist and interactivity == "last_expr"
+            self.compile.last_node = nodelist[-1] if ends else None
+        return await super().run_ast_nodes(nodelist, cell_name, interactivity, compiler, result)
+
+    def _is_magic(self, name: str) -> bool:
+        known = self.magics_manager
+        magics = known.magics
+        return name in magics["line"] or name in magics["cell"] or name in known.lazy_magics
 
     # --- What a cell may ask of the front end.
 

@@ -5,9 +5,10 @@ It obeys the runtime on the control socket (`sbx.guest.frames` has the wire):
     → boot       {walls, kernel}            once, first
     → interrupt  {}                         SIGINT to the kernel's process group
     → spawn      id {argv, cwd, env}        a command, in a session and a Landlock domain of its own
+                    {…, stdin: text}        all that it will read, from a standard input then closed
     → stdin      id {text} or {text: null}  null closes it
     → signal     id {signal}                to the command's process group
-    ← ready      {landlock, pid}            sealed, and the kernel is forked
+    ← ready      {landlock}                 sealed, and the kernel is forked
     ← refused    {layer, message, errno}    a wall could not be put up; the jail ends
     ← output     id {name, text}            what a command wrote: stdout or stderr
     ← exited     id {code} or {signal}      or {error} when it could not be started
@@ -19,6 +20,7 @@ wait, not PID 1. When the runtime hangs up it ends, and linux ends the whole PID
 
 import codecs
 import os
+import select
 import selectors
 import signal
 import socket
@@ -27,15 +29,16 @@ from typing import Any, NoReturn
 
 from sbx.guest import frames, kernel, seal
 from sbx.guest.sockets import CONTROL_FD, KERNEL_FD
+from sbx.linux import landlock
 
 _CHUNK = 1 << 16
 _OUTBOX_MAX = 1 << 20
 _PIPE_READS = 4
 _SPAWN_FAILED = 126
-_OOM_SUPERVISOR, _OOM_KERNEL, _OOM_COMMAND = 0, 500, 700  # above what PID 1 was started with
+OOM_SUPERVISOR, OOM_KERNEL, _OOM_COMMAND = 0, 500, 700  # above what PID 1 was started with
 
 
-class _OomScore:
+class OomScore:
     """Who dies first when memory is short: a command, then the kernel, then PID 1.
 
     A child has the score that its parent has at the fork. /proc/self/oom_score_adj is opened while
@@ -71,10 +74,12 @@ class _Command:
 class Supervisor:
     """The loop of PID 1."""
 
-    def __init__(self, control: socket.socket, kernel_pid: int, walls: Any, oom: _OomScore) -> None:
+    def __init__(self, control: socket.socket, kernel_pid: int, walls: Any, oom: OomScore) -> None:
         self._control = control
         self._kernel_pid = kernel_pid
+        self._kernel_ended: select.poll | None = None
         self._walls = walls
+        self._domain: landlock.Ruleset | None = None
         self._oom = oom
         self._selector = selectors.DefaultSelector()
         self._commands: dict[str, _Command] = {}
@@ -94,8 +99,23 @@ class Supervisor:
         self._reap()
         while True:
             for key, _ in self._selector.select():
-                if key.fd in self._selector.get_map():
+                # An earlier one of this turn may have ended it, and given its number to another.
+                if self._selector.get_map().get(key.fd) is key:
                     key.data()
+
+    def watch_kernel(self, kernel_fd: int) -> None:
+        """The kernel is somebody else's child, who will be told how it ended."""
+        self._kernel_ended = select.poll()
+        self._kernel_ended.register(kernel_fd, select.POLLIN)
+
+        def ended() -> None:
+            self._selector.unregister(kernel_fd)
+            self._kernel_ended = None
+            os.close(kernel_fd)
+            self._kernel_pid = 0
+            self.tell("kernel_exited", {})
+
+        self._selector.register(kernel_fd, selectors.EVENT_READ, ended)
 
     def tell(self, kind: str, content: Mapping[str, Any], name: str | None = None) -> None:
         """Put a frame in the outbox; it leaves as soon as the runtime takes it."""
@@ -121,7 +141,7 @@ class Supervisor:
         content = order.content
         match order.type:
             case "interrupt":
-                _signal_group(self._kernel_pid, signal.SIGINT)
+                self._interrupt()
             case "spawn":
                 self._spawn(order.id or "", content)
             case "stdin":
@@ -129,6 +149,12 @@ class Supervisor:
             case "signal":
                 if (command := self._commands.get(order.id or "")) and not command.ended:
                     _signal_group(command.pid, content["signal"])
+
+    def _interrupt(self) -> None:
+        # Somebody else's child may be reaped before we know that it ended, and its number given to
+        # another process: so look at once before. Our own is reaped by us.
+        if self._kernel_pid and not (self._kernel_ended and self._kernel_ended.poll(0)):
+            _signal_group(self._kernel_pid, signal.SIGINT)
 
     def _flush(self) -> None:
         while self._outbox:
@@ -155,18 +181,20 @@ class Supervisor:
         try:
             # Commands that leave something in the background use PID 1's descriptors up, too.
             pipes += (os.pipe2(os.O_CLOEXEC) for _ in range(3))
+            if self._domain is None and self._walls["landlock"]:
+                self._domain = seal.ruleset(self._walls)  # every command enters a domain of this
             self._oom.set(_OOM_COMMAND)
             pid = os.fork()
             if pid == 0:
                 (stdin, _), (_, stdout), (_, stderr) = pipes
-                _become_command(content, (stdin, stdout, stderr), self._walls)
+                _become_command(content, (stdin, stdout, stderr), self._domain)
         except OSError as error:
             for fd in (fd for pipe in pipes for fd in pipe):
                 os.close(fd)
             self.tell("exited", {"error": f"no process could be started: {error.strerror}"}, name)
             return
         finally:
-            self._oom.set(_OOM_SUPERVISOR)
+            self._oom.set(OOM_SUPERVISOR)
         (stdin, stdin_ours), (stdout_ours, stdout), (stderr_ours, stderr) = pipes
         for fd in (stdin, stdout, stderr):
             os.close(fd)
@@ -178,6 +206,10 @@ class Supervisor:
             command.streams[fd] = stream
             command.decoders[fd] = codecs.getincrementaldecoder("utf-8")("replace")
             self._selector.register(fd, selectors.EVENT_READ, self._reader(command, fd))
+        if (given := content.get("stdin")) is not None:
+            command.close_stdin = True
+            command.unsent += given.encode()
+            self._write(command)
 
     def _reader(self, command: _Command, fd: int) -> Callable[[], None]:
         return lambda: self._readable(command, fd)
@@ -295,8 +327,8 @@ def main() -> NoReturn:
             boot = first.content
             walls = boot["walls"]
             seal.close_all_but((CONTROL_FD, KERNEL_FD))
-            oom = _OomScore()
-            oom.set(_OOM_KERNEL)
+            oom = OomScore()
+            oom.set(OOM_KERNEL)
             seal.check_unprivileged()
             seal.limit(walls["rlimits"])
             abi = seal.enter_domain(walls)
@@ -306,15 +338,29 @@ def main() -> NoReturn:
                 control.close()
                 _seal_kernel(kernel_sock, walls)
     except seal.SealError as error:
-        refusal = {"layer": error.layer, "message": str(error), "errno": error.errno}
-        control.sendall(frames.encode("refused", refusal))
+        control.sendall(frames.encode("refused", seal.refusal(error)))
         os._exit(1)
     if kernel_pid == 0:
         _become_kernel(kernel_sock, boot)
     kernel_sock.close()
-    oom.set(_OOM_SUPERVISOR)
-    _silence()
+    oom.set(OOM_SUPERVISOR)
+    silence()
+    serve(control, kernel_pid, walls, oom, abi)
+
+
+def serve(
+    control: socket.socket,
+    kernel_pid: int,
+    walls: Mapping[str, Any],
+    oom: OomScore,
+    abi: int,
+    kernel_fd: int | None = None,
+) -> NoReturn:
+    """Say that this process is sealed, and supervise the kernel, which is a child of it, or of the
+    zygote: then `kernel_fd`, a pidfd, tells of its end."""
     supervisor = Supervisor(control, kernel_pid, walls, oom)
+    if kernel_fd is not None:
+        supervisor.watch_kernel(kernel_fd)
     supervisor.tell("ready", {"landlock": abi})
     supervisor.run()
 
@@ -325,22 +371,22 @@ def _seal_kernel(sock: socket.socket, walls: Any) -> None:
         seal.enter_domain(walls)
         seal.add_filter(walls["kernel_filter"])
     except BaseException as error:  # noqa: BLE001  # whatever it is, no user code may run here
-        refusal = {"layer": getattr(error, "layer", "seal"), "message": str(error), "errno": 0}
-        sock.sendall(frames.encode("refused", refusal))
+        sock.sendall(frames.encode("refused", seal.refusal(error)))
         os._exit(1)
 
 
 def _become_kernel(sock: socket.socket, boot: Mapping[str, Any]) -> NoReturn:
     try:
-        os.chdir(boot["kernel"]["cwd"])
         kernel.serve(sock, kernel.KernelConfig(**boot["kernel"]))
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
         os.write(2, f"the kernel could not start: {error!r}\n".encode())
+    finally:
         os._exit(1)
-    os._exit(0)
 
 
-def _become_command(content: Mapping[str, Any], fds: tuple[int, int, int], walls: Any) -> NoReturn:
+def _become_command(
+    content: Mapping[str, Any], fds: tuple[int, int, int], domain: landlock.Ruleset | None
+) -> NoReturn:
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -348,8 +394,9 @@ def _become_command(content: Mapping[str, Any], fds: tuple[int, int, int], walls
             signal.signal(number, signal.SIG_DFL)
         for slot, fd in enumerate(fds):
             os.dup2(fd, slot)
+        if domain is not None:
+            domain.enter()
         seal.close_all_but(())
-        seal.enter_domain(walls)
         os.chdir(content["cwd"])
         os.execvpe(content["argv"][0], content["argv"], {**os.environ, **content["env"]})  # noqa: S606
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
@@ -358,8 +405,8 @@ def _become_command(content: Mapping[str, Any], fds: tuple[int, int, int], walls
         os._exit(_SPAWN_FAILED)
 
 
-def _silence() -> None:
-    """PID 1's own stderr was bwrap's, for the case that it could not start: let go of it."""
+def silence() -> None:
+    """Let go of standard error, which was bwrap's, for the case that it could not start."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -372,9 +419,8 @@ def _outcome(status: int) -> dict[str, int]:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    """To a child not yet reaped, so the pid is still its own; 0 is a kernel that has ended."""
-    if pid:
-        try:
-            os.killpg(pid, number)
-        except (ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+    """To a child that is not reaped yet, or was just seen alive: the number is still its own."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        os.kill(pid, number)

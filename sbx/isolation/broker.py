@@ -8,17 +8,26 @@ thread and imports the standard library only.
 It talks on a SOCK_SEQPACKET socket, its fd 0: one JSON object a packet.
 
     → {"seq": n, "do": "hello", "runtime": pid, "bwrap": path|null, "uids": [first, count],
-       "groups": bool, "id": str}                                          ← capabilities
+       "groups": bool, "id": str, "confined": bool}                        ← capabilities
+    → {"seq": n, "do": "confine"}, with one fd: a file of JSON, see `confinement`      ← {}
     → {"seq": n, "do": "make_sandbox", "sandbox": id, "limits": {…}, "uid": n|null} ← {"uid", "gid"}
     → {"seq": n, "do": "drop_sandbox", "sandbox": id}                     ← {}
     → {"seq": n, "do": "launch", "sandbox", "jail", "bwrap", "args": […], "command": […],
        "files": [text], "filter": hex, "stage": [[index, source, [dev, ino]|null], …]}
       with two fds: the jail's ends of its control and kernel sockets     ← {"pid": PID 1's}
+    → {"seq": n, "do": "start_zygote", "zygote": id, "bwrap", "args", "command", "files", "stage",
+       "prepare": {…}, "uid": n|null}           ← {"python": version, "missing": {module: why}}
+    → {"seq": n, "do": "retire_zygote", "zygote": id}                     ← {}
+    → {"seq": n, "do": "fork", "zygote": id, "jail": id, "ahead": bool}
+      with two fds, as for `launch`             ← {"pid": PID 1's, "kernel": pid}, once parked
+    → {"seq": n, "do": "enter", "jail": id, "sandbox": id, "mounts": [{"source", "target",
+       "writable", "expected": [dev, ino]|null}, …], "tmpfs": […], "environment": {…}}  ← {"limits"}
     → {"seq": n, "do": "inspect", "jail": id}   ← {"pid1": facts, "kernel": facts, "limits": {…}}
     → {"seq": n, "do": "counters", "jail": id}  ← {"oom_kills", "pids_max_hits"}
     → {"seq": n, "do": "kill", "jail": id}      ← {}; the `gone` event says when it is over
     ← {"seq": n, "ok": {…}}  or  {"seq": n, "error": {"code", "message", "hint", "details"}}
     ← {"event": "gone", "jail": id, "stderr": text, "oom_kills": n, "pids_max_hits": n}
+    ← {"event": "zygote_gone", "zygote": id, "why": text}; the jails it forked live on
 
 It ends when that socket does or when the runtime's process does, whichever is seen first (a forked
 child of the runtime may keep the socket open), never by a parent-death signal: those fire when a
@@ -26,6 +35,12 @@ child of the runtime may keep the socket open), never by a parent-death signal: 
 
 A jail is killed by the pidfd of its PID 1, and by its cgroup where there is one; no pid is
 remembered and signalled later.
+
+A `confined` runtime is one that has fewer rights than its broker, a service that dropped root's:
+whoever takes it over is not to get them back here. No uid outside of the range is given then, no
+other bwrap is started than the one that was found first, and nothing is done before `confine`, once
+and before the rights are dropped, has said what jails may be made of. `confinement` checks every
+order against that, and says what such a runtime can still do.
 """
 
 import json
@@ -39,17 +54,21 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sbx.errors import Broken, SbxError, Unavailable
-from sbx.isolation import cgroups, probe, spawn, staging
+from sbx.errors import Broken, Denied, SbxError, Unavailable
+from sbx.isolation import cgroups, facts, probe, spawn, staging, zygotes
 from sbx.linux import mounts, namespaces, prctl, procfs
+
+if TYPE_CHECKING:
+    from sbx.isolation.confinement import Confinement
 
 PACKET_MAX = 1 << 17
 _FDS_MAX = 4
 _STDERR_MAX = 4096
 _LAST_WORDS_S = 3.0
 _REMOVE_S = 1.0
+_DIES_BY_ITSELF_S = 0.03
 _NO_GROUPS = cgroups.CgroupCapabilities(
     version=0,
     controllers={},
@@ -61,24 +80,58 @@ _NO_GROUPS = cgroups.CgroupCapabilities(
 
 
 @dataclass(slots=True)
+class _Group:
+    """A jail's cgroup, and the limits in force there as read back when it was made."""
+
+    group: cgroups.JailGroup
+    limits: cgroups.Limits
+
+
+@dataclass(slots=True)
 class _Sandbox:
+    """`spare` is the group of the next jail: nobody waits for it when the sandbox is made."""
+
     group: cgroups.SandboxGroup
     become: tuple[int, int] | None
+    spare: _Group | None = None
+    jails: int = 0
     dying: set[str] = field(default_factory=set)
+
+    def make_spare(self) -> None:
+        self.jails += 1
+        made = self.group.make_jail(str(self.jails))
+        self.spare = _Group(made, made.limits())
+
+    def take_group(self) -> _Group:
+        if self.spare is None:
+            self.make_spare()
+        taken, self.spare = self.spare, None
+        assert taken is not None
+        return taken
 
 
 @dataclass(slots=True)
 class _Jail:
-    """What the broker holds of one jail, until everything of it is gone."""
+    """What the broker holds of one jail, until everything of it is gone.
+
+    One of the cold path has a bubblewrap of its own, `started`, and is in a sandbox from the first;
+    one that a zygote forked has a `setup` socket until it enters a sandbox.
+    """
 
     name: str
     seq: int
-    sandbox: _Sandbox
-    group: cgroups.JailGroup
-    started: spawn.Started
-    info: bytes | None = b""
+    sandbox: _Sandbox | None = None
+    group: _Group | None = None
+    started: spawn.Started | None = None
+    setup: socket.socket | None = None
+    zygote: str | None = None
+    info: bytes | None = None
+    said: str = ""
+    parked: bool = False
     pid1: int | None = None
     pid1_fd: int | None = None
+    kernel: int | None = None
+    answered: bool = False
 
 
 class Broker:
@@ -89,15 +142,20 @@ class Broker:
         self._selector = selectors.DefaultSelector()
         self._sandboxes: dict[str, _Sandbox] = {}
         self._jails: dict[str, _Jail] = {}
+        self._zygotes: dict[str, zygotes.Zygote] = {}
+        self._dying: dict[str, float] = {}
         self._hierarchy: cgroups.Hierarchy | None = None
         self._root = os.geteuid() == 0
         self._own_namespaces = False
+        self._confined = False
+        self._confinement: Confinement | None = None
+        self._bwrap: str | None = None
         self._serving = True
 
     def serve(self) -> None:
         self._watch(self._sock.fileno(), self._receive)
         while self._serving:
-            self._turn(None)
+            self._turn(self._unthrottle_dying())
         self._end()
 
     # -- orders ---------------------------------------------------------------------------------
@@ -110,7 +168,14 @@ class Broker:
         if not packet:
             self._serving = False
             return
-        order = json.loads(packet)
+        try:
+            order = json.loads(packet)
+        except ValueError as error:
+            # The runtime sends none that is cut off, and hears nothing of this one.
+            _say(f"an order cannot be read: {error}")
+            for fd in fds:
+                os.close(fd)
+            return
         try:
             outcome = self._obey(order, fds)
         except SbxError as error:
@@ -126,9 +191,21 @@ class Broker:
                 os.close(fd)
 
     def _obey(self, order: dict[str, Any], fds: list[int]) -> dict[str, Any] | None:
+        if not self._confined or order["do"] in ("hello", "confine"):
+            return self._act(order, fds)
+        if self._confinement is None:
+            raise Denied("nothing is done before it is known what may be", code="not_granted")
+        if order["do"] in ("launch", "start_zygote"):
+            self._check_bwrap(order)
+        with self._confinement.checked(order) as allowed:
+            return self._act(allowed, fds)
+
+    def _act(self, order: dict[str, Any], fds: list[int]) -> dict[str, Any] | None:
         match order["do"]:
             case "hello":
                 return self._hello(order)
+            case "confine":
+                return self._confine(fds)
             case "make_sandbox":
                 return self._make_sandbox(order)
             case "drop_sandbox":
@@ -136,16 +213,28 @@ class Broker:
             case "launch":
                 self._launch(order, fds)
                 return None  # answered when bwrap has said which process is PID 1
+            case "start_zygote":
+                self._start_zygote(order)
+                return None  # answered when it has imported everything
+            case "retire_zygote":
+                return self._retire_zygote(order["zygote"])
+            case "fork":
+                self._fork(order, fds)
+                return None  # answered when the jail is parked
+            case "enter":
+                return self._enter(order)
             case "inspect":
                 return self._inspect(self._jail(order["jail"]))
             case "counters":
-                return _counters(self._jail(order["jail"]).group)
+                return _counters(self._jail(order["jail"]))
             case "kill":
                 return self._kill(self._jails.get(order["jail"]))
             case unknown:
                 raise Broken(f"the broker knows no order {unknown!r}")
 
     def _hello(self, order: dict[str, Any]) -> dict[str, Any]:
+        if self._hierarchy is not None:
+            raise Broken("the broker has been greeted already")
         runtime = os.pidfd_open(order["runtime"])
         self._watch(runtime, self._runtime_ended)
         self._uids = range(order["uids"][0], order["uids"][0] + order["uids"][1])
@@ -154,12 +243,28 @@ class Broker:
         self._hierarchy.sweep()
         self._take_namespaces()
         become = (self._uids[0], self._uids[0]) if self._root else None
-        return probe.probe(
+        found = probe.probe(
             own_namespaces=self._own_namespaces,
             cgroup_layers=_layers(self._hierarchy),
             become=become,
             bwrap=order["bwrap"],
-        ).to_json()
+        )
+        self._confined, self._bwrap = order["confined"], found.bwrap
+        return found.to_json()
+
+    def _confine(self, fds: list[int]) -> dict[str, Any]:
+        """Never undone, and never widened."""
+        from sbx.isolation.confinement import Confinement
+
+        if not self._confined or self._confinement is not None:
+            raise Broken("the broker was told already what it may do")
+        with open(os.dup(fds[0]), "rb") as told:
+            self._confinement = Confinement(json.load(told))
+        return {}
+
+    def _check_new(self, name: str) -> None:
+        if self._confined and (name in self._jails or name in self._zygotes):
+            raise Broken(f"there is a jail or a zygote {name} already")
 
     def _take_namespaces(self) -> None:
         """Own namespaces where this host lets us have them; the cold path does without.
@@ -186,16 +291,30 @@ class Broker:
             uid = self._free_uid() if uid is None else uid
             if uid == 0:
                 raise Broken("no sandbox may run as uid 0 of the host")
+            self._check_uid(uid)
             become = (uid, uid)
         assert self._hierarchy is not None  # hello came first
         group = self._hierarchy.make_sandbox(order["sandbox"], cgroups.Limits(**order["limits"]))
-        self._sandboxes[order["sandbox"]] = _Sandbox(group, become)
+        made = self._sandboxes[order["sandbox"]] = _Sandbox(group, become)
+        made.make_spare()
         uid, gid = become or (os.geteuid(), os.getegid())
         return {"uid": uid, "gid": gid}
+
+    def _check_uid(self, uid: int) -> None:
+        if self._confined and uid not in self._uids:
+            raise Broken(
+                f"the host uid {uid} is none of those that sandboxes of this service may have",
+                hint="let the setting uid_range be what it was when the sandbox was made",
+            )
+
+    def _check_bwrap(self, order: dict[str, Any]) -> None:
+        if order["bwrap"] != self._bwrap:
+            raise Broken("that is not the bwrap which this broker found")
 
     def _free_uid(self) -> int:
         """A uid that no other sandbox of this broker has; random, as other runtimes choose too."""
         taken = {sandbox.become[0] for sandbox in self._sandboxes.values() if sandbox.become}
+        taken |= {zygote.uid for zygote in self._zygotes.values() if zygote.uid is not None}
         if len(taken) >= len(self._uids):
             raise Unavailable(
                 "every host uid of the range for sandboxes is in use",
@@ -215,69 +334,242 @@ class Broker:
     def _launch(self, order: dict[str, Any], fds: list[int]) -> None:
         """Start bwrap; answered when bwrap says which process is PID 1, or ends before that."""
         name, sandbox = order["jail"], self._sandboxes[order["sandbox"]]
+        self._check_new(name)
         control, kernel = fds
         with ExitStack() as undo:
-            group = sandbox.group.make_jail(name)
-            undo.callback(group.remove, _REMOVE_S)
+            group = sandbox.take_group()
+            undo.callback(group.group.remove, _REMOVE_S)
             undo.callback(staging.clear, name)
-            started = spawn.start_jail(order, (control, kernel), sandbox.become, group.enter)
+            started = spawn.start_jail(order, (control, kernel), sandbox.become, group.group.enter)
             undo.pop_all()
-        jail = _Jail(name, order["seq"], sandbox, group, started)
+        jail = _Jail(name, order["seq"], sandbox, group, started, info=b"")
         self._jails[name] = jail
-        self._watch(started.info_fd, lambda: self._learn_pid1(jail))
-        self._watch(started.monitor_fd, lambda: self._bury(jail))
+        self._watch(started.info_fd, lambda: self._learn_pid1(jail, started))
+        self._watch(started.monitor_fd, lambda: self._monitor_ended(jail, started))
 
-    def _learn_pid1(self, jail: _Jail) -> None:
+    def _learn_pid1(self, jail: _Jail, started: spawn.Started) -> None:
         assert jail.info is not None
-        chunk = os.read(jail.started.info_fd, 4096)
+        chunk = os.read(started.info_fd, 4096)
         jail.info += chunk
         try:
             pid = int(json.loads(jail.info)["child-pid"])
         except ValueError:
             if not chunk:
-                self._forget_info(jail)
+                self._forget_info(jail, started)
             return
-        self._forget_info(jail)
+        self._forget_info(jail, started)
         try:
             jail.pid1_fd = os.pidfd_open(pid)
-            if procfs.status(pid).get("PPid") != str(jail.started.monitor):
+            if procfs.status(pid).get("PPid") != str(started.monitor):
                 return  # it ended already: the monitor's end, which follows, gives the answer
         except OSError:
             return
         jail.pid1 = pid
-        self._send({"seq": jail.seq, "ok": {"pid": pid}})
+        self._answer(jail, {"pid": pid})
 
-    def _forget_info(self, jail: _Jail) -> None:
+    def _forget_info(self, jail: _Jail, started: spawn.Started) -> None:
         jail.info = None
-        self._unwatch(jail.started.info_fd)
-        os.close(jail.started.info_fd)
+        self._unwatch(started.info_fd)
+        os.close(started.info_fd)
+
+    def _answer(self, jail: _Jail, outcome: dict[str, Any]) -> None:
+        jail.answered = True
+        self._send({"seq": jail.seq, "ok": outcome})
+
+    # -- zygotes and what they fork -------------------------------------------------------------
+
+    def _start_zygote(self, order: dict[str, Any]) -> None:
+        become = None
+        uids = [self._uids]
+        self._check_new(order["zygote"])
+        if self._root:
+            own = self._free_uid()
+            become = (own, own)
+            if order["uid"] is not None and order["uid"] not in self._uids:
+                self._check_uid(order["uid"])
+                uids.append(range(order["uid"], order["uid"] + 1))
+        with ExitStack() as undo:
+            undo.callback(staging.clear, order["zygote"])
+            zygote = zygotes.start(order, become, uids)
+            undo.pop_all()
+        self._zygotes[zygote.name] = zygote
+        self._watch(zygote.orders.fileno(), lambda: self._hear_zygote(zygote))
+        self._watch(zygote.started.monitor_fd, lambda: self._bury_zygote(zygote))
+
+    def _hear_zygote(self, zygote: zygotes.Zygote) -> None:
+        packet, fds = zygote.read()
+        if not packet:
+            self._zygote_ended(zygote, "it ended")
+        elif not zygote.ready:
+            said = json.loads(packet)
+            if "ready" in said:
+                zygote.ready = True
+                self._send({"seq": zygote.seq, "ok": said["ready"]})
+            else:
+                zygote.refused = said["refused"]
+        else:
+            name, why = zygote.jail_of(packet)
+            if not why:
+                self._adopt(self._jails.get(name), fds)
+            elif (failed := self._jails.get(name)) is not None:
+                failed.said = why
+                self._bury(failed)
+
+    def _zygote_ended(self, zygote: zygotes.Zygote, why: str) -> None:
+        """It takes no further order; jails that it had not yet told of end by themselves."""
+        if zygote.retired:
+            return
+        self._unwatch(zygote.orders.fileno())
+        zygote.orders.close()
+        for jail in [one for one in self._jails.values() if one.zygote == zygote.name]:
+            if jail.pid1_fd is None:
+                jail.said = "its zygote ended"
+                self._bury(jail)
+        if zygote.ready:
+            self._send({"event": "zygote_gone", "zygote": zygote.name, "why": why})
+
+    def _retire_zygote(self, name: str) -> dict[str, Any]:
+        if (zygote := self._zygotes.get(name)) is not None:
+            self._zygote_ended(zygote, "it was retired")
+        return {}
+
+    def _bury_zygote(self, zygote: zygotes.Zygote) -> None:
+        """Its PID 1 has ended: the zygote and every jail that it forked before it."""
+        said = self._monitor_said(zygote.started)
+        os.close(zygote.started.info_fd)
+        self._zygote_ended(zygote, "PID 1 of its namespace ended")
+        try:
+            staging.clear(zygote.name)
+        except OSError as error:
+            _say(f"a bind of a zygote is left until the broker ends: {error}")
+        del self._zygotes[zygote.name]
+        if not zygote.ready:
+            cause = zygote.refused or said or "it ended without a word"
+            failed = Unavailable(
+                f"no zygote can be had: {cause}",
+                code="zygote_failed",
+                hint="kernels start by the cold path instead; `sbx doctor` tells which paths work",
+            )
+            self._send({"seq": zygote.seq, "error": failed.to_dict()})
+
+    def _fork(self, order: dict[str, Any], fds: list[int]) -> None:
+        self._check_new(order["jail"])
+        zygote = self._zygotes.get(order["zygote"])
+        if zygote is None or zygote.retired:
+            raise Unavailable("the zygote has ended", code="zygote_gone")
+        control, kernel = fds
+        setup = zygote.fork(order["jail"], control, kernel, ahead=order["ahead"])
+        jail = _Jail(order["jail"], order["seq"], setup=setup, zygote=zygote.name)
+        self._jails[jail.name] = jail
+        self._watch(setup.fileno(), lambda: self._hear_setup(jail))
+
+    def _adopt(self, jail: _Jail | None, pidfds: list[int]) -> None:
+        if len(pidfds) < 2:  # linux drops what there is no room for: see SCM_RIGHTS in unix(7)
+            for fd in pidfds:
+                os.close(fd)
+            if jail is not None:
+                jail.said = "the broker has no descriptor left"
+                self._bury(jail)  # it ends by the end of its sockets
+            return
+        pid1_fd, kernel_fd = pidfds
+        try:
+            pids = procfs.pid_of(pid1_fd), procfs.pid_of(kernel_fd)
+        except OSError as error:
+            os.close(pid1_fd)
+            if jail is not None:
+                jail.said = f"its processes cannot be known: {error.strerror}"
+                self._bury(jail)
+            return
+        finally:
+            os.close(kernel_fd)
+        if jail is None:
+            os.close(pid1_fd)  # it was given up meanwhile, and ends by the end of its sockets
+            return
+        jail.pid1_fd = pid1_fd
+        jail.pid1, jail.kernel = pids
+        self._watch(pid1_fd, lambda: self._bury(jail))
+        self._answer_if_parked(jail)
+
+    def _answer_if_parked(self, jail: _Jail) -> None:
+        """Two sockets tell of a fork, the zygote's and the jail's own, in either order."""
+        if jail.parked and jail.pid1 is not None:
+            self._answer(jail, {"pid": jail.pid1, "kernel": jail.kernel})
+
+    def _hear_setup(self, jail: _Jail) -> None:
+        assert jail.setup is not None
+        try:
+            packet = jail.setup.recv(PACKET_MAX)
+        except OSError:
+            packet = b""
+        said = json.loads(packet) if packet else {}
+        if said.get("parked"):
+            jail.parked = True
+            self._answer_if_parked(jail)
+        else:
+            jail.said = said.get("refused", "")
+            self._close_setup(jail)  # it ends by that, and its end gives the answer
+
+    def _close_setup(self, jail: _Jail) -> None:
+        if jail.setup is not None:
+            self._unwatch(jail.setup.fileno())
+            jail.setup.close()
+            jail.setup = None
+
+    def _enter(self, order: dict[str, Any]) -> dict[str, Any]:
+        """From here on the jail is its sandbox's, or it ends."""
+        jail, sandbox = self._jail(order["jail"]), self._sandboxes[order["sandbox"]]
+        if jail.setup is None:
+            raise Broken("the jail is not parked")
+        try:
+            jail.group = sandbox.take_group()
+            jail.sandbox = sandbox
+            ids = sandbox.become or (os.geteuid(), os.getegid())
+            zygotes.enter(jail.setup, order, ids, jail.group.group)
+        except BaseException:
+            self._kill(jail)
+            raise
+        finally:
+            self._close_setup(jail)
+        return {"limits": jail.group.limits._asdict()}
 
     def _inspect(self, jail: _Jail) -> dict[str, Any]:
-        if jail.pid1 is None:
-            raise Broken("the jail has no PID 1 to inspect")
-        inside = procfs.children(jail.pid1)
-        return {
-            "pid1": _facts(jail.pid1),
-            "kernel": _facts(inside[0]) if inside else None,
-            "limits": jail.group.limits()._asdict(),
-        }
+        if jail.pid1 is None or jail.group is None:
+            raise Broken("the jail is in no sandbox yet")
+        kernel = jail.kernel or next(iter(procfs.children(jail.pid1)), None)
+        return {**facts.read(jail.pid1, kernel), "limits": jail.group.limits._asdict()}
 
     def _kill(self, jail: _Jail | None) -> dict[str, Any]:
         if jail is None:
             return {}
-        for fd in (jail.pid1_fd, jail.started.monitor_fd):
+        self._close_setup(jail)
+        monitor_fd = jail.started.monitor_fd if jail.started is not None else None
+        for fd in (jail.pid1_fd, monitor_fd):
             if fd is not None:
                 try:
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
                     break
                 except ProcessLookupError:
                     continue
-        jail.sandbox.dying.add(jail.name)
-        self._throttle(jail.sandbox)
+        self._dying.setdefault(jail.name, time.monotonic() + _DIES_BY_ITSELF_S)
         return {}
 
+    def _unthrottle_dying(self) -> float | None:
+        """Lift the CPU quota of sandboxes with a jail that is still dying; seconds to the next one.
+
+        Under a small quota a killed fork bomb dies for many seconds. Most jails are gone within a
+        few milliseconds, and to change a quota takes linux as long: it rewrites its own code when
+        the first one comes or the last one goes.
+        """
+        now = time.monotonic()
+        for name in [name for name, due in self._dying.items() if due <= now]:
+            del self._dying[name]
+            if (jail := self._jails.get(name)) is not None and jail.sandbox is not None:
+                jail.sandbox.dying.add(name)
+                self._throttle(jail.sandbox)
+        return min(self._dying.values()) - now if self._dying else None
+
     def _throttle(self, sandbox: _Sandbox) -> None:
-        """No CPU quota while a jail of the sandbox dies: it would make that take long."""
+        """No CPU quota while a jail of the sandbox dies."""
         try:
             sandbox.group.throttle(not sandbox.dying)
         except OSError as error:
@@ -285,30 +577,44 @@ class Broker:
 
     # -- ends -----------------------------------------------------------------------------------
 
-    def _bury(self, jail: _Jail) -> None:
-        """The monitor ended, and PID 1 and all of its namespace before it: leave nothing behind."""
-        started = jail.started
+    def _monitor_ended(self, jail: _Jail, started: spawn.Started) -> None:
+        """The monitor ended, and PID 1 and all of its namespace before it."""
+        jail.said = self._monitor_said(started)
+        if jail.info is not None:
+            self._forget_info(jail, started)
+        self._bury(jail)
+
+    def _monitor_said(self, started: spawn.Started) -> str:
+        """Reap a bubblewrap that has ended; what it wrote as its last words."""
         self._unwatch(started.monitor_fd)
         os.waitpid(started.monitor, 0)
         os.close(started.monitor_fd)
         self._end_orphans()
-        if jail.info is not None:
-            self._forget_info(jail)
-        if jail.pid1_fd is not None:
-            os.close(jail.pid1_fd)
         said = os.pread(started.stderr_fd, _STDERR_MAX, 0).decode(errors="replace").strip()
         os.close(started.stderr_fd)
-        counters = _counters(jail.group)
+        return said
+
+    def _bury(self, jail: _Jail) -> None:
+        """Every process of the jail has ended, or will by the end of its sockets, where its zygote
+        ended before it told of them: leave nothing of it behind."""
+        self._close_setup(jail)
+        if jail.pid1_fd is not None:
+            if jail.started is None:
+                self._unwatch(jail.pid1_fd)
+            os.close(jail.pid1_fd)
+        counters = _counters(jail)
         self._clear_away(jail)
         del self._jails[jail.name]
-        if jail.name in jail.sandbox.dying:
+        self._dying.pop(jail.name, None)
+        if jail.sandbox is not None and jail.name in jail.sandbox.dying:
             jail.sandbox.dying.remove(jail.name)
             self._throttle(jail.sandbox)
-        if jail.pid1 is not None:
-            self._send({"event": "gone", "jail": jail.name, "stderr": said, **counters})
+        if jail.answered:
+            self._send({"event": "gone", "jail": jail.name, "stderr": jail.said, **counters})
             return
+        who = "bwrap could not start the jail" if jail.zygote is None else "no jail could be forked"
         failed = Unavailable(
-            f"bwrap could not start the jail: {said or 'it ended without a word'}",
+            f"{who}: {jail.said or 'it ended without a word'}",
             code="launch_failed",
             hint="run `sbx doctor`: it names the layer that this host refuses and the remedy",
         )
@@ -321,12 +627,15 @@ class Broker:
         signal, and where there is no cgroup nobody else would find it. A subreaper's orphans are
         its own children, so their numbers are theirs until they are reaped here.
         """
-        monitors = {jail.started.monitor for jail in self._jails.values()}
+        monitors = {jail.started.monitor for jail in self._jails.values() if jail.started}
+        monitors |= {zygote.started.monitor for zygote in self._zygotes.values()}
         for pid in set(procfs.children(os.getpid())) - monitors:
             os.kill(pid, signal.SIGKILL)
             ending = os.pidfd_open(pid)
             try:
-                if select.select([ending], [], [], _REMOVE_S)[0]:
+                poll = select.poll()  # select(2) knows no descriptor beyond 1023
+                poll.register(ending, select.POLLIN)
+                if poll.poll(_REMOVE_S * 1000):
                     os.waitpid(pid, 0)
             finally:
                 os.close(ending)
@@ -334,12 +643,13 @@ class Broker:
     def _clear_away(self, jail: _Jail) -> None:
         """Its group and its binds. What cannot be removed now is swept by the next runtime."""
         try:
-            jail.group.kill()
-            jail.group.remove(_REMOVE_S)
+            if jail.group is not None:
+                _remove(jail.group.group)
         except OSError as error:
             _say(f"the cgroup of jail {jail.name} is left: {error}")
         try:
-            staging.clear(jail.name)
+            if jail.started is not None:
+                staging.clear(jail.name)
         except OSError as error:
             _say(f"a bind of jail {jail.name} is left until the broker ends: {error}")
 
@@ -350,9 +660,13 @@ class Broker:
         """Everything ends with the broker, and within a bounded time."""
         for jail in self._jails.values():
             self._kill(jail)
+        for zygote in list(self._zygotes.values()):
+            self._zygote_ended(zygote, "the broker ends")
         deadline = time.monotonic() + _LAST_WORDS_S
-        while self._jails and time.monotonic() < deadline:
-            self._turn(deadline - time.monotonic())
+        while (self._jails or self._zygotes) and time.monotonic() < deadline:
+            due_s = self._unthrottle_dying()
+            left_s = deadline - time.monotonic()
+            self._turn(left_s if due_s is None else min(left_s, due_s))
         if self._hierarchy is not None:
             try:
                 self._hierarchy.close()
@@ -363,7 +677,8 @@ class Broker:
 
     def _turn(self, timeout_s: float | None) -> None:
         for key, _ in self._selector.select(timeout_s):
-            if key.fd in self._selector.get_map():  # an earlier one of this turn may have ended it
+            # An earlier one of this turn may have ended it, and given its number to another.
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
 
     def _watch(self, fd: int, act: Callable[[], None]) -> None:
@@ -427,22 +742,21 @@ def _say(text: str) -> None:
     print(f"sbx broker: {text}", file=sys.stderr, flush=True)
 
 
-def _facts(pid: int) -> dict[str, Any]:
-    """What linux itself says of a process inside: never what the process says."""
-    status = procfs.status(pid)
-    return {
-        "pid": pid,
-        "uid": int(status["Uid"].split()[0]),
-        "capabilities": int(status["CapEff"], 16),
-        "no_new_privs": status["NoNewPrivs"] == "1",
-        "seccomp": int(status["Seccomp"]),
-        "filters": int(status.get("Seccomp_filters", "1")),
-        "namespaces": procfs.namespaces(pid),
-    }
+def _remove(group: cgroups.JailGroup) -> None:
+    """As a rule it is empty by now; what a killed monitor left in it is killed first."""
+    try:
+        group.remove(0)
+    except TimeoutError:
+        group.kill()
+        group.remove(_REMOVE_S)
 
 
-def _counters(group: cgroups.JailGroup) -> dict[str, int]:
-    events = group.events()
+def _counters(jail: _Jail) -> dict[str, int]:
+    try:
+        events = jail.group.group.events() if jail.group is not None else cgroups.Events()
+    except OSError as error:
+        _say(f"what the group of jail {jail.name} counted is not known: {error}")
+        events = cgroups.Events()
     return {"oom_kills": events.oom_kills, "pids_max_hits": events.pids_max_hits}
 
 

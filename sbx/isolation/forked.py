@@ -1,15 +1,5 @@
-"""Handles do not survive a fork: the child shares the parent's sockets and event loop."""
+"""Handles do not survive a fork; see `sbx.protocol.handles`."""
 
-import os
+from sbx.protocol.handles import check_process
 
-from sbx.errors import Broken
-
-
-def check_process(pid: int) -> None:
-    """Raises Broken `used_after_fork` in any process but `pid`, the one that made the handle."""
-    if os.getpid() != pid:
-        raise Broken(
-            "this sandbox belongs to the process that this one was forked from",
-            code="used_after_fork",
-            hint="make the sandbox in the process that uses it",
-        )
+__all__ = ["check_process"]

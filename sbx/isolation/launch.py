@@ -1,8 +1,9 @@
 """The runtime's end of the broker's socket: start the broker, launch jails, learn of their end.
 
-`launch` is the one place where a plan becomes processes. Everything here is asyncio and adds
-nothing to the embedding program but one child process; orders have deadlines, and when the broker
-dies every jail is known to be gone (bubblewrap dies with its parent).
+A plan becomes processes by `launch`, or by `start_zygote`, `fork` and `enter`, and nowhere else.
+Everything here is asyncio and adds nothing to the embedding program but one child process; orders
+have deadlines, and when the broker dies every jail is known to be gone (bubblewrap dies with its
+parent).
 """
 
 import asyncio
@@ -20,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from sbx import errors
-from sbx.isolation import cgroups, staging
-from sbx.isolation.argv import bwrap_argv
+from sbx.isolation import cgroups, facts, spawn, staging
+from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.forked import check_process
 from sbx.isolation.patience import in_thread, to_the_end
-from sbx.isolation.plan import Bind, GroupLimits, LaunchPlan
+from sbx.isolation.plan import Bind, GroupLimits, LaunchPlan, Mount, Tmpfs, ZygotePlan
 from sbx.isolation.probe import Capabilities
+from sbx.linux import procfs
 
 _log = logging.getLogger(__name__)
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
@@ -33,7 +35,9 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from sbx.isolation.broker 
 _ORDER_S = 30.0
 _END_S = 5.0
 _BEHIND_S = 0.002
+_OF_A_ZYGOTE = {"start_zygote": "import what is preloaded", "fork": "fork a jail"}
 _PACKET_MAX = 1 << 18
+_ORDER_MAX = 1 << 17  # as the broker reads; linux takes no packet above 208 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +58,55 @@ class Host:
 
 
 class Jail:
-    """One launched jail. `control` and `kernel` are the runtime's ends of its two sockets."""
+    """One jail. `control` and `kernel` are the runtime's ends of its two sockets.
 
-    def __init__(self, broker: "Broker", name: str, plan: LaunchPlan) -> None:
+    One that a zygote forked waits, in no sandbox and without a plan, until `Broker.enter`.
+    """
+
+    def __init__(self, broker: "Broker", name: str, zygote: "Zygote | None" = None) -> None:
         self._broker = broker
+        self._plan: LaunchPlan | None = None
+        self._limits: Mapping[str, Any] | None = None
         self.name = name
-        self.plan = plan
+        self.zygote = zygote
         self.pid: int | None = None
+        self.kernel_pid: int | None = None
         self.control, self._control_inside = _pair()
         self.kernel, self._kernel_inside = _pair()
         self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
 
     @property
+    def plan(self) -> LaunchPlan:
+        if self._plan is None:
+            raise errors.Broken(f"the jail {self.name} has entered no sandbox")
+        return self._plan
+
+    def give(self, plan: LaunchPlan) -> None:
+        """What the jail is to be. Once."""
+        assert self._plan is None
+        self._plan = plan
+
+    def walls(self) -> dict[str, Any]:
+        """The seal, as the boot frame tells it. A forked jail loads by itself the filter that
+        bubblewrap loads into the others."""
+        return self.plan.seal.to_json() | {
+            "filter": self.plan.filter.program.hex() if self.zygote is not None else None
+        }
+
+    @property
     def gone(self) -> bool:
         """Whether every process of the jail has ended and its cgroup and mounts are removed."""
         return self._end.done()
+
+    def processes(self) -> list[int]:
+        """Every process inside, as the host numbers them, PID 1 first. None once it has ended.
+
+        The kernel of a forked jail is a child of the zygote, not of PID 1.
+        """
+        if self.gone:
+            return []
+        roots = (pid for pid in (self.pid, self.kernel_pid) if pid is not None)
+        return [pid for root in roots for pid in procfs.descendants(root)]
 
     async def end(self) -> End:
         """Wait until nothing of the jail is left."""
@@ -88,6 +126,10 @@ class Jail:
 
     async def inspect(self) -> dict[str, Any]:
         """What linux says of PID 1 and the kernel: ids, capabilities, seccomp, namespaces."""
+        if self.pid is not None and self._limits is not None:
+            # Where /proc is hidden, or the jail is another user's, only the broker may look.
+            with contextlib.suppress(OSError):
+                return {**facts.read(self.pid, self.kernel_pid), "limits": self._limits}
         return await self._broker.order("inspect", jail=self.name)
 
     async def counters(self) -> End:
@@ -114,6 +156,128 @@ class Jail:
             self._end.set_result(end)
 
 
+class Zygote:
+    """A process that has imported what a policy preloads, and from which its jails are forked.
+
+    `python` is its version, `missing` names the modules that could not be imported, and why.
+    """
+
+    def __init__(self, broker: "Broker", name: str, plan: ZygotePlan) -> None:
+        self._broker = broker
+        self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.name = name
+        self.plan = plan
+        self.forks = 0
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.python = ""
+        self.missing: Mapping[str, str] = {}
+
+    @property
+    def alive(self) -> bool:
+        return not self._gone.done()
+
+    async def gone(self) -> str:
+        """Wait until it takes no further order; why. The jails that it forked live on."""
+        return await asyncio.shield(self._gone)
+
+    async def fork(self, *, ahead: bool = False) -> Jail:
+        """A new jail, in no sandbox. Raises Unavailable `zygote_gone`, `launch_failed`.
+
+        `ahead` of need it is run warm, which takes longer now and makes its first uses quick.
+        """
+        self.forks += 1
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            return await self._broker._fork(self, ahead=ahead)
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no fork is in flight: one that is fails when its zygote is retired."""
+        await self._idle.wait()
+
+    async def retire(self) -> None:
+        """End it. Its jails live on, and those that are parked can still enter a sandbox."""
+        if self.alive and self._broker.alive:
+            await self._broker.order("retire_zygote", zygote=self.name)
+        self._ended("it was retired")
+
+    def _ended(self, why: str) -> None:
+        if not self._gone.done():
+            self._gone.set_result(why)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProcess:
+    """A broker that runs already and has said what this host can do; for `Broker.adopt`, once."""
+
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+    capabilities: Capabilities
+
+    def confine(self, granted: Mapping[str, Any]) -> None:
+        """Say what jails may be made of (`grants`), once and for good: before that it does nothing.
+
+        To be called with root's rights still there, before anything hostile is heard.
+        """
+        told = spawn.memory_file(json.dumps(granted).encode(), "grants")
+        try:
+            self.sock.settimeout(_ORDER_S)
+            socket.send_fds(self.sock, [b'{"seq": 0, "do": "confine"}'], [told])
+            packet = self.sock.recv(_PACKET_MAX)
+        except OSError as error:
+            raise _broker_died() from error
+        finally:
+            self.sock.setblocking(False)
+            os.close(told)
+        if not packet:
+            raise _broker_died()
+        if "error" in (said := json.loads(packet)):
+            raise _revive(said["error"])
+
+    def close(self) -> None:
+        """End it, where nobody adopted it."""
+        self.sock.close()
+        _wait_for(self.process)
+
+
+def start_broker(
+    *, bwrap: str | None = None, uids: tuple[int, int], groups: bool = True
+) -> BrokerProcess:
+    """As `Broker.start`, for a program that has no event loop yet and gives up its privileges
+    before it makes one: the broker gives it none of them back, whatever it is told. It does nothing
+    before `confine`.
+
+    Blocks for as long as the broker looks at the host, 30 s at most.
+    """
+    prefix = _scope() if groups else []
+    for words in ([prefix] if prefix else []) + [[]]:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            process = _start_process(its.fileno(), words)
+        try:
+            ours.settimeout(_ORDER_S)
+            hello = _hello(bwrap, uids, groups, confined=True)
+            ours.send(json.dumps({"seq": 0, "do": "hello", **hello}).encode())
+            packet = ours.recv(_PACKET_MAX)
+            if packet and "ok" in (said := json.loads(packet)):
+                ours.setblocking(False)
+                return BrokerProcess(process, ours, Capabilities.from_json(said["ok"]))
+            error = _revive(said["error"]) if packet else _broker_died()
+        except OSError:  # TimeoutError is one
+            error = _broker_died()
+        ours.close()
+        _wait_for(process)
+        if not words or error.code != "broker_died":
+            raise error
+    raise AssertionError  # the last round returned or raised
+
+
 class Broker:
     """The runtime's handle of its broker process."""
 
@@ -125,6 +289,7 @@ class Broker:
         self._seq = 0
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._jails: dict[str, Jail] = {}
+        self._zygotes: dict[str, Zygote] = {}
         self.capabilities: Capabilities | None = None
 
     @classmethod
@@ -137,14 +302,7 @@ class Broker:
             broker = cls()
             try:
                 await broker._open(words)
-                raw = await broker.order(
-                    "hello",
-                    runtime=os.getpid(),
-                    bwrap=bwrap,
-                    uids=uids,
-                    groups=groups,
-                    id=secrets.token_hex(4),
-                )
+                raw = await broker.order("hello", **_hello(bwrap, uids, groups))
             except BaseException as error:
                 await broker.close()
                 if words and getattr(error, "code", "") in ("broker_died", "broker_silent"):
@@ -153,6 +311,15 @@ class Broker:
             broker.capabilities = Capabilities.from_json(raw)
             return broker
         raise AssertionError  # the last round returned or raised
+
+    @classmethod
+    def adopt(cls, started: BrokerProcess) -> "Broker":
+        """Take over a broker that `start_broker` started, in the event loop that runs now."""
+        broker = cls()
+        broker._process, broker._sock = started.process, started.sock
+        broker.capabilities = started.capabilities
+        asyncio.get_running_loop().add_reader(started.sock.fileno(), broker._receive)
+        return broker
 
     @property
     def alive(self) -> bool:
@@ -179,55 +346,153 @@ class Broker:
         Raises Unavailable `launch_failed` with bwrap's own words when it could not.
         """
         name = secrets.token_hex(8)
-        jail = Jail(self, name, plan)
-        self._jails[name] = jail
-        staged = [
-            (index, mount.source, identities.get(mount.source))
-            for index, mount in enumerate(plan.mounts)
-            if isinstance(mount, Bind) and mount.staged
-        ]
+        jail = Jail(self, name)
+        jail.give(plan)
+        return await self._made(
+            jail,
+            "launch",
+            sandbox=sandbox,
+            bwrap=plan.bwrap,
+            args=bwrap_argv(plan, lambda index: staging.place(name, index)),
+            command=plan.command,
+            files=[file.content for file in plan.files],
+            filter=plan.filter.program.hex(),
+            stage=_staged((*plan.mounts, *plan.own_mounts), identities),
+        )
+
+    async def start_zygote(
+        self,
+        plan: ZygotePlan,
+        walls: Mapping[str, Any],
+        uid: int | None = None,
+        deadline_s: float | None = None,
+    ) -> Zygote:
+        """Start a zygote; returns when it has imported everything, for which it has `deadline_s`.
+
+        Its jails rehearse their seal with `walls`, which are to be like those they will get.
+        `uid` is a host uid outside of the broker's range that its jails may need. Raises
+        Unavailable `zygote_failed` with the cause.
+        """
+        name = secrets.token_hex(8)
+        zygote = Zygote(self, name, plan)
+        tops = [f"{mount.target}/" for mount in plan.tmpfs]
+        kept = [one.target for one in plan.mounts if one.target.startswith(tuple(tops))]
+        self._zygotes[name] = zygote
         try:
-            answer = await self.order(
-                "launch",
-                fds=(jail._control_inside.fileno(), jail._kernel_inside.fileno()),
-                sandbox=sandbox,
-                jail=name,
+            ready = await self.order(
+                "start_zygote",
+                zygote=name,
                 bwrap=plan.bwrap,
-                args=bwrap_argv(plan, lambda index: staging.place(name, index)),
+                args=zygote_argv(plan, lambda index: staging.place(name, index)),
                 command=plan.command,
                 files=[file.content for file in plan.files],
-                filter=plan.filter.program.hex(),
-                stage=staged,
+                stage=_staged(plan.mounts, {}),
+                prepare={
+                    "preload": plan.preload,
+                    "tmpfs": [(one.target, one.size, one.mode) for one in plan.tmpfs],
+                    "kept": kept,
+                    "walls": walls,
+                },
+                uid=uid,
+                deadline_s=deadline_s,
             )
-        except asyncio.CancelledError:
-            await self._abandon(jail)
-            raise
         except BaseException:
-            self._jails.pop(name, None)
+            self._zygotes.pop(name, None)
+            if self.alive:
+                with contextlib.suppress(errors.SbxError):
+                    await to_the_end(self.order("retire_zygote", zygote=name))
+            raise
+        zygote.python, zygote.missing = ready["python"], ready["missing"]
+        return zygote
+
+    async def enter(
+        self,
+        jail: Jail,
+        sandbox: str,
+        identities: Mapping[str, tuple[int, int]],
+    ) -> None:
+        """Let a parked jail that was given its plan into a sandbox: cgroup, host uid, files.
+
+        `identities` as in `launch`. Raises Broken when a source was replaced, and what the broker
+        met; the jail ends then, and is not to be used again in any case.
+        """
+        assert jail.zygote is not None
+        plan = jail.plan
+        sizes = {mount.target: mount for mount in plan.mounts if isinstance(mount, Tmpfs)}
+        answer = await self.order(
+            "enter",
+            jail=jail.name,
+            sandbox=sandbox,
+            mounts=[
+                {
+                    "source": bind.source,
+                    "target": bind.target,
+                    "writable": bind.writable,
+                    "expected": identities.get(bind.source),
+                }
+                for bind in plan.own_mounts
+            ],
+            tmpfs=[
+                (one.target, sizes[one.target].size, one.mode) for one in jail.zygote.plan.tmpfs
+            ],
+            # few: the zygote has what the policy sets
+            environment=dict(set(plan.environment) - set(jail.zygote.plan.environment)),
+        )
+        jail._limits = answer["limits"]
+
+    async def _fork(self, zygote: Zygote, *, ahead: bool) -> Jail:
+        jail = Jail(self, secrets.token_hex(8), zygote)
+        return await self._made(jail, "fork", zygote=zygote.name, ahead=ahead)
+
+    async def _made(self, jail: Jail, do: str, **words: Any) -> Jail:
+        """Give the order that makes the jail, and its sockets with it."""
+        self._jails[jail.name] = jail
+        inside = (jail._control_inside.fileno(), jail._kernel_inside.fileno())
+        try:
+            answer = await self.order(do, fds=inside, jail=jail.name, **words)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) or _code(error) == "zygote_silent":
+                await self._abandon(jail)
+                raise
+            self._jails.pop(jail.name, None)
             jail.close()
             raise
         jail._close_inside()
-        jail.pid = answer["pid"]
+        jail.pid, jail.kernel_pid = answer["pid"], answer.get("kernel")
         return jail
 
-    async def order(self, do: str, *, fds: Sequence[int] = (), **words: Any) -> dict[str, Any]:
+    async def order(
+        self, do: str, *, fds: Sequence[int] = (), deadline_s: float | None = None, **words: Any
+    ) -> dict[str, Any]:
         """Send one order and wait for its outcome. Raises what the broker answered, by its code."""
         check_process(self._pid)
         if self._sock is None:
             raise _closed() if self._closed else _broker_died()
         self._seq += 1
         seq = self._seq
-        packet = json.dumps({"seq": seq, "do": do, **words}).encode()
+        packet = json.dumps({"seq": seq, "do": do, **words}, ensure_ascii=False).encode()
+        if len(packet) > _ORDER_MAX:
+            raise errors.BadRequest(
+                f"what is to be done takes {len(packet)} bytes to say; {_ORDER_MAX} are possible",
+                code="order_too_large",
+                hint="most of it are environment variables: put large values into a file",
+            )
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[seq] = answer
+        deadline_s = deadline_s or _ORDER_S
         try:
-            async with asyncio.timeout(_ORDER_S):
+            async with asyncio.timeout(deadline_s):
                 await self._send(packet, fds)
                 return await answer
         except (BrokenPipeError, ConnectionResetError):
             raise _broker_died() from None
         except TimeoutError:
-            message = f"the broker did not {do} within {_ORDER_S:g} s"
+            if do in _OF_A_ZYGOTE:
+                raise errors.Unavailable(
+                    f"the zygote did not {_OF_A_ZYGOTE[do]} within {deadline_s:g} s",
+                    code="zygote_silent",
+                ) from None
+            message = f"the broker did not {do} within {deadline_s:g} s"
             raise errors.Broken(message, code="broker_silent") from None
         finally:
             self._waiting.pop(seq, None)
@@ -285,9 +550,14 @@ class Broker:
             self._hang_up()
             return
         message = json.loads(packet)
-        if message.get("event") == "gone":
-            self._gone(message)
-            return
+        match message.get("event"):
+            case "gone":
+                self._gone(message)
+                return
+            case "zygote_gone":
+                if (zygote := self._zygotes.pop(message["zygote"], None)) is not None:
+                    zygote._ended(message["why"])
+                return
         waiting = self._waiting.get(message["seq"])
         if waiting is None or waiting.done():
             return
@@ -316,6 +586,20 @@ class Broker:
         for jail in self._jails.values():
             jail._ended(End("the broker ended"))
         self._jails.clear()
+        for zygote in self._zygotes.values():
+            zygote._ended("the broker ended")
+        self._zygotes.clear()
+
+
+def _staged(
+    mounts: Sequence[Mount], identities: Mapping[str, tuple[int, int]]
+) -> list[tuple[int, str, tuple[int, int] | None]]:
+    """What the broker has to bind to a place that anyone can walk to, before bwrap starts."""
+    return [
+        (index, mount.source, identities.get(mount.source))
+        for index, mount in enumerate(mounts)
+        if isinstance(mount, Bind) and mount.staged
+    ]
 
 
 def _start_process(its: int, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -334,6 +618,19 @@ def _start_process(its: int, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
         cwd="/",
         start_new_session=True,
     )
+
+
+def _hello(
+    bwrap: str | None, uids: tuple[int, int], groups: bool, *, confined: bool = False
+) -> dict[str, Any]:
+    return {
+        "runtime": os.getpid(),
+        "bwrap": bwrap,
+        "uids": uids,
+        "groups": groups,
+        "id": secrets.token_hex(4),
+        "confined": confined,
+    }
 
 
 def _wait_for(process: subprocess.Popen[bytes]) -> None:
@@ -355,6 +652,10 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return ours, inside
 
 
+def _code(error: BaseException) -> str:
+    return getattr(error, "code", "")
+
+
 def _closed() -> errors.Closed:
     return errors.Closed("the runtime is closed", hint="make a new one")
 
@@ -369,6 +670,10 @@ def _broker_died() -> errors.Broken:
 
 def _revive(raw: Mapping[str, Any]) -> errors.SbxError:
     """The broker's error as the class a caller can catch."""
-    kinds = {"launch_failed": errors.Unavailable, "unavailable": errors.Unavailable}
-    kind = kinds.get(raw["code"], errors.Broken)
+    unavailable = ("launch_failed", "unavailable", "zygote_failed", "zygote_gone")
+    kind: type[errors.SbxError] = errors.Broken
+    if raw["code"] in unavailable:
+        kind = errors.Unavailable
+    elif raw["code"] == "not_granted":
+        kind = errors.Denied
     return kind(raw["message"], code=raw["code"], hint=raw.get("hint"), details=raw.get("details"))

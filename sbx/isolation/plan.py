@@ -139,11 +139,16 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Everything one launch needs. `mounts` are in the order in which they are made."""
+    """Everything one launch needs.
+
+    `mounts` are what every jail of the policy is shown and `own_mounts` what this one is, each in
+    the order in which they are made: the system first, then the files of the conversation on it.
+    """
 
     bwrap: str
     options: frozenset[str]
     mounts: tuple[Mount, ...]
+    own_mounts: tuple[Bind, ...]
     files: tuple[DataFile, ...]
     environment: tuple[tuple[str, str], ...]
     command: tuple[str, ...]
@@ -152,6 +157,28 @@ class LaunchPlan:
     walls: tuple[Wall, ...]
     network: str = "none"
     writable_home: str = field(default=WORKSPACE)
+
+
+@dataclass(frozen=True, slots=True)
+class ZygotePlan:
+    """What all jails forked from one zygote have in common: plans that are equal may share one.
+
+    Nothing of a conversation is in it, and of a request only what it gave up. Files and variables
+    of the jail's own, sizes and limits come when the jail is entered.
+    """
+
+    bwrap: str
+    mounts: tuple[Mount, ...]
+    mount_points: tuple[str, ...]
+    files: tuple[DataFile, ...]
+    environment: tuple[tuple[str, str], ...]
+    command: tuple[str, ...]
+    preload: tuple[str, ...]
+
+    @property
+    def tmpfs(self) -> tuple[Tmpfs, ...]:
+        """What each jail has of its own in place of the zygote's."""
+        return tuple(mount for mount in self.mounts if isinstance(mount, Tmpfs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +199,10 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
         bwrap=capabilities.bwrap,
         options=capabilities.bwrap_options,
         mounts=_mounts(policy, paths, staged=capabilities.root),
+        own_mounts=_own_mounts(paths, staged=capabilities.root),
         files=_etc(policy.user, home),
         environment=_environment(policy, paths.interpreter, home),
-        command=_command(paths.interpreter),
+        command=_command(paths.interpreter, "boot"),
         filter=filters.default,
         seal=Seal(
             landlock="landlock" not in weaker,
@@ -186,6 +214,26 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
         ),
         walls=walls,
         writable_home=home,
+    )
+
+
+def zygote_plan(policy: Policy, capabilities: Capabilities, paths: Paths) -> ZygotePlan:
+    """The plan of the zygote from which the jails of a policy are forked.
+
+    `policy` is the one that was loaded, with no more of a request than which parts of the host's
+    file system it gave up: what else a request may tighten is put in force in the jail itself.
+    """
+    assert capabilities.bwrap is not None  # decide_walls refused otherwise
+    home = HOME_BESIDE_A_HOST_DIRECTORY if paths.host_directory else WORKSPACE
+    targets = (bind.target for bind in _own_mounts(paths, staged=False))
+    return ZygotePlan(
+        bwrap=capabilities.bwrap,
+        mounts=_mounts(policy, paths, staged=capabilities.root),
+        mount_points=tuple(one for one in targets if not one.startswith(f"{WORKSPACE}/")),
+        files=_etc(policy.user, home),
+        environment=_environment(policy, paths.interpreter, home),
+        command=_command(paths.interpreter, "zygote"),
+        preload=policy.preload,
     )
 
 
@@ -232,21 +280,20 @@ def _cannot(layer: str, wall: str, cause: str | None, remedy: str | None) -> Can
 
 
 def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Mount, ...]:
-    """The view, outermost first: a later mount covers an earlier one.
+    """What every jail of the policy is shown, outermost first: a later mount covers an earlier one.
 
-    1. The system, read-only; own /tmp and /dev/shm, of limited size.
+    1. The system, read-only; own /tmp and /dev/shm, of limited size, and a home where the
+       workspace is somebody's directory.
     2. The interpreter, read-only: after /tmp, where a virtual environment may lie.
     3. Our guest, read-only: exactly the packages that run inside.
-    4. The workspace, and in it what must stay where it is: `uploads` is bound onto itself, because
-       a mount point cannot be renamed away and replaced, and on it the uploads, read-only.
-    5. In a host directory: what would run later on the host, read-only where it exists, and the
-       directories above it pinned like `uploads`.
     """
     view: list[Mount] = [Bind(path, path, optional=True) for path in policy.filesystem.read]
     view += [
         Tmpfs("/tmp", policy.limits.tmp_size),
         Tmpfs("/dev/shm", policy.limits.shm_size),
     ]
+    if paths.host_directory:
+        view.append(Tmpfs(HOME_BESIDE_A_HOST_DIRECTORY, _HOME_SIZE, "0700"))
     view += [
         Bind(prefix, prefix, staged=staged)
         for prefix in paths.interpreter.prefixes
@@ -262,11 +309,19 @@ def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Mount, ...]:
         Bind(f"{paths.guest}/sbx/{part}", f"{GUEST}/sbx/{part}", staged=staged)
         for part in ("__init__.py", "guest", "linux")
     ]
-    view += [
-        Bind(paths.files, WORKSPACE, writable=True, staged=staged),
-    ]
+    return tuple(view)
+
+
+def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
+    """What is this conversation's alone.
+
+    1. The workspace, and in it what must stay where it is: `uploads` is bound onto itself, because
+       a mount point cannot be renamed away and replaced, and on it the uploads, read-only.
+    2. In a host directory: what would run later on the host, read-only where it exists, and the
+       directories above it pinned like `uploads`.
+    """
+    view = [Bind(paths.files, WORKSPACE, writable=True, staged=staged)]
     if paths.host_directory:
-        view.append(Tmpfs(HOME_BESIDE_A_HOST_DIRECTORY, _HOME_SIZE, "0700"))
         target = TEMPAREA if paths.has_temparea else UPLOADS_BESIDE_A_HOST_DIRECTORY
         view.append(Bind(paths.uploads, target, staged=staged))
     else:
@@ -332,9 +387,9 @@ def _environment(
     return tuple({**ours, **policy.env}.items())
 
 
-def _command(interpreter: Interpreter) -> tuple[str, ...]:
+def _command(interpreter: Interpreter, script: str) -> tuple[str, ...]:
     """-I: no PYTHON* variable, no user site, no working directory on sys.path."""
-    return (interpreter.executable, "-I", f"{GUEST}/sbx/guest/boot.py")
+    return (interpreter.executable, "-I", f"{GUEST}/sbx/guest/{script}.py")
 
 
 def _rlimits(policy: Policy, weaker: set[str]) -> tuple[tuple[str, int], ...]:

@@ -6,39 +6,15 @@ guest, given before any user code ran. A plan that was not carried out is refuse
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
 from sbx.errors import CannotEnforce
 from sbx.isolation.plan import LaunchPlan
+from sbx.protocol.receipt import Receipt as Receipt
 
 _SECCOMP_FILTER_MODE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """`path` is how the kernel came to be: cold, fork or pool. Limits in bytes, tasks, cpus.
-
-    `python` is the version inside, and `preload_failed` which modules of the policy's `preload`
-    could not be imported, and why: both are the guest's word.
-    """
-
-    path: str
-    host_uid: int
-    namespaces: Mapping[str, int]
-    no_new_privs: bool
-    capabilities: int
-    seccomp: Mapping[str, str]
-    landlock_abi: int
-    network: str
-    limits: Mapping[str, Any]
-    walls: tuple[Mapping[str, Any], ...]
-    python: str = ""
-    preload_failed: Mapping[str, str] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def make_receipt(

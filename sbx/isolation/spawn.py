@@ -1,6 +1,7 @@
-"""Start one jail's bwrap: what it is handed, and the few steps between fork and exec."""
+"""Start one bwrap: what it is handed, and the few steps between fork and exec."""
 
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from sbx.isolation.slots import (
     FILTER_FD,
     INFO_FD,
     KERNEL_FD,
+    ORDERS_FD,
+    USERNS_FD,
 )
 
 _PARKED = 200  # above every slot: a file is parked here so that filling one slot harms no other
@@ -45,13 +48,39 @@ def start_jail(
     become: tuple[int, int] | None,
     enter_group: Callable[[], None],
 ) -> Started:
-    """Stage the jail's mounts, hand bwrap all it reads, start it. The fds are the caller's then.
+    """Start a jail of the cold path. `order` is the broker's `launch`, `sockets` are the inner ends
+    of control and kernel; the fds of what is returned are the caller's.
 
-    `order` is the broker's `launch`; `sockets` the inner ends of control and kernel. Raises OSError
-    and Broken, with nothing left but what `staging.clear` removes.
+    Raises OSError and Broken, with nothing left but what `staging.clear` removes.
     """
+    seccomp = memory_file(bytes.fromhex(order["filter"]), "filter")
+    try:
+        control, kernel = sockets
+        inherited = [(control, CONTROL_FD), (kernel, KERNEL_FD), (seccomp, FILTER_FD)]
+        return _start_bwrap(order["jail"], order, inherited, become, enter_group)
+    finally:
+        os.close(seccomp)
+
+
+def start_zygote(
+    order: Mapping[str, Any], orders: int, userns: int, become: tuple[int, int] | None
+) -> Started:
+    """Start a zygote, in the group of the broker. `orders` is the inner end of its socket, `userns`
+    the user namespace it is to live in. Raises as `start_jail` does."""
+    inherited = [(orders, ORDERS_FD), (userns, USERNS_FD)]
+    return _start_bwrap(order["zygote"], order, inherited, become, lambda: None)
+
+
+def _start_bwrap(
+    name: str,
+    order: Mapping[str, Any],
+    inherited: Sequence[tuple[int, int]],
+    become: tuple[int, int] | None,
+    enter_group: Callable[[], None],
+) -> Started:
+    """Stage the mounts, hand bwrap all that it reads, start it."""
     for index, source, expected in order["stage"]:
-        place = staging.place(order["jail"], index)
+        place = staging.place(name, index)
         staging.bind(source, place, tuple(expected) if expected else None)
     with ExitStack() as ours, ExitStack() as handed:
 
@@ -61,6 +90,7 @@ def start_jail(
 
         info, info_writing = os.pipe2(os.O_CLOEXEC)
         ours.callback(os.close, info)
+        hand(info_writing)
         stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
         ours.callback(os.close, stderr)
         null = hand(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
@@ -69,18 +99,22 @@ def start_jail(
             (null, 0),
             (null, 1),
             (stderr, 2),
-            (sockets[0], CONTROL_FD),
-            (sockets[1], KERNEL_FD),
+            *inherited,
             (hand(memory_file(args, "args")), ARGS_FD),
-            (hand(info_writing), INFO_FD),
-            (hand(memory_file(bytes.fromhex(order["filter"]), "filter")), FILTER_FD),
+            (info_writing, INFO_FD),
         ]
         for index, text in enumerate(order["files"]):
             slots.append((hand(memory_file(text.encode(), "file")), DATA_FD + index))
         argv = [order["bwrap"], "--args", str(ARGS_FD), "--", *order["command"]]
         monitor = start(Start(argv, slots, become, enter_group))
+        try:
+            monitor_fd = os.pidfd_open(monitor)
+        except OSError:
+            os.kill(monitor, signal.SIGKILL)  # a child not yet reaped: its number is still its own
+            os.waitpid(monitor, 0)
+            raise
         ours.pop_all()
-        return Started(monitor, os.pidfd_open(monitor), info, stderr)
+        return Started(monitor, monitor_fd, info, stderr)
 
 
 def start(order: Start) -> int:

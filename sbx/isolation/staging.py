@@ -45,7 +45,16 @@ def bind(source: str, target: str, expected: tuple[int, int] | None) -> None:
     mounts.bind(source, target)
     bound = os.stat(target)
     if expected is not None and (bound.st_dev, bound.st_ino) != expected:
-        raise Broken(f"{source} was replaced while its sandbox was being started")
+        raise replaced(source)
+
+
+def replaced(source: str) -> Broken:
+    """What a start raises when a source is not what the runtime had opened."""
+    return Broken(
+        f"{source} was replaced while its sandbox was being started",
+        code="path_replaced",
+        hint="start again; whoever can rename directories there can do this",
+    )
 
 
 def clear(jail: str) -> None:

@@ -46,6 +46,7 @@ class DisplayData(_Content):
     data: dict[str, msgspec.Raw]
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
     transient: dict[str, str] = {}
+    cut: bool = False  # a part was too large, and made way for a note
 
 
 class UpdateDisplayData(DisplayData):
@@ -56,6 +57,7 @@ class ExecuteResult(_Content):
     data: dict[str, msgspec.Raw]
     execution_count: int | None
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
+    cut: bool = False
 
 
 class Error(_Content):
@@ -253,7 +255,7 @@ def loose(raw: msgspec.Raw) -> Any:
     if not encoded.startswith(b'"'):
         if len(encoded) > JSON_PART_MAX:
             raise Malformed(f"a JSON part of {len(encoded)} bytes")
-        if _nested_deeper(encoded, DEPTH_MAX):
+        if len(encoded) > 2 * DEPTH_MAX and _nested_deeper(encoded, DEPTH_MAX):
             raise Malformed("a JSON part nested too deep")
     try:
         return msgspec.json.decode(encoded)
@@ -280,7 +282,7 @@ class Splitter:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, received: bytes) -> list[bytes]:
+    def feed(self, received: bytes | memoryview) -> list[bytes]:
         """The bodies completed by these bytes. Raises Malformed for a length beyond FRAME_MAX."""
         self._buffer += received
         bodies = []

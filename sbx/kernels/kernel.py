@@ -1,6 +1,8 @@
 """One live kernel: the jail's two sockets made into cells, commands, interrupts and one end.
 
-    start      boot frame → `ready` from PID 1 and from the kernel, or the wall that was refused
+    attach     take over the sockets of a jail, parked or not
+    boot       boot frame →
+    ready      → `ready` from PID 1 and from the kernel, or the wall that was refused
     begin      one cell at a time; `next` gives its frames in order, the last one is its reply
     spawn      a command beside it, through PID 1
     kill       SIGKILL to everything inside; `ended` says why it died, whoever killed it
@@ -10,6 +12,7 @@ not allowed) is treated as any other malformed frame: the kernel is killed, the 
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +28,7 @@ from sbx.kernels.channel import Channel, ChannelClosed
 from sbx.protocol.runs import Cause
 
 _log = logging.getLogger(__name__)
+_LAST_WORDS_S = 0.1  # in which to read what was sent by one who has ended
 
 
 class KernelDied(Exception):
@@ -46,6 +50,11 @@ class Command:
         if frame is None:
             raise KernelDied
         return frame
+
+    @property
+    def has_next(self) -> bool:
+        """Whether `next` will give something without waiting."""
+        return not self._frames.empty()
 
     async def signal(self, number: int) -> None:
         """Send a signal to the command's process group."""
@@ -85,6 +94,14 @@ class Kernel:
         Raises CannotEnforce for a wall that could not be put up inside, Broken when the guest died
         or did not get ready in time; the jail is gone in every such case.
         """
+        kernel = await cls.attach(jail)
+        kernel.boot(config)
+        await kernel.ready(deadline_s)
+        return kernel
+
+    @classmethod
+    async def attach(cls, jail: Jail) -> "Kernel":
+        """Take over the sockets of a jail, which may be parked; `boot` and `ready` come next."""
         async with AsyncExitStack() as undo:
             undo.push_async_callback(jail.kill)
             undo.callback(jail.close)
@@ -92,14 +109,29 @@ class Kernel:
             undo.callback(control.close)
             cells = await Channel.open(jail.kernel, frames.KERNEL)
             undo.pop_all()
-        kernel = cls(jail, control, cells)
+        return cls(jail, control, cells)
+
+    def boot(self, config: Mapping[str, Any]) -> None:
+        """Send what makes the jail, whose plan is known, one that runs cells.
+
+        It waits in the sockets until somebody inside reads. A channel that is closed already shows
+        in `ready`.
+        """
+        boot = {"walls": self._jail.walls(), "kernel": config}
+        with contextlib.suppress(ChannelClosed):
+            self._control.post("boot", boot)
+            if self._jail.zygote is not None:  # a kernel that was there before its supervisor
+                self._cells.post("boot", boot)
+
+    async def ready(self, deadline_s: float) -> None:
+        """Wait until it is sealed and can run cells, and make the receipt. Raises as `start`."""
+        control, cells, jail = self._control, self._cells, self._jail
         try:
             async with asyncio.timeout(deadline_s):
-                await control.send("boot", {"walls": jail.plan.seal.to_json(), "kernel": config})
-                sealed = _expect(await control.receive(), frames.SupervisorReady)
+                sealed = _expect(await _first(control, cells), frames.SupervisorReady)
                 ready = _expect(await cells.receive(), frames.KernelReady)
                 facts = await jail.inspect()
-            kernel.receipt = make_receipt(
+            self.receipt = make_receipt(
                 jail.plan,
                 facts,
                 landlock_abi=sealed.landlock,
@@ -109,7 +141,7 @@ class Kernel:
             for module, why in ready.preload_failed.items():
                 _log.warning("the policy preloads %r, which cannot be imported: %r", module, why)
         except BaseException as error:
-            await to_the_end(kernel.kill())
+            await to_the_end(self.kill())
             if isinstance(error, TimeoutError):
                 message = f"the kernel was not ready within {deadline_s:g} s"
                 raise errors.Broken(message, code="start_timeout") from None
@@ -122,8 +154,12 @@ class Kernel:
         cells.on_closed = lambda: control.close("the kernel hung up")
         if cells.closed:
             control.close("the kernel hung up")
-        kernel._listening = asyncio.create_task(kernel._listen())
-        return kernel
+        self._listening = asyncio.create_task(self._listen())
+
+    def close(self) -> None:
+        """Let go of the sockets; the jail ends by that."""
+        self._control.close()
+        self._cells.close()
 
     @property
     def alive(self) -> bool:
@@ -135,9 +171,18 @@ class Kernel:
         return self._in_cell or bool(self._commands)
 
     @property
+    def jail(self) -> Jail:
+        """The walls around it."""
+        return self._jail
+
+    @property
     def pid(self) -> int | None:
         """The jail's PID 1, as the host numbers it."""
         return self._jail.pid
+
+    def processes(self) -> list[int]:
+        """Every process of the jail, as the host numbers them, PID 1 first."""
+        return self._jail.processes()
 
     async def begin(
         self, code: str, *, allow_stdin: bool, output_max: int, silent: bool = False
@@ -155,6 +200,11 @@ class Kernel:
         self._in_cell = True
         self._becomes_busy()
         await self._ask("execute_request", request, self._turn)
+
+    @property
+    def has_next(self) -> bool:
+        """Whether `next` will give a frame without waiting."""
+        return self._cells.has_frame
 
     async def next(self) -> frames.Frame:
         """The next frame of the cell; an ExecuteReply is the last one. May be cancelled safely.
@@ -189,13 +239,19 @@ class Kernel:
         """SIGINT to the kernel's process group, by PID 1. A kernel that is dead stays so."""
         await self._tell("interrupt", {}, None)
 
-    async def spawn(self, argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> Command:
-        """Start a command inside the same walls."""
+    async def spawn(
+        self, argv: Sequence[str], cwd: str, env: Mapping[str, str], stdin: str | None = None
+    ) -> Command:
+        """Start a command inside the same walls. `stdin` is all that it will read; None leaves its
+        standard input open for `Command.write`."""
         name = str(next(self._names))
         command = Command(self, name)
         self._commands[name] = command
         self._becomes_busy()
-        await self._tell("spawn", {"argv": list(argv), "cwd": cwd, "env": dict(env)}, name)
+        content: dict[str, Any] = {"argv": list(argv), "cwd": cwd, "env": dict(env)}
+        if stdin is not None:
+            content["stdin"] = stdin
+        await self._tell("spawn", content, name)
         if not self.alive:
             command._put(None)
         return command
@@ -203,8 +259,7 @@ class Kernel:
     async def kill(self, cause: Cause | None = None) -> End:
         """End everything inside and wait until it is gone. `cause`: the limit it crossed."""
         self.killed_for = self.killed_for or cause
-        self._control.close()
-        self._cells.close()
+        self.close()
         if self._listening is not None:
             self._listening.cancel()
         self._end_commands()
@@ -290,6 +345,19 @@ class Kernel:
         for command in self._commands.values():
             command._put(None)
         self._commands.clear()
+
+
+async def _first(control: Channel, cells: Channel) -> frames.Frame:
+    """What PID 1 says first. One that ends without a word may have done so because its kernel did,
+    and that one's last words say why."""
+    try:
+        return await control.receive()
+    except ChannelClosed:
+        with contextlib.suppress(ChannelClosed, TimeoutError):
+            said = await asyncio.wait_for(cells.receive(), _LAST_WORDS_S)
+            if isinstance(said.content, frames.Refused):
+                return said
+        raise
 
 
 def _expect(frame: frames.Frame, wanted: type[Any]) -> Any:

@@ -68,7 +68,7 @@ class MemoryWatcher:
     def _measure(self) -> Mapping[Any, int]:
         """Bytes of each kernel's jail. Cheap counts first; shared pages are told apart only when
         the cheap ones, which count them once for each process, are beyond the limit."""
-        pids = {kernel: _inside(kernel) for kernel in self._kernels}
+        pids = {kernel: kernel.processes() for kernel in self._kernels}
         files = {kernel: _in_files(inside) for kernel, inside in pids.items()}
         used = {
             kernel: files[kernel] + sum(procfs.resident(pid) for pid in inside)
@@ -89,7 +89,3 @@ def _in_files(inside: list[int]) -> int:
         return 0
     memfds = {inode: size for pid in inside for inode, size in procfs.memfds(pid).items()}
     return sum(memfds.values()) + sum(procfs.tmpfs_used(inside[0], top) for top in _TMPFS)
-
-
-def _inside(kernel: Kernel) -> list[int]:
-    return [] if kernel.pid is None else procfs.descendants(kernel.pid)

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sbx.linux import libc
-from sbx.linux.prctl import prctl
+from sbx.linux.prctl import prctl, prctl_each
 
-_PR_CAPBSET_READ = 23
 _PR_CAPBSET_DROP = 24
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_IS_SET = 1
@@ -20,6 +19,9 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 _VERSION_3 = 0x20080522  # 64 bits a set, as two words of 32
 
+CAP_CHOWN = 0
+CAP_DAC_OVERRIDE = 1
+CAP_FOWNER = 3
 CAP_SETPCAP = 8
 CAP_NET_ADMIN = 12
 CAP_SYS_ADMIN = 21
@@ -57,7 +59,7 @@ def current() -> Sets:
     known = range(_last() + 1)
     return Sets(
         *_capget(),
-        bounding=sum(prctl(_PR_CAPBSET_READ, cap) << cap for cap in known),
+        bounding=_bounding(),
         ambient=sum(prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_IS_SET, cap) << cap for cap in known),
     )
 
@@ -68,11 +70,33 @@ def drop_all() -> None:
     Needs CAP_SETPCAP when anything is left in the bounding set, and raises PermissionError without
     it, having dropped nothing. A fresh user namespace gives it, with all others, over itself.
     """
-    for cap in range(_last() + 1):
-        if prctl(_PR_CAPBSET_READ, cap):
-            prctl(_PR_CAPBSET_DROP, cap)  # first: it needs a capability that the rest takes away
+    bounding = _bounding()
+    held = [cap for cap in range(_last() + 1) if bounding >> cap & 1]
+    prctl_each(_PR_CAPBSET_DROP, held)  # first: it needs a capability that the rest takes away
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     libc.call("capset", ctypes.byref(_Header(_VERSION_3, 0)), (_Word * 2)())
+
+
+def empty_bounding() -> None:
+    """Let no execve give this thread, or what it starts, a capability. Needs CAP_SETPCAP."""
+    bounding = _bounding()
+    prctl_each(_PR_CAPBSET_DROP, [cap for cap in range(_last() + 1) if bounding >> cap & 1])
+
+
+def keep_only(kept: int) -> None:
+    """Leave this thread the capabilities of the mask `kept`, which it must have permitted: they are
+    permitted and effective then, and neither inheritable nor ambient, so no child gets them."""
+    prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    words = (_Word * 2)()
+    for index, word in enumerate(words):
+        word.effective = word.permitted = kept >> 32 * index & 0xFFFFFFFF
+    libc.call("capset", ctypes.byref(_Header(_VERSION_3, 0)), words)
+
+
+def _bounding() -> int:
+    """One file instead of a call for each capability."""
+    with open("/proc/thread-self/status", "rb") as lines:
+        return next(int(line[7:], 16) for line in lines if line.startswith(b"CapBnd:"))
 
 
 def _capget() -> tuple[int, int, int]:

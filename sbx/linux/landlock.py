@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntFlag
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from sbx.linux import libc
 
@@ -83,7 +83,7 @@ class Domain(NamedTuple):
 
 
 _ADDED_BY_ABI = {2: Files.REFER, 3: Files.TRUNCATE, 5: Files.IOCTL_DEV}
-_FOR_NON_DIRECTORIES = (
+_FOR_NON_DIRECTORIES = int(
     Files.EXECUTE | Files.WRITE_FILE | Files.READ_FILE | Files.TRUNCATE | Files.IOCTL_DEV
 )
 
@@ -131,6 +131,71 @@ def handled_by(version: int) -> Files:
     return rights
 
 
+class Ruleset:
+    """A domain in the making: rules are added one by one, and `enter` puts them in force.
+
+    What this linux is too old for is left out, and missing from `domain`: a caller that needs it
+    compares. `tcp` handles TCP ports, which is then refused but for those allowed. Raises OSError:
+    ENOSYS or EOPNOTSUPP without Landlock. To be closed.
+    """
+
+    def __init__(
+        self,
+        *,
+        scope_signals: bool = False,
+        scope_abstract_sockets: bool = False,
+        tcp: bool = False,
+    ) -> None:
+        wanted = Scope(0)
+        if scope_signals:
+            wanted |= Scope.SIGNAL
+        if scope_abstract_sockets:
+            wanted |= Scope.ABSTRACT_UNIX_SOCKET
+        self.domain = domain = _obtainable(Tcp.BIND | Tcp.CONNECT if tcp else Tcp(0), wanted)
+        self._handled = int(domain.handled)  # an IntFlag takes 5 µs and 20 pages for an `&`
+        attributes = _Ruleset(domain.handled, domain.handled_tcp, domain.scoped)
+        self._fd = libc.syscall(
+            "landlock_create_ruleset",
+            _NR_CREATE_RULESET,
+            ctypes.byref(attributes),
+            ctypes.sizeof(attributes),  # an older linux takes the longer one if what it misses is 0
+            0,
+        )
+
+    def allow(self, where: str | int, rights: Files) -> None:
+        """Allow this to the file or directory that is at `where`, a path or an fd, and below it.
+
+        Rights that only a directory can have are left out for anything else. ENOENT for a path that
+        is not there.
+        """
+        _allow_beneath(self._fd, where, int(rights) & self._handled)
+
+    def allow_tcp(self, port: int, rights: Tcp) -> None:
+        if self.domain.handled_tcp:
+            _add_rule(self._fd, _RULE_NET_PORT, _NetPort(rights, port))
+
+    def enter(self, *, only_this_thread: bool = False) -> None:
+        """Leave this process, and all it starts, only what was allowed. Cannot be undone.
+
+        Must be called with one thread, since others would stay free: RuntimeError else, unless
+        `only_this_thread` says that this is meant. EPERM without no_new_privs.
+        """
+        if not only_this_thread:
+            _demand_one_thread()
+        # A jail must not be able to fill the host's audit log with what it was denied.
+        quiet = _LOG_SAME_EXEC_OFF | _LOG_SUBDOMAINS_OFF if self.domain.abi >= 7 else 0
+        libc.syscall("landlock_restrict_self", _NR_RESTRICT_SELF, self._fd, quiet)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def restrict(
     rules: Sequence[tuple[str | int, Files]],
     *,
@@ -138,43 +203,20 @@ def restrict(
     scope_abstract_sockets: bool = False,
     tcp: Sequence[tuple[int, Tcp]] | None = None,
 ) -> Domain:
-    """Leave this process, and all it starts, only what `rules` name. Cannot be undone.
-
-    A rule is a path, or an fd of it, and what may be done there and below; rights that only a
-    directory can have are left out for anything else. `tcp` lists ports likewise; None leaves TCP
-    alone. What this linux is too old for is left out, and missing from the answer: a caller that
-    needs it compares.
-
-    Must be called with one thread, since others would stay free: RuntimeError else. Raises OSError:
-    ENOSYS or EOPNOTSUPP without Landlock, EPERM without no_new_privs, ENOENT for a rule whose path
-    is not there.
-    """
+    """Make a `Ruleset` of these rules and enter it; `tcp` None leaves TCP alone. Raises as it
+    does."""
     _demand_one_thread()
-    wanted = Scope(0)
-    if scope_signals:
-        wanted |= Scope.SIGNAL
-    if scope_abstract_sockets:
-        wanted |= Scope.ABSTRACT_UNIX_SOCKET
-    domain = _obtainable(Tcp(0) if tcp is None else Tcp.BIND | Tcp.CONNECT, wanted)
-    attributes = _Ruleset(domain.handled, domain.handled_tcp, domain.scoped)
-    ruleset = libc.syscall(
-        "landlock_create_ruleset",
-        _NR_CREATE_RULESET,
-        ctypes.byref(attributes),
-        ctypes.sizeof(attributes),  # an older linux takes the longer one if what it misses is 0
-        0,
-    )
-    try:
+    with Ruleset(
+        scope_signals=scope_signals,
+        scope_abstract_sockets=scope_abstract_sockets,
+        tcp=tcp is not None,
+    ) as ruleset:
         for where, rights in rules:
-            _allow_beneath(ruleset, where, rights & domain.handled)
-        for port, rights_of_port in (tcp or ()) if domain.handled_tcp else ():
-            _add_rule(ruleset, _RULE_NET_PORT, _NetPort(rights_of_port, port))
-        # A jail must not be able to fill the host's audit log with what it was denied.
-        quiet = _LOG_SAME_EXEC_OFF | _LOG_SUBDOMAINS_OFF if domain.abi >= 7 else 0
-        libc.syscall("landlock_restrict_self", _NR_RESTRICT_SELF, ruleset, quiet)
-    finally:
-        os.close(ruleset)
-    return domain
+            ruleset.allow(where, rights)
+        for port, allowed in tcp or ():
+            ruleset.allow_tcp(port, allowed)
+        ruleset.enter()
+        return ruleset.domain
 
 
 def _obtainable(tcp: Tcp, scoped: Scope) -> Domain:
@@ -188,7 +230,7 @@ def _obtainable(tcp: Tcp, scoped: Scope) -> Domain:
     )
 
 
-def _allow_beneath(ruleset: int, where: str | int, rights: Files) -> None:
+def _allow_beneath(ruleset: int, where: str | int, rights: int) -> None:
     with _opened(where) as fd:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= _FOR_NON_DIRECTORIES  # linux answers EINVAL to the others
@@ -213,6 +255,6 @@ def _opened(where: str | int) -> Iterator[int]:
 
 
 def _demand_one_thread() -> None:
-    threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:
-        raise RuntimeError(f"Landlock would hold one of this process's {threads} threads only")
+    others = os.stat("/proc/self/task").st_nlink - 3
+    if others:
+        raise RuntimeError(f"Landlock would not hold the {others} other threads of this process")

@@ -1,7 +1,9 @@
 """proc(5): what linux says of a process, read by its pid in the reader's own PID namespace."""
 
 import os
+import re
 from contextlib import suppress
+from typing import Literal, NamedTuple
 
 _KIB = 1024
 
@@ -9,6 +11,52 @@ _KIB = 1024
 def status(pid: int) -> dict[str, str]:
     """The fields of /proc/PID/status, as text. FileNotFoundError when the process is gone."""
     return _fields(f"/proc/{pid}/status")
+
+
+class Credentials(NamedTuple):
+    """What linux enforces for a process: `seccomp` 2 is filter mode, `filters` how many.
+
+    `capabilities` are those of any of the sets permitted, effective and bounding.
+    """
+
+    uid: int
+    capabilities: int
+    no_new_privs: bool
+    seccomp: int
+    filters: int
+
+
+_CREDENTIALS = re.compile(
+    rb"\nUid:\t(\d+).*"
+    rb"\nCapPrm:\t([0-9a-f]+)\nCapEff:\t([0-9a-f]+)\nCapBnd:\t([0-9a-f]+)\n"
+    rb".*\nNoNewPrivs:\t(\d)\nSeccomp:\t(\d)\n(?:Seccomp_filters:\t(\d+)\n)?",
+    re.DOTALL,
+)
+
+
+def credentials(pid: int | Literal["thread-self"]) -> Credentials:
+    """Of /proc/PID/status, in a tenth of the time of `status`. Linux before 5.9 tells no number of
+    filters: 1 then. FileNotFoundError when the process is gone."""
+    fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = _CREDENTIALS.search(os.read(fd, 1 << 14))
+    finally:
+        os.close(fd)
+    if found is None:
+        raise OSError(f"/proc/{pid}/status is of no known form")
+    uid, permitted, effective, bounding, no_new_privs, seccomp, filters = found.groups()
+    return Credentials(
+        int(uid),
+        int(permitted, 16) | int(effective, 16) | int(bounding, 16),
+        no_new_privs == b"1",
+        int(seccomp),
+        int(filters or b"1"),
+    )
+
+
+def pid_of(pidfd: int) -> int:
+    """The number of a pidfd's process, as this process numbers it; -1 when it has been reaped."""
+    return int(_fields(f"/proc/self/fdinfo/{pidfd}")["Pid"])
 
 
 def children(pid: int) -> list[int]:
@@ -31,6 +79,23 @@ def descendants(pid: int) -> list[int]:
         found.append(todo.pop())
         todo += children(found[-1])
     return found
+
+
+def activity(pid: int) -> tuple[bytes, ...]:
+    """What changes when any thread of the process does something: its minor page faults, the time
+    it had in user and in system mode (in ticks of 10 ms), its number of threads. Empty when the
+    process is gone."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ()
+    try:
+        fields = os.read(fd, 1024).rpartition(b")")[2].split()
+    except OSError:
+        return ()
+    finally:
+        os.close(fd)
+    return fields[7], fields[11], fields[12], fields[17]
 
 
 def resident(pid: int) -> int:

@@ -58,7 +58,7 @@ _GUESTS_OWN_PREFIXES = ("LD_", "PYTHON", "XDG_", "SBX_", "OPENSSL_", "JUPYTER_")
 _GUESTS_OWN = frozenset(
     {
         *("HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR"),
-        *("GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH", "NLSPATH"),
+        *("GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH", "NLSPATH", "TZDIR"),
     }
 )
 _WHY_RESERVED = (
@@ -77,6 +77,9 @@ def env(value: Mapping[str, str]) -> Mapping[str, str]:
     size = sum(len(name.encode()) + len(text.encode()) for name, text in value.items())
     if size > _MOST_ENV:
         raise invalid(f"holds {format_size(size)} of text, more than {format_size(_MOST_ENV)}")
+    zone = value.get("TZ", "").removeprefix(":")
+    if zone.startswith("/") or ".." in zone:
+        raise invalid(f"TZ={zone} is a path, and libc would read that file before the seal")
     return MappingProxyType(dict(sorted(value.items())))
 
 

@@ -10,18 +10,20 @@ single value replaces the one below, so a list can shrink. `description` and `[[
 of their own file and are not inherited.
 """
 
+import errno
+import functools
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
-from sbx.errors import Broken, NotFound
+from sbx.errors import Broken, NotFound, Unavailable
 from sbx.policy.checks import policy_name
 from sbx.policy.imports import refusals
 from sbx.policy.model import SCHEMA, Policy, unsupported
@@ -30,9 +32,11 @@ from sbx.policy.problems import Problem, explain, nearest, policy_error, shown
 ALIASES = {"python-default": "default"}
 _LARGEST_FILE = 256 * 1024
 _LONGEST_CHAIN = 16
+_REMEMBERED = 64  # texts and chains: to judge one takes 1 to 3 ms, at each new sandbox
 _FILE_KEYS = ("schema", "extends", *(key for key in Policy.model_fields if key != "name"))
 _NOT_INHERITED = ("description", "expect")
 _ENVIRONMENT = "SBX_POLICIES"
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +53,11 @@ class PolicyInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One file of a chain of `extends`."""
+    """One file of a chain of `extends`; known by what it says, so that it is judged once."""
 
     path: Path
-    table: dict[str, Any]
+    text: str
+    table: dict[str, Any] = field(compare=False)
 
     @property
     def extends(self) -> Any:
@@ -67,6 +72,30 @@ class _ProblemsError(Exception):
         self.code = code
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _with_files(read: Callable[P, T]) -> Callable[P, T]:
+    """Tell of a process that can open no file any more as what it is: no policy is to blame."""
+
+    @functools.wraps(read)
+    def reading(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in _NO_FILES:
+                raise
+            raise Unavailable(
+                "this process has too many open files",
+                code="too_many_open_files",
+                hint="raise RLIMIT_NOFILE, or close sandboxes that are not in use",
+            ) from error
+
+    return reading
+
+
+@_with_files
 def load(policy: str | Path, *, search: Sequence[Path] = ()) -> Policy:
     """The policy of that name, or in that file.
 
@@ -74,7 +103,8 @@ def load(policy: str | Path, *, search: Sequence[Path] = ()) -> Policy:
     person typed goes through `reference` first. `search` are further directories of policies.
 
     Raises NotFound `policy_not_found`; PolicyError `invalid_policy`, with all problems in its
-    details, and `policy_shadows`, a file that takes the name of a shipped policy.
+    details, and `policy_shadows`, a file that takes the name of a shipped policy; Unavailable
+    `too_many_open_files`.
     """
     try:
         return _validate(_chain(_locate(policy, search), search))
@@ -82,6 +112,7 @@ def load(policy: str | Path, *, search: Sequence[Path] = ()) -> Policy:
         raise policy_error(faulty.problems, code=faulty.code) from None
 
 
+@_with_files
 def check(path: Path, *, search: Sequence[Path] = ()) -> list[Problem]:
     """Everything that is wrong with the policy in that file; empty if nothing is.
 
@@ -95,6 +126,7 @@ def check(path: Path, *, search: Sequence[Path] = ()) -> list[Problem]:
     return [Problem(error.message, path, error.details["key"], hint=error.hint)] if error else []
 
 
+@_with_files
 def available(search: Sequence[Path] = ()) -> list[PolicyInfo]:
     """Every policy that `load` finds by name, also those it would refuse: shipped ones first.
 
@@ -227,7 +259,7 @@ def _info(path: Path, search: Sequence[Path]) -> PolicyInfo:
 # --- reading ----------------------------------------------------------------------------------
 
 
-def _chain(path: Path, search: Sequence[Path]) -> list[_Layer]:
+def _chain(path: Path, search: Sequence[Path]) -> tuple[_Layer, ...]:
     """The file and all that it extends, itself first. Siblings of the file are found, too."""
     search = [*search, path.parent]
     chain = [_read(path)]
@@ -245,7 +277,7 @@ def _chain(path: Path, search: Sequence[Path]) -> list[_Layer]:
         if len(chain) == _LONGEST_CHAIN:
             raise _wrong_extends(here, f"is more than {_LONGEST_CHAIN} files deep")
         chain.append(_read(below))
-    return chain
+    return tuple(chain)
 
 
 def _wrong_extends(path: Path, why: str, hint: str | None = None) -> _ProblemsError:
@@ -253,7 +285,11 @@ def _wrong_extends(path: Path, why: str, hint: str | None = None) -> _ProblemsEr
 
 
 def _read(path: Path) -> _Layer:
-    text = _text(path)
+    return _parse(path, _text(path))
+
+
+@functools.lru_cache(_REMEMBERED)
+def _parse(path: Path, text: str) -> _Layer:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -270,7 +306,7 @@ def _read(path: Path) -> _Layer:
         raise _ProblemsError(
             Problem("name: a policy is named by its file; take the line out", path, "name")
         )
-    return _Layer(path, table)
+    return _Layer(path, text, table)
 
 
 def _wrong_schema(path: Path, schema: object) -> Problem:
@@ -295,6 +331,8 @@ def _text(path: Path) -> str:
             f"there is no policy file {path}", code="policy_not_found", details={"file": str(path)}
         ) from None
     except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) in _NO_FILES:
+            raise
         raise _cannot_be_read(path, getattr(error, "strerror", str(error))) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -318,7 +356,8 @@ def _cannot_be_read(path: Path, why: str) -> _ProblemsError:
 # --- merging and validating -------------------------------------------------------------------
 
 
-def _validate(chain: list[_Layer]) -> Policy:
+@functools.lru_cache(_REMEMBERED)
+def _validate(chain: tuple[_Layer, ...]) -> Policy:
     top = chain[0]
     table: dict[str, Any] = {}
     for layer in reversed(chain):
@@ -345,7 +384,7 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return {**below, **above, **both}
 
 
-def _attributed(error: ValidationError, chain: list[_Layer]) -> Iterator[Problem]:
+def _attributed(error: ValidationError, chain: Sequence[_Layer]) -> Iterator[Problem]:
     """Each problem with the file that said it: the topmost one that has the key."""
     for loc, problem in explain(error, Policy, _FILE_KEYS):
         keys = [part for part in loc if isinstance(part, str)]

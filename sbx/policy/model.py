@@ -8,6 +8,7 @@
     ├── uploads      what a user may put in
     ├── walls        what must stand (hard) and what may be replaced by weaker means (best-effort)
     ├── imports      what a cell may import; a courtesy, the walls are what protects
+    ├── pool         how its kernels are started, and how many are kept ready
     └── expect       examples that are checked at load and executed by tests/escape
 
 A value that came out of here is canonical: sets are sorted, what one entry already says is dropped.
@@ -36,6 +37,7 @@ from sbx.policy.problems import invalid
 from sbx.policy.units import GIB, KIB, MIB, Cpu, Duration, Size
 
 SCHEMA = 1
+MOST_IDLE = 256  # kernels; each holds some 10 MiB of its own
 Capability = Literal["python", "shell", "filesystem"]
 Strength = Literal["hard", "best-effort"]
 Verdict = Literal["allowed", "denied", "refused", "killed"]
@@ -187,6 +189,29 @@ class Imports(Table):
     ] = ()
 
 
+class Pool(Table):
+    """How kernels come to be, and how many are kept ready for whoever asks next.
+
+    fork   forked from a process that has imported everything already; all kernels of one such
+           process share its address layout and its hash seed, until it is replaced
+    cold   a process of its own from the first instruction on
+
+    `min_idle` are kept ready once the policy is in use, up to `max_idle` while kernels are asked
+    for faster than they can be made. All sandboxes of a policy share them: a request that makes the
+    numbers smaller speaks of its own sandbox only, which with `max_idle = 0` takes none of them.
+    """
+
+    start: Literal["fork", "cold"] = "fork"
+    min_idle: Annotated[int, Field(strict=True, ge=0, le=MOST_IDLE)] = 1
+    max_idle: Annotated[int, Field(strict=True, ge=0, le=MOST_IDLE)] = 4
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Pool":
+        if self.min_idle > self.max_idle:
+            raise invalid(f"min_idle {self.min_idle} is more than max_idle {self.max_idle}")
+        return self
+
+
 class Expect(Table):
     """An example: what becomes of the cell `run` under this policy, and why.
 
@@ -232,6 +257,7 @@ class Policy(Table):
     uploads: Uploads = Uploads()
     walls: Walls = Walls()
     imports: Imports = Imports()
+    pool: Pool = Pool()
     expect: Annotated[tuple[Expect, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
 
     def __hash__(self) -> int:

@@ -3,7 +3,7 @@
 A request is a mapping of the shape of a policy file: {"limits": {"memory_max": "256MiB"}}. What it
 does not speak of stays as the policy says. What each key may become:
 
-    limits, uploads                    a smaller number; of allowed_types a part
+    limits, uploads, pool              a smaller number; of allowed_types a part; pool.start cold
     capabilities, preload, network,
     filesystem                         a part of the list; network.mode none
     imports                            of allow a part; forbid is added to what is forbidden
@@ -12,8 +12,8 @@ does not speak of stays as the policy says. What each key may become:
     env                                further variables; those of the policy stay as they are
 
 What follows is taken along: without processes the filter is strict and there is no shell, without
-the proxy there are no domains. A narrowed policy keeps its name and loses its examples, which are
-no longer promised.
+the proxy there are no domains, and of fewer kernels at most fewer are kept at least. A narrowed
+policy keeps its name and loses its examples, which are no longer promised.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -91,6 +91,9 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     **{f"limits.{name}": le for name in Limits.model_fields},
     **{f"uploads.{name}": le for name in Uploads.model_fields},
     "uploads.allowed_types": _part_or_any,
+    "pool.start": _one_of("cold", "fork"),
+    "pool.min_idle": le,
+    "pool.max_idle": le,
     **{f"walls.{name}": _one_of("hard", "best-effort") for name in Walls.model_fields},
 }
 ASKABLE = {key.partition(".")[0] for key in _ORDER} | {"env"}
@@ -180,6 +183,11 @@ def _take_along(policy: Policy, table: dict[str, Any], request: dict[str, Any]) 
             table["network"]["allow"] = []
         case {"allow": [_, *_], **others} if "mode" not in others:
             table["network"]["mode"] = "proxy"
+    match request.get("pool"):
+        case {"max_idle": int(most), **others} if "min_idle" not in others and most >= 0:
+            table["pool"]["min_idle"] = int(min(policy.pool.min_idle, most))
+        case {"min_idle": int(least), **others} if "max_idle" not in others:
+            table["pool"]["max_idle"] = max(policy.pool.max_idle, least)
 
 
 def _wanted_processes(request: dict[str, Any]) -> bool | None:

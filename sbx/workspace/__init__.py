@@ -8,18 +8,19 @@ user's as workspace; `removal` and `measure` walk trees that were built to break
 The code inside changes the files at the same time and against us: every name is taken as racing.
 
 Everything here is synchronous and bounded; the runtime calls it in worker threads. Imports only
-the standard library, `sbx.linux` and `sbx.errors`. Errors of linux become sbx's own in `refusals`.
+the standard library, `sbx.linux`, `sbx.protocol` and `sbx.errors`. Errors of linux become sbx's
+own in `refusals`.
 """
 
+from sbx.protocol.files import Entry, Listing, Upload
 from sbx.workspace.files import Files
 from sbx.workspace.host_directory import HostDirectory, Protection, protected_paths
 from sbx.workspace.layout import ConversationFiles, DataDirectory
-from sbx.workspace.listing import Entry, Listing
 from sbx.workspace.measure import Usage
 from sbx.workspace.paths import Location, Part, check_name, resolve
 from sbx.workspace.streams import OpenFile
 from sbx.workspace.tree import Tree
-from sbx.workspace.uploads import Upload, UploadLimits, Uploads
+from sbx.workspace.uploads import UploadLimits, Uploads
 
 __all__ = [
     "ConversationFiles",

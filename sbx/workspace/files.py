@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
+from sbx.protocol.files import Entry, Listing
 from sbx.workspace import paths
-from sbx.workspace.listing import Entry, Listing
 from sbx.workspace.paths import Location, Part
-from sbx.workspace.streams import OpenFile
+from sbx.workspace.streams import Intake, OpenFile
 from sbx.workspace.tree import Relative, Tree
 
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
@@ -55,6 +55,11 @@ class Files:
         """Write a file in one step, with the directories it needs, and give its size in bytes."""
         tree, relative = self._at(path, changing=True)
         return tree.write(relative, data, max_bytes=self._limit(max_bytes), mode=mode)
+
+    def writing(self, path: str, *, max_bytes: int | None = None) -> Intake[int]:
+        """`write`, a chunk at a time; see `Intake`."""
+        tree, relative = self._at(path, changing=True)
+        return tree.writing(relative, max_bytes=self._limit(max_bytes))
 
     def stat(self, path: str) -> Entry:
         """What the path stands for; of a symlink the link itself."""

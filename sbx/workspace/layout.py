@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Self
 
 from sbx.errors import Broken, Denied, NotFound
+from sbx.linux import capabilities
+from sbx.protocol.files import Kind
 from sbx.workspace import beneath, paths
-from sbx.workspace.listing import Kind
 from sbx.workspace.refusals import translated
 from sbx.workspace.removal import empty_directory, remove_tree
 from sbx.workspace.streams import Owner
@@ -114,7 +115,7 @@ class DataDirectory:
     def __init__(self, path: Path) -> None:
         """Make or hold `path`. Raises Denied where another user could write there."""
         self.path = path.absolute()
-        self._passed = 0o711 if os.geteuid() == 0 else 0o700
+        self._passed = 0o711 if _gives_away() else 0o700
         with ExitStack() as held, translated(str(path)):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
@@ -195,6 +196,33 @@ class DataDirectory:
             finally:
                 os.close(fd)
 
+    def conversations(self, sandbox: str) -> tuple[str, ...]:
+        """The opaque names that exist in a sandbox; none where there is no such sandbox."""
+        with translated(str(self.path)):
+            try:
+                fd = beneath.opener()(
+                    self._sandboxes, (_opaque(sandbox),), os.O_RDONLY | os.O_DIRECTORY
+                )
+            except FileNotFoundError:
+                return ()
+            try:
+                return tuple(name for name in os.listdir(fd) if _OPAQUE.fullmatch(name))
+            finally:
+                os.close(fd)
+
+    def tidy(self, sandbox: str, conversation: str, *, deadline_s: float = 10.0) -> bool:
+        """Remove what a crash left half written in a conversation that nobody has open; True when
+        all of it is."""
+        inside = (_opaque(sandbox), _opaque(conversation), "staging")
+        try:
+            staging = beneath.opener()(self._sandboxes, inside, os.O_PATH | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return True
+        try:
+            return empty_directory(staging, deadline_s)
+        finally:
+            os.close(staging)
+
     def close(self) -> None:
         self._held.close()
 
@@ -234,6 +262,11 @@ def _directory(
         os.close(fd)
         raise
     return fd
+
+
+def _gives_away() -> bool:
+    """Whether jails have uids of their own: a service that gave up root keeps chown for this."""
+    return os.geteuid() == 0 or bool(capabilities.effective() >> capabilities.CAP_CHOWN & 1)
 
 
 def _refuse_foreign(fd: int, path: Path) -> None:

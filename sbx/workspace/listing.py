@@ -3,34 +3,10 @@
 import os
 import stat
 from collections import deque
-from dataclasses import dataclass
-from typing import Literal
 
+from sbx.protocol.files import Entry, Kind, Listing
 from sbx.workspace.beneath import Opener
 from sbx.workspace.refusals import translate
-
-Kind = Literal["file", "directory", "symlink", "other"]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a name stands for. Bytes of a name that are no UTF-8 are shown as `\\xNN`.
-
-    `path` is absolute, as the code inside sees it; `size` in bytes, of regular files only;
-    `modified_s` in seconds of the epoch. FIFOs, sockets and devices are `other`.
-    """
-
-    name: str
-    path: str
-    kind: Kind
-    size: int | None
-    modified_s: float
-
-
-class Listing(list[Entry]):
-    """Entries by path; `complete` is False where the limit or an unreadable directory cut it."""
-
-    complete: bool = True
 
 
 def entry_of(path: str, found: os.stat_result) -> Entry:

@@ -3,9 +3,10 @@
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from sbx.workspace.beneath import Opener
 from sbx.workspace.refusals import is_a_directory, not_a_file, translated, wrong_path
@@ -13,6 +14,27 @@ from sbx.workspace.refusals import is_a_directory, not_a_file, translated, wrong
 CHUNK = 256 * 1024  # bytes
 
 Owner = tuple[int, int]  # uid and gid on the host
+
+T = TypeVar("T")
+
+# A file taken in a step at a time, for a source that must not block a thread while it waits: send
+# None to begin, then each chunk, then None to end; what it returns is the outcome. Closed before
+# its end, or after any error, it leaves nothing.
+Intake = Generator[None, bytes | None, T]
+
+
+def drive(intake: Intake[T], chunks: Iterable[bytes]) -> T:
+    """Feed all of `chunks` to `intake`; its outcome."""
+    with closing(intake):
+        try:
+            intake.send(None)
+            for chunk in chunks:
+                intake.send(chunk)
+            intake.send(None)
+        except StopIteration as end:
+            outcome: T = end.value
+            return outcome
+    raise AssertionError("an intake goes on after its end")
 
 
 class StagedFile:
@@ -69,12 +91,14 @@ class StagedFile:
 class OpenFile:
     """A regular file held open for reading: it gives at most the `size` it had when opened.
 
-    Reads by position, so several ranges may be read in turn. A file that grows meanwhile is not
-    followed, and one that shrinks gives less than `size`.
+    `path` is where the code inside saw it then. Reads by position, so several ranges may be read
+    in turn. A file that grows meanwhile is not followed, and one that shrinks gives less than
+    `size`.
     """
 
-    def __init__(self, fd: int, size: int, modified_s: float) -> None:
+    def __init__(self, fd: int, path: str, size: int, modified_s: float) -> None:
         self.fd = fd
+        self.path = path
         self.size = size
         self.modified_s = modified_s
 
@@ -122,7 +146,7 @@ def open_regular(
     except BaseException:
         os.close(fd)
         raise
-    return OpenFile(fd, found.st_size, found.st_mtime)
+    return OpenFile(fd, shown, found.st_size, found.st_mtime)
 
 
 def _check(found: os.stat_result, shown: str, owner_uid: int) -> None:

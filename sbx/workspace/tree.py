@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
+from sbx.protocol.files import Entry, Listing
 from sbx.workspace import beneath
 from sbx.workspace.beneath import encoded
-from sbx.workspace.listing import Entry, Listing, entry_of, list_directory, shown
+from sbx.workspace.listing import entry_of, list_directory, shown
 from sbx.workspace.measure import Usage, measure
 from sbx.workspace.refusals import is_a_directory, too_large, translated, wrong_path
 from sbx.workspace.removal import remove_tree
-from sbx.workspace.streams import OpenFile, Owner, StagedFile, open_regular
+from sbx.workspace.streams import Intake, OpenFile, Owner, StagedFile, drive, open_regular
 
 Relative = tuple[str, ...]
 
@@ -89,6 +90,15 @@ class Tree:
         file keeps the permissions it has, or gets 0644; it never gets a set-id bit.
         Raises TooLarge, InvalidPath, Denied, and Unavailable `no_space`.
         """
+        return drive(
+            self.writing(relative, max_bytes=max_bytes, mode=mode),
+            (data,) if isinstance(data, bytes) else data,
+        )
+
+    def writing(
+        self, relative: Relative, *, max_bytes: int, mode: int | None = None
+    ) -> Intake[int]:
+        """`write`, a chunk at a time; see `Intake`."""
         path = self.shown(relative)
         if not relative:
             raise is_a_directory(path)
@@ -100,7 +110,7 @@ class Tree:
                     mode = _kept_mode(parent, encoded(relative[-1]))
                 staged = StagedFile(parent if self.staging is None else self.staging)
             with staged:
-                for chunk in (data,) if isinstance(data, bytes) else data:
+                while (chunk := (yield)) is not None:
                     if staged.size + len(chunk) > max_bytes:
                         raise too_large(path, max_bytes)
                     with translated(path):

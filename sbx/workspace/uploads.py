@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sbx.errors import BadRequest, Conflict, NotFound, TooLarge
+from sbx.protocol.files import Entry, Upload
 from sbx.workspace.beneath import encoded
-from sbx.workspace.listing import Entry
 from sbx.workspace.paths import check_name
 from sbx.workspace.refusals import is_a_directory, not_a_file, too_large, translated
-from sbx.workspace.streams import CHUNK, OpenFile, StagedFile
+from sbx.workspace.streams import CHUNK, Intake, OpenFile, StagedFile, drive
 from sbx.workspace.tree import Tree
 
 _MODE = 0o444  # the jail may have another uid
@@ -37,17 +37,6 @@ class UploadLimits:
     max_file_count: int | None = None
     max_total_bytes: int | None = None
     allowed_types: frozenset[str] | None = None
-
-
-@dataclass(frozen=True)
-class Upload:
-    """`path` as the code inside sees it, `size` in bytes, `uploaded_at` in seconds of the epoch."""
-
-    name: str
-    size: int
-    sha256: str
-    path: str
-    uploaded_at: float
 
 
 class Uploads:
@@ -73,6 +62,10 @@ class Uploads:
         BadRequest `file_type_not_allowed`, Conflict `too_many_files`, TooLarge `file_too_large`
         or `uploads_too_large`; `details["limit"]` is the limit.
         """
+        return drive(self.putting(name, limits), _chunks(data))
+
+    def putting(self, name: str, limits: UploadLimits = UploadLimits()) -> Intake[Upload]:
+        """`put`, a chunk at a time; see `Intake`."""
         path = self.tree.shown((check_name(name),))
         _check_type(name, limits)
         others = self._others(name)  # now, before a long body is read, and again when it is here
@@ -81,7 +74,7 @@ class Uploads:
         with translated(path):
             staged = StagedFile(self._staging)
         with staged:
-            for chunk in _chunks(data):
+            while (chunk := (yield)) is not None:
                 size = staged.size + len(chunk)
                 if limits.max_file_size is not None and size > limits.max_file_size:
                     raise too_large(path, limits.max_file_size)
@@ -111,8 +104,12 @@ class Uploads:
     def get(self, name: str) -> Upload:
         """What is known of one upload. Raises InvalidPath, NotFound `file_not_found`."""
         with self.open(name) as file:
-            path = self.tree.shown((name,))
-            return Upload(name, file.size, self._sha256(file), path, file.modified_s)
+            return self.described(name, file)
+
+    def described(self, name: str, file: OpenFile) -> Upload:
+        """What is known of the upload that was opened as `file`, even if it is replaced by now."""
+        with translated(file.path):
+            return Upload(name, file.size, self._sha256(file), file.path, file.modified_s)
 
     def open(self, name: str) -> OpenFile:
         """Open one upload to be streamed; the caller closes it. Raises as `get`."""

@@ -103,6 +103,13 @@ class JailGroup(Protocol):
         not go on to exec: it would run without limits.
         """
 
+    def entries(self) -> list[int]:
+        """Files through which whoever holds them enters: it writes "0" to each, having one thread.
+
+        For a process that cannot see the group. Opened for the caller to close; the right to move
+        is that of who opened them: credentials(7), cgroups(7).
+        """
+
     def pids(self) -> list[int]:
         """The processes in the group, as this PID namespace numbers them."""
 

@@ -6,7 +6,7 @@ at flush or close, or, when dropped, never, and the process would run on without
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # v1 says "no limit" for memory with the largest multiple of a page that fits a long
 UNLIMITED_BYTES = 1 << 62
@@ -33,6 +33,19 @@ def write(path: str, text: str) -> None:
         raise OSError(error.errno, f"{error.strerror}, writing {text!r}", path) from error
     finally:
         os.close(descriptor)
+
+
+def open_all(paths: Iterable[str]) -> list[int]:
+    """Each file open for writing, all of them or none. Raises OSError."""
+    opened: list[int] = []
+    try:
+        for path in paths:
+            opened.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))  # noqa: PERF401  # undone
+    except OSError:
+        for descriptor in opened:
+            os.close(descriptor)
+        raise
+    return opened
 
 
 def read_optional(path: str) -> str | None:

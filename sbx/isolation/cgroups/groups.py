@@ -164,17 +164,19 @@ def _close(handles: dict[int, int]) -> None:
 
 def _remove_tree(group: str) -> bool:
     """Whether the group is gone. False when something lives in it."""
-    if not all(_remove_tree(child) for child in below(group)):
-        return False
-    try:
-        os.rmdir(group)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
-            return False
-        raise
-    return True
+    while True:
+        try:
+            os.rmdir(group)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                raise
+            inside = below(group)
+            if not inside or not all(_remove_tree(child) for child in inside):
+                return False
+        else:
+            return True
 
 
 def _owner_lives(name: str) -> bool:

@@ -46,6 +46,9 @@ class NoJail:
     def enter(self) -> None:
         pass
 
+    def entries(self) -> list[int]:
+        return []
+
     def pids(self) -> list[int]:
         return []
 

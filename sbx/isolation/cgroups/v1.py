@@ -219,6 +219,9 @@ class V1Jail(V1Group):
                 controlfile.write(f"{home}/tasks", "0")
             raise
 
+    def entries(self) -> list[int]:
+        return controlfile.open_all(f"{directory}/tasks" for directory in self.directories)
+
     def events(self) -> Events:
         return Events(
             controlfile.field(self._read("memory", "memory.oom_control"), "oom_kill") or 0,

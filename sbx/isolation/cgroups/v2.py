@@ -267,6 +267,9 @@ class V2Jail(V2Group):
     def enter(self) -> None:
         controlfile.write(f"{self.path}/cgroup.procs", "0")
 
+    def entries(self) -> list[int]:
+        return controlfile.open_all([f"{self.path}/cgroup.procs"])
+
     def events(self) -> Events:
         return Events(
             controlfile.field(self._read("memory.events"), "oom_kill") or 0,

@@ -11,6 +11,7 @@ is a diff that a person reads.
 
     default   for every process of every jail
     strict    put on top of it once the kernel is up; of two filters the stricter answer counts
+    serve     for the process of a root service that parses HTTP
 
 Our own compiler, not libseccomp's: that one cannot name calls newer than itself for another
 architecture, cannot put two conditions on one argument (personality: anything but 0 and ~0), and

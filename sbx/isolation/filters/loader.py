@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sbx.errors import Broken, CannotEnforce
 
 MACHINES = ("x86_64", "aarch64")
-NAMES = ("default", "strict")
+NAMES = ("default", "strict", "serve")
 
 
 class Filter(NamedTuple):

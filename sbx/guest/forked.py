@@ -1,0 +1,422 @@
+"""From two forks of a zygote to a parked jail, and from there into a sandbox.
+
+    1. supervisor: PID 1 of a PID namespace of its own; makes mount, net, ipc and uts namespaces,
+       its own /proc, /tmp, /dev/shm and terminals, and a loopback that is up
+    2. kernel: new randomness; the shell is run warm; joins these namespaces. Both wait: the jail is
+       parked
+    3. on the broker's word both enter the sandbox's cgroup, and the supervisor puts the mounts of
+       the conversation in place. Imports are forbidden before that, up to each one's seal
+    4. both get the sandbox's uid, and a user namespace below the one that owns all the others: from
+       here on they have no power over the jail's namespaces, and can make no further ones
+    5. both seal themselves as a jail of the cold path does: rlimits, no capabilities, Landlock,
+       the filter. The kernel takes its second filter, and starts
+
+    Both are sent the `boot` frame by the runtime, each on its own socket.
+
+    setup socket (SOCK_SEQPACKET, supervisor ↔ broker; closed by step 3):
+        ← {"parked": true}  or  {"refused": sentence}
+        → {"ids": [uid, gid], "groups": n, "mounts": [target, …], "tmpfs": [[path, size, mode], …],
+           "environment": {…}}  with fds: n files by which a group is entered, then the mounts;
+           `environment` is what the zygote has not
+
+    word (SOCK_SEQPACKET, kernel ↔ supervisor; closed by step 5):
+        → "join 2"       the kernel's number: warm, and waiting to join
+        ← "namespaces"   are there
+        → "joined"
+        ← what came from the setup socket, with the files of the groups
+        ← "mounts"       are in place, and the user namespace is there
+
+What goes wrong before the end ends the jail.
+"""
+
+import _thread
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from sbx.guest import frames, kernel, seal, supervisor
+from sbx.linux import (
+    capabilities,
+    landlock,
+    mounts,
+    namespaces,
+    network,
+    openat2,
+    prctl,
+    scheduling,
+)
+
+_INSIDE = (1000, 1000)
+_KERNEL_PID = 2  # never the zygote's own number: see `sbx.guest.zygote.main`
+_WORKSPACE = "/workspace"
+_OWN = (
+    namespaces.Namespace.MOUNT
+    | namespaces.Namespace.NET
+    | namespaces.Namespace.IPC
+    | namespaces.Namespace.UTS
+)
+_PACKET_MAX = 1 << 18
+_FDS_MAX = 200
+_MOMENT_S = 0.0002
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a jail has in place of the zygote's: `tmpfs` are (path, bytes, mode), `kept` the mounts
+    and links of the zygote's view that lie below one of them. `walls` are those of the policy, for
+    the rehearsal only: a jail is told its own."""
+
+    tmpfs: Sequence[tuple[str, int, str]]
+    kept: Sequence[str]
+    walls: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "View":
+        tmpfs = [(path, size, mode) for path, size, mode in told["tmpfs"]]
+        return cls(tmpfs, told["kept"], told["walls"])
+
+
+def become_supervisor(fds: Sequence[int], view: View, *, ahead: bool) -> NoReturn:
+    """Be PID 1 of a new jail, in a child of the keeper. `fds`: setup, control, word.
+
+    `ahead`: nobody waits for it yet.
+    """
+    setup, control, word = map(_socket, fds)
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        seal.close_all_but(fds)
+        supervisor.silence()
+        _own_view(view)
+        # Its signals may reach the kernel, which is in no domain below this one. All that they
+        # could reach beside is what the kernel and the commands are: a process of this jail.
+        domain = _Domain.of(view.walls, scope_signals=False)
+        if ahead:
+            _rehearse_entry(view)
+        oom = supervisor.OomScore()
+        kernel_pid = int(_hear(word, b"join"))
+        word.send(b"namespaces")
+        _hear(word, b"joined")
+        setup.send(b'{"parked": true}')
+    except BaseException as error:  # noqa: BLE001  # a forked child never returns into the keeper
+        with contextlib.suppress(OSError):
+            setup.send(json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
+        os._exit(1)
+    try:
+        walls, abi = _enter(setup, control, word, view, domain)
+    except BrokenPipeError:
+        os._exit(1)  # the kernel has ended, or nobody waits any more: no wall was refused
+    except BaseException as error:  # noqa: BLE001  # likewise; no user code has run, and none will
+        with contextlib.suppress(OSError):
+            control.sendall(frames.encode("refused", seal.refusal(error)))
+        os._exit(1)
+    supervisor.serve(control, kernel_pid, walls, oom, abi, os.pidfd_open(kernel_pid))
+
+
+def _socket(fd: int) -> socket.socket:
+    return socket.socket(fileno=fd)
+
+
+def _hear(word: socket.socket, expected: bytes) -> bytes:
+    """What the other process of the jail adds to this; without it there is nothing to go on for."""
+    said, _, more = word.recv(64).partition(b" ")
+    if said != expected:
+        os._exit(1)
+    return more
+
+
+def _own_view(view: View) -> None:
+    """Namespaces, and what a jail must not share with another one that the same zygote forked."""
+    namespaces.unshare(_OWN)
+    mounts.private("/")
+    mounts.proc("/proc")
+    mounts.devpts("/dev/pts")
+    for top, size, mode in view.tmpfs:
+        kept = [path for path in view.kept if path.startswith(f"{top}/")]
+        links = {path: os.readlink(path) for path in kept if os.path.islink(path)}
+        trees = {path: mounts.open_tree(path) for path in kept if path not in links}
+        mounts.tmpfs(top, f"mode={mode},size={size}")
+        for path, tree in trees.items():
+            _make_mount_point(path, stat.S_ISDIR(os.fstat(tree).st_mode))
+            _attach(tree, path)
+        for path, points_to in links.items():
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.symlink(points_to, path)
+    network.loopback_up()
+
+
+def _make_mount_point(path: str, is_directory: bool) -> None:
+    os.makedirs(path if is_directory else os.path.dirname(path), exist_ok=True)
+    if not is_directory:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
+def _attach(tree: int, path: str) -> None:
+    """Put a tree in its place, which no symlink may lead to: an earlier kernel of the conversation
+    could have left one in the workspace."""
+    target = openat2.openat2(-1, path.encode(), os.O_PATH, resolve=openat2.RESOLVE_NO_SYMLINKS)
+    mounts.attach(tree, target)
+    os.close(target)
+    os.close(tree)
+
+
+def _enter(
+    setup: socket.socket,
+    control: socket.socket,
+    word: socket.socket,
+    view: View,
+    domain: "_Domain | None",
+) -> tuple[Mapping[str, Any], int]:
+    """Steps 3 to 5 of the supervisor: its walls, and the Landlock ABI that is in force."""
+    _wait_parked(setup, word)
+    packet, fds, _, _ = socket.recv_fds(setup, _PACKET_MAX, _FDS_MAX)
+    if not packet:
+        os._exit(0)
+    setup.close()
+    with seal.forbid_imports():
+        told = json.loads(packet)
+        groups, trees = fds[: told["groups"]], fds[told["groups"] :]
+        socket.send_fds(word, [packet], groups)
+        _enter_groups(groups)
+        namespaces.unshare(namespaces.Namespace.CGROUP)
+        for (path, size, mode), (_, present, _) in zip(told["tmpfs"], view.tmpfs, strict=True):
+            if size != present:
+                mounts.resize_tmpfs(path, size, mode)
+            os.chown(path, *told["ids"])
+        _become(told)  # only the sandbox's uid can walk its workspace, to the next target
+        for tree, target in zip(trees, told["mounts"], strict=True):
+            _attach(tree, target)
+        namespaces.unshare(namespaces.Namespace.USER)
+        prctl.set_dumpable(True)
+        namespaces.map_ids(_INSIDE, told["ids"])
+        namespaces.forbid_user_namespaces()
+        word.send(b"mounts")
+        word.close()
+        walls = _boot(control)["walls"]
+        return walls, _seal(walls, domain, view.walls)
+
+
+def _wait_parked(setup: socket.socket, word: socket.socket) -> None:
+    """Until the broker has something to say. A jail whose kernel ends meanwhile ends with it."""
+    poll = select.poll()
+    poll.register(setup, select.POLLIN)
+    poll.register(word, select.POLLIN)
+    if any(fd == word.fileno() for fd, _ in poll.poll()):
+        os._exit(1)
+
+
+def _boot(sock: socket.socket) -> Mapping[str, Any]:
+    boot = frames.receive(sock)
+    if boot is None:
+        os._exit(0)
+    return boot.content
+
+
+def _enter_groups(groups: Sequence[int]) -> None:
+    for group in groups:
+        os.write(group, b"0")
+        os.close(group)
+
+
+def _become(told: Mapping[str, Any]) -> None:
+    uid, gid = told["ids"]
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    os.environ.update(told["environment"])
+    if "TZ" in told["environment"]:
+        time.tzset()
+
+
+def _seal(walls: Mapping[str, Any], domain: "_Domain | None", like: Mapping[str, Any]) -> int:
+    """`like` are the walls of the zygote: where its broker says that they are binding, whoever
+    speaks for the runtime now can leave out neither Landlock nor the filter."""
+    if like.get("binding") and any(walls[name] != like[name] for name in ("landlock", "filter")):
+        raise seal.SealError("walls", OSError(22, "these are not the walls of the zygote"))
+    seal.limit(walls["rlimits"])
+    capabilities.drop_all()
+    seal.check_unprivileged()
+    abi = 0
+    if walls["landlock"]:
+        if domain is None:
+            raise seal.SealError("landlock", OSError(95, "this linux has none"))
+        abi = domain.enter(walls)
+    seal.add_filter(walls["filter"])
+    return abi
+
+
+class _Domain:
+    """A Landlock domain of which all is ready but what the conversation's mounts bring.
+
+    A rule holds for the file that was at its path when it was made, so those for the workspace are
+    made after the last mount. What else a jail has was mounted before it was parked.
+    """
+
+    def __init__(self, walls: Mapping[str, Any], *, scope_signals: bool) -> None:
+        self._ready = [rule for rule in seal.domain_rules(walls) if not _comes_late(rule[0])]
+        self._ruleset = landlock.Ruleset(scope_signals=scope_signals, scope_abstract_sockets=True)
+        for path, rights in self._ready:
+            self._ruleset.allow(path, rights)
+
+    @classmethod
+    def of(cls, walls: Mapping[str, Any], *, scope_signals: bool) -> "_Domain | None":
+        return cls(walls, scope_signals=scope_signals) if walls["landlock"] else None
+
+    def rehearse(self) -> None:
+        self._ruleset.enter(only_this_thread=True)
+
+    def enter(self, walls: Mapping[str, Any]) -> int:
+        """Restrict this process; the ABI. Raises SealError."""
+        rules = seal.domain_rules(walls)
+        if [rule for rule in rules if not _comes_late(rule[0])] != self._ready:
+            raise seal.SealError("landlock", OSError(22, "these are not the walls of the zygote"))
+        try:
+            for path, rights in rules:
+                if _comes_late(path):
+                    self._ruleset.allow(path, rights)
+            self._ruleset.enter()
+        except OSError as error:
+            raise seal.SealError("landlock", error) from error
+        self._ruleset.close()
+        return self._ruleset.domain.abi
+
+
+def _comes_late(path: str) -> bool:
+    return path == _WORKSPACE or path.startswith(f"{_WORKSPACE}/")
+
+
+# -- what is done ahead, so that it is quick when somebody waits -----------------------------------
+#
+# The first write of a fork to a page copies it: 3.6 µs, and Python writes wherever it counts a
+# reference. To enter and seal met 1,300 such pages in the two processes together. So what somebody
+# would wait for is done once before they park, in a way that changes nothing. (Not the supervisor's
+# seal: that goes on beside the kernel's, which takes longer.)
+
+
+def _rehearse_entry(view: View) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(frames.encode("boot", {"walls": view.walls}))
+        _boot(ours)
+    for path, size, mode in view.tmpfs:
+        mounts.resize_tmpfs(path, size, mode)
+        os.chown(path, -1, -1)
+    os.setresgid(-1, -1, -1)
+    os.setresuid(-1, -1, -1)
+    namespaces.unshare(namespaces.Namespace(0))
+    os.close(openat2.openat2(-1, b"/", os.O_PATH, resolve=openat2.RESOLVE_NO_SYMLINKS))
+
+
+def _rehearse_seal(walls: Mapping[str, Any], domain: _Domain | None) -> None:
+    """Seal a thread, which then ends: a domain, a filter and capabilities are each thread's own."""
+
+    steps: list[Callable[[], object]] = [
+        capabilities.drop_all,
+        seal.check_unprivileged,
+        *([domain.rehearse] if domain is not None else []),
+        lambda: seal.add_filter(walls["filter"]),
+    ]
+
+    def act() -> None:
+        for step in steps:
+            with contextlib.suppress(OSError, seal.SealError):  # some need what comes only later
+                step()
+
+    _thread.start_new_thread(act, ())
+    while os.stat("/proc/self/task").st_nlink != 3:  # . and .. and this thread
+        time.sleep(_MOMENT_S)
+
+
+# -- the kernel ------------------------------------------------------------------------------------
+
+
+def become_kernel(
+    fds: Sequence[int], prepared: kernel.Prepared, walls: Mapping[str, Any], *, ahead: bool
+) -> NoReturn:
+    """Be the kernel of a new jail, in a child of the zygote. `fds`: kernel socket, word, and the
+    pidfd of PID 1. `ahead`: nobody waits for it yet."""
+    sock, word, supervisor_fd = _socket(fds[0]), _socket(fds[1]), fds[2]
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        seal.close_all_but(fds)
+        supervisor.silence()
+        if os.getpid() != _KERNEL_PID:
+            raise RuntimeError("something else was started in the jail before its kernel")
+        os.setsid()
+        _renew_randomness()
+        if ahead:
+            with contextlib.suppress(PermissionError):  # as it is under `chrt --idle`
+                scheduling.batch()  # it must not preempt a cell that runs
+        parked = kernel.park(sock, prepared, ahead=ahead)
+        word.send(b"join %d" % os.getpid())
+        _hear(word, b"namespaces")
+        namespaces.join(supervisor_fd, _OWN)
+        oom = supervisor.OomScore()
+        oom.set(supervisor.OOM_KERNEL)
+        oom.close()
+        domain = _Domain.of(walls, scope_signals=True)
+        if ahead:
+            _rehearse_seal(walls, domain)
+            with contextlib.suppress(PermissionError):
+                scheduling.normal()
+        word.send(b"joined")
+        boot = _follow(word, sock, supervisor_fd, domain, walls)
+    except BaseException as error:  # noqa: BLE001  # a forked child never returns into the zygote
+        with contextlib.suppress(OSError):
+            sock.sendall(frames.encode("refused", seal.refusal(error)))
+        os._exit(1)
+    kernel.start(parked, kernel.KernelConfig(**boot["kernel"]))
+
+
+def _follow(
+    word: socket.socket,
+    sock: socket.socket,
+    supervisor_fd: int,
+    domain: _Domain | None,
+    like: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """Steps 3 to 5 of the kernel, behind the supervisor; its boot frame."""
+    with seal.forbid_imports():
+        packet, groups, _, _ = socket.recv_fds(word, _PACKET_MAX, _FDS_MAX)
+        if not packet:
+            os._exit(0)
+        told = json.loads(packet)
+        _enter_groups(groups)
+        _become(told)
+        boot = _boot(sock)
+        walls = boot["walls"]
+        _hear(word, b"mounts")
+        word.close()
+        namespaces.join(supervisor_fd, namespaces.Namespace.CGROUP)
+        namespaces.join(supervisor_fd, namespaces.Namespace.USER)
+        os.close(supervisor_fd)
+        prctl.set_dumpable(True)
+        _seal(walls, domain, like)
+        seal.add_filter(walls["kernel_filter"])
+    return boot
+
+
+def _renew_randomness() -> None:
+    """What the zygote drew before the fork must not be the same in two jails.
+
+    `random` is seeded anew at every fork by Python itself, OpenSSL sees that its process has
+    another number, and `secrets`, `uuid` and numpy's new generators ask linux each time.
+    """
+    loaded: Mapping[str, Any] = sys.modules
+    if "numpy.random" in loaded:
+        loaded["numpy.random"].seed()
+    if "multiprocessing.process" in loaded:
+        loaded["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    if "tempfile" in loaded:
+        loaded["tempfile"]._name_sequence = None
+    if "uuid" in loaded:
+        uuid = loaded["uuid"]
+        uuid._node, uuid._last_timestamp = uuid._random_getnode(), None
+        uuid._generate_time_safe = None  # libuuid keeps a node and a clock sequence of its own

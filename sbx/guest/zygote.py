@@ -1,0 +1,291 @@
+"""The zygote of a policy: imports everything once, and forks jails on order.
+
+Run by path as `python -I`, in a view without a workspace. It reads no file that a user could have
+written, is sent none of their code, and holds no secret. It is two processes, because a fork has
+pages of its own wherever it writes, and the smaller its parent is, the fewer:
+
+    the keeper    PID 1, imports next to nothing; forks the supervisor of each jail, which is 1 MiB
+    the zygote    its child, has imported IPython and the policy's preload; forks each jail's kernel
+
+The whole conversation with the broker, in packets on the SOCK_SEQPACKET socket ORDERS_FD of the
+keeper, which hands on to the zygote what concerns it:
+
+    → {"preload": [module, …], "tmpfs": [[path, size, mode], …], "kept": [path, …], "walls": {…}}
+    ← {"ready": {"python": version, "missing": {module: why}}}  or  {"refused": sentence}
+    and from then on, for each jail:
+    → a number for it, with three fds: setup, control, kernel     see `sbx.guest.forked`
+      or that and " now": somebody waits, so nothing is done ahead of need
+    ← the number, with two pidfds: the supervisor's and the kernel's
+    ← the number, a space and the reason, when it could not be forked
+
+A number and no name, because what is read here stays in the memory of every later jail.
+
+The end of that socket is the zygote's end, and the other way round; the jails live on, and the
+keeper until the last of them has ended. When the keeper ends so does everything, and it ends with
+bubblewrap and the broker.
+
+What forked jails have in common is the price of the speed: one hash seed and one address layout to
+a zygote, which is why zygotes are renewed and policies can ask for the cold path.
+"""
+
+import os
+import sys
+
+sys.path.insert(0, __file__.rpartition("/sbx/guest/")[0])
+
+import contextlib
+import gc
+import json
+import select
+import signal
+import socket
+from array import array
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from sbx.guest import forked, locality, seal
+from sbx.guest.sockets import ORDERS_FD
+from sbx.linux import namespaces
+
+_PACKET_MAX = 1 << 17
+_FDS_SPACE = socket.CMSG_SPACE(3 * 4)
+
+
+def main() -> NoReturn:
+    seal.close_all_but((ORDERS_FD,))  # bubblewrap leaves the user namespace's descriptor open
+    orders = socket.socket(fileno=ORDERS_FD)
+    first = orders.recv(_PACKET_MAX)
+    if not first:
+        os._exit(0)
+    told = json.loads(first)
+    # A kernel is process 2 of its namespace. Who tells a fork by a changed number, as OpenSSL's
+    # random generator does, must see one: so process 2 of this namespace is not the zygote.
+    _fork_nobody()
+    locality.fill()
+    gc.freeze()  # as below, for supervisors
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how jails ended: linux reaps them
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote_pid = os.fork()
+    if zygote_pid == 0:
+        orders.close()
+        ours.close()
+        _be_zygote(its, told)
+    its.close()
+    zygote_fd = os.pidfd_open(zygote_pid)
+    _Keeper(orders, ours, zygote_fd, forked.View.from_json(told)).serve()
+
+
+class _Keeper:
+    """PID 1: takes the orders, and forks supervisors."""
+
+    def __init__(
+        self, orders: socket.socket, zygote: socket.socket, zygote_fd: int, view: forked.View
+    ) -> None:
+        self._orders = orders
+        self._zygote = zygote
+        self._zygote_fd = zygote_fd
+        self._view = view
+        self._own = _own_pid_namespace()
+        self._has_forked = False
+        self._supervisors: dict[bytes, int] = {}
+
+    def serve(self) -> NoReturn:
+        poll = select.poll()
+        poll.register(self._orders, select.POLLIN)
+        poll.register(self._zygote, select.POLLIN)
+        poll.register(self._zygote_fd, select.POLLIN)  # what its imports left may hold its socket
+        # Whatever goes wrong here, it must not end PID 1, and with it every jail there is.
+        with contextlib.suppress(Exception):
+            while True:
+                for fd, _ in poll.poll():
+                    self._act(fd)
+        self._retire()
+
+    def _act(self, fd: int) -> None:
+        if fd == self._orders.fileno():
+            self._obey()
+        elif fd == self._zygote.fileno():
+            self._hand_on()
+        else:
+            self._retire()  # the zygote has ended
+
+    def _obey(self) -> None:
+        order, fds = _receive(self._orders)
+        if not order:
+            self._retire()
+        number = order.partition(b" ")[0]
+        try:
+            if len(fds) != 3:
+                raise OSError("its sockets were lost on the way")
+            self._fork(number, order, fds)
+        except OSError as error:
+            self._orders.send(number + f" {error}".encode())
+        for fd in fds:
+            os.close(fd)
+
+    def _fork(self, number: bytes, order: bytes, fds: Sequence[int]) -> None:
+        setup, control, kernel = fds
+        ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            namespaces.unshare(namespaces.Namespace.PID)  # for the next child, which is its PID 1
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    for sock in (self._orders, self._zygote, kernels):
+                        sock.detach()
+                    jail = (setup, control, ours.detach())
+                    forked.become_supervisor(jail, self._view, ahead=order == number)
+            finally:
+                namespaces.join(self._own, namespaces.Namespace.PID)
+            self._has_forked = True
+            self._supervisors[number] = pidfd = os.pidfd_open(pid)
+            _send(self._zygote, order, (kernel, kernels.fileno(), pidfd))
+        finally:
+            ours.close()
+            kernels.close()
+
+    def _hand_on(self) -> None:
+        packet, fds = _receive(self._zygote)
+        if not packet:
+            self._retire()
+        supervisor = self._supervisors.pop(packet.partition(b" ")[0], None)
+        fds = (supervisor, *fds) if supervisor is not None else fds
+        _send(self._orders, packet, fds if len(fds) == 2 else ())
+        for fd in fds:
+            os.close(fd)
+
+    def _retire(self) -> NoReturn:
+        self._orders.close()
+        self._zygote.close()
+        with contextlib.suppress(ProcessLookupError):  # it may hang, in an import or anywhere
+            signal.pidfd_send_signal(self._zygote_fd, signal.SIGKILL)
+        if not self._has_forked:
+            os._exit(0)  # whatever the imports have started ends with this
+        while True:
+            try:
+                os.wait()  # with SIGCHLD ignored: until there is no child any more
+            except ChildProcessError:
+                os._exit(0)
+
+
+def _be_zygote(keeper: socket.socket, told: dict[str, Any]) -> NoReturn:
+    """The big process, child of the keeper; see the top of this file."""
+    try:
+        _serve(keeper, told)
+    except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
+        os.write(2, f"the zygote failed: {error!r}\n".encode())
+    finally:
+        os._exit(1)
+
+
+def _serve(keeper: socket.socket, told: dict[str, Any]) -> NoReturn:
+    # All that a kernel needs is imported here, once for all.
+    from sbx.guest import dispatch, kernel  # noqa: F401
+
+    prepared = kernel.prepare(told["preload"])
+    _rehearse(prepared.shell)
+    locality.gather(lambda: _rehearse(prepared.shell))
+    _rehearse(prepared.shell)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # as it was, whatever a module did
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if (refusal := _unfit(keeper.fileno())) is not None:
+        keeper.send(json.dumps({"refused": refusal}).encode())
+        os._exit(0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a module may have had other ideas
+    own = _own_pid_namespace()
+    gc.collect()
+    locality.fill()
+    gc.freeze()  # a collection in a jail would write to, and so copy, every page of this one
+    version = ".".join(map(str, sys.version_info[:3]))
+    keeper.send(json.dumps({"ready": {"python": version, "missing": prepared.missing}}).encode())
+    while True:
+        order, fds = _receive(keeper)
+        if not order:
+            os._exit(0)
+        number = order.partition(b" ")[0]
+        supervisor = fds[2]
+        try:
+            namespaces.join(supervisor, namespaces.Namespace.PID)  # for the next child
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    keeper.detach()
+                    forked.become_kernel(fds, prepared, told["walls"], ahead=order == number)
+            finally:
+                namespaces.join(own, namespaces.Namespace.PID)
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            keeper.send(number + f" {error}".encode())
+        else:
+            _send(keeper, number, (pidfd,))
+            os.close(pidfd)
+        for fd in fds:
+            os.close(fd)
+
+
+def _rehearse(shell: Any) -> None:
+    """What each kernel does first, and leaves no trace here."""
+    import asyncio
+
+    from sbx.guest import warming
+
+    warming.warm(shell, failing=True)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, tuple[int, ...]]:
+    """A packet and the fds with it; b"" at the end. Less than socket.recv_fds does, on purpose."""
+    packet, ancillary, _, _ = sock.recvmsg(_PACKET_MAX, _FDS_SPACE)
+    return packet, tuple(memoryview(ancillary[0][2]).cast("i")) if ancillary else ()
+
+
+def _send(sock: socket.socket, packet: bytes, fds: tuple[int, ...]) -> None:
+    sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))])
+
+
+def _unfit(keeper_fd: int) -> str | None:
+    """Why no kernel can be forked from this process; None when it is fit.
+
+    A second thread would not be there in a child, and what it held locked would stay so; linux
+    gives no user namespace to a process with threads. The first fork ends those of OpenBLAS, which
+    starts them again where they are used.
+    """
+    _fork_nobody()
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+        return "the modules it preloads leave a child process behind"
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"the modules it preloads start {threads - 1} threads, which no fork takes along"
+    # A kernel closes what it inherits: a module would go on with a number that is another's.
+    if left := _open_files() - {0, 1, 2, keeper_fd}:
+        return f"the modules it preloads leave {len(left)} files open"
+    return None
+
+
+def _open_files() -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that listed them is closed by now
+            os.fstat(int(name))
+            found.add(int(name))
+    return found
+
+
+def _fork_nobody() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return  # reaped by linux
+
+
+def _own_pid_namespace() -> int:
+    return os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+
+
+main()

@@ -1,0 +1,94 @@
+"""What the jails of given policies are made of, for `confinement` to hold orders against.
+
+Made from the plans themselves, so that nothing is said twice: whatever `plan` and `argv` say of a
+policy, and of one that a request narrowed, is granted.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sbx.errors import CannotEnforce
+from sbx.isolation.argv import bwrap_argv, zygote_argv
+from sbx.isolation.confinement import take_apart
+from sbx.isolation.plan import (
+    Bind,
+    Filters,
+    Interpreter,
+    LaunchPlan,
+    Paths,
+    ZygotePlan,
+    plan,
+    zygote_plan,
+)
+from sbx.isolation.probe import Capabilities
+from sbx.policy import Policy
+
+_PARTS = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
+
+
+def grants(
+    policies: Iterable[tuple[Policy, Interpreter]],
+    capabilities: Capabilities,
+    filters: Filters,
+    *,
+    guest: Path,
+    data: Path,
+    writable: Sequence[Path],
+) -> dict[str, Any]:
+    """For `BrokerProcess.confine`, as plain data. A policy that this host refuses grants nothing.
+
+    `writable`: where the confined process can write, so that nothing there is shown by a policy.
+    """
+    jail: dict[str, set[Any]] = {name: set() for name in _PARTS}
+    zygote: dict[str, set[Any]] = {name: set() for name in _PARTS}
+    preload: set[str] = set()
+    walls: list[dict[str, Any]] = []
+    for policy, interpreter in policies:
+        paths = Paths("files", "uploads", interpreter, str(guest), "shared")
+        for variant in _variants(policy):
+            try:
+                planned = plan(variant, capabilities, paths, filters)
+            except CannotEnforce:
+                break
+            _add(jail, planned)
+            _add(zygote, zygote_plan(variant, capabilities, paths))
+            like = {**planned.seal.to_json(), "filter": planned.filter.program.hex()}
+            walls += [like] if like not in walls else []
+            preload.update(policy.preload)
+    return {
+        "jail": {name: sorted(said) for name, said in jail.items()},
+        "zygote": {name: sorted(said) for name, said in zygote.items()},
+        "preload": sorted(preload),
+        "walls": walls,
+        "data": str(data),
+        "writable": [str(path.resolve()) for path in writable],
+    }
+
+
+def _variants(policy: Policy) -> Iterator[Policy]:
+    """A request may give up system directories: what lies below is then shown by itself."""
+    yield policy
+    bare = policy.filesystem.model_copy(update={"read": ()})
+    yield policy.model_copy(update={"filesystem": bare})
+
+
+def _add(grant: dict[str, set[Any]], planned: LaunchPlan | ZygotePlan) -> None:
+    if isinstance(planned, LaunchPlan):
+        mounts = (*planned.mounts, *planned.own_mounts)
+        argv = bwrap_argv(planned, lambda index: _source(mounts[index]))
+    else:
+        mounts = planned.mounts
+        argv = zygote_argv(planned, lambda index: _source(mounts[index]))
+    words = take_apart(argv)
+    grant["skeletons"].add(words.skeleton)
+    grant["binds"].update(words.binds)
+    grant["made"].update(words.made)
+    grant["tmpfs"].update((mode, path) for mode, _, path in words.tmpfs)
+    grant["files"].update((file.target, file.content) for file in planned.files)
+    grant["variables"].update(words.variables)
+    grant["commands"].add(planned.command)
+
+
+def _source(mount: object) -> str:
+    return mount.source if isinstance(mount, Bind) else ""
