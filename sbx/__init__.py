@@ -4,8 +4,9 @@
     with Sandbox() as box:
         print(box.run("1 + 1").result)
 
-`Sandbox` is synchronous, `Runtime` and `AsyncSandbox` are the same for asyncio. Names are loaded
-when they are used, so that importing sbx costs next to nothing.
+`Sandbox` is synchronous, `Runtime` and `AsyncSandbox` are the same for asyncio; with
+`Sandbox(connect=…)`, or `sbx.client`, they are in a service. Names are loaded when they are used,
+so that importing sbx costs next to nothing.
 """
 
 TYPE_CHECKING = False  # what type checkers take for true; importing typing would cost 20 ms
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
     from sbx.errors import SbxError
     from sbx.policy import Policy
     from sbx.protocol.runs import Cause, Run, Status
-    from sbx.runtime.blocking import Sandbox, close
     from sbx.runtime.conversation import Conversation
     from sbx.runtime.runtime import Runtime
     from sbx.runtime.sandbox import AsyncSandbox
     from sbx.runtime.settings import Settings
+    from sbx.sandbox import Sandbox, close
 
 __version__ = "0.1.0"
 
@@ -42,11 +43,11 @@ _HOMES = {
     "Policy": "sbx.policy",
     "Run": "sbx.protocol.runs",
     "Runtime": "sbx.runtime.runtime",
-    "Sandbox": "sbx.runtime.blocking",
+    "Sandbox": "sbx.sandbox",
     "SbxError": "sbx.errors",
     "Settings": "sbx.runtime.settings",
     "Status": "sbx.protocol.runs",
-    "close": "sbx.runtime.blocking",
+    "close": "sbx.sandbox",
 }
 
 

@@ -2,17 +2,27 @@
 
     app.py       the commands, and the border where every error becomes a sentence and an exit code
     exits.py     the exit codes, in one place
-    run.py       sbx run      → session.py (one sandbox, one run, signals) → screen.py, figures.py
+    run.py       sbx run      → session.py (one sandbox, one run, signals) → figures.py
+    execute.py   sbx exec     → visit.py (one run in a sandbox of the service, signals)
+    following.py a run that goes on: shown on screen.py, its questions answered
+    sandboxes.py sbx ps, create, stop, rm, extend, inspect
+    transfer.py  sbx cp
+    records.py   sbx logs, history
+    access.py    sbx key, token
+    upkeep.py    sbx gc, audit
+    reach.py     how all of these reach the service, through sbx.client
+    serve.py     sbx serve;  config.py  sbx config
     doctor.py    sbx doctor   → examine.py (what this host can do, and a live check)
     policy.py    sbx policy   → toml.py
+    moments.py   times as a person reads them
     report.py    what a person or, with --json, a program is told
     terminal.py  what may reach a terminal, and what is read from it
 
 stdout is data and stderr is messages. What comes out of a sandbox may hold anything: a control
 character never reaches a terminal or a log as it is, see `terminal.scrub`.
 
-`sbx --help` is to be quick, so what a command needs is imported when it runs. May import: the
-runtime and everything below it, typer, rich.
+`sbx --help` is to be quick, so what a command needs is imported when it runs; `sbx ps` never sees
+IPython, FastAPI or the runtime. May import: api, client, runtime and all below, typer, rich.
 """
 
 import sys

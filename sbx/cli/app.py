@@ -12,7 +12,22 @@ from typing import Annotated, ParamSpec
 import typer
 
 from sbx import __version__, errors
-from sbx.cli import doctor, exits, policy, report, run, terminal
+from sbx.cli import (
+    access,
+    config,
+    doctor,
+    execute,
+    exits,
+    policy,
+    records,
+    report,
+    run,
+    sandboxes,
+    serve,
+    terminal,
+    transfer,
+    upkeep,
+)
 
 P = ParamSpec("P")
 
@@ -40,6 +55,22 @@ def _interruptible(command: Callable[P, int]) -> Callable[P, int]:
 app.command()(_interruptible(run.run))
 app.command()(_interruptible(doctor.doctor))
 app.add_typer(policy.app, name="policy")
+app.command()(_interruptible(serve.serve))
+app.command()(config.config)
+app.command()(_interruptible(sandboxes.ps))
+app.command()(_interruptible(sandboxes.create))
+app.command("exec")(_interruptible(execute.execute))
+app.command()(_interruptible(transfer.cp))
+app.command()(_interruptible(records.logs))
+app.command()(_interruptible(records.history))
+app.command()(_interruptible(sandboxes.inspect))
+app.command()(_interruptible(sandboxes.stop))
+app.command()(_interruptible(sandboxes.rm))
+app.command()(_interruptible(sandboxes.extend))
+app.add_typer(access.keys, name="key")
+app.add_typer(access.tokens, name="token")
+app.command()(_interruptible(upkeep.gc))
+app.add_typer(upkeep.audit, name="audit")
 
 
 def _version(asked: bool) -> None:

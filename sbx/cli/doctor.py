@@ -1,4 +1,4 @@
-"""`sbx doctor`: which walls this host gives, and what to do for those it does not."""
+"""`sbx doctor`: which walls and which paths this host gives, and what to do for the others."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Try every layer of this host, and start one sandbox.
+    """Try every layer of this host, and start a sandbox by each path.
 
-    What is missing is named with its cause and its remedy. Ends with 0 when the policy `default`
-    runs here, else with 3.
+    What is missing is named with its cause and its remedy. A path is a way to start a kernel: cold
+    is the one that always works; fork and pool are faster, with the same walls. Ends with 0 when
+    the policy `default` runs here, else with 3.
     """
     import asyncio
 
@@ -45,6 +46,15 @@ def doctor(
                 ],
                 "policies": [verdict.to_dict() for verdict in found.verdicts],
                 "live": found.live.to_dict(),
+                "paths": [
+                    {
+                        "path": one.path,
+                        "ok": one.ok,
+                        "duration_s": round(one.duration_s, 3),
+                        "error": one.error.to_dict() if one.error else None,
+                    }
+                    for one in found.paths
+                ],
             }
         )
     else:
@@ -73,6 +83,14 @@ def _print(found: "Examination") -> None:
             for one in found.verdicts
         ],
     )
+    write(STDOUT, "\n")
+    print_table(
+        ("path", "works here", "sandbox to result"),
+        [
+            (one.path, *(("yes", f"{one.duration_s * 1000:.0f} ms") if one.ok else ("no", "")))
+            for one in found.paths
+        ],
+    )
     write(STDOUT, "\n" + "".join(f"{line}\n" for line in _advice(found)))
     write(STDOUT, f"{one_line(_live(found.live))}\n")
 
@@ -91,6 +109,10 @@ def _advice(found: "Examination") -> list[str]:
             lines.append(f"  no {one.policy}: {one_line(one.cause)}")
         if one.lacks:
             lines.append(f"   note: {one.policy} preloads {', '.join(one.lacks)}: not installed")
+    if found.live.ok:  # else there is nothing to be faster than
+        for check in found.paths:
+            if check.error is not None:
+                lines.append(f"   slow: no {check.path}: {one_line(check.error.message)}")
     return [*lines, ""] if lines else []
 
 

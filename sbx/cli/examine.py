@@ -1,11 +1,11 @@
-"""What this host can do for sbx: its layers, its policies, and one sandbox that truly starts."""
+"""What this host can do for sbx: its layers, its policies, and sandboxes that truly start."""
 
 import importlib.metadata
 import importlib.util
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,11 @@ from sbx.runtime.settings import Settings
 
 _GUEST_NEEDS = ("IPython", "ipykernel", "comm", "matplotlib_inline")
 _LIVE_POLICY = "default"
+_PATHS: Mapping[str, Mapping[str, Any]] = {  # in an order in which none pays for another's zygote
+    "cold": {"pool": {"start": "cold"}},
+    "pool": {},
+    "fork": {"pool": {"max_idle": 0}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The end of the live check: a receipt, or why there is none. Duration in seconds."""
+    """The end of a live check by one path: a receipt, or why there is none. Duration in seconds."""
 
+    path: str
     ok: bool
     duration_s: float
     receipt: Receipt | None = None
@@ -55,6 +61,7 @@ class Live:
 
     def to_dict(self) -> dict[str, Any]:
         return {
+            "path": self.path,
             "ok": self.ok,
             "policy": _LIVE_POLICY,
             "duration_s": round(self.duration_s, 3),
@@ -70,7 +77,12 @@ class Examination:
     root: bool
     layers: tuple[Layer, ...]
     verdicts: tuple[Verdict, ...]
-    live: Live
+    paths: tuple[Live, ...]
+
+    @property
+    def live(self) -> Live:
+        """The check of the path that all others fall back to."""
+        return next(one for one in self.paths if one.path == "cold")
 
     @property
     def ok(self) -> bool:
@@ -88,7 +100,7 @@ async def examine() -> Examination:
             root=capabilities.root,
             layers=(*capabilities.layers, *_other_layers(capabilities, settings)),
             verdicts=tuple(verdict(policy, capabilities) for policy in _shipped()),
-            live=await _live(runtime),
+            paths=tuple([await _live(runtime, path) for path in _PATHS]),
         )
 
 
@@ -175,15 +187,22 @@ def _shipped() -> list[Policy]:
     return [load(name) for name in names]
 
 
-async def _live(runtime: Runtime) -> Live:
+async def _live(runtime: Runtime, path: str) -> Live:
     started = time.monotonic()
+    receipt = None
     try:
-        async with await runtime.create(_LIVE_POLICY) as box:
+        if path == "pool":
+            await runtime.warm(_LIVE_POLICY)
+            started = time.monotonic()
+        async with await runtime.create(_LIVE_POLICY, narrower=_PATHS[path]) as box:
             run = await box.run("1 + 1")
             receipt = box.receipt
+        took_s = time.monotonic() - started
+        if run.result != "2":
+            raise errors.Broken(f"1 + 1 ended as {run.status} and gave {run.result!r}")
+        if receipt is not None and receipt.path != path:
+            why = receipt.fallback or "the setting fast_path (SBX_FAST_PATH) is off"
+            raise errors.Unavailable(f"the path {receipt.path} served instead: {why}")
     except errors.SbxError as error:
-        return Live(False, time.monotonic() - started, error=error)
-    if run.result != "2":
-        wrong = errors.Broken(f"1 + 1 ended as {run.status} and gave {run.result!r}")
-        return Live(False, time.monotonic() - started, receipt, wrong)
-    return Live(True, time.monotonic() - started, receipt)
+        return Live(path, False, time.monotonic() - started, receipt, error)
+    return Live(path, True, took_s, receipt)

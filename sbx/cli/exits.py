@@ -25,13 +25,13 @@ exit codes:
   0    it went well
   1    the code raised
   2    the call was wrong: an option, a file, a policy
-  3    refused: the policy says no, or this machine cannot enforce it
+  3    refused: the policy says no, this machine cannot, or no service answers
   70   a bug of sbx
   124  the run took longer than its time-out
   130  interrupted by Ctrl-C (143: ended by SIGTERM, 129: by SIGHUP)
   137  killed: a limit was crossed, stderr names it; or the kernel died
   141  whoever read the output stopped reading
-Code that ends with sys.exit(N), and a command of run --shell, give their own."""
+Code that ends with sys.exit(N), and a command of --shell, give their own."""
 
 
 class Stopped(errors.SbxError):

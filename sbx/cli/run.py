@@ -88,9 +88,9 @@ def run(
             "--upload copies files in and --uploads mounts a directory; give one of them",
             hint="put the files into that directory",
         )
-    variables = _variables(env or [])
+    env_given = variables(env or [])
     _check_names(upload or [])
-    text, from_stdin = _text(file, code)
+    text, from_stdin = code_of(file, code)
 
     import asyncio
 
@@ -103,7 +103,7 @@ def run(
         shell=shell,
         policy=policy,
         timeout_s=timeout,
-        env=variables,
+        env=env_given,
         upload=tuple(upload or ()),
         uploads=uploads,
         workspace=workspace,
@@ -113,7 +113,7 @@ def run(
     return exits.for_run(asyncio.run(run_once(request, face)))
 
 
-def _text(file: str | None, code: str | None) -> tuple[str, bool]:
+def code_of(file: str | None, code: str | None) -> tuple[str, bool]:
     """The code, and whether it came from stdin. Raises BadRequest, NotFound, TooLarge."""
     if (file is None) == (code is None):
         raise BadRequest(
@@ -159,16 +159,17 @@ def _text(file: str | None, code: str | None) -> tuple[str, bool]:
         ) from None
 
 
-def _variables(pairs: list[str]) -> dict[str, str]:
-    variables = {}
+def variables(pairs: list[str]) -> dict[str, str]:
+    """What `--env NAME=VALUE` gave. Raises BadRequest."""
+    found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise BadRequest(
                 f"--env {pair}: there is no value", hint="write it as --env NAME=VALUE"
             )
-        variables[name] = value
-    return variables
+        found[name] = value
+    return found
 
 
 def _check_names(files: list[Path]) -> None:

@@ -23,6 +23,7 @@ _SGR = r"\x1b\[[0-9;:]{0,32}m"
 _UNFINISHED = re.compile(r"\x1b(\[[0-9;:]{0,32})?\Z")
 # C1 (0x80-0x9f) are escape sequences of one character; a lone surrogate is not UTF-8.
 _CONTROL = re.compile(rf"({_SGR})|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_REORDERS = re.compile("[\u2028-\u202e\u2066-\u2069]")  # other lines, and other directions
 _RESET = "\x1b[0m"
 _LINE_MAX = 1 << 16
 
@@ -48,8 +49,9 @@ def scrub(text: str, *, colour: bool = False) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text as it may stand in a line of ours."""
-    return re.sub(r"[\r\n\t]+", " ", scrub(text)).strip()
+    """The text as it may stand in a line of ours, where nothing in it may reorder the rest."""
+    plain = _REORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), scrub(text))
+    return re.sub(r"[\r\n\t]+", " ", plain).strip()
 
 
 class Channel:
@@ -110,20 +112,51 @@ def write(fd: int, text: str) -> None:
 
 async def read_line() -> str:
     """A line typed at the terminal of stdin, or `END_OF_INPUT`. Cancelled, it reads nothing."""
-    import asyncio  # not for `sbx --help`
-
-    loop = asyncio.get_running_loop()
-    typed = asyncio.Event()
-    loop.add_reader(STDIN, typed.set)
-    try:
-        await typed.wait()
-    finally:
-        loop.remove_reader(STDIN)
+    await _readable()
     try:
         line = os.read(STDIN, _LINE_MAX)
     except OSError:  # the terminal was hung up
         return END_OF_INPUT
     return line.decode(errors="replace").removesuffix("\n") if line else END_OF_INPUT
+
+
+class InputLines:
+    """The lines of stdin where it is no terminal: a pipe, a file, or nothing at all."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._over = False
+
+    async def read_line(self) -> str:
+        """The next one, or `END_OF_INPUT` from the end on. Reads no further than it must."""
+        while b"\n" not in self._held and not self._over and len(self._held) < _LINE_MAX:
+            await _readable()
+            try:
+                piece = os.read(STDIN, _LINE_MAX)
+            except OSError:
+                piece = b""
+            self._held += piece
+            self._over = not piece
+        if not self._held:
+            return END_OF_INPUT
+        line, _, self._held = self._held.partition(b"\n")
+        return line.decode(errors="replace")
+
+
+async def _readable() -> None:
+    """Wait until stdin has something. A regular file always has, and epoll(7) refuses it."""
+    import asyncio  # not for `sbx --help`
+
+    loop = asyncio.get_running_loop()
+    typed = asyncio.Event()
+    try:
+        loop.add_reader(STDIN, typed.set)
+    except OSError:
+        return
+    try:
+        await typed.wait()
+    finally:
+        loop.remove_reader(STDIN)
 
 
 @contextmanager

@@ -1,5 +1,11 @@
-"""The words on the wire: how a run is told, live as events and at its end as one result.
+"""The words between callers and sandboxes, the same embedded, over HTTP and in the client.
 
-Shared by the embedded API, the HTTP server and its client, so that all three say the same. Imports
-the standard library only.
+    runs.py       a run, live as events and at its end as one result
+    events.py     both as JSON, and back
+    files.py      entries of a workspace, uploads
+    receipt.py    which walls stand around a kernel
+    addresses.py  where a service listens
+    handles.py    what may not be used after a fork
+
+Imports the standard library and sbx.errors only.
 """

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 MimeBundle = Mapping[str, Any]
+CODE_MAX = 8 << 20  # bytes of a cell, and of what a command reads
 
 
 class Status(StrEnum):

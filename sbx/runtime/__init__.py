@@ -1,5 +1,7 @@
 """What exists right now, and for how long: runtimes, sandboxes, conversations, runs.
 
+One program's own, gone with it:
+
     settings.py      what an operator may choose
     runtime.py       Runtime: one broker, one data directory, the sandboxes of one process
     sandbox.py       AsyncSandbox: what a caller owns; sequences, and does not know how
@@ -12,8 +14,35 @@
     disk.py          what stands in for a disk quota
     files.py         the files of a conversation, in worker threads
     data.py          where a runtime's workspaces lie, held by a lock
-    blocking.py      Sandbox: the same without asyncio, over one runtime per process
+    blocking.py      the one runtime of a process, that every synchronous Sandbox in it shares
+    store/           what the service remembers: one SQLite file, one writer
+    access.py        who calls, and what they may: keys, tokens, peers
+    ids.py           what a caller may use as an id
+    secret_files.py  files that hold a secret
+    replies.py       a call with an idempotency key is done once
+    clock.py         time, as what waits for deadlines sees it
     interpreter.py   which Python a policy's kernels run, and what it needs to be shown
+
+A service's, which outlive its process:
+
+    house.py         House: everything that one service holds, over one data directory
+    sandboxes.py     made, found for whoever calls, used, kept, ended
+    registry.py, using.py, views.py: which there are; around any use; what is told of them
+    lifecycle.py     the states, and every way from one to another, in one table
+    living.py        one sandbox: its row, and what lives of it
+    kept.py          AsyncSandbox whose files outlive it
+    cargos.py        workspaces; uids.py: whom their files belong to on the host
+    kernel_limits.py how many kernels live at once, and who makes room
+    open_limit.py    how many conversations hold their files open
+    reaper.py        what happens by itself: idle time-outs, expiry, collection, short memory
+    leftovers.py     files that are nobody's any more
+    recovery.py      what is mended after a kill
+    runs.py          queued, recorded, followed from afar
+    sessions.py      the rules of sessions; ids.py
+    access.py        who calls, and what they may; secret_files.py
+    replies.py       idempotency
+    store/           what is remembered
+    clock.py         time, which tests move
 
 May import: everything below it (kernels, isolation, workspace, policy, protocol, errors).
 """

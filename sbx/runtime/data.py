@@ -2,6 +2,8 @@
 
 A runtime without a `data_dir` has a temporary directory of its own. One that was killed leaves it
 behind; the next runtime of the same user finds that nobody holds its lock any more and removes it.
+In one with a `data_dir` sandboxes are left over by a killed runtime too, and removed by the next
+one: unless it keeps them, because a store says which of them live on.
 """
 
 import os
@@ -24,8 +26,11 @@ _SWEEP_S = 5.0
 class Data:
     """An open data directory; `close` lets go of it, and removes a temporary one."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Open `path`, or a new temporary directory. Raises Conflict `data_dir_in_use`."""
+    def __init__(self, path: Path | None, *, keep: bool = False) -> None:
+        """Open `path`, or a new temporary directory. With `keep` what lies in it stays.
+
+        Raises Conflict `data_dir_in_use`.
+        """
         self._temporary = path is None
         with ExitStack() as held, translated(str(path or tempfile.gettempdir())):
             if path is None:
@@ -46,7 +51,7 @@ class Data:
                 )
             if self._temporary:
                 name.rename(path / _LOCK)  # a sweeper takes what has this name and nobody holds
-            else:
+            elif not keep:
                 for sandbox in self.directory.sandboxes():
                     self.directory.remove(sandbox, deadline_s=_SWEEP_S)
                 self.directory.sweep(_SWEEP_S)

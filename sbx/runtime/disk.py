@@ -1,11 +1,15 @@
 """What stands in for a disk quota: look at the workspace, and end the kernel that makes it grow."""
 
 import asyncio
-import contextlib
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 from sbx import errors
 from sbx.kernels.kernel import Kernel
+from sbx.linux import procfs
 from sbx.policy.model import Limits
 from sbx.protocol.runs import Cause
 from sbx.runtime.files import OpenFiles
@@ -13,7 +17,7 @@ from sbx.workspace import Usage
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.5
-_IDLE_PERIOD_S = 5.0
+_ROUND_S = 10.0
 _ENTRIES = 200_000
 _SCAN_S = 0.4
 
@@ -22,7 +26,7 @@ class DiskWatch:
     """Watches one conversation's files; best effort, between two looks they can grow.
 
     What is beyond the limits already is tolerated as long as it does not grow: the next run may be
-    the one that deletes.
+    the one that deletes. Between runs there is no look at the files while the jail does nothing.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -45,6 +49,12 @@ class DiskWatch:
     def run_ended(self) -> None:
         self._busy -= 1
 
+    def leave(self) -> None:
+        """As `close`, at once; only while it does not look."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+
     async def close(self) -> None:
         """Stop watching; the next `watch` keeps what is tolerated."""
         task, self._task = self._task, None
@@ -54,13 +64,12 @@ class DiskWatch:
 
     async def _look(self, kernel: Kernel, opened: OpenFiles) -> None:
         limits = self._limits
+        rounds = _Rounds.of_this_loop()
+        await self._active.wait()
         while True:
-            if not self._busy:  # what a run left behind may still write: look, but seldom
-                self._active.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._active.wait(), _IDLE_PERIOD_S)
+            self._active.clear()
             await asyncio.sleep(_PERIOD_S)
-            used = await _measured(opened)
+            used, quiet = await _measured(kernel, opened)
             most = max(limits.workspace_max, self._tolerated[0])
             most_files = max(limits.workspace_files, self._tolerated[1])
             if used.bytes > most or used.files > most_files:
@@ -69,14 +78,76 @@ class DiskWatch:
                 return
             if used.bytes <= limits.workspace_max and used.files <= limits.workspace_files:
                 self._tolerated = (0, 0)
+            if not self._busy:
+                with rounds.asking(quiet, self._active.set):
+                    await self._active.wait()
 
 
-async def _measured(opened: OpenFiles) -> Usage:
-    """What the files take. Where they cannot be looked at, they take nothing: the next look may."""
+class _Quiet:
+    """Whether a jail did nothing since this was made; what a run left behind may still write."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        inside = kernel.processes()
+        # Of PID 1 and the kernel alone, PID 1 has nothing to do by itself.
+        self._inside = inside[1:] if len(inside) == 2 else inside
+        self._seen = self._look()
+
+    def lasts(self) -> bool:
+        return bool(self._seen) and self._look() == self._seen
+
+    def _look(self) -> list[tuple[bytes, ...]]:
+        return [procfs.activity(pid) for pid in self._inside]
+
+
+class _Rounds:
+    """Asks every idle jail of one event loop now and then whether it still is: one timer for all
+    of them, 15 µs each."""
+
+    _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, "_Rounds"]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._asked: dict[_Quiet, Callable[[], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of_this_loop(cls) -> "_Rounds":
+        return cls._of.setdefault(asyncio.get_running_loop(), cls())
+
+    @contextmanager
+    def asking(self, quiet: _Quiet, stirred: Callable[[], None]) -> Iterator[None]:
+        """Until the end of the block, call `stirred` when `quiet` lasts no longer."""
+        self._asked[quiet] = stirred
+        self._arm()
+        try:
+            yield
+        finally:
+            del self._asked[quiet]
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_ROUND_S, self._go)
+
+    def _go(self) -> None:
+        self._timer = None
+        for quiet, stirred in self._asked.items():
+            if not quiet.lasts():
+                stirred()
+        if self._asked:
+            self._arm()
+
+
+async def _measured(kernel: Kernel, opened: OpenFiles) -> tuple[Usage, _Quiet]:
+    """What the files take, and what is quiet as long as that is so. Where they cannot be looked at,
+    they take nothing: the next look may."""
     tree = opened.measured
     assert tree is not None
+
+    def look() -> tuple[Usage, _Quiet]:
+        quiet = _Quiet(kernel)  # before the look: what is written meanwhile is for the next one
+        return tree.measure(max_entries=_ENTRIES, deadline_s=_SCAN_S), quiet
+
     try:
-        return await opened.call(lambda: tree.measure(max_entries=_ENTRIES, deadline_s=_SCAN_S))
+        return await opened.call(look)
     except (OSError, errors.SbxError) as error:
         _log.warning("a workspace could not be measured: %s", error)
-        return Usage(0, 0, complete=False)
+        return Usage(0, 0, complete=False), _Quiet(kernel)

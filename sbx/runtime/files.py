@@ -2,14 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sbx import errors
 from sbx.policy import Policy
+from sbx.runtime.request import demand
+from sbx.runtime.streams import FileStream, Intakes, opened_stream
 from sbx.workspace import (
     ConversationFiles,
     DataDirectory,
@@ -17,6 +19,7 @@ from sbx.workspace import (
     Files,
     HostDirectory,
     Listing,
+    OpenFile,
     Tree,
     Upload,
     UploadLimits,
@@ -40,7 +43,7 @@ class Ready:
     identities: Mapping[str, Identity]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class OpenFiles:
     """What a conversation's files are, held open: for the host's calls, and for its jail's mounts.
 
@@ -60,6 +63,9 @@ class OpenFiles:
     identities: Mapping[str, Identity] = field(default_factory=dict)
     held: ExitStack = field(default_factory=ExitStack)
     working: set[asyncio.Future[Any]] = field(default_factory=set)
+    untouched: bool = False
+    intakes: Intakes = field(default_factory=Intakes)
+    users: int = 0
 
     async def call(self, act: Callable[[], T]) -> T:
         """`act` in a worker thread. A call that is cancelled leaves its thread at work, and what
@@ -70,8 +76,29 @@ class OpenFiles:
         work.add_done_callback(self.working.discard)
         return await asyncio.shield(work)
 
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Within it nothing here is put away."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call or a file on its way in needs what is open here."""
+        return self.users > 0 or bool(self.working) or self.intakes.filling
+
     async def prepare(self) -> Ready:
-        """See to the mount points and look at what is there, before each start of a jail."""
+        """See to the mount points and look at what is there, before each start of a jail.
+
+        Before the first one there is nothing to see in a workspace of our own: to open it was to
+        see to it, no jail has run in it since, and no API removes a mount point.
+        """
+        if self.untouched:
+            self.untouched = False
+            return Ready((), (), self.identities)
         return await self.call(self._prepare)
 
     def _prepare(self) -> Ready:
@@ -85,7 +112,13 @@ class OpenFiles:
         }
         return Ready(found.pinned, found.read_only, {**self.identities, **seen})
 
+    def put_away(self) -> None:
+        """Close what is not busy. A stream that is read has a descriptor of its own."""
+        assert not self.busy
+        self.held.close()
+
     async def close(self) -> None:
+        await self.intakes.stop()
         if self.working:
             await asyncio.wait(self.working)
         self.held.close()
@@ -94,19 +127,24 @@ class OpenFiles:
 def open_files(
     data: DataDirectory,
     sandbox: str,
+    conversation: str,
     policy: Policy,
     host: tuple[int, int],
     workspace: Path | None,
     uploads: Path | None,
+    *,
+    new: bool = True,
 ) -> OpenFiles:
-    """Open the files of a new conversation. `host`: the uid and gid of its jails.
+    """Open the files of a conversation: of a `new` one, or of one in which jails have run.
+
+    `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails.
 
     Raises Denied `workspace_owned_by_root`, NotFound, InvalidPath.
     """
     owner = host if host[0] != os.geteuid() else None
     largest = policy.limits.file_size_max
     with ExitStack() as held:
-        own = data.conversation(sandbox, data.new_name(), owner=owner)
+        own = data.conversation(sandbox, conversation, owner=owner)
         held.callback(own.close)
         identities: dict[str, Identity] = {}
         put: Uploads | None = own.uploads
@@ -131,6 +169,7 @@ def open_files(
                 own=own,
                 shared_path=data.shared_path(sandbox) if shared is not None else None,
                 identities=identities,
+                untouched=new and shared is None,
             )
         else:
             directory = HostDirectory.open(workspace, jail_uid=host[0])
@@ -185,6 +224,20 @@ class WorkspaceFiles:
         data = _encoded(content)
         return await self._call(lambda files: files.write(path, data))
 
+    async def open_stream(self, path: str) -> FileStream:
+        """Open a file of any size to be read in pieces; the caller closes it."""
+        opened = await self._opened()
+        with opened.in_use():
+            return await opened_stream(opened, lambda: (opened.files.open(path), None))
+
+    async def write_stream(
+        self, path: str, chunks: AsyncIterable[bytes], *, max_bytes: int | None = None
+    ) -> int:
+        """`write`, from a source of any size; cancelled or failed, it leaves what was there."""
+        opened = await self._opened()
+        intake = opened.files.writing(path, max_bytes=max_bytes)
+        return await opened.intakes.fill(opened, intake, chunks)
+
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
         return await self._call(lambda files: files.list(path, max_depth=max_depth))
 
@@ -199,14 +252,12 @@ class WorkspaceFiles:
         await self._call(lambda files: files.make_directory(path))
 
     async def _call(self, act: Callable[[Files], T]) -> T:
-        if "filesystem" not in self._policy.capabilities:
-            raise errors.Denied(
-                f"the policy {self._policy.name} does not offer filesystem",
-                code="capability_not_supported",
-                details={"capability": "filesystem"},
-            )
-        opened = await self._open()
+        opened = await self._opened()
         return await opened.call(lambda: act(opened.files))
+
+    async def _opened(self) -> OpenFiles:
+        demand(self._policy, "filesystem")
+        return await self._open()
 
 
 class WorkspaceUploads:
@@ -229,6 +280,26 @@ class WorkspaceUploads:
         data = _encoded(content)
         return await self._call(lambda uploads: uploads.put(name, data, self._limits))
 
+    async def put_stream(
+        self, name: str, chunks: AsyncIterable[bytes], limits: UploadLimits | None = None
+    ) -> Upload:
+        """Store what `chunks` brings, of any size, within `limits` (None: the policy's).
+
+        Raises as `put`; cancelled or failed, it leaves what was there.
+        """
+        opened, uploads = await self._opened()
+        intake = uploads.putting(name, self._limits if limits is None else limits)
+        return await opened.intakes.fill(opened, intake, chunks)
+
+    async def get(self, name: str) -> Upload:
+        return await self._call(lambda uploads: uploads.get(name))
+
+    async def open_stream(self, name: str) -> FileStream:
+        """Open an upload to be read in pieces; the caller closes it."""
+        opened, uploads = await self._opened()
+        with opened.in_use():
+            return await opened_stream(opened, lambda: _opened_upload(uploads, name))
+
     async def list(self) -> tuple[Upload, ...]:
         return await self._call(lambda uploads: uploads.list())
 
@@ -240,6 +311,10 @@ class WorkspaceUploads:
         await self._call(lambda uploads: uploads.delete(name))
 
     async def _call(self, act: Callable[[Uploads], T]) -> T:
+        opened, uploads = await self._opened()
+        return await opened.call(lambda: act(uploads))
+
+    async def _opened(self) -> tuple[OpenFiles, Uploads]:
         opened = await self._open()
         if (uploads := opened.uploads) is None:
             raise errors.Denied(
@@ -247,7 +322,16 @@ class WorkspaceUploads:
                 code="uploads_mounted",
                 hint="put the file into that directory",
             )
-        return await opened.call(lambda: act(uploads))
+        return opened, uploads
+
+
+def _opened_upload(uploads: Uploads, name: str) -> tuple[OpenFile, Upload]:
+    file = uploads.open(name)
+    try:
+        return file, uploads.described(name, file)
+    except BaseException:
+        file.close()
+        raise
 
 
 def _encoded(content: str | bytes) -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -61,6 +62,28 @@ async def interpreter_at(path: str) -> Interpreter:
             code="interpreter_unavailable",
             hint=f"install it there: {path} -m pip install ipykernel",
         )
+    return _interpreter(executable, tuple(prefixes))
+
+
+def interpreter_as(path: str, uid: int, gid: int) -> Interpreter | None:
+    """As `interpreter_at`, asked by root: the program runs as another user, whoever owns it. None
+    when it does not answer. Blocks for 20 s at most."""
+    try:
+        said = subprocess.run(
+            [path, "-I", "-c", _ASK],
+            user=uid,
+            group=gid,
+            extra_groups=(),
+            env={},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_SECONDS,
+            check=True,
+        ).stdout
+        _, executable, *prefixes = json.loads(said)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
     return _interpreter(executable, tuple(prefixes))
 
 

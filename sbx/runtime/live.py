@@ -6,8 +6,9 @@ that were recorded, from the first on. What is recorded is bounded by the policy
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from sys import getsizeof
 from typing import Any
 
 from sbx.kernels import frames
@@ -29,6 +30,11 @@ from sbx.protocol.runs import (
     Stdout,
 )
 
+_EVENT_SIZE = 200  # bytes, about; its text not counted
+_NO_ROOM = RunError(
+    "OutputLimit", "the runs of this service hold too much output together, and this one most", ""
+)
+
 
 @dataclass(slots=True)
 class _Shown:
@@ -40,13 +46,35 @@ class _Shown:
     at: int = 0
 
 
+@dataclass(slots=True)
+class SharedRoom:
+    """How many bytes the events of all live runs of a service may take up together: so many runs at
+    `output_max` could not be held. Where they are used up, a run goes on within `share` bytes."""
+
+    most: int
+    share: int
+    used: int = 0
+
+
 class LiveRun:
-    """Collects the frames of one run. `over` says that more came than `output_max` bytes."""
+    """Collects the frames of one run.
+
+    `over` says that more came than `output_max` bytes, or than there is `shared` room for; `begun`
+    that it waits no more (`on_begun` is told), `questions` how often the code has asked for input.
+    """
 
     def __init__(self, run_id: str, output_max: int) -> None:
         self.run_id = run_id
         self.over = False
+        self.begun = False
+        self.questions = 0
+        self.on_begun: Callable[[], None] | None = None
+        self.shared: SharedRoom | None = None
+        self._taken = 0
+        self._crowded = False
+        self._cut = False
         self._room = output_max
+        self._received = 0
         self._events: list[Event] = [RunStart(run_id)]
         self._screen: list[_Shown] = []
         self._updates: dict[str, tuple[int, MimeBundle]] = {}  # the last of each, and when
@@ -56,12 +84,20 @@ class LiveRun:
         self._error: RunError | None = None
         self._execution_count: int | None = None
         self._started = time.monotonic()
-        self._changed: asyncio.Event = asyncio.Event()
-        self._run: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
+        self._changed: asyncio.Event | None = None  # both are made by the first who waits
+        self._ended: asyncio.Event | None = None
+        self._outcome: Run | BaseException | None = None
 
     async def result(self) -> Run:
-        """Wait for the end of the run."""
-        return await asyncio.shield(self._run)
+        """Wait for the end of the run; raises why, where it could not even be started."""
+        await self.ended()
+        return self._had()
+
+    async def ended(self) -> None:
+        """Wait for the end of the run, whatever it is."""
+        if not self.done:
+            self._ended = self._ended or asyncio.Event()
+            await self._ended.wait()
 
     @property
     def elapsed_s(self) -> float:
@@ -70,32 +106,54 @@ class LiveRun:
 
     @property
     def done(self) -> bool:
-        return self._run.done()
+        return self._outcome is not None
 
     async def events(self) -> AsyncIterator[Event]:
         """Every event from the first on; ends after the RunEnd."""
         position = 0
-        while True:
-            while position < len(self._events):
-                event = self._events[position]
-                position += 1
-                yield event
-                if isinstance(event, RunEnd):
-                    return
-            if self._run.done() and self._run.exception() is not None:
-                await self._run  # the run could not even be started: raises why
+        while await self._goes_on(position):
+            yield self._events[position]
+            position += 1
+
+    async def numbered(self, after: int = 0) -> AsyncGenerator[tuple[int, Event], None]:
+        """The events after the one of this number, the first of all being 1; ends after the RunEnd.
+
+        Whoever comes back gets what was missed: a number stands for the same event each time.
+        """
+        position = max(0, after)
+        while await self._goes_on(position):
+            position += 1
+            yield position, self._events[position - 1]
+
+    async def _goes_on(self, position: int) -> bool:
+        """Wait for the event at this position; False when there will be none, and what `result`
+        raises, where the run could not even be started."""
+        while position >= len(self._events):
+            if self.done:
+                await self.result()
+                return False
+            self._changed = self._changed or asyncio.Event()
             self._changed.clear()
             await self._changed.wait()
+        return True
 
     def add(self, frame: frames.Frame) -> None:
         """Record what a frame tells. Raises frames.Malformed for a bundle that is none."""
         if self.over:
             return
         self._room -= frame.size  # the whole frame, so that empty ones count too
+        self._received += frame.size
         event = self._event(frame.content)
         if event is not None:
             self._tell(event)
-        self.over = self._room < 0 or isinstance(frame.content, frames.OutputLimit)
+        self._take(frame.size + _EVENT_SIZE)
+        self.over = self._room < 0 or isinstance(frame.content, frames.OutputLimit) or self._crowded
+
+    def give_room_back(self) -> None:
+        """What it holds is counted elsewhere from now on, or not held any more."""
+        if self.shared is not None:
+            self.shared.used -= self._taken
+            self.shared = None
 
     def finish(
         self,
@@ -109,7 +167,12 @@ class LiveRun:
         """Make the result, tell it as the last event, and wake everybody.
 
         `error` says why the run was ended by us; the traceback of what that raised stays with it.
+        A run has one end: where it had it already, that is the result, or is raised.
         """
+        if self._outcome is not None:
+            return self._had()
+        if self._crowded and cause is Cause.OUTPUT:
+            error = _NO_ROOM
         if error is not None and self._error is not None:
             error = replace(error, traceback=self._error.traceback)
         self._apply_updates()
@@ -128,18 +191,25 @@ class LiveRun:
             execution_count=self._execution_count,
             duration_s=self.elapsed_s,
             state_lost=state_lost,
-            truncated=self.over,
+            truncated=self.over or self._cut,
         )
+        self._screen.clear()  # the run may be kept for a while
+        self._updates.clear()
+        self._printed.clear()
         self._tell(RunEnd(run))
-        self._run.set_result(run)
+        self._end(run)
         return run
+
+    def _had(self) -> Run:
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        assert self._outcome is not None
+        return self._outcome
 
     def fail(self, error: BaseException) -> None:
         """The run could not be started at all: an error of ours, raised to whoever waits."""
-        if not self._run.done():
-            self._run.set_exception(error)
-            self._run.exception()  # nobody may be waiting, and then nobody is to be warned
-        self._changed.set()
+        if not self.done:
+            self._end(error)
 
     def replied(self, reply: frames.ExecuteReply) -> None:
         self._execution_count = reply.execution_count
@@ -149,14 +219,41 @@ class LiveRun:
     def restart_clock(self) -> None:
         """The run waited in its queue, or for a kernel: its time counts from now."""
         self._started = time.monotonic()
+        self.begun = True
+        if self.on_begun is not None:
+            self.on_begun()
+
+    @property
+    def held(self) -> int:
+        """About how many bytes its events and its result take up, once it has ended."""
+        run = self._outcome
+        size = _EVENT_SIZE * len(self._events) + 2 * self._received  # once as read, once as shown
+        if isinstance(run, Run):
+            size += getsizeof(run.stdout) + getsizeof(run.stderr) + getsizeof(run.text)
+        return size
 
     @property
     def error_name(self) -> str | None:
         return self._error.name if self._error else None
 
+    def _take(self, size: int) -> None:
+        if self.shared is not None:
+            self._taken += size
+            self.shared.used += size
+            too_much = self.shared.used > self.shared.most
+            self._crowded = too_much and self._taken > self.shared.share
+
+    def _end(self, outcome: Run | BaseException) -> None:
+        self._outcome = outcome
+        if self._ended is not None:
+            self._ended.set()
+        if self._changed is not None:
+            self._changed.set()
+
     def _tell(self, event: Event) -> None:
         self._events.append(event)
-        self._changed.set()
+        if self._changed is not None:
+            self._changed.set()
 
     def _event(self, content: Any) -> Event | None:
         match content:
@@ -168,6 +265,7 @@ class LiveRun:
                 return self._displayed(content)
             case frames.ExecuteResult():
                 data = frames.bundle(content.data)
+                self._cut |= content.cut
                 self._show(_Shown(bundle=data))
                 self._result = _plain(data)
                 return Result(data, _metadata(content.metadata), content.execution_count)
@@ -181,6 +279,7 @@ class LiveRun:
                     self._clear()
                 return Clear(wait)
             case frames.InputRequest(prompt, password):
+                self.questions += 1
                 return InputRequest(prompt, password)
         return None
 
@@ -194,12 +293,14 @@ class LiveRun:
 
     def _displayed(self, content: frames.DisplayData) -> Event:
         data = frames.bundle(content.data)
+        self._cut |= content.cut
         display_id = content.transient.get("display_id")
         self._show(_Shown(bundle=data, display_id=display_id, at=len(self._events)))
         return Display(data, _metadata(content.metadata), display_id)
 
     def _updated(self, content: frames.UpdateDisplayData) -> Event:
         data = frames.bundle(content.data)
+        self._cut |= content.cut
         display_id = content.transient.get("display_id")
         if display_id is not None:
             self._updates[display_id] = (len(self._events), data)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from sbx import errors
 from sbx.policy import Policy
+from sbx.protocol.runs import CODE_MAX
 
-CODE_MAX = 8 << 20
 COMMAND_MAX = (128 << 10) - 1  # one argument of execve(2), with the zero at its end
 _PATH_MAX = 4095  # limits.h
 

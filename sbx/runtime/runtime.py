@@ -5,6 +5,7 @@ import os
 import platform
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,15 +13,20 @@ from typing import Any, Self
 from sbx import errors
 from sbx.isolation.filters import load_filter
 from sbx.isolation.forked import check_process
-from sbx.isolation.launch import Broker
+from sbx.isolation.launch import Broker, BrokerProcess
 from sbx.isolation.patience import in_thread, to_the_end
-from sbx.isolation.plan import Filters
+from sbx.isolation.plan import Filters, Interpreter, Paths, decide_walls
 from sbx.isolation.probe import Capabilities
+from sbx.kernels.start import Starter
+from sbx.kernels.zygotes import key_of
 from sbx.policy import Policy, load, narrow, unsupported
 from sbx.runtime.data import Data
 from sbx.runtime.interpreter import interpreter_at, own_interpreter
+from sbx.runtime.kept import KeptSandbox, Place
 from sbx.runtime.sandbox import AsyncSandbox, Means
 from sbx.runtime.settings import Settings
+from sbx.telemetry.starts import Starts
+from sbx.workspace import DataDirectory
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,10 +39,21 @@ class Runtime:
     `used_after_fork`; one used after `close` raises Closed.
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        broker: BrokerProcess | None = None,
+        keep_files: bool = False,
+    ) -> None:
+        """`broker`: one that runs already, of a program that has given up its privileges since.
+        `keep_files`: leave what lies in the data directory, which a House knows of."""
         self.settings = settings or Settings()
+        self._keep_files = keep_files
+        self._started_broker = broker
         self._pid = os.getpid()
         self._broker: Broker | None = None
+        self._starter: Starter | None = None
         self._data: Data | None = None
         self._means: Means | None = None
         self._sandboxes: set[AsyncSandbox] = set()
@@ -52,20 +69,28 @@ class Runtime:
             assert self._data is not None
             machine = platform.machine()
             filters = Filters(load_filter("default", machine), load_filter("strict", machine))
-            self._broker = await Broker.start(
-                bwrap=str(settings.bwrap) if settings.bwrap else None,
-                uids=settings.uid_range,
-                groups=settings.cgroups,
-            )
+            if self._started_broker is not None:
+                self._broker = Broker.adopt(self._started_broker)
+            else:
+                self._broker = await Broker.start(
+                    bwrap=str(settings.bwrap) if settings.bwrap else None,
+                    uids=settings.uid_range,
+                    groups=settings.cgroups,
+                )
         except BaseException:
             await self.close()
             raise
+        self._starter = Starter(
+            self._broker,
+            most=settings.zygotes_max if settings.fast_path else 0,
+            deadline_s=settings.start_timeout,
+        )
         self._means = Means(
             broker=self._broker,
+            starter=self._starter,
             data=self._data.directory,
             filters=filters,
             guest=_PACKAGE_ROOT,
-            start_timeout_s=settings.start_timeout,
             grace_s=settings.interrupt_grace,
         )
         return self
@@ -101,16 +126,12 @@ class Runtime:
         Denied `workspace_owned_by_root`.
         """
         means = self._started()
-        decided = await asyncio.to_thread(self._decide, policy, narrower, env)
-        interpreter = (
-            own_interpreter()
-            if decided.interpreter is None
-            else await interpreter_at(decided.interpreter)
-        )
+        loaded, decided = await self.decide(policy, narrower=narrower, env=env)
         box = AsyncSandbox(
             means,
             decided,
-            interpreter,
+            loaded,
+            await _interpreter_of(decided),
             workspace=Path(workspace) if workspace is not None else None,
             uploads=Path(uploads) if uploads is not None else None,
             on_close=self._sandboxes.discard,
@@ -123,6 +144,72 @@ class Runtime:
             raise
         return box
 
+    async def decide(
+        self,
+        policy: str | Path | Policy,
+        *,
+        narrower: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> tuple[Policy, Policy]:
+        """The policy as it was loaded, and as the request narrows it; raises as `create` does, but
+        for what this host cannot enforce."""
+        return await asyncio.to_thread(self._decide, policy, narrower, env)
+
+    async def open(self, loaded: Policy, decided: Policy, place: Place) -> KeptSandbox:
+        """A sandbox whose files outlive it, made or made again. Raises CannotEnforce."""
+        means = self._started()
+        box = KeptSandbox(
+            means,
+            decided,
+            loaded,
+            await _interpreter_of(decided),
+            place,
+            uids=self.settings.uid_range,
+            on_close=self._sandboxes.discard,
+        )
+        self._sandboxes.add(box)
+        try:
+            await box.prepare()
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+    @property
+    def data(self) -> DataDirectory:
+        """Where the files of its sandboxes lie."""
+        return self._started().data
+
+    async def warm(self, policy: str | Path | Policy = "default", *, count: int = 1) -> None:
+        """Return when `count` kernels of the policy are ready for whoever asks first.
+
+        They are kept for a minute at least; without this the pool fills after the first kernel.
+        Raises what `create` raises of a policy, BadRequest `limit_widened` for more than its
+        pool.max_idle, and Unavailable with the cause when this host forks none, or none now.
+        """
+        means = self._started()
+        loaded, _ = await self.decide(policy)
+        decide_walls(loaded, self.capabilities)
+        paths = Paths("", "", await _interpreter_of(loaded), str(means.guest))
+        key = key_of(loaded, loaded, self.capabilities, paths, means.filters)
+        if key is None:
+            raise errors.BadRequest(
+                f'policy {loaded.name} says pool.start = "cold", so none of its kernels is forked',
+                code="pool_unavailable",
+                hint='take start = "cold" out of the policy',
+            )
+        await means.starter.warm(key, count)
+
+    @property
+    def starts(self) -> Starts:
+        """How kernels came to be so far, by path, and why a faster path did not serve."""
+        return self._starter.starts if self._starter is not None else Starts()
+
+    @property
+    def parked(self) -> int:
+        """How many kernels are ready for whoever asks first."""
+        return self._starter.all_parked if self._starter is not None else 0
+
     async def close(self) -> None:
         """End every sandbox and the broker, and remove a temporary data directory."""
         if self._pid != os.getpid():
@@ -131,7 +218,8 @@ class Runtime:
         await to_the_end(self._end())
 
     async def _open_data(self) -> None:
-        self._data = await in_thread(Data, self.settings.data_dir)
+        open_data = partial(Data, self.settings.data_dir, keep=self._keep_files)
+        self._data = await in_thread(open_data)
 
     async def _end(self) -> None:
         """Sandboxes, broker, data: each is ended whatever became of the one before."""
@@ -142,6 +230,8 @@ class Runtime:
             if self._broker is not None:
                 broker, self._broker = self._broker, None
                 last.push_async_callback(broker.close)
+            if self._starter is not None:
+                last.push_async_callback(self._starter.close)
             ends = (box.close() for box in list(self._sandboxes))
             for end in await asyncio.gather(*ends, return_exceptions=True):
                 if end is not None:
@@ -172,10 +262,12 @@ class Runtime:
         policy: str | Path | Policy,
         narrower: Mapping[str, Any] | None,
         env: Mapping[str, str] | None,
-    ) -> Policy:
+    ) -> tuple[Policy, Policy]:
+        """The policy as it was loaded, and as the request narrows it."""
         if not isinstance(policy, Policy):
             policy = load(policy, search=self.settings.policy_dirs)
         request = {**(narrower or {}), **({"env": dict(env)} if env else {})}
+        loaded = policy
         if request:
             policy = narrow(policy, request)
         if (refusal := unsupported(policy)) is not None:
@@ -188,4 +280,10 @@ class Runtime:
                     code="mount_unavailable",
                     hint="make the directory, or name the one that is meant",
                 )
-        return policy
+        return loaded, policy
+
+
+async def _interpreter_of(policy: Policy) -> Interpreter:
+    if policy.interpreter is None:
+        return own_interpreter()
+    return await interpreter_at(policy.interpreter)

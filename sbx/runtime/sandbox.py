@@ -22,13 +22,16 @@ from sbx.isolation.plan import (
     decide_walls,
     plan,
 )
+from sbx.isolation.probe import Capabilities
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.kernel import Kernel
+from sbx.kernels.start import Order, Starter
 from sbx.kernels.watcher import MemoryWatcher
+from sbx.kernels.zygotes import Key, key_of
 from sbx.policy import Policy
 from sbx.protocol.runs import Event, Run
 from sbx.runtime.conversation import Conversation
-from sbx.runtime.files import OpenFiles, WorkspaceFiles, WorkspaceUploads, open_files
+from sbx.runtime.files import OpenFiles, Ready, WorkspaceFiles, WorkspaceUploads, open_files
 from sbx.runtime.questions import OnInput
 from sbx.workspace import DataDirectory, check_name
 
@@ -42,11 +45,17 @@ class Means:
     """What a runtime has, and every sandbox of it uses."""
 
     broker: Broker
+    starter: Starter
     data: DataDirectory
     filters: Filters
     guest: Path
-    start_timeout_s: float
     grace_s: float
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the host can do, as the broker found it."""
+        assert self.broker.capabilities is not None
+        return self.broker.capabilities
 
 
 class AsyncSandbox:
@@ -60,23 +69,29 @@ class AsyncSandbox:
         self,
         means: Means,
         policy: Policy,
+        loaded: Policy,
         interpreter: Interpreter,
         *,
         workspace: Path | None,
         uploads: Path | None,
         on_close: Callable[["AsyncSandbox"], None],
+        id: str | None = None,
+        directory: str | None = None,
     ) -> None:
-        self.id = f"sandbox-{secrets.token_hex(6)}"
+        """`id` and `directory` (an opaque name): those of one that was closed with its files."""
+        self.id = id or f"sandbox-{secrets.token_hex(6)}"
         self.policy = policy
+        self._loaded = loaded  # as it was before a request narrowed it: what others share
         self._means = means
         self._interpreter = interpreter
         self._workspace = workspace
         self._uploads = uploads
         self._on_close = on_close
-        self._directory = means.data.new_name()
+        self._directory = directory or means.data.new_name()
         self._conversations: dict[str, Conversation] = {}
         self._watcher: MemoryWatcher | None = None
         self._host: Host
+        self._key: Key | None = None
         self._pid = os.getpid()
         self._closed = False
         self._ended = False
@@ -87,16 +102,30 @@ class AsyncSandbox:
 
         Whoever calls it closes the sandbox where this raises.
         """
-        capabilities = self._means.broker.capabilities
-        assert capabilities is not None
+        uid = None
+        if self._workspace is not None:
+            uid = await asyncio.to_thread(_owner_of, self._workspace)
+        await self._make_group(uid)
+        paths = self._paths(await self._default.opened(), Ready((), (), {}))
+        self._decide_key(paths, foreign_uid=paths.host_directory)
+
+    async def _make_group(self, uid: int | None) -> None:
+        """The cgroup and host uid of its jails; None lets the broker choose the uid."""
+        capabilities = self._means.capabilities
         walls = {wall.name: wall for wall in decide_walls(self.policy, capabilities)}
         limits = self.policy.limits
         group = GroupLimits(limits.memory_max, limits.tasks_max, limits.cpu_quota)
-        uid = await asyncio.to_thread(_owner_of, self._workspace)
         self._host = await self._means.broker.make_sandbox(self.id, group, uid)
         if walls["memory"].weaker:
             self._watcher = MemoryWatcher(limits.memory_max)
-        await self._default.opened()
+
+    def _decide_key(self, paths: Paths, *, foreign_uid: bool) -> None:
+        """By which zygote its kernels may be forked. `foreign_uid`: not of the broker's range."""
+        capabilities = self._means.capabilities
+        own_uid = self._host.uid if capabilities.root and foreign_uid else None
+        self._key = key_of(
+            self._loaded, self.policy, capabilities, paths, self._means.filters, own_uid
+        )
 
     # -- the default conversation ---------------------------------------------------------------
 
@@ -165,7 +194,7 @@ class AsyncSandbox:
         self._check_open()
         if found := self._conversations.get(name):
             return found
-        check_name(name)
+        self._check_name(name)
         if len(self._conversations) >= _CONVERSATIONS_MAX:
             raise errors.Conflict(
                 f"a sandbox has at most {_CONVERSATIONS_MAX} conversations",
@@ -177,11 +206,16 @@ class AsyncSandbox:
                 code="workspace_not_shared",
                 hint="make a sandbox for each, so that neither sees the other's changes unasked",
             )
-        made = Conversation(
+        made = self._conversations[name] = self._make_conversation(name)
+        return made
+
+    def _check_name(self, name: str) -> None:
+        check_name(name)
+
+    def _make_conversation(self, name: str) -> Conversation:
+        return Conversation(
             name, self.policy, self._open_files, self._start_kernel, self._means.grace_s
         )
-        self._conversations[name] = made
-        return made
 
     async def start(self) -> Receipt:
         """Start the kernel of `default` now instead of at its first run."""
@@ -207,7 +241,7 @@ class AsyncSandbox:
                 return
             self._ended = True
             last.callback(self._on_close, self)
-            last.push_async_callback(asyncio.to_thread, self._means.data.remove, self._directory)
+            last.push_async_callback(self._leave_files)
             last.push_async_callback(self._means.broker.drop_sandbox, self.id)
             if self._watcher is not None:
                 self._watcher.close()
@@ -215,6 +249,9 @@ class AsyncSandbox:
             for end in await asyncio.gather(*ends, return_exceptions=True):
                 if end is not None:
                     raise end
+
+    async def _leave_files(self) -> None:
+        await asyncio.to_thread(self._means.data.remove, self._directory)
 
     async def __aenter__(self) -> Self:
         return self
@@ -230,39 +267,52 @@ class AsyncSandbox:
     # -- what conversations ask for -------------------------------------------------------------
 
     async def _open_files(self) -> OpenFiles:
+        return await self._open_files_in(self._means.data.new_name())
+
+    async def _open_files_in(self, directory: str, *, new: bool = True) -> OpenFiles:
         return await asyncio.to_thread(
             open_files,
             self._means.data,
             self._directory,
+            directory,
             self.policy,
             (self._host.uid, self._host.gid),
             self._workspace,
             self._uploads,
+            new=new,
         )
 
     async def _start_kernel(self, opened: OpenFiles) -> Kernel:
         ready = await opened.prepare()
         means = self._means
-        assert means.broker.capabilities is not None
-        paths = Paths(
+        paths = self._paths(opened, ready)
+        planned = plan(self.policy, means.capabilities, paths, means.filters)
+        kernel = await means.starter.start(
+            Order(
+                sandbox=self.id,
+                plan=planned,
+                identities=ready.identities,
+                config=_kernel_config(self.policy, planned.writable_home),
+                key=self._key,
+                pooled=self.policy.pool.max_idle > 0,
+            )
+        )
+        if self._watcher is not None:
+            self._watcher.watch(kernel)
+        return kernel
+
+    def _paths(self, opened: OpenFiles, ready: Ready) -> Paths:
+        return Paths(
             files=str(opened.files_path),
             uploads=str(opened.uploads_path),
             interpreter=self._interpreter,
-            guest=str(means.guest),
+            guest=str(self._means.guest),
             shared=str(opened.shared_path) if opened.shared_path is not None else None,
             host_directory=opened.host_directory is not None,
             has_temparea=opened.has_temparea,
             pinned=ready.pinned,
             protected=ready.protected,
         )
-        planned = plan(self.policy, means.broker.capabilities, paths, means.filters)
-        jail = await means.broker.launch(self.id, planned, ready.identities)
-        kernel = await Kernel.start(
-            jail, _kernel_config(self.policy, planned.writable_home), means.start_timeout_s
-        )
-        if self._watcher is not None:
-            self._watcher.watch(kernel)
-        return kernel
 
     @property
     def _default(self) -> Conversation:
@@ -292,9 +342,9 @@ def _kernel_config(policy: Policy, home: str) -> dict[str, Any]:
     }
 
 
-def _owner_of(workspace: Path | None) -> int | None:
+def _owner_of(workspace: Path) -> int | None:
     """The host uid that can write to a directory of the host; None lets the broker choose."""
     try:
-        return workspace.stat().st_uid or None if workspace is not None else None
+        return workspace.stat().st_uid or None
     except OSError:
         return None  # opening it says what is wrong

@@ -11,13 +11,24 @@ from sbx.errors import BadRequest
 
 _FIRST_UID = 1_900_000_000  # above what systemd gives to containers (systemd.io/UIDS-GIDS)
 _UIDS = 100_000_000
+_Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Settings(BaseSettings):
     """Settings of a runtime. Durations in seconds.
 
     `data_dir`: where workspaces lie; None is a private temporary directory, gone with the runtime.
+    `fast_path`: kernels may be forked and kept ready; False leaves only the cold path.
+    `zygotes_max`: for how many policies at once; each zygote holds some 40 to 100 MiB.
     `uid_range`: first host uid and how many, from which a root broker gives each sandbox its own.
+
+    What follows counts for a House, which keeps sandboxes: how many of them and of live kernels
+    there may be, in all and per owner; how many cargos an owner may have beside those that
+    sandboxes made; how many runs may wait in a conversation; after how long without use a kernel
+    is ended; how often leftovers are collected (0: only when asked to); how
+    long files outlive their sandbox's expiry, and tombstones their sandbox; how many runs the
+    history of a sandbox keeps; below how many bytes of available memory idle kernels are ended
+    (None: a tenth of it, 1 GiB at most).
     Raises BadRequest `invalid_settings`, naming the one that is wrong.
     """
 
@@ -33,8 +44,23 @@ class Settings(BaseSettings):
         _FIRST_UID,
         _UIDS,
     )
+    fast_path: bool = True
+    zygotes_max: Annotated[int, Field(ge=1, le=1000)] = 8
     start_timeout: Annotated[float, Field(gt=0)] = 30.0
     interrupt_grace: Annotated[float, Field(gt=0)] = 1.0
+
+    sandboxes_max: _Count = 1000
+    sandboxes_per_owner: _Count = 200
+    cargos_per_owner: _Count = 500
+    kernels_max: _Count = 100
+    kernels_per_owner: _Count = 50
+    queue_max: _Count = 16
+    idle_timeout: Annotated[float, Field(gt=0)] = 1800.0
+    gc_interval: Annotated[float, Field(ge=0)] = 300.0
+    files_grace: Annotated[float, Field(ge=0)] = 0.0
+    tombstones_kept: Annotated[float, Field(ge=0)] = 30 * 86400.0
+    history_max: _Count = 10_000
+    memory_reserve: Annotated[int, Field(ge=0)] | None = None
 
     def __init__(self, **given: Any) -> None:
         try:

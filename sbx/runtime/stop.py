@@ -52,8 +52,11 @@ class Ladder:
         self._killed = False
         self.why: Why | None = None
 
-    async def next(self, following: Callable[[], Awaitable[T]]) -> T:
-        """What follows in the run, stopping it when its time is up."""
+    async def next(self, following: Callable[[], Awaitable[T]], *, at_once: bool = False) -> T:
+        """What follows in the run, stopping it when its time is up. With `at_once` it is there
+        already: without a wait there is nothing to be timed, and a timer costs 9 µs."""
+        if at_once:
+            return await following()
         while True:
             try:
                 async with asyncio.timeout_at(self._deadline) as limit:

@@ -1,0 +1,113 @@
+"""The application: one `House`, the routers over it, and what is outside of them all."""
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Response
+from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from sbx.api import bay, errors, native, sessions
+from sbx.api.callers import OperatorDep, caller
+from sbx.api.limits import Limits
+from sbx.api.settings import ServiceSettings
+from sbx.errors import Denied
+from sbx.runtime.house import House
+from sbx.telemetry.metrics import exposition
+
+_CORS_HEADERS = (
+    "authorization", "conversation_id", "subdir", "x-conversation-id", "idempotency-key",
+    "last-event-id", "content-type",
+)  # fmt: skip
+_CORS_EXPOSED = ("content-disposition", "content-range", "etag", "retry-after", "x-request-id")
+_CORS_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+
+
+class Health(BaseModel):
+    status: str
+    version: str
+
+
+class _Cors(CORSMiddleware):
+    """Starlette's, with a refusal in our shape."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        return response if response.status_code < 400 else _NotAllowed()
+
+
+class _NotAllowed(Response):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = Denied("this origin, method or header is not allowed", code="forbidden")
+        await errors.error_response(error, scope["state"]["request_id"])(scope, receive, send)
+
+
+class _App(FastAPI):
+    """FastAPI, whose document says how one is known without a dependency on every call for it."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = super().openapi()
+            schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
+            schemes["bearer"] = {
+                "type": "http",
+                "scheme": "bearer",
+                "description": "A key or a token; on the Unix socket the peer is known without one",
+            }
+            document["security"] = [{"bearer": []}, {}]
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
+def create_app(house: House, settings: ServiceSettings) -> FastAPI:
+    """The app over `house`, which its caller has started and closes. Mounts every surface."""
+    origins = settings.cors_origins
+    app = _App(
+        title="sbx",
+        version=version("sbx"),
+        description="Sandboxes for code that agents write.",
+        docs_url=None,  # they load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.house = house
+    app.state.settings = settings
+    app.state.cors_origins = frozenset(origins)
+    errors.install(app)
+    _mount(app)
+    if origins:
+        app.add_middleware(
+            _Cors,
+            allow_origins=origins,
+            allow_methods=_CORS_METHODS,
+            allow_headers=_CORS_HEADERS,
+            expose_headers=_CORS_EXPOSED,
+            allow_credentials=True,
+        )
+    app.add_middleware(Limits, known=caller)
+    return app
+
+
+def _mount(app: FastAPI) -> None:
+    app.router.routes.append(native.ShortCut("/v1"))  # before the same route by FastAPI
+    for surface, prefix in ((native, "/v1"), (bay, "/v1"), (sessions, "/api/v1")):
+        app.include_router(surface.router, prefix=prefix)
+
+    @app.get("/health", tags=["service"], responses=errors.documented())
+    async def health() -> Health:
+        """Whether the service answers; for everybody."""
+        return Health(status="ok", version=app.version)
+
+    @app.get(
+        "/metrics",
+        tags=["service"],
+        response_class=PlainTextResponse,
+        responses=errors.documented(),
+    )
+    async def metrics(caller: OperatorDep) -> Response:
+        """For Prometheus; for the operator."""
+        content, media_type = exposition()
+        return Response(content, media_type=media_type)

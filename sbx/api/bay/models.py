@@ -1,0 +1,376 @@
+"""The bodies of /v1, field by field, and how the runtime's values become them."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, StringConstraints
+
+from sbx.api.errors import iso
+from sbx.protocol.events import error_to_json, run_to_json
+from sbx.protocol.runs import Run, Status
+
+Id = Annotated[str, StringConstraints(max_length=300)]
+Text = Annotated[str, StringConstraints(max_length=100_000)]
+Tags = Annotated[str, StringConstraints(max_length=4_000)]
+Whole = Annotated[int, Field(ge=-(1 << 53), le=1 << 53)]  # what every JSON reader can hold
+Limit = Annotated[int, Field(ge=1, le=200)]
+
+
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]  # as `iso` writes it
+
+
+def maybe(seconds: float | None) -> str | None:
+    return None if seconds is None else iso(seconds)
+
+
+class Done(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+# -- sandboxes -------------------------------------------------------------------------------------
+
+
+class NewSandbox(BaseModel):
+    """`ttl` in seconds; null, 0 and less mean that it never expires."""
+
+    profile: Annotated[str, StringConstraints(max_length=200)] = "python-default"
+    cargo_id: Id | None = None
+    ttl: Whole | None = None
+    narrower: dict[str, Any] | None = None
+    env: dict[str, str] | None = None
+
+
+class ContainerRuntime(BaseModel):
+    name: str
+    runtime_type: str
+    status: Literal["running", "stopped", "failed", "unknown"]
+    version: str | None
+    capabilities: list[str]
+    healthy: bool | None
+
+
+class SandboxResponse(BaseModel):
+    id: str
+    status: str
+    profile: str
+    cargo_id: str
+    capabilities: list[str]
+    created_at: Time
+    expires_at: Time | None
+    idle_expires_at: Time | None
+    containers: list[ContainerRuntime] | None
+
+
+class SandboxList(BaseModel):
+    items: list[SandboxResponse]
+    next_cursor: str | None
+
+
+class Extension(BaseModel):
+    extend_by: Whole
+
+
+class Stopped(BaseModel):
+    status: Literal["stopped"] = "stopped"
+
+
+class SandboxEvent(BaseModel):
+    """One event of a sandbox's life; `id` is its place, and the cursor to go on from."""
+
+    id: int
+    at: Time
+    type: str
+    cause: str | None
+    details: dict[str, Any]
+
+
+class EventList(BaseModel):
+    items: list[SandboxEvent]
+    next_cursor: str | None
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+class _Exec(BaseModel):
+    timeout: Annotated[int, Field(ge=1, le=300)] = 30
+    include_code: bool = False
+    description: Text | None = None
+    tags: Tags | None = None
+    stream: bool = False
+
+
+class PythonExec(_Exec):
+    code: str
+
+
+class ShellExec(_Exec):
+    command: str
+    cwd: str | None = None
+
+
+class Output(BaseModel):
+    text: str
+    images: list[dict[str, str]]
+
+
+class PythonData(BaseModel):
+    """`output` is what Bay keeps of a run, `outputs` every MIME bundle in order."""
+
+    execution_count: int | None
+    output: Output
+    outputs: list[dict[str, Any]]
+
+
+class PythonExecResponse(BaseModel):
+    success: bool
+    output: str
+    error: str | None
+    data: PythonData | None
+    execution_id: str | None
+    execution_time_ms: int | None
+    code: str | None
+
+
+class ShellExecResponse(BaseModel):
+    success: bool
+    output: str
+    error: str | None
+    exit_code: int | None
+    execution_id: str | None
+    execution_time_ms: int | None
+    command: str | None
+
+
+class Interrupted(BaseModel):
+    """`interrupted` is false when nothing ran."""
+
+    status: Literal["ok"] = "ok"
+    interrupted: bool
+
+
+def execution_id(run_id: str) -> str:
+    """A run as Bay calls it."""
+    return f"exec-{run_id.removeprefix('run-')}"
+
+
+def run_id_of(execution_id: str) -> str:
+    """The run that is meant, by either name."""
+    return re.sub("^exec-", "run-", execution_id)
+
+
+def python_body(run: Run, code: str | None) -> dict[str, Any]:
+    """PythonExecResponse of a run. A dict: this is the hot path, and the values are our own."""
+    told = run_to_json(run)
+    text, images = _bays_output(told)
+    return {
+        "success": run.ok,
+        "output": text,
+        "error": _why(run, told),
+        "data": {
+            "execution_count": run.execution_count,
+            "output": {"text": text, "images": images},
+            "outputs": told["outputs"],
+        },
+        "execution_id": execution_id(run.run_id),
+        "execution_time_ms": round(run.duration_s * 1000),
+        "code": code,
+    }
+
+
+def shell_body(run: Run, command: str | None) -> dict[str, Any]:
+    """ShellExecResponse of a run. As in Bay, stderr is an `error` also of a success."""
+    told = run_to_json(run)
+    return {
+        "success": run.ok,
+        "output": told["stdout"],
+        "error": (_why(run, told) if run.error else None) or told["stderr"] or None,
+        "exit_code": run.exit_code,
+        "execution_id": execution_id(run.run_id),
+        "execution_time_ms": round(run.duration_s * 1000),
+        "command": command,
+    }
+
+
+def _bays_output(told: dict[str, Any]) -> tuple[str, list[dict[str, str]]]:
+    """Text and images; as in Bay, a display that has an image does not say its text as well."""
+    text: str = told["text"]
+    images = []
+    for bundle in told["outputs"]:
+        image = bundle.get("image/png")
+        if not isinstance(image, str):
+            continue
+        images.append({"image/png": image})
+        plain = bundle.get("text/plain")
+        if isinstance(plain, str) and plain != told["result"]:
+            text = text.replace(f"{plain}\n", "", 1)
+    return text, images
+
+
+def _why(run: Run, told: dict[str, Any]) -> str | None:
+    if run.error is None:
+        return None if run.ok else f"the run ended as {told['cause'] or told['status']}"
+    error = error_to_json(run.error)
+    said = error["traceback"]
+    if run.status in (Status.TIMEOUT, Status.KILLED) or not said:
+        said = "\n".join(part for part in (f"{error['name']}: {error['value']}", said) if part)
+    if run.status is Status.TIMEOUT:
+        state = "lost" if run.state_lost else "kept"
+        said = f"the run timed out; the state of its kernel was {state}\n{said}"
+    return str(said)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+class FileContent(BaseModel):
+    content: str
+
+
+class NewContent(BaseModel):
+    path: str
+    content: str
+
+
+class DirectoryEntry(BaseModel):
+    name: str
+    path: str
+    is_file: bool
+    is_dir: bool
+    size: int | None
+    modified_time: float
+
+
+class DirectoryList(BaseModel):
+    """`complete` is false when the directory has more than is told."""
+
+    entries: list[DirectoryEntry]
+    complete: bool = True
+
+
+class Uploaded(BaseModel):
+    status: Literal["ok"] = "ok"
+    path: str
+    size: int
+
+
+# -- history ---------------------------------------------------------------------------------------
+
+
+class HistoryEntry(BaseModel):
+    id: str
+    session_id: str | None = None
+    exec_type: str
+    code: str
+    success: bool
+    execution_time_ms: int
+    output: str | None
+    error: str | None
+    payload_ref: str | None = None
+    description: str | None
+    tags: str | None
+    notes: str | None
+    learn_enabled: bool = False
+    learn_status: str | None = None
+    learn_error: str | None = None
+    learn_processed_at: Time | None = None
+    created_at: Time
+
+
+class HistoryList(BaseModel):
+    entries: list[HistoryEntry]
+    total: int
+
+
+class Annotation(BaseModel):
+    """What is absent or null stays as it is."""
+
+    description: Text | None = None
+    tags: Tags | None = None
+    notes: Text | None = None
+
+
+# -- cargos ----------------------------------------------------------------------------------------
+
+
+class NewCargo(BaseModel):
+    size_limit_mb: Annotated[int, Field(ge=1, le=65536)] | None = 1024
+
+
+class CargoResponse(BaseModel):
+    id: str
+    managed: bool
+    managed_by_sandbox_id: str | None
+    backend: str = "directory"
+    size_limit_mb: int
+    created_at: Time
+    last_accessed_at: Time
+
+
+class CargoList(BaseModel):
+    items: list[CargoResponse]
+    next_cursor: str | None
+
+
+# -- operation -------------------------------------------------------------------------------------
+
+
+class Resources(BaseModel):
+    cpus: float
+    memory: str
+
+
+class ProfileContainer(BaseModel):
+    name: str
+    runtime_type: str
+    capabilities: list[str]
+    resources: Resources
+
+
+class Profile(BaseModel):
+    id: str
+    image: str
+    resources: Resources
+    capabilities: list[str]
+    idle_timeout: int
+    description: str | None
+    containers: list[ProfileContainer] | None
+
+
+class ProfileList(BaseModel):
+    items: list[Profile]
+
+
+Task = Literal["idle_session", "expired_sandbox", "orphan_cargo", "orphan_container"]
+
+
+class Collection(BaseModel):
+    """Which tasks to report; all of them run in any case."""
+
+    tasks: list[Task] | None = None
+
+
+class TaskResult(BaseModel):
+    task_name: str
+    cleaned_count: int
+    skipped_count: int
+    errors: list[str]
+
+
+class Collected(BaseModel):
+    results: list[TaskResult]
+    total_cleaned: int
+    total_errors: int
+    duration_ms: int
+
+
+class TaskStatus(BaseModel):
+    enabled: bool
+
+
+class CollectorStatus(BaseModel):
+    enabled: bool
+    is_running: bool
+    instance_id: str
+    interval_seconds: int
+    tasks: dict[str, TaskStatus]

@@ -1,0 +1,103 @@
+"""Who calls: the owner of a bearer key, the bounds of a token, or the user behind the socket.
+
+Nobody is anonymous and no header names an owner. The order is: `Authorization: Bearer`, the cookie
+that a login set, and without both, on a Unix socket only, the peer's uid as linux tells it
+(SO_PEERCRED; the server puts it into the scope's extension `sbx.peer`).
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+
+from sbx.errors import Denied
+from sbx.runtime.access import Caller
+from sbx.runtime.house import House
+
+COOKIE = "sbx_token"
+PEER = "sbx.peer"
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def house(request: Request) -> House:
+    """All that this process holds."""
+    found: House = request.app.state.house
+    return found
+
+
+async def _house(request: Request) -> House:
+    return house(request)  # a dependency that is not async would be called in a thread
+
+
+async def caller(request: Request) -> Caller:
+    """Raises Denied `unauthorized`, and `forbidden` for a page of another origin with a cookie.
+
+    Found once for a request, whose state keeps it: it is asked for before a body is read.
+    """
+    known: Caller | None = getattr(request.state, "caller", None)
+    if known is None:
+        known = request.state.caller = await _caller(request)
+    return known
+
+
+async def _caller(request: Request) -> Caller:
+    access = house(request).access
+    given = request.headers.get("authorization")
+    if given is not None:
+        scheme, _, bearer = given.partition(" ")
+        if scheme.lower() != "bearer" or not bearer.strip():
+            raise _unauthorized("the Authorization header must say: Bearer <key>")
+        return await access.of_bearer(bearer.strip())
+    if (cookie := request.cookies.get(COOKIE)) is not None:
+        _check_origin(request)
+        return await access.of_bearer(cookie)
+    peer = request.scope.get("extensions", {}).get(PEER)
+    if peer is None:
+        raise _unauthorized("a key is needed")
+    return access.of_peer(peer["uid"])
+
+
+async def operator(caller: Annotated[Caller, Depends(caller)]) -> Caller:
+    """A caller who runs this service. Raises Denied `forbidden` for all others."""
+    if not caller.operator:
+        raise Denied(
+            "this is for the operator of the service",
+            code="forbidden",
+            hint="call as root, as the service's own user, or with a key made with --operator",
+        )
+    return caller
+
+
+async def held() -> AsyncIterator[AsyncExitStack]:
+    """What a streamed reply needs until its last byte is out, whether or not the client stays."""
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+CallerDep = Annotated[Caller, Depends(caller)]
+OperatorDep = Annotated[Caller, Depends(operator)]
+HouseDep = Annotated[House, Depends(_house)]
+HeldDep = Annotated[AsyncExitStack, Depends(held)]
+
+
+def _check_origin(request: Request) -> None:
+    """A browser sends a SameSite cookie also to other ports of the same host: whoever listens
+    there could otherwise change things with it."""
+    origin = request.headers.get("origin")
+    if request.method in _SAFE or origin is None:
+        return
+    if origin in request.app.state.cors_origins:
+        return
+    if urlsplit(origin).netloc == request.headers.get("host"):
+        return
+    raise Denied(
+        "a page of another origin may not use this cookie",
+        code="forbidden",
+        hint="send the token as a bearer, or allow the origin with --cors-origin",
+    )
+
+
+def _unauthorized(message: str) -> Denied:
+    return Denied(message, code="unauthorized", hint="send: Authorization: Bearer <key>")

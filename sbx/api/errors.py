@@ -1,0 +1,237 @@
+"""Errors as HTTP: the only table of status numbers, and the one shape of an error body.
+
+    {"error": {"code", "message", "request_id", "details"?, "hint"?}}
+
+Routing (404, 405), request validation (422, with FastAPI's `detail` beside `error`) and bugs of our
+own (500) have the same shape. What is said of a bug is its request id, and nothing of its cause.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
+
+from sbx import errors
+
+_log = logging.getLogger(__name__)
+
+_STATUS_OF_CODE = {
+    "unauthorized": 401,
+    "forbidden": 403,
+    "capability_not_supported": 400,
+    "request_timeout": 408,
+    "too_many_files": 409,
+    "body_too_large": 413,
+    "uri_too_long": 414,
+    "file_type_not_allowed": 415,
+    "unsupported_media_type": 415,
+    "range_not_satisfiable": 416,
+    "gc_running": 423,
+    "queue_full": 429,
+    "too_many_downloads": 429,
+    "too_many_followers": 429,
+    "too_many_cargos": 429,
+    "too_many_idempotency_keys": 429,
+    "too_many_sandboxes": 429,
+    "too_many_uploads": 429,
+    "quota_exceeded": 413,
+    "headers_too_large": 431,
+    "session_not_ready": 503,
+    "start_timeout": 503,
+    "timeout": 504,
+    "no_space": 507,
+}
+_STATUS_OF_CLASS: dict[type[errors.SbxError], int] = {
+    errors.TooLarge: 413,
+    errors.BadRequest: 400,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.Denied: 403,
+    errors.Unavailable: 503,
+    errors.Broken: 500,
+}
+_CODE_OF_STATUS = {
+    400: "validation_error",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+}
+_SHOWN_INPUT = 200  # characters of what was refused
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong: `code` for programs, `message` and `hint` for people."""
+
+    code: str
+    message: str
+    request_id: str | None = None
+    details: dict[str, Any] | None = None
+    hint: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of every reply that is no success."""
+
+    error: ErrorDetail
+
+
+class Invalid(BaseModel):
+    """One problem of a request, as FastAPI names it."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class ValidationBody(ErrorBody):
+    """422: our own reading and FastAPI's, side by side."""
+
+    detail: list[Invalid]
+
+
+def status_of(error: errors.SbxError) -> int:
+    """The HTTP status of an error: by its code, else by what the caller should do about it."""
+    if (status := _STATUS_OF_CODE.get(error.code)) is not None:
+        return status
+    return next(
+        (_STATUS_OF_CLASS[kind] for kind in type(error).__mro__ if kind in _STATUS_OF_CLASS), 500
+    )
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """`responses=` of a route: these statuses beside those that every route may answer."""
+    always = (400, 401, 403, 404, 408, 413, 414, 431, 500, 503)
+    return {
+        422: {"model": ValidationBody, "description": "The request has another shape"},
+        **{
+            status: {"model": ErrorBody, "description": HTTPStatus(status).phrase}
+            for status in sorted({*always, *statuses})
+        },
+    }
+
+
+def error_body(error: errors.SbxError, request_id: str | None) -> dict[str, Any]:
+    """The JSON body of an error."""
+    told = error.to_dict()
+    if isinstance(at := error.details.get("expires_at"), (int, float)):
+        told["details"] = {**error.details, "expires_at": iso(at)}
+    body = {"code": told.pop("code"), "message": told.pop("message")}
+    if request_id:
+        body["request_id"] = request_id
+    return {"error": {**body, **told}}
+
+
+def iso(seconds: float) -> str:
+    """ISO-8601 in UTC, of seconds of the epoch."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def error_response(error: errors.SbxError, request_id: str | None) -> Response:
+    """The reply to an error, with `Retry-After` where its details say when."""
+    status = status_of(error)
+    headers = {}
+    if (seconds := _retry_after_s(error.details)) is not None:
+        headers["retry-after"] = str(max(1, math.ceil(seconds)))
+    if status == 401:
+        headers["www-authenticate"] = 'Bearer realm="sbx"'
+    if status in (408, 413, 431):
+        headers["connection"] = "close"  # the rest of such a body is not worth reading
+    return _json(status, error_body(error, request_id), headers)
+
+
+def _retry_after_s(details: Mapping[str, Any]) -> float | None:
+    """Bay tells it in milliseconds."""
+    told = details.get("retry_after_s")
+    return (
+        details["retry_after_ms"] / 1000 if told is None and "retry_after_ms" in details else told
+    )
+
+
+def broken() -> errors.Broken:
+    """What is told of a bug: its cause is in the log, under the request id."""
+    return errors.Broken(
+        "sbx failed at this request", hint="the service's log says more, under this request id"
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of `app` in our shape."""
+    app.add_exception_handler(errors.SbxError, _on_ours)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+
+
+async def _on_ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.SbxError)
+    if isinstance(error, errors.Broken):
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(error, _request_id(request))
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    """Routing's own refusals; and ours, which FastAPI wraps when reading a body raises them."""
+    assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, errors.SbxError):
+        return await _on_ours(request, error.__cause__)
+    code = _CODE_OF_STATUS.get(error.status_code, "http_error")
+    body = error_body(errors.SbxError(str(error.detail), code=code), _request_id(request))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_allowed(request))
+    return _json(error.status_code, body, headers)
+
+
+def _allowed(request: Request) -> list[str]:
+    """Every method of the path; routing knows only those of the first route that it found."""
+    state, document = request.app.state, request.app.openapi()
+    if not hasattr(state, "methods"):
+        state.methods = [
+            (compile_path(path)[0], {method.upper() for method in operations})
+            for path, operations in document["paths"].items()
+        ]
+    path = request.scope["path"]
+    found = [methods for regex, methods in state.methods if regex.match(path)]
+    return sorted(set().union(*found))
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = [_problem(found) for found in error.errors()[:20]]
+    said = "; ".join(
+        f"{'.'.join(str(part) for part in found['loc'])}: {found['msg']}" for found in problems[:3]
+    )
+    ours = errors.BadRequest(f"the request has another shape: {said}", details={"errors": problems})
+    return _json(422, {**error_body(ours, _request_id(request)), "detail": problems}, {})
+
+
+def _problem(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Without `input`, `ctx` and `url`: they repeat what was sent, and may be no JSON."""
+    where = [part if isinstance(part, int) else _fit(part) for part in found["loc"]]
+    return {"loc": where, "msg": _fit(found["msg"]), "type": found["type"]}
+
+
+def _fit(text: object) -> str:
+    return str(text)[:_SHOWN_INPUT].encode("utf-8", "replace").decode()
+
+
+def _json(status: int, body: object, headers: Mapping[str, str]) -> Response:
+    # Escaped to ASCII: names of files and ids may hold what UTF-8 cannot carry.
+    content = json.dumps(body, default=str).encode("ascii")
+    return Response(content, status, dict(headers), "application/json")
+
+
+def _request_id(request: Request) -> str | None:
+    return getattr(request.state, "request_id", None)

@@ -1,0 +1,253 @@
+"""The outermost layer of the app: what one request may cost, its id, and the last border.
+
+Bounds: how many headers and how large, no second one of a header that decides something, text that
+is UTF-8 after its percent signs are undone, how large a body may be, how slowly it may come, and
+that not a byte of it is read for somebody unknown.
+What is awaited of the client here has a deadline; what the runtime does has its own.
+"""
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sbx.api.errors import broken, error_response
+from sbx.errors import BadRequest, InvalidPath, SbxError, TooLarge
+from sbx.telemetry.logs import bound
+from sbx.telemetry.metrics import requested
+
+JSON_MAX = 2 << 20  # bytes
+CONTENT_MAX = 16 << 20  # bytes of a JSON body that carries the text of a file
+HEADERS_MAX = 100
+HEADER_BYTES_MAX = 64 << 10
+PATH_BYTES_MAX = 16 << 10  # of path and query together
+IDLE_S = 15.0  # without one byte of a body
+JSON_S = 30.0  # for all of a body that is not streamed
+LOGIN_MAX = 16 << 10  # bytes of the one body that says who calls
+SLOW_AFTER_S = 60.0  # in each such stretch a streamed body must have come at SLOWEST
+SLOWEST = 4096  # bytes in a second, on average
+HURRIED_AFTER_S = 5.0  # the same, while others wait for its place
+HURRIED = 128 << 10
+HURRY = "hurry"  # in the state of a request: tells whether others wait for its place
+
+_log = logging.getLogger(__name__)
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_BOX = r"/v1/sandboxes/[^/]+"
+# Method and path, both whole: an id may be any text, and so `uploads` or `filesystem` as well.
+_STREAMED = re.compile(
+    rf"POST {_BOX}/filesystem/upload"
+    r"|POST /api/v1/sessions/[^/]+/files/upload"
+    rf"|PUT {_BOX}/conversations/[^/]+/(files|uploads/[^/]+)"
+)
+_CONTENT = re.compile(rf"PUT {_BOX}/filesystem/files|POST {_BOX}/conversations/[^/]+/runs")
+_LOGIN = "POST /api/v1/login"
+_ONCE = frozenset(
+    name.encode()
+    for name in (
+        "authorization", "content-length", "content-type", "conversation_id", "host",
+        "idempotency-key", "last-event-id", "origin", "range", "subdir", "x-conversation-id",
+        "x-request-id",
+    )
+)  # fmt: skip
+
+
+class Limits:
+    """Wraps the app. Whatever escapes it becomes a reply of our shape; after a reply has begun, the
+    connection is cut, which is how HTTP tells that a body is not whole."""
+
+    def __init__(
+        self, app: ASGIApp, known: Callable[[Request], Awaitable[object]] | None = None
+    ) -> None:
+        """`known` raises for a caller who may not even send a body."""
+        self._app = app
+        self._known = known
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        id_header = (b"x-request-id", request_id.encode("ascii"))
+        began = time.monotonic()
+        started = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = message["status"]
+                message["headers"] = [*message.get("headers", ()), id_header]
+            await send(message)
+
+        with bound(request=request_id):
+            try:
+                length = _check(scope)
+                body = _Body(receive, scope, length, self._known)
+                await self._app(scope, body.receive, sending)
+            except SbxError as error:
+                if started:
+                    raise
+                await error_response(error, request_id)(scope, receive, sending)
+            except Exception:
+                if started:
+                    raise
+                _log.exception("%s %s failed", scope["method"], scope["path"])
+                await error_response(broken(), request_id)(scope, receive, sending)
+            finally:
+                seconds = time.monotonic() - began
+                requested(scope["method"], _template(scope), started or 499, seconds)
+
+
+class _Body:
+    """The messages of one request's body, counted and timed; of a caller who is known."""
+
+    def __init__(
+        self,
+        receive: Receive,
+        scope: Scope,
+        length: int | None,
+        known: Callable[[Request], Awaitable[object]] | None,
+    ) -> None:
+        called = f"{scope['method']} {scope['path']}"
+        self._most = most = _largest(called)  # None: streamed, unbounded
+        if most is not None and length is not None and length > most:
+            raise _too_large(most)
+        self._receive = receive
+        self._scope = scope
+        self._known = None if called == _LOGIN else known
+        self._read = 0
+        self._waited = 0.0
+        self._since = 0, 0.0  # read and waited when the present stretch began
+        self._ended = False
+
+    async def receive(self) -> Message:
+        if self._ended:
+            return await self._receive()  # which waits for the client to go
+        if self._known is not None:
+            await self._known(Request(self._scope))
+            self._known = None
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(IDLE_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise _too_slow() from None
+        self._waited += time.monotonic() - began
+        if message["type"] == "http.request":
+            self._read += len(message.get("body", b""))
+            self._ended = not message.get("more_body", False)
+            self._check()
+        return message
+
+    def _check(self) -> None:
+        if self._most is not None and self._read > self._most:
+            raise _too_large(self._most)
+        if self._ended:
+            return
+        if self._most is not None and self._waited > JSON_S:
+            raise _too_slow()
+        if self._most is None:
+            self._check_pace()
+
+    def _check_pace(self) -> None:
+        """Stretch by stretch: what came fast once is no credit for trickling ever after."""
+        hurry: Callable[[], bool] | None = self._state.get(HURRY)
+        hurried = hurry is not None and hurry()
+        seconds, slowest = (HURRIED_AFTER_S, HURRIED) if hurried else (SLOW_AFTER_S, SLOWEST)
+        read, waited = self._read - self._since[0], self._waited - self._since[1]
+        if waited < seconds:
+            return
+        if read / waited < slowest:
+            raise _too_slow()
+        self._since = self._read, self._waited
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._scope["state"]
+        return found
+
+
+def _template(scope: Scope) -> str:
+    """The route as it is written, never as it was called: that would be a label for each id."""
+    return getattr(scope.get("route"), "path", "") or "none"
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            given: str = value.decode("latin-1")
+            if _SANE_ID.fullmatch(given):
+                return given
+    return str(uuid.uuid4())
+
+
+def _check(scope: Scope) -> int | None:
+    """Refuse what no route should see; the declared length of the body."""
+    seen = set()
+    size = 0
+    length = None
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    if len(headers) > HEADERS_MAX:
+        raise _headers_too_large(f"at most {HEADERS_MAX} headers")
+    for name, value in headers:
+        size += len(name) + len(value)
+        if name in _ONCE:
+            if name in seen:
+                raise BadRequest(f"the header {name.decode('latin-1')} came twice")
+            seen.add(name)
+            if name == b"content-length" and value.isdigit():
+                length = int(value[:20])
+    if size > HEADER_BYTES_MAX:
+        raise _headers_too_large(f"at most {HEADER_BYTES_MAX} bytes of headers")
+    raw_path, query = scope.get("raw_path") or b"", scope.get("query_string", b"")
+    if len(raw_path) + len(query) > PATH_BYTES_MAX:
+        raise BadRequest("the address is too long", code="uri_too_long")
+    for part in (raw_path, query):
+        if b"%" in part:
+            _check_utf8(part)
+    if "\0" in scope["path"]:
+        raise InvalidPath(
+            "the address contains a NUL character",
+            details={"field": "path", "reason": "null_byte"},
+        )
+    return length
+
+
+def _check_utf8(text: bytes) -> None:
+    """Servers put U+FFFD for what is no UTF-8: then two different names would mean one file."""
+    try:
+        unquote_to_bytes(text).decode()
+    except UnicodeDecodeError:
+        raise InvalidPath(
+            "the address is not UTF-8", details={"field": "path", "reason": "not_utf8"}
+        ) from None
+
+
+def _largest(called: str) -> int | None:
+    """Of a body to this method and path; None for one that is never held in memory."""
+    if _STREAMED.fullmatch(called):
+        return None
+    if called == _LOGIN:
+        return LOGIN_MAX
+    return CONTENT_MAX if _CONTENT.fullmatch(called) else JSON_MAX
+
+
+def _too_large(most: int) -> SbxError:
+    return TooLarge(
+        f"the body is larger than {most} bytes", code="body_too_large", details={"limit": most}
+    )
+
+
+def _too_slow() -> SbxError:
+    return BadRequest("the body came too slowly", code="request_timeout")
+
+
+def _headers_too_large(message: str) -> SbxError:
+    return BadRequest(message, code="headers_too_large")

@@ -1,0 +1,122 @@
+"""Running code in a conversation, interrupting it, following it."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from sbx.api import sse
+from sbx.api.bay.replays import TAKES_KEY, Answer, answered, encoded
+from sbx.api.callers import CallerDep, HouseDep
+from sbx.api.errors import documented
+from sbx.api.sessions.asked import SessionDep, demand, no_conversation
+from sbx.api.sessions.models import (
+    Execution,
+    Interrupted,
+    Interruption,
+    RunBody,
+    run_body,
+)
+from sbx.errors import BadRequest, NotFound
+from sbx.protocol.events import to_json
+from sbx.protocol.runs import Event, RunEnd
+from sbx.runtime.runs import Ask, Kind, RunHandle
+from sbx.runtime.sessions import check_id
+from sbx.runtime.store import uploads
+from sbx.runtime.views import SandboxView
+
+router = APIRouter(tags=["execution"])
+_STREAM: dict[str, Any] = {"content": {sse.MEDIA_TYPE: {}}}
+_KINDS: dict[str, Kind] = {"python": "python", "bash": "shell"}
+_NEEDS = {
+    "javascript": ("node", "nodejs"),
+    "typescript": ("node", "nodejs"),
+    "java": ("java", "default-jdk"),
+    "go": ("go", "golang"),
+}
+
+
+@router.post(
+    "/sessions/{session_id}/execute",
+    response_model=RunBody,
+    responses={**documented(404, 409, 429), 200: _STREAM},
+    openapi_extra=TAKES_KEY,
+)
+async def execute(
+    asked: Execution, request: Request, view: SessionDep, caller: CallerDep, house: HouseDep
+) -> Response:
+    """Run code in a conversation, which is made if need be. Code that fails is a success of this
+    call: `status` tells."""
+    name = check_id("conversation_id", asked.conversation_id)
+    demand(caller, view, "execute", name)
+    ask = Ask(kind=_kind(asked.language), code=asked.code, timeout_s=_timeout(asked, view))
+    if asked.stream or sse.wanted(request):
+        handle = await house.runs.start(caller, view.id, name, ask)
+        return await sse.stream(_told(handle, 0), request=request)
+
+    async def work() -> Answer:
+        handle = await house.runs.start(caller, view.id, name, ask)
+        return 200, encoded(run_body(await handle.result()))
+
+    return await answered(request, house, caller, asked, work)
+
+
+@router.post("/sessions/{session_id}/interrupt", responses=documented(404, 409))
+async def interrupt(
+    asked: Interruption, view: SessionDep, caller: CallerDep, house: HouseDep
+) -> Interrupted:
+    """Interrupt what runs now in a conversation, as Ctrl-C would; the variables stay."""
+    name = check_id("conversation_id", asked.conversation_id)
+    demand(caller, view, "execute", name)
+    if not await uploads.conversation_exists(house.store, view.id, name):
+        raise no_conversation(name)
+    return Interrupted(interrupted=await house.runs.interrupt(caller, view.id, name))
+
+
+@router.get(
+    "/runs/{run_id}/events",
+    response_class=Response,
+    responses={**documented(404), 200: _STREAM},
+)
+async def follow(run_id: str, request: Request, caller: CallerDep, house: HouseDep) -> Response:
+    """The events of a run after `Last-Event-ID`, while it lives and for a minute after its end."""
+    if not caller.may("execute"):
+        raise NotFound(f"there is no run {run_id[:80]!r}")
+    handle = await house.runs.attach(caller, None, run_id)
+    return await sse.stream(_told(handle, sse.last_event_id(request)), request=request)
+
+
+def _kind(language: str) -> Kind:
+    """Raises BadRequest `language_unavailable`."""
+    if (kind := _KINDS.get(language)) is not None:
+        return kind
+    program, package = _NEEDS[language]
+    raise BadRequest(
+        f"{language} cannot be run here: it needs {program}",
+        code="language_unavailable",
+        hint=f"install {package} on the host of this service",
+        details={"language": language, "install": package, "available": list(_KINDS)},
+    )
+
+
+def _timeout(asked: Execution, view: SandboxView) -> float:
+    """As asked for; what nobody asked for is never more than the policy allows."""
+    if "timeout" in asked.model_fields_set:
+        return asked.timeout
+    return min(asked.timeout, view.policy.limits.wall_time)
+
+
+async def _told(handle: RunHandle, after: int) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+    async with aclosing(handle.events(after)) as events:
+        async for number, event in events:
+            yield number, _as_json(event)
+
+
+def _as_json(event: Event) -> dict[str, Any]:
+    """The end carries the reply's body."""
+    return (
+        {"type": event.type, **run_body(event.run)}
+        if isinstance(event, RunEnd)
+        else (to_json(event))
+    )

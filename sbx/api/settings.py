@@ -1,0 +1,329 @@
+"""What the operator of a service may choose, and where each choice came from.
+
+Sources, the first that names a setting wins:
+
+    command line → environment (SBX_*) → .env → sbx.toml → default
+
+`.env` is looked for in the working directory; `sbx.toml` there, then in the user's configuration
+directory (/etc/sbx for root), unless `--config` or SBX_CONFIG names another. Only the service reads
+these files: a program that embeds sbx is not changed by where it was started.
+"""
+
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from dotenv import dotenv_values
+from platformdirs import user_config_path, user_data_path
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
+from sbx.errors import BadRequest, Denied, NotFound
+from sbx.protocol.addresses import default_socket
+from sbx.runtime.sessions import TYPES
+from sbx.runtime.settings import Settings
+
+PREFIX = "SBX_"
+_OTHER_NAMES = {
+    "policy_dirs": ("SBX_POLICIES",),
+    "api_key": ("BAY_API_KEY",),
+}
+_NO_SETTINGS = {"SBX_DEBUG", "SBX_CONFIG"}  # variables of ours that choose nothing of these
+
+
+def _octal(value: Any) -> Any:
+    """A mode as people write it, `0660`; TOML has it as 0o660, which is a number already."""
+    return int(value, 8) if isinstance(value, str) else value
+
+
+def _default_data_dir() -> Path:
+    return Path("/var/lib/sbx") if os.geteuid() == 0 else user_data_path("sbx")
+
+
+_Mode = Annotated[int, Field(ge=0, le=0o777)]
+
+
+class ServiceSettings(Settings):
+    """The settings of `sbx serve`: those of a runtime, and those of the service around it.
+
+    Durations in seconds, sizes in bytes. `user`: as root, the account (or `uid`, `uid:gid`) that
+    the process which parses HTTP becomes; None is the account `sbx` where there is one, else the
+    uid below `uid_range`. `connections_max`: at once, and fewer where few files may be open.
+    `*_per_owner`: at once, for all that one owner's key and tokens do. `sessions_*`: what a session
+    of /api/v1 has, and a request may narrow.
+    Made from values alone; `read_settings` looks at the sources.
+    """
+
+    data_dir: Path | None = Field(default_factory=_default_data_dir)
+    socket: Path = Field(default_factory=default_socket)
+    socket_group: str | None = None
+    socket_mode: Annotated[_Mode | None, BeforeValidator(_octal)] = None
+    listen: str | None = None
+    user: str | None = None
+    api_key: SecretStr | None = None
+    cors_origins: tuple[str, ...] = ()
+    log_format: Literal["auto", "console", "json"] = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    drain_timeout: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    connections_max: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    uploads_at_once: Annotated[int, Field(ge=1, le=10_000)] = 8
+    uploads_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 2
+    downloads_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 64
+    followers_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 50
+    sessions_policy: str = "default"
+    sessions_ttl: Annotated[int, Field(ge=1)] = 7200
+    sessions_upload_size: Annotated[int, Field(ge=1)] = 100 << 20
+    sessions_upload_count: Annotated[int, Field(ge=1)] = 50
+    sessions_upload_types: tuple[str, ...] = TYPES
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @field_validator("listen")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            address(value)
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            scheme, _, rest = origin.partition("://")
+            if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:
+                raise ValueError(f"'{origin}' is no origin, as https://app.example.org is")
+        return value
+
+    @model_validator(mode="after")
+    def _paths_are_absolute(self) -> Self:
+        """Taken from the working directory now: nothing later depends on it."""
+        for name in ("socket", "data_dir"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, Path(os.path.abspath(path.expanduser())))
+        return self
+
+    @property
+    def data(self) -> Path:
+        """The data directory; a service always has one."""
+        assert self.data_dir is not None
+        return self.data_dir
+
+    @property
+    def credentials_path(self) -> Path:
+        """Where the first key is kept, 0600."""
+        return self.data / "credentials.json"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Settings, and by which source each was chosen; what is not in `sources` is a default.
+
+    `unknown` are names that look like settings of ours and are none, with their source.
+    """
+
+    settings: ServiceSettings
+    sources: Mapping[str, str]
+    unknown: tuple[tuple[str, str], ...] = ()
+
+
+def read_settings(
+    given: Mapping[str, Any] | None = None,
+    *,
+    config: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Found:
+    """All settings from all sources. `given` is the command line: None in it is not given.
+
+    Raises BadRequest `invalid_settings`, naming the setting and its source; NotFound for a
+    `config` that is not there; Denied `settings_not_private` for a file others could have written.
+    """
+    environment = os.environ if environment is None else environment
+    directory = directory or Path.cwd()
+    config = config or _given_path(environment.get("SBX_CONFIG"))
+    layers = [
+        ("the command line", {k: v for k, v in (given or {}).items() if v is not None}, {}),
+        ("the environment", *_of_variables(environment)),
+        *_of_dotenv(directory / ".env"),
+        *_of_toml(config, directory),
+    ]
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for source, found, names in layers:
+        for name, value in found.items():
+            if name not in sources:
+                values[name] = value
+                sources[name] = f"{source} ({names[name]})" if name in names else source
+    settings = _validated(values, sources)
+    return Found(settings, sources, tuple(_unknown(layers, environment, directory / ".env")))
+
+
+def address(listen: str) -> tuple[str, int]:
+    """(host, port) of `127.0.0.1:8765` or `[::1]:8765`. Raises ValueError."""
+    host, colon, port = listen.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"'{listen}' is no address, as 127.0.0.1:8765 is")
+    return host, int(port)
+
+
+_Layer = tuple[str, dict[str, Any], dict[str, str]]  # source, values, names that are told
+
+
+def _validated(values: Mapping[str, Any], sources: Mapping[str, str]) -> ServiceSettings:
+    try:
+        return ServiceSettings(**values)
+    except BadRequest as error:
+        cause = error.__context__
+        if not isinstance(cause, ValidationError):
+            raise
+        first = cause.errors(include_url=False, include_input=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else "?"
+        source = sources.get(name, "its default")
+        said = first["msg"].removeprefix("Value error, ")
+        raise BadRequest(
+            f"the setting {name} of {source} is wrong: {said}",
+            code="invalid_settings",
+            hint="`sbx config` shows every setting and where it came from",
+            details={"setting": name, "source": source},
+        ) from None
+
+
+def _of_variables(variables: Mapping[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
+    values, names = {}, {}
+    for field in ServiceSettings.model_fields:
+        for variable in _variables_of(field):
+            if text := variables.get(variable):  # empty is not given
+                values[field], names[field] = _parsed(field, text), variable
+                break
+    return values, names
+
+
+def _variables_of(field: str) -> tuple[str, ...]:
+    return (f"{PREFIX}{field.upper()}", *_OTHER_NAMES.get(field, ()))
+
+
+def _parsed(field: str, text: str) -> Any:
+    """A list is written as JSON, or with colons between directories and commas between others."""
+    if "tuple" not in str(ServiceSettings.model_fields[field].annotation):
+        return text
+    if text.lstrip().startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text  # refused for what it is, under its name
+    return text.split(os.pathsep if field == "policy_dirs" else ",")
+
+
+def _of_dotenv(path: Path) -> list[_Layer]:
+    if (text := _read(path)) is None:
+        return []
+    from io import StringIO
+
+    values, names = _of_variables(dotenv_values(stream=StringIO(text), interpolate=False))
+    return [(str(path), values, names)]
+
+
+def _of_toml(config: Path | None, directory: Path) -> list[_Layer]:
+    top = Path("/etc/sbx") if os.geteuid() == 0 else user_config_path("sbx")
+    for path in (config,) if config is not None else (directory / "sbx.toml", top / "sbx.toml"):
+        if (text := _read(path)) is None:
+            continue
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise BadRequest(
+                f"{path} is no TOML: {error}",
+                code="invalid_settings",
+                hint="write it as name = value, one a line",
+                details={"source": str(path)},
+            ) from None
+        if "policies" in values:
+            values.setdefault("policy_dirs", values.pop("policies"))
+        for name in values.keys() - ServiceSettings.model_fields.keys():
+            raise BadRequest(
+                f"{path} names the setting {name}, and there is none of that name",
+                code="invalid_settings",
+                hint=_nearest(name, list(ServiceSettings.model_fields)),
+                details={"setting": name, "source": str(path)},
+            )
+        return [(str(path), values, {})]
+    if config is not None:
+        raise NotFound(f"there is no file {config}", hint="name the file with the settings")
+    return []
+
+
+def _unknown(
+    layers: list[_Layer], environment: Mapping[str, str], dotenv: Path
+) -> list[tuple[str, str]]:
+    """Variables that begin like ours and choose nothing: a typo, most likely."""
+    known = {v for field in ServiceSettings.model_fields for v in _variables_of(field)}
+    found = [
+        (name, "the environment")
+        for name in environment
+        if name.startswith(PREFIX) and name not in known | _NO_SETTINGS
+    ]
+    if any(source == str(dotenv) for source, _, _ in layers):
+        found += [
+            (name, str(dotenv))
+            for name in dotenv_values(dotenv, interpolate=False)
+            if name.startswith(PREFIX) and name not in known | _NO_SETTINGS
+        ]
+    return sorted(found)
+
+
+def _read(path: Path) -> str | None:
+    """The text of a settings file; None where there is none.
+
+    It may name programs to run, so it must be ours or root's, and nobody else's to write.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+                raise Denied(
+                    f"{path} can be written by other users, so its settings are not taken",
+                    code="settings_not_private",
+                    hint=f"make it your own: chown, and chmod go-w '{path}'",
+                    details={"source": str(path)},
+                )
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(
+            f"{path} cannot be read: {error}",
+            code="invalid_settings",
+            details={"source": str(path)},
+        ) from None
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = get_close_matches(name, names, 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+
+
+def _given_path(text: str | None) -> Path | None:
+    return Path(text) if text else None

@@ -1,0 +1,91 @@
+"""What the process that parses HTTP sees of the host: a mount namespace with little in it.
+
+Of a directory at the top of the tree either all is shown, read-only, or nothing but the paths that
+are named: the rest lies under an empty tmpfs. Landlock says what of it may be read; but it minds no
+Unix socket that is connected to, and what is not there has none.
+"""
+
+import os
+import stat
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from sbx.linux import mounts, namespaces
+
+_TMPFS = "mode=0755,size=256k"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """A detached clone of what is at `path` now. `read_only` None: as it is."""
+
+    path: str
+    fd: int
+    read_only: bool | None
+
+    @classmethod
+    def of(cls, path: str, *, read_only: bool | None) -> "_Tree":
+        return cls(path, mounts.open_tree(path), read_only)
+
+    def make_place(self) -> None:
+        if stat.S_ISDIR(os.fstat(self.fd).st_mode):
+            os.makedirs(self.path, exist_ok=True)
+        elif not os.path.exists(self.path):
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+
+    def attach(self) -> None:
+        if self.read_only is not None:
+            mounts.restrict_tree(self.fd, read_only=self.read_only)
+        place = os.open(self.path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            mounts.attach(self.fd, place)
+        finally:
+            os.close(place)
+            os.close(self.fd)
+
+
+def show_only(
+    whole: Collection[str],
+    readable: Iterable[str],
+    writable: Iterable[str],
+    *,
+    devices: Iterable[str],
+    links: Mapping[str, str],
+) -> None:
+    """Take a mount namespace of one's own, for good, and leave in it what is named.
+
+    `whole` are directories at the top of the tree that stay as they are; `links` symlinks that are
+    to be there (path: target), and those on the way to a path that is named are. Raises OSError.
+    """
+    namespaces.unshare(namespaces.Namespace.MOUNT)
+    mounts.private("/")
+    with os.scandir("/") as tops:
+        hidden = [
+            one.path for one in tops if one.is_dir(follow_symlinks=False) and one.path not in whole
+        ]
+    wanted = {path: True for path in readable if _is_below(os.path.realpath(path), hidden)}
+    wanted.update(dict.fromkeys(writable, False))
+    real = {path: os.path.realpath(path) for path in wanted}
+    read_only = {real[path]: wanted[path] for path in wanted}
+    trees = [
+        *(_Tree.of(path, read_only=None) for path in devices),
+        *(_Tree.of(path, read_only=read_only[path]) for path in sorted(read_only)),
+    ]
+    for top in hidden:
+        mounts.tmpfs(top, _TMPFS)
+    places = [tree.path for tree in trees]
+    for tree in trees:
+        if not _is_below(tree.path, [other for other in places if other != tree.path]):
+            tree.make_place()
+    for path, target in {**links, **{path: to for path, to in real.items() if path != to}}.items():
+        if _is_below(path, hidden) and not _is_below(path, places) and not os.path.lexists(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.symlink(target, path)
+    mounts.make_read_only("/")
+    for tree in trees:  # sorted: what lies in another one comes after it
+        tree.attach()
+
+
+def _is_below(path: str, tops: Iterable[str]) -> bool:
+    return any(path == top or path.startswith(f"{top}/") for top in tops)

@@ -1,0 +1,70 @@
+"""`sbx config`: every setting of the service, its value, and where it came from."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sbx.cli import report
+
+if TYPE_CHECKING:
+    from sbx.api.settings import ServiceSettings
+
+
+def config(
+    file: Annotated[
+        Path | None,
+        typer.Option("--config", help="The file with the settings.", metavar="FILE"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show every setting of `sbx serve`, its value and its source.
+
+    Sources, the first that names a setting wins: the command line of `sbx serve`, the environment
+    (SBX_*), .env, sbx.toml, the default.
+    """
+    from sbx.api.settings import ServiceSettings, read_settings
+
+    found = read_settings(config=file)
+    rows = [
+        (name, _plain(found.settings, name), found.sources.get(name, "default"))
+        for name in ServiceSettings.model_fields
+    ]
+    if as_json:
+        report.document(
+            {
+                "settings": [
+                    {"name": name, "value": value, "source": source} for name, value, source in rows
+                ],
+                "unknown": [{"name": name, "source": source} for name, source in found.unknown],
+            }
+        )
+        return
+    from sbx.cli.tables import print_table
+
+    print_table(
+        ("setting", "value", "source"),
+        [(name, _text(value), source) for name, value, source in rows],
+    )
+    for name, source in found.unknown:
+        report.note(f"{name} of {source} is no setting of sbx")
+
+
+def _plain(settings: "ServiceSettings", name: str) -> Any:
+    """A value of JSON. A key is never shown."""
+    value = getattr(settings, name)
+    if name == "api_key":
+        return None if value is None else "(hidden)"
+    if name == "socket_mode":
+        return None if value is None else f"{value:04o}"
+    if isinstance(value, tuple):
+        return [str(one) if isinstance(one, Path) else one for one in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return str(value)

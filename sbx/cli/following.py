@@ -1,0 +1,87 @@
+"""A run that goes on: its events are shown, its questions are answered, a signal may end it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
+from typing import NoReturn
+
+from sbx.cli import terminal
+from sbx.cli.exits import Stopped
+from sbx.cli.screen import Face
+from sbx.protocol.runs import Event, InputRequest, Run, RunEnd
+
+_LAST_WORDS_S = 0.2
+
+
+class Following:
+    """Shows the events of a run and reads the answers to its questions.
+
+    `read` gives one line of what answers them, or `END_OF_INPUT`.
+    """
+
+    def __init__(self, face: Face, read: Callable[[], Awaitable[str]] = terminal.read_line) -> None:
+        self._face = face
+        self._read = read
+        self._turn = asyncio.Lock()
+        self._writing: asyncio.Future[None] | None = None
+        self._answers: asyncio.Queue[str] = asyncio.Queue()
+
+    async def follow(self, events: AsyncIterator[Event], answers: bool) -> Run:
+        """To the end of the run. With `answers`, a question is shown when its answer is read."""
+        asking: asyncio.Task[None] | None = None
+        try:
+            async for event in events:
+                if isinstance(event, InputRequest) and answers:
+                    if asking is not None:
+                        asking.cancel()
+                    asking = asyncio.create_task(self._ask(event))
+                    continue
+                await self._show(event)
+                if isinstance(event, RunEnd):
+                    return event.run
+        finally:
+            if asking is not None:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+        raise AssertionError  # a stream ends with its RunEnd, or raises
+
+    async def answer(self, _prompt: str = "") -> str:
+        """The next answer, when it is read."""
+        return await self._answers.get()
+
+    async def written(self, timeout_s: float) -> bool:
+        """Whether all that was to be shown is written within that time, or cannot be."""
+        if self._writing is None:
+            return True
+        await asyncio.wait({self._writing}, timeout=timeout_s)
+        return self._writing.done()
+
+    async def _show(self, event: Event) -> None:
+        """In a thread, so that a slow reader of our output delays no deadline and no Ctrl-C."""
+        async with self._turn:
+            self._writing = asyncio.ensure_future(asyncio.to_thread(self._face.show, event))
+            await asyncio.shield(self._writing)
+
+    async def _ask(self, question: InputRequest) -> None:
+        """Here and not where the core calls back: there, the prompt could overtake the output."""
+        secret = question.password and os.isatty(terminal.STDIN)
+        with terminal.hidden() if secret else nullcontext():
+            await self._show(question)
+            self._answers.put_nowait(await self._read())
+
+
+async def leave(number: int, following: Following) -> NoReturn:
+    """Raise Stopped, for a signal that ended the command before there was a result."""
+    if not await following.written(_LAST_WORDS_S):
+        # Whoever reads our output has stopped reading without closing it, and the thread that
+        # writes cannot be called back. Everything else is closed: nothing is left to wait for.
+        os._exit(128 + number)
+    raise Stopped(number, _words(number)) from None
+
+
+def _words(number: int) -> str:
+    if number == signal.SIGINT:
+        return "interrupted before there was a result"
+    return f"ended by {signal.Signals(number).name}"

@@ -1,0 +1,308 @@
+"""`sbx ps`, `create`, `stop`, `rm`, `extend`, `inspect`: the sandboxes of a running service."""
+
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sbx.cli import exits, moments, reach, report
+from sbx.cli.terminal import STDERR, STDIN, STDOUT, one_line, scrub, write
+from sbx.errors import BadRequest, SbxError
+
+if TYPE_CHECKING:
+    from sbx.client import Client
+
+_PAGE = 200
+_MOST_SHOWN = 10_000
+
+AllOwners = Annotated[
+    bool, typer.Option("--all-owners", help="Those of others too; for the operator.")
+]
+
+
+def ps(
+    status: Annotated[
+        str | None,
+        typer.Option(
+            help="Only those that are idle, starting, ready, failed or expired.", metavar="STATE"
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but ids.")] = False,
+    all_owners: AllOwners = False,
+    as_json: reach.Json = False,
+    socket: reach.Socket = None,
+    key: reach.Key = None,
+) -> int:
+    """List your sandboxes.
+
+    idle: no kernel runs, the files are there, and the next run starts one. ready: a kernel is live.
+    """
+    found = reach.ask(socket, key, lambda client: _all(client, status, all_owners=all_owners))
+    if as_json:
+        report.document({"sandboxes": found})
+    elif quiet:
+        write(STDOUT, "".join(f"{scrub(box['id'])}\n" for box in found))
+    elif not found:
+        report.note("there are no sandboxes; make one with sbx create")
+    else:
+        _print(found, all_owners=all_owners)
+    return exits.Exit.OK
+
+
+def create(
+    policy: Annotated[
+        str, typer.Option(help="The name of a policy of the service.", metavar="POLICY")
+    ] = "default",
+    ttl: Annotated[
+        str | None,
+        typer.Option(
+            help="How long it lives: 3600, 90s, 2h. Without it, until sbx rm.", metavar="TIME"
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="An environment variable. Repeatable.", metavar="NAME=VALUE"),
+    ] = None,
+    narrow: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tighten the policy, as in limits.memory_max=256MiB. Repeatable.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    cargo: Annotated[
+        str | None, typer.Option(help="A cargo to be its files.", metavar="ID")
+    ] = None,
+    as_json: reach.Json = False,
+    socket: reach.Socket = None,
+    key: reach.Key = None,
+) -> int:
+    """Make a sandbox, and print its id.
+
+    It costs next to nothing until its first run, which starts a kernel.
+    """
+    from sbx.cli.run import variables
+
+    asked: dict[str, Any] = {"profile": policy}
+    if ttl is not None:
+        asked["ttl"] = _whole_seconds(ttl, "--ttl")
+    if env:
+        asked["env"] = variables(env)
+    if narrow:
+        asked["narrower"] = _narrower(narrow)
+    if cargo is not None:
+        asked["cargo_id"] = cargo
+
+    made = reach.ask(
+        socket, key, lambda client: client.request("POST", "/v1/sandboxes", json=asked)
+    )
+    if as_json:
+        report.document(made)
+    else:
+        write(STDOUT, f"{scrub(made['id'])}\n")
+    return exits.Exit.OK
+
+
+def stop(
+    ids: reach.Ids,
+    as_json: reach.Json = False,
+    socket: reach.Socket = None,
+    key: reach.Key = None,
+) -> int:
+    """End the kernels of sandboxes. Files stay, variables go; the next run starts anew."""
+
+    async def stopped(client: "Client", sandbox_id: str) -> None:
+        await client.request("POST", reach.of_sandbox(sandbox_id, "stop"))
+
+    return _each("stopped", ids, stopped, as_json, socket, key)
+
+
+def rm(
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Sandboxes, as in sbx ps.", metavar="[ID…]")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of your sandboxes.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --all: do not ask.")] = False,
+    as_json: reach.Json = False,
+    socket: reach.Socket = None,
+    key: reach.Key = None,
+) -> int:
+    """Delete sandboxes with everything in them. Removing one that is gone already is no error."""
+    if everything == bool(ids):
+        raise BadRequest(
+            "--all and ids are two answers to which ones"
+            if everything
+            else "there is nothing to remove",
+            hint="give ids, as in sbx ps, or --all",
+        )
+    if everything:
+        found = reach.ask(socket, key, lambda client: _all(client, None, all_owners=False))
+        ids = [box["id"] for box in found]
+        if ids and not yes:
+            _confirm(len(ids), as_json=as_json)
+
+    async def removed(client: "Client", sandbox_id: str) -> None:
+        await client.request("DELETE", reach.of_sandbox(sandbox_id))
+
+    return _each("removed", ids or [], removed, as_json, socket, key)
+
+
+def extend(
+    sandbox_id: reach.Id,
+    by: Annotated[
+        str, typer.Argument(help="How much longer: 3600, 90s, 10min, 2h.", metavar="TIME")
+    ],
+    as_json: reach.Json = False,
+    socket: reach.Socket = None,
+    key: reach.Key = None,
+) -> int:
+    """Let a sandbox live longer than it was to."""
+    asked = {"extend_by": _whole_seconds(by, "TIME")}
+    path = reach.of_sandbox(sandbox_id, "extend_ttl")
+    box = reach.ask(socket, key, lambda client: client.request("POST", path, json=asked))
+    if as_json:
+        report.document(box)
+    else:
+        until, left = moments.clock(box["expires_at"]), moments.since(box["expires_at"])
+        write(STDOUT, f"{one_line(box['id'])} lives until {until}, {left}\n")
+    return exits.Exit.OK
+
+
+def inspect(
+    sandbox_id: reach.Id,
+    as_json: reach.Json = False,
+    socket: reach.Socket = None,
+    key: reach.Key = None,
+) -> int:
+    """Everything about one sandbox: its conversations, host pids, and the receipt of its walls."""
+    path = reach.of_sandbox(sandbox_id, "inspect")
+    told = reach.ask(socket, key, lambda client: client.request("GET", path))
+    if as_json:
+        report.document(told)
+    else:
+        from sbx.cli import toml
+
+        write(STDOUT, scrub(toml.dumps(told)))
+    return exits.Exit.OK
+
+
+# -- the parts of it -------------------------------------------------------------------------------
+
+
+async def _all(client: "Client", status: str | None, *, all_owners: bool) -> list[dict[str, Any]]:
+    path = "/v1/admin/sandboxes" if all_owners else "/v1/sandboxes"
+    found: list[dict[str, Any]] = []
+    params: dict[str, Any] = {"limit": _PAGE}
+    if status is not None:
+        params["status"] = status
+    while len(found) < _MOST_SHOWN:
+        page = await client.request("GET", path, params=params)
+        found += page["items"]
+        if not page["next_cursor"]:
+            break
+        params["cursor"] = page["next_cursor"]
+    return found
+
+
+def _print(found: Sequence[Mapping[str, Any]], *, all_owners: bool) -> None:
+    from sbx.cli.tables import print_table
+
+    newest_first = sorted(found, key=lambda box: str(box["created_at"]), reverse=True)
+    rows = [
+        (
+            box["id"],
+            box["status"],
+            box["profile"],
+            moments.since(box["created_at"]),
+            moments.since(box["expires_at"]) or "never",
+            *((box.get("owner") or "",) if all_owners else ()),
+        )
+        for box in newest_first
+    ]
+    heads = ("sandbox", "state", "policy", "made", "expires")
+    print_table((*heads, "owner") if all_owners else heads, rows)
+
+
+def _each(
+    word: str,
+    ids: Sequence[str],
+    act: "Callable[[Client, str], Awaitable[None]]",
+    as_json: bool,
+    socket: str | None,
+    key: str | None,
+) -> int:
+    """Act on one after the other; what fails for one is told, and does not keep the others."""
+    done: list[str] = []
+    failed: list[tuple[str, SbxError]] = []
+
+    async def act_on_all(client: "Client") -> None:
+        for sandbox_id in dict.fromkeys(ids):
+            try:
+                await act(client, sandbox_id)
+            except SbxError as error:
+                if error.code == "service_unreachable":
+                    raise
+                failed.append((sandbox_id, error))
+            else:
+                done.append(sandbox_id)
+                if not as_json:
+                    write(STDOUT, f"{one_line(sandbox_id)}\n")
+
+    if ids:
+        reach.ask(socket, key, act_on_all)
+    if as_json:
+        told = [{"id": sandbox_id, "error": error.to_dict()} for sandbox_id, error in failed]
+        report.document({word: done, "failed": told})
+    else:
+        for sandbox_id, error in failed:
+            report.failure(f"{sandbox_id}: {error.message}", error.hint)
+    return exits.for_error(failed[0][1]) if failed else exits.Exit.OK
+
+
+def _confirm(count: int, *, as_json: bool) -> None:
+    """Raises BadRequest where nobody can be asked, and Abort for a no."""
+    if as_json or not (os.isatty(STDIN) and os.isatty(STDERR)):
+        raise BadRequest(
+            f"this would remove {count} sandboxes, and there is nobody to ask",
+            code="not_confirmed",
+            hint="say --yes",
+        )
+    what = "1 sandbox and its files" if count == 1 else f"{count} sandboxes and their files"
+    write(STDERR, f"Remove {what}? [y/N] ")
+    try:
+        answer = input()
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
+        raise BadRequest("nothing was removed", code="not_confirmed")
+
+
+def _whole_seconds(text: str, option: str) -> int:
+    """The service counts in whole seconds; a part of one is given as a whole."""
+    return max(1, round(reach.seconds(text, option)))
+
+
+def _narrower(pairs: Sequence[str]) -> dict[str, Any]:
+    """`a.b=value` as nested tables; a value is TOML's where it is that, else text."""
+    import tomllib
+
+    tables: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        *above, last = name.strip().split(".")
+        if not equals or not last:
+            raise BadRequest(
+                f"--narrow {pair}: there is no value", hint="write it as limits.memory_max=256MiB"
+            )
+        try:
+            value: Any = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        table = tables
+        for part in above:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise BadRequest(f"--narrow {pair}: {part} has a value of its own already")
+        table[last] = value
+    return tables

@@ -1,0 +1,208 @@
+"""`sbx cp`: files into a sandbox of a running service, and out of it."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sbx.cli import exits, reach, report
+from sbx.cli.terminal import STDERR, STDOUT, one_line, write
+from sbx.errors import BadRequest, NotFound
+
+if TYPE_CHECKING:
+    from sbx.client import Client
+    from sbx.client.conversation import RemoteConversation
+
+_UPLOADS = "uploads/temparea"
+_PROGRESS_AFTER_S = 0.3  # what is quicker needs no bar
+
+OnProgress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One end of a copy: a path of this machine, or one of a sandbox."""
+
+    path: str
+    sandbox_id: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> "Place":
+        """`ID:path` is in a sandbox; what has a `/` before its first colon, or none, is here."""
+        before, colon, after = text.partition(":")
+        if colon and before and "/" not in before:
+            return cls(after, before)
+        return cls(text)
+
+    def __str__(self) -> str:
+        return self.path if self.sandbox_id is None else f"{self.sandbox_id}:{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    source: str
+    target: str
+    size: int
+
+
+def cp(
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            help="What to copy, and where: PATH or ID:PATH; ID: alone is /workspace.",
+            metavar="SOURCE… TARGET",
+        ),
+    ],
+    conversation: reach.Conversation = "default",
+    as_json: reach.Json = False,
+    socket: reach.Socket = None,
+    key: reach.Key = None,
+) -> int:
+    """Copy files into a sandbox, or out of it.
+
+    A target that is a directory, or that ends with /, takes a file under its own name. What goes to
+    ID:uploads/temparea/ becomes an upload: the code inside reads it and cannot change it.
+    """
+    *sources, target = map(Place.read, places)
+    _check(sources, target)
+    copied: list[Copied] = []
+
+    async def copy(client: "Client") -> None:
+        for source in sources:
+            with _bar(source, shown=not as_json) as on_progress:
+                if target.sandbox_id is not None:
+                    done = await _put(client, source, target, conversation, on_progress)
+                else:
+                    done = await _get(client, source, target, conversation, on_progress)
+            copied.append(done)
+            if not as_json:
+                write(STDOUT, f"{one_line(done.source)} -> {one_line(done.target)}\n")
+
+    reach.ask(socket, key, copy)
+    if as_json:
+        told = [{"source": c.source, "target": c.target, "size": c.size} for c in copied]
+        report.document({"copied": told})
+    return exits.Exit.OK
+
+
+def _check(sources: list[Place], target: Place) -> None:
+    """Raises BadRequest, NotFound; before anything was copied."""
+    if not sources:
+        raise BadRequest("there is no target", hint="sbx cp SOURCE… TARGET")
+    inside = [source.sandbox_id is not None for source in sources]
+    if target.sandbox_id is None and not all(inside):
+        raise BadRequest(
+            "neither end is in a sandbox", hint="name it as ID:PATH, with the ID of sbx ps"
+        )
+    if target.sandbox_id is not None and any(inside):
+        raise BadRequest(
+            "both ends are in sandboxes", hint="copy it to a file here first, then from there"
+        )
+    for source in sources:
+        if source.sandbox_id is None:
+            _check_file(source.path)
+    if target.sandbox_id is None and len(sources) > 1 and not os.path.isdir(target.path):
+        raise BadRequest(f"{target.path} is no directory, and there are several files for it")
+
+
+def _check_file(path: str) -> None:
+    if os.path.isdir(path):
+        raise BadRequest(
+            f"{path} is a directory, and only files are copied",
+            code="is_a_directory",
+            hint=f"tar -cf all.tar -C {path} . && sbx cp all.tar ID: "
+            "&& sbx exec ID --shell -c 'tar -xf all.tar'",
+        )
+    if not os.path.exists(path):
+        raise NotFound(f"there is no file {path}", code="file_not_found", hint="check the path")
+    if not os.path.isfile(path):
+        raise BadRequest(f"{path} is no regular file", hint="copy it to a file first")
+
+
+async def _put(
+    client: "Client", source: Place, target: Place, conversation: str, on_progress: OnProgress
+) -> Copied:
+    where = client.sandbox(target.sandbox_id or "").conversation(conversation)
+    name = Path(source.path).name
+    path = await _target_inside(where, target.path, name)
+    if (upload := _as_upload(path)) is not None:
+        put = await where.uploads.put(Path(source.path), upload, on_progress=on_progress)
+        return Copied(source.path, f"{target.sandbox_id}:{put.path}", put.size)
+    size = await where.files.upload(source.path, path, on_progress=on_progress)
+    return Copied(source.path, f"{target.sandbox_id}:{path}", size)
+
+
+async def _target_inside(where: "RemoteConversation", path: str, name: str) -> str:
+    """As cp(1): a directory takes the file under its own name."""
+    if path in ("", ".", "/workspace", "/workspace/"):
+        return name
+    if path.endswith("/"):
+        return path + name
+    if _folded(path) == _UPLOADS:
+        return f"{path}/{name}"
+    try:
+        entry = await where.files.stat(path)
+    except NotFound:
+        return path
+    return f"{path}/{name}" if entry.kind == "directory" else path
+
+
+async def _get(
+    client: "Client", source: Place, target: Place, conversation: str, on_progress: OnProgress
+) -> Copied:
+    where = client.sandbox(source.sandbox_id or "").conversation(conversation)
+    local = _target_here(target.path, source)
+    size = await where.files.download(source.path, local, on_progress=on_progress)
+    return Copied(str(source), str(local), size)
+
+
+def _target_here(path: str, source: Place) -> Path:
+    if not (path.endswith("/") or os.path.isdir(path)):
+        return Path(path)
+    name = os.path.basename(source.path)
+    if name in ("", ".", ".."):
+        raise BadRequest(f"{source} names no file", hint="name one: ID:out.csv")
+    return Path(path, name)
+
+
+def _as_upload(path: str) -> str | None:
+    """The name of the upload that this path is; None for any other file."""
+    above, slash, name = _folded(path).rpartition("/")
+    return name if slash and above == _UPLOADS else None
+
+
+def _folded(path: str) -> str:
+    """Below /workspace, without what changes nothing. Deciding is the service's matter."""
+    return os.path.normpath(path).removeprefix("/workspace/")
+
+
+@contextmanager
+def _bar(source: Place, *, shown: bool) -> Iterator[OnProgress]:
+    """A bar on the terminal of stderr, for what takes a while; it is gone at the end."""
+    if not (shown and os.isatty(STDERR)):
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    progress = Progress(
+        *columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True
+    )
+    task = progress.add_task(one_line(str(source)), total=None, markup=False)
+    began = time.monotonic()
+
+    def on_progress(done: int, total: int | None) -> None:
+        if not progress.live.is_started and time.monotonic() - began > _PROGRESS_AFTER_S:
+            progress.start()
+        progress.update(task, completed=done, total=total)
+
+    try:
+        yield on_progress
+    finally:
+        progress.stop()

@@ -1,0 +1,97 @@
+"""`sbx gc` and `sbx audit`: what the operator of a service does now and then."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sbx.cli import exits, reach, report
+from sbx.cli.terminal import STDOUT, one_line, write
+
+audit = typer.Typer(help="Check the log of who did what.", rich_markup_mode=None)
+
+
+class Task(StrEnum):
+    IDLE = "idle_session"
+    EXPIRED = "expired_sandbox"
+    CARGO = "orphan_cargo"
+    CONTAINER = "orphan_container"
+
+
+def gc(
+    task: Annotated[
+        list[Task] | None, typer.Option(help="Report only this; all of them run. Repeatable.")
+    ] = None,
+    as_json: reach.Json = False,
+    socket: reach.Socket = None,
+    key: reach.Key = None,
+) -> int:
+    """Collect now what is idle, expired or left over; the service does so by itself, too."""
+    asked = {"tasks": task} if task else {}
+    told = reach.ask(
+        socket, key, lambda client: client.request("POST", "/v1/admin/gc/run", json=asked)
+    )
+    if as_json:
+        report.document(told)
+    else:
+        from sbx.cli.tables import print_table
+
+        rows = [
+            (one["task_name"], str(one["cleaned_count"]), str(one["skipped_count"]))
+            for one in told["results"]
+        ]
+        print_table(("task", "collected", "left"), rows)
+        for one in told["results"]:
+            for error in one["errors"]:
+                report.failure(f"{one['task_name']}: {error}")
+    return exits.Exit.FAILED if told["total_errors"] else exits.Exit.OK
+
+
+@audit.command()
+def verify(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The log; else that of the service of this user.", metavar="[FILE]"),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(envvar="SBX_DATA_DIR", help="The service's data directory.", metavar="DIR"),
+    ] = None,
+    as_json: reach.Json = False,
+) -> int:
+    """Whether nobody changed, added, moved or took out a line. Needs no running service.
+
+    That its end was cut off shows only beside an earlier head, so keep those that this prints.
+    """
+    from sbx.telemetry.audit import verify as verified
+
+    path = file or _log_of(data_dir)
+    found = verified(path)
+    if as_json:
+        report.document(
+            {
+                "file": str(path),
+                "ok": found.ok,
+                "count": found.count,
+                "broken_at": found.broken_at,
+                "head": found.head,
+                "torn": found.torn,
+            }
+        )
+    elif found.ok:
+        write(STDOUT, f"{one_line(str(path))}: ok, {found.count} lines, head {found.head}\n")
+    else:
+        report.failure(
+            f"{path}: the chain is broken at line {found.broken_at}",
+            "that line, or one before it, was changed, moved or taken out since it was written",
+        )
+    return exits.Exit.OK if found.ok else exits.Exit.FAILED
+
+
+def _log_of(data_dir: Path | None) -> Path:
+    if data_dir is None:
+        from sbx.api.settings import read_settings
+
+        data_dir = read_settings().settings.data
+    return data_dir / "audit.jsonl"

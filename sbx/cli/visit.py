@@ -1,0 +1,120 @@
+"""One run in a sandbox of the service: begin it, follow it, and what signals do to it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from sbx.cli import terminal
+from sbx.cli.following import Following, leave
+from sbx.cli.screen import Face
+from sbx.client import Client
+from sbx.client.conversation import RemoteConversation
+from sbx.client.runs import RemoteRun
+from sbx.errors import SbxError
+from sbx.protocol.runs import Run
+
+_GRACE_S = 2.0  # for the service to do what a signal asked of it
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What `sbx exec` was asked for."""
+
+    sandbox_id: str
+    conversation: str
+    code: str
+    shell: bool
+    timeout_s: float | None
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: str | None = None
+    answers: bool = False
+
+    async def run(self, client: Client, face: Face) -> Run:
+        """Raises Stopped for a signal before there was a result, ReaderGone, and what the service
+        says."""
+        typed = os.isatty(terminal.STDIN)
+        read = terminal.read_line if typed else terminal.InputLines().read_line
+        following = Following(face, read)
+        where = client.sandbox(self.sandbox_id).conversation(self.conversation)
+        run = self._begin(where, following)
+        with closing(_Signals(where, run)) as signals:
+            try:
+                return await following.follow(run.events(), self.answers)
+            except asyncio.CancelledError:
+                if signals.received is None:
+                    raise
+                await leave(signals.received, following)
+
+    def _begin(self, where: RemoteConversation, following: Following) -> RemoteRun:
+        if self.shell:
+            return where.start_shell(
+                self.code, timeout=self.timeout_s, cwd=self.cwd, env=self.env, stdin=self.stdin
+            )
+        on_input = following.answer if self.answers else None
+        return where.start_run(self.code, timeout=self.timeout_s, on_input=on_input)
+
+
+class _Signals:
+    """What signals do to the run.
+
+    The first Ctrl-C interrupts it, the second ends the kernel that it runs in, a third leaves.
+    SIGTERM and SIGHUP interrupt it and leave. A signal that our parent made us ignore stays
+    ignored, see nohup(1).
+    """
+
+    def __init__(self, where: RemoteConversation, run: RemoteRun) -> None:
+        self.received: int | None = None
+        self._where = where
+        self._run = run
+        self._loop = asyncio.get_running_loop()
+        self._main = asyncio.current_task()
+        self._acting: list[asyncio.Task[None]] = []
+        self._handled = [
+            number
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        for number in self._handled:
+            self._loop.add_signal_handler(number, self._stop, number)
+
+    def close(self) -> None:
+        for number in self._handled:
+            self._loop.remove_signal_handler(number)
+        for task in self._acting:
+            task.cancel()
+
+    def _stop(self, number: int) -> None:
+        self.received = self.received or number
+        if number != signal.SIGINT:
+            self._act(self._end(self._run.interrupt()))
+        elif not self._acting:
+            self._act(self._interrupt())
+        elif len(self._acting) == 1:
+            self._act(self._end(self._where.stop(), wait_s=_GRACE_S))
+        else:
+            self._cancel()
+
+    def _act(self, work: Coroutine[None, None, None]) -> None:
+        self._acting.append(self._loop.create_task(work))
+
+    async def _interrupt(self) -> None:
+        """The run's own end follows, and with it ours."""
+        try:
+            await self._run.interrupt()
+        except SbxError:  # there is nobody to interrupt it
+            self._cancel()
+
+    async def _end(self, asked: Coroutine[Any, Any, Any], wait_s: float = 0.0) -> None:
+        with suppress(SbxError, TimeoutError):
+            await asyncio.wait_for(asked, _GRACE_S)
+            await asyncio.sleep(wait_s)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._main is not None and not self._main.cancelling():
+            self._main.cancel()

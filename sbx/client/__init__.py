@@ -1,0 +1,36 @@
+"""Sandboxes of a service, from another process: the methods and errors of the embedded API.
+
+    client.py        Client: one service
+    sandbox.py       RemoteSandbox, with the methods of AsyncSandbox
+    conversation.py  RemoteConversation: runs, life
+    runs.py          a run followed by its events; taken up again when the connection breaks
+    files.py         files and uploads, streamed, with progress
+    sessions.py      ensure_session
+    records.py       what the service tells, as values
+    failures.py      error bodies, back into errors
+    checks.py        what cannot even be sent
+    wire.py          requests: deadlines, retries, connections kept open
+    connection.py    one connection of HTTP/1.1
+    address.py       where a service is
+    blocking.py      BlockingClient: the same without asyncio
+
+Imports sbx.protocol, sbx.errors and sbx.blocking, httptools, and nothing else that is not Python's
+own: a program that only talks to a service starts quickly.
+"""
+
+from sbx.client.blocking import BlockingClient
+from sbx.client.client import Client
+from sbx.client.records import Page, SandboxInfo, Session
+from sbx.client.sandbox import RemoteSandbox
+from sbx.client.sessions import SessionCreateFailed, SessionNotReady
+
+__all__ = [
+    "BlockingClient",
+    "Client",
+    "Page",
+    "RemoteSandbox",
+    "SandboxInfo",
+    "Session",
+    "SessionCreateFailed",
+    "SessionNotReady",
+]

@@ -1,0 +1,61 @@
+"""Where a service is: the path of a Unix socket, or an address of TCP."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sbx.errors import BadRequest
+from sbx.protocol.addresses import default_socket
+
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`shown` for sentences, `host` for the Host header; `path` of a socket, else TCP."""
+
+    shown: str
+    host: str
+    path: str | None = None
+    port: int = 0
+    tls: bool = False
+
+
+def address_of(connect: str | os.PathLike[str] | None) -> Address:
+    """None: SBX_SOCKET, else the default socket. Raises BadRequest `invalid_address`."""
+    if connect is None:
+        connect = os.environ.get("SBX_SOCKET") or default_socket()
+    text = os.fspath(connect)
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return _socket(text)
+    if scheme == "unix":
+        return _socket(rest)
+    try:
+        parts = urlsplit(text)
+        port = parts.port or _PORTS[scheme]
+    except (KeyError, ValueError):
+        raise _invalid(text) from None
+    if not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
+        raise _invalid(text)
+    return Address(text.rstrip("/"), parts.netloc, None, port, scheme == "https")
+
+
+def host_of(address: Address) -> str:
+    """The name or number to connect to, of an address of TCP."""
+    return urlsplit(address.shown).hostname or ""
+
+
+def _socket(path: str) -> Address:
+    if not path or "\0" in path:
+        raise _invalid(path)
+    return Address(str(Path(path).expanduser()), "sbx", str(Path(path).expanduser()))
+
+
+def _invalid(text: str) -> BadRequest:
+    return BadRequest(
+        f"{text!r} is no address of a service",
+        code="invalid_address",
+        hint="give the path of its socket, or http://HOST:PORT",
+    )

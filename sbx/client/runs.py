@@ -1,0 +1,225 @@
+"""A run over there, followed from here."""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from sbx import errors
+from sbx.client.connection import Lost
+from sbx.client.failures import failure
+from sbx.client.wire import Wire, connection_lost, target
+from sbx.protocol.events import event_from_json, text_to_json
+from sbx.protocol.runs import Event, InputRequest, Run, RunEnd, RunStart
+
+OnInput = Callable[[str], str | Awaitable[str]]
+
+_log = logging.getLogger(__name__)
+_REATTACH_S = 55.0  # the service tells what was missed for 60 s after the end of a run
+_REATTACH_PAUSE_S = 0.25
+
+
+class RemoteRun:
+    """One run, followed by a task of its own whether or not anybody listens.
+
+    When the connection breaks it is taken up again after the last event that came.
+    """
+
+    def __init__(
+        self, wire: Wire, sandbox_id: str, start: tuple[str, bytes], on_input: OnInput | None
+    ) -> None:
+        self.run_id: str | None = None
+        self._wire = wire
+        self._sandbox_id = sandbox_id
+        self._start = start
+        self._on_input = on_input
+        self._events: list[Event] = []
+        self._seen = 0
+        self._changed = asyncio.Event()
+        self._outcome: Run | BaseException | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+        self._given_up = False
+        self.task = asyncio.create_task(self._follow())
+        wire.tasks.add(self.task)
+        self.task.add_done_callback(self._over)
+
+    async def result(self) -> Run:
+        """Wait for the end of the run; raises why, where it could not even be started."""
+        while self._outcome is None:
+            await self._change()
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Every event from the first on; ends after the RunEnd."""
+        position = 0
+        while True:
+            while position < len(self._events):
+                event = self._events[position]
+                position += 1
+                yield event
+                if isinstance(event, RunEnd):
+                    return
+            if self._outcome is not None:
+                await self.result()  # no RunEnd: it could not even be started
+            await self._change()
+
+    async def interrupt(self) -> bool:
+        """End this run and no other, also while it waits for its turn."""
+        self._given_up = True
+        if self.run_id is None or self._outcome is not None:
+            return False  # `_take` sees to it as soon as it has begun
+        reply = await self._wire.call("POST", self._at("interrupt"), again=True)
+        return bool(reply.json()["interrupted"])
+
+    # -- following --------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        try:
+            await self._attended()
+        except errors.SbxError as error:
+            self._outcome = error
+        except Lost as lost:
+            self._outcome = connection_lost(self._wire.address, str(lost))
+            self._outcome.__cause__ = lost
+
+    async def _attended(self) -> None:
+        path, body = self._start
+        lost: Lost | None = None
+        try:
+            await self._read("POST", path, body)
+        except (Lost, errors.Unavailable) as error:
+            lost = _as_lost(error)
+            if self.run_id is None and isinstance(error, errors.Unavailable):
+                raise  # it never began, and the error says why
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _REATTACH_S
+        while self._outcome is None:
+            if self.run_id is None or loop.time() > deadline:
+                raise lost or Lost("the stream ended before the run did")
+            await asyncio.sleep(_REATTACH_PAUSE_S)
+            before = self._seen
+            try:
+                await self._read("GET", self._at("events"), b"")
+            except (Lost, errors.Unavailable) as error:
+                lost = _as_lost(error)
+            if self._seen > before:
+                deadline = loop.time() + _REATTACH_S
+
+    async def _read(self, method: str, path: str, body: bytes) -> None:
+        events = self._wire.events(method, path, body=body, after=self._seen)
+        async with aclosing(events):
+            async for number, kind, data in events:
+                if kind == "failure":
+                    raise failure(data)
+                if number > self._seen:
+                    self._seen = number
+                    self._take(read_event(data))
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, RunStart):
+            self.run_id = event.run_id
+            if self._given_up:
+                self._soon(self._interrupted())
+        elif isinstance(event, InputRequest) and self._on_input is not None:
+            self._soon(self._answer(event.prompt))
+        elif isinstance(event, RunEnd):
+            self._outcome = event.run
+        self._events.append(event)
+        self._wake()
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._wire.tasks.discard(task)
+        for answering in self._answering:
+            answering.cancel()
+        if self._outcome is None:
+            failed = None if task.cancelled() else task.exception()
+            if failed is not None:
+                _log.error("following a run failed", exc_info=failed)
+            self._outcome = errors.Closed("the client was closed while this ran")
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _change(self) -> None:
+        await self._changed.wait()
+
+    # -- answering --------------------------------------------------------------------------------
+
+    def _soon(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, prompt: str) -> None:
+        assert self._on_input is not None
+        try:
+            line = await asked(self._on_input, prompt)
+            body = json.dumps({"text": text_to_json(line)}).encode("ascii")
+            await self._wire.call("POST", self._at("input"), body=body)
+        except Exception:  # noqa: BLE001  # the border to the caller's own function
+            if self._outcome is None:
+                _log.exception("input() was not answered; the run is interrupted")
+                await self._interrupted()
+
+    async def _interrupted(self) -> None:
+        with contextlib.suppress(errors.SbxError):  # it ended by itself, or the service did
+            await self._wire.call("POST", self._at("interrupt"), again=True)
+
+    def _at(self, what: str) -> str:
+        assert self.run_id is not None
+        return target("v1", "sandboxes", self._sandbox_id, "runs", self.run_id, what)
+
+
+async def asked(on_input: OnInput, prompt: str) -> str:
+    """The caller's answer to one prompt; what is no coroutine function runs in a daemon thread."""
+    if inspect.iscoroutinefunction(on_input):
+        return str(await on_input(prompt))
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def settle(line: Any, error: Exception | None) -> None:
+        if not answer.done():
+            answer.set_result(line) if error is None else answer.set_exception(error)
+
+    def wait() -> None:
+        line, failed = None, None
+        try:
+            line = on_input(prompt)
+        except Exception as error:  # noqa: BLE001  # carried to the task that waits
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(settle, line, failed)
+
+    threading.Thread(target=wait, name="sbx-on-input", daemon=True).start()
+    line = await answer
+    return str(await line if inspect.isawaitable(line) else line)
+
+
+def read_event(data: str) -> Event:
+    """Raises Broken `foreign_reply`."""
+    try:
+        return event_from_json(json.loads(data))
+    except ValueError as error:
+        raise errors.Broken(
+            f"the service told of an event that is none: {error}",
+            code="foreign_reply",
+            hint="the client and the service may be of different versions",
+        ) from error
+
+
+def _as_lost(error: Exception) -> Lost:
+    """Only what a broken connection raises: what the service itself refuses stays refused."""
+    if isinstance(error, Lost):
+        return error
+    if isinstance(error, errors.SbxError) and error.code in ("service_unreachable", "timeout"):
+        return Lost(error.message)
+    raise error

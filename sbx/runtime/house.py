@@ -1,0 +1,133 @@
+"""A house: everything that one `sbx serve` process holds, over one data directory.
+
+{data}/store.sqlite        what is remembered
+{data}/audit.jsonl         who did what
+{data}/token_secret        what signs tokens
+{data}/sandboxes/ removed/ files (workspace/layout.py)
+"""
+
+import asyncio
+import os
+import secrets
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from platformdirs import user_data_path
+
+from sbx.isolation.launch import BrokerProcess
+from sbx.isolation.patience import to_the_end
+from sbx.runtime.access import Access
+from sbx.runtime.clock import Clock, SystemClock
+from sbx.runtime.reaper import Reaper
+from sbx.runtime.recovery import recover
+from sbx.runtime.replies import Replies
+from sbx.runtime.runs import Runs
+from sbx.runtime.runtime import Runtime
+from sbx.runtime.sandboxes import Sandboxes
+from sbx.runtime.settings import Settings
+from sbx.runtime.store import Store
+from sbx.runtime.store.runs import SERVICE_ENDED
+from sbx.telemetry import metrics
+from sbx.telemetry.audit import Audit
+
+
+class House:
+    """`async with House(settings) as house`. Its parts are there from then on, until it is closed.
+
+    Raises what they raise when they open: Conflict `data_dir_in_use`, Unavailable `store_corrupt`,
+    `store_newer`, `no_space` and what a broker says. What opened is closed again then.
+    """
+
+    runtime: Runtime
+    store: Store
+    sandboxes: Sandboxes
+    runs: Runs
+    access: Access
+    replies: Replies
+    audit: Audit
+    reaper: Reaper
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        broker: BrokerProcess | None = None,
+    ) -> None:
+        """Without a `data_dir` the settings mean the user's own for sbx. `broker`: see Runtime."""
+        settings = settings or Settings()
+        if settings.data_dir is None:
+            settings = settings.model_copy(update={"data_dir": user_data_path("sbx")})
+        self.settings = settings
+        self.clock: Clock = clock or SystemClock()
+        self.instance_id = f"sbx-{secrets.token_hex(4)}"
+        self._broker = broker
+        self._held = AsyncExitStack()
+
+    @property
+    def data_dir(self) -> Path:
+        assert self.settings.data_dir is not None
+        return self.settings.data_dir
+
+    async def start(self) -> Self:
+        """Open everything, and mend what an earlier process left. Nothing runs before."""
+        async with AsyncExitStack() as held:
+            await self._open(held)
+            self._held = held.pop_all()
+        return self
+
+    async def _open(self, held: AsyncExitStack) -> None:
+        settings, clock, data = self.settings, self.clock, self.data_dir
+        self.runtime = Runtime(settings, broker=self._broker, keep_files=True)
+        await held.enter_async_context(self.runtime)  # whose lock says that the data are ours
+        self.store = await Store.open(data / "store.sqlite")
+        held.push_async_callback(self.store.close)
+        self.audit = await Audit.open(data / "audit.jsonl", clock=clock.now)
+        held.push_async_callback(self.audit.close)
+        await recover(self.store, clock, self.runtime)
+        self.access = Access(self.store, clock, data / "token_secret", os.geteuid())
+        self.replies = Replies(self.store, clock)
+        self.sandboxes = Sandboxes(self.store, clock, self.runtime, settings)
+        await self.sandboxes.load()
+        await self.sandboxes.leftovers.collect(briefly=True)
+        self.runs = Runs(
+            self.store,
+            clock,
+            self.sandboxes,
+            queue_max=settings.queue_max,
+            history_max=settings.history_max,
+        )
+        held.push_async_callback(self.runs.close)
+        held.push_async_callback(self.sandboxes.close, SERVICE_ENDED)
+        self.reaper = Reaper(self.sandboxes, clock, settings)
+        reaping = asyncio.create_task(self.reaper.run())
+        held.push_async_callback(_cancelled, reaping)
+        metrics.watch(
+            kernels=lambda: float(sum(one.kernels for one in self.sandboxes.every())),
+            sandboxes=lambda: float(len(self.sandboxes.every())),
+            parked=lambda: float(self.runtime.parked),
+            starts=lambda: self.runtime.starts,
+        )
+
+    async def close(self) -> None:
+        """End what runs, which is recorded as interrupted, and close everything; files stay."""
+        held, self._held = self._held, AsyncExitStack()
+        await to_the_end(held.aclose())
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

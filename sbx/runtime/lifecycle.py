@@ -1,0 +1,128 @@
+"""The states of a sandbox, and every way from one to another, in one table.
+
+    idle ──start──► starting ──ready──► ready            expire: from all of them to `expired`
+     ▲  ◄──stop─────────┤ ◄─────stop──────┘              delete: from every state to `deleted`
+     └──────stop──── failed ◄──fail── starting
+
+What of it is compute is derived from what lives, never stored and trusted: `state_of` says how.
+The table says what may be done, and where that must lead; nothing else in the runtime decides it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sbx.errors import Conflict, NotFound, SbxError
+
+
+class State(StrEnum):
+    IDLE = "idle"  # no kernel
+    STARTING = "starting"  # the first one is on its way
+    READY = "ready"
+    FAILED = "failed"  # the last start failed
+    EXPIRED = "expired"
+    DELETED = "deleted"
+
+
+class Act(StrEnum):
+    USE = "use"  # of files: needs no kernel, and starts none
+    START = "start"  # a first run, or a resume; with a kernel there, one of another conversation
+    READY = "ready"  # the kernel has started
+    FAIL = "fail"  # it could not be started
+    STOP = "stop"  # by request, by an idle time-out, for memory; or the last kernel died
+    EXTEND = "extend"
+    EXPIRE = "expire"
+    DELETE = "delete"
+    RESTART = "restart"  # the runtime was killed, and another one opened what it left
+
+
+_ALIVE: Mapping[Act, State] = {
+    Act.STOP: State.IDLE,
+    Act.EXPIRE: State.EXPIRED,
+    Act.DELETE: State.DELETED,
+    Act.RESTART: State.IDLE,
+}
+
+TABLE: Mapping[State, Mapping[Act, State]] = {
+    State.IDLE: {
+        **_ALIVE,
+        Act.USE: State.IDLE,
+        Act.START: State.STARTING,
+        Act.EXTEND: State.IDLE,
+    },
+    State.STARTING: {
+        **_ALIVE,
+        Act.USE: State.STARTING,
+        Act.START: State.STARTING,  # a second call waits for the first one's kernel
+        Act.READY: State.READY,
+        Act.FAIL: State.FAILED,
+        Act.EXTEND: State.STARTING,
+    },
+    State.READY: {
+        **_ALIVE,
+        Act.USE: State.READY,
+        Act.START: State.READY,
+        Act.READY: State.READY,
+        Act.FAIL: State.READY,  # of another conversation's kernel
+        Act.EXTEND: State.READY,
+    },
+    State.FAILED: {
+        **_ALIVE,
+        Act.USE: State.FAILED,
+        Act.START: State.STARTING,
+        Act.EXTEND: State.FAILED,
+    },
+    State.EXPIRED: {
+        Act.STOP: State.EXPIRED,  # nothing is left to be stopped
+        Act.EXPIRE: State.EXPIRED,
+        Act.DELETE: State.DELETED,
+        Act.RESTART: State.EXPIRED,
+    },
+    State.DELETED: {
+        Act.STOP: State.DELETED,
+        Act.EXPIRE: State.DELETED,
+        Act.DELETE: State.DELETED,  # again: nothing
+        Act.RESTART: State.DELETED,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a sandbox at one moment."""
+
+    deleted: bool = False
+    expired: bool = False
+    kernels: int = 0  # that live
+    starts: int = 0  # that go on
+    failed: bool = False  # the last start
+
+
+def state_of(facts: Facts) -> State:
+    """The first that is true counts."""
+    if facts.deleted:
+        return State.DELETED
+    if facts.expired:
+        return State.EXPIRED
+    if facts.kernels:
+        return State.READY
+    if facts.starts:
+        return State.STARTING
+    return State.FAILED if facts.failed else State.IDLE
+
+
+def after(state: State, act: Act) -> State | None:
+    """Where the act leads; None where it is refused."""
+    return TABLE[state].get(act)
+
+
+def refusal(sandbox_id: str, state: State, expires_at: float | None = None) -> SbxError:
+    """What to raise for an act that this state refuses."""
+    if state is State.EXPIRED:
+        return Conflict(
+            f"the sandbox {sandbox_id} has expired",
+            code="sandbox_expired",
+            hint="make a new one; extend_ttl before the end keeps one alive",
+            details={"sandbox_id": sandbox_id, "expires_at": expires_at},
+        )
+    return NotFound(f"there is no sandbox {sandbox_id}")

@@ -1,0 +1,507 @@
+"""One sandbox that was not deleted: its row, its files' place, and what lives of it.
+
+Opened lazily, at its first use; closed with its files kept, by a stop, an idle time-out, its
+expiry or its end. Everything that changes which box it has happens under its lock; what can run
+without one is short and awaits nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from sbx import errors
+from sbx.isolation.patience import to_the_end
+from sbx.policy import Policy
+from sbx.protocol.runs import RunError
+from sbx.runtime import lifecycle
+from sbx.runtime.clock import Clock
+from sbx.runtime.kept import KeptSandbox, Place
+from sbx.runtime.kernel_limits import KernelLimits
+from sbx.runtime.lifecycle import Act, Facts, State
+from sbx.runtime.open_limit import OpenLimit
+from sbx.runtime.runtime import Runtime
+from sbx.runtime.settings import Settings
+from sbx.runtime.store import Store, events
+from sbx.runtime.store import sandboxes as rows
+from sbx.runtime.store.sandboxes import CargoRow, ConversationRow, SandboxRow
+from sbx.runtime.uids import own_uid
+from sbx.runtime.views import SandboxView
+from sbx.telemetry import metrics
+
+CONVERSATIONS_MAX = 1000
+_TOUCHED_EVERY_S = 60.0
+_MIB = 1 << 20
+_NO_FAILURE = {"stopped", "closed", "too_many_kernels", "sandbox_expired", "not_found"}
+_log = logging.getLogger(__name__)
+
+STOPPED = RunError("SandboxStopped", "the sandbox was stopped while this ran", "")
+EXPIRED = RunError("SandboxExpired", "the sandbox's time to live ended while this ran", "")
+DELETED = RunError("SandboxDeleted", "the sandbox was deleted while this ran", "")
+_CAUSES = {EXPIRED.name: "expired", DELETED.name: "deleted"}  # as metrics tell them
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What every sandbox of a house uses. `cargos`: those that were not deleted, by id."""
+
+    store: Store
+    clock: Clock
+    runtime: Runtime
+    settings: Settings
+    kernels: KernelLimits
+    cargos: dict[str, CargoRow]
+    open_limit: OpenLimit
+
+
+class Living:
+    """See the module. `users` are inside `Sandboxes.using`; `starts` are kernels on their way."""
+
+    def __init__(self, keep: Keep, row: SandboxRow, lost: frozenset[str] = frozenset()) -> None:
+        """`lost`: the conversations whose kernel ended with an earlier runtime."""
+        self.row = row
+        self.users = 0
+        self.starts = 0
+        self.box: KeptSandbox | None = None
+        self.over = False  # its expiry was seen to
+        self.shut_down = False  # the house has closed
+        self._keep = keep
+        self._cargo = keep.cargos[row.cargo_id]
+        self._lost = set(lost)
+        self._lock = asyncio.Lock()
+        self._naming = asyncio.Lock()
+        self._policies: tuple[Policy, Policy] | None = None
+        self._conversations: dict[str, ConversationRow] | None = None
+        self._idle_at: float | None = None
+        self._touched_at = 0.0
+        self._followers: set[asyncio.Event] = set()
+
+    # -- what it is now -------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self.row.id
+
+    @property
+    def cargo(self) -> CargoRow:
+        """Its workspace, which other sandboxes may use too. Of one that was deleted, as it was."""
+        return self._keep.cargos.get(self.row.cargo_id, self._cargo)
+
+    def _change_cargo(self, **to: Any) -> None:
+        self._cargo = replace(self.cargo, **to)
+        if self.row.cargo_id in self._keep.cargos:
+            self._keep.cargos[self.row.cargo_id] = self._cargo
+
+    @property
+    def expired(self) -> bool:
+        end = self.row.expires_at
+        return end is not None and end <= self._keep.clock.now()
+
+    @property
+    def kernels(self) -> int:
+        """How many live, and how many start."""
+        return self.starts + (len(self.box.live) if self.box is not None else 0)
+
+    @property
+    def state(self) -> State:
+        return lifecycle.state_of(
+            Facts(
+                deleted=self.row.deleted_at is not None,
+                expired=self.expired,
+                kernels=len(self.box.live) if self.box is not None else 0,
+                starts=self.starts,
+                failed=self.row.failure is not None,
+            )
+        )
+
+    @property
+    def idle_at(self) -> float | None:
+        """When it is closed if nobody uses it; None while there is nothing to close."""
+        return self._idle_at if self.box is not None else None
+
+    def check(self, act: Act) -> None:
+        """Raises what the table of states says: Conflict `sandbox_expired`, NotFound."""
+        state = self.state
+        if lifecycle.after(state, act) is None:
+            raise lifecycle.refusal(self.id, state, self.row.expires_at)
+
+    async def policy(self) -> tuple[Policy, Policy]:
+        """As it was loaded, and as the request and the cargo's size narrow it. It stays what it was
+        for as long as the runtime lives. Raises what `Runtime.decide` does."""
+        if self._policies is None:
+            asked = self.row.request
+            loaded, decided = await self._keep.runtime.decide(
+                self.row.profile, narrower=asked.get("narrower"), env=asked.get("env")
+            )
+            self._policies = loaded, _within_cargo(decided, self.cargo)
+        return self._policies
+
+    def know_policy(self, loaded: Policy, decided: Policy) -> None:
+        self._policies = loaded, _within_cargo(decided, self.cargo)
+
+    async def view(self) -> SandboxView:
+        if self._policies is not None:
+            return self._view(self._policies[1], self.state, self.row.failure)
+        state = self.state
+        try:
+            _, policy = await self.policy()
+            return self._view(policy, state, self.row.failure)
+        except errors.SbxError as error:  # its file was taken away, or does not hold any more
+            nothing = Policy.model_validate({"name": self.row.profile})
+            state = State.FAILED if state is State.IDLE else state
+            return self._view(nothing, state, error.to_dict())
+
+    def _view(self, policy: Policy, state: State, failure: dict[str, Any] | None) -> SandboxView:
+        row = self.row
+        return SandboxView(
+            id=row.id,
+            owner=row.owner,
+            state=state,
+            profile=row.profile,
+            policy=policy,
+            cargo_id=row.cargo_id,
+            created_at=row.created_at,
+            expires_at=row.expires_at,
+            idle_expires_at=None if state is State.EXPIRED else self.idle_at,
+            stopped=row.stopped,
+            failure=failure,
+            session_id=row.session_id,
+            user_id=row.user_id,
+            agent_id=row.agent_id,
+            business_domain_id=row.business_domain_id,
+            recreated_because=row.recreated_because,
+            upload_limits=row.upload_limits,
+            narrower=row.request.get("narrower"),
+            env=row.request.get("env"),
+        )
+
+    # -- using it -------------------------------------------------------------------------------
+
+    async def opened(self) -> KeptSandbox:
+        """Its box, opened at the first call. Raises as `check` and `Runtime.open`."""
+        self.check(Act.USE)
+        if self.box is None:
+            async with self._lock:
+                self.check(Act.USE)
+                if self.box is None:
+                    await to_the_end(self._open())
+        assert self.box is not None
+        return self.box
+
+    async def _open(self) -> None:
+        keep = self._keep
+        try:
+            loaded, decided = await self.policy()
+            await self.conversations()
+            if self.cargo.uid is None and keep.runtime.capabilities.root:
+                uid = await own_uid(keep.store, self.cargo.id, keep.settings.uid_range)
+                self._change_cargo(uid=uid)
+            place = Place(
+                id=self.id,
+                directory=self.cargo.directory,
+                uid=self.cargo.uid,
+                directory_of=self._directory_of,
+                starting=self._starting,
+                lost=self._lost.__contains__,
+                exists=self._exists,
+                limit=keep.open_limit,
+            )
+            self.box = await keep.runtime.open(loaded, decided, place)
+        except errors.SbxError as error:
+            self._failed(error)
+            raise
+        self.touch()
+
+    def touch(self) -> None:
+        """It is used: put off its idle time-out."""
+        now = self._keep.clock.now()
+        self._idle_at = now + self._keep.settings.idle_timeout
+        if not 0 <= now - self._touched_at < _TOUCHED_EVERY_S:
+            self._touched_at = now
+            self._change_cargo(last_accessed_at=now)
+            self._keep.store.write_later(
+                partial(
+                    rows.touch,
+                    sandbox_id=self.id,
+                    cargo_id=self.cargo.id,
+                    at=now,
+                    idle=self.idle_at,
+                )
+            )
+
+    def begin_use(self) -> None:
+        """A stop by request counts until the next use."""
+        if self.row.stopped:
+            self._remember(stopped=False, failure=self.row.failure)
+
+    # -- conversations --------------------------------------------------------------------------
+
+    async def conversations(self) -> dict[str, ConversationRow]:
+        """The ones that exist, by name."""
+        if self._conversations is None:
+            found = await rows.conversations(self._keep.store, self.id)
+            if self._conversations is None:
+                self._conversations = {row.name: row for row in found}
+        return self._conversations
+
+    async def _exists(self, name: str) -> bool:
+        """Also where another sandbox of the same cargo made it."""
+        if name in await self.conversations():
+            return True
+        return self.cargo.managed_by is None and await rows.conversation_in_cargo(
+            self._keep.store, self.cargo.id, name
+        )
+
+    async def _directory_of(self, name: str) -> tuple[str, bool]:
+        async with self._naming:
+            known = await self.conversations()
+            if (found := known.get(name)) is not None:
+                return found.directory, False
+            if len(known) >= CONVERSATIONS_MAX:
+                raise errors.Conflict(
+                    f"a sandbox has at most {CONVERSATIONS_MAX} conversations",
+                    code="too_many_conversations",
+                )
+            now = self._keep.clock.now()
+            row = ConversationRow(self.id, name, self._keep.runtime.data.new_name(), now, now)
+            kept = await self._keep.store.write(
+                partial(rows.add_conversation, row=row, cargo_id=self.cargo.id)
+            )
+            known[name] = kept
+            return kept.directory, kept.directory == row.directory
+
+    async def forget_conversation(self, name: str) -> None:
+        """For this sandbox there never was one; its kernel and what runs in it end."""
+        self._lost.discard(name)
+        if self._conversations is not None:
+            self._conversations.pop(name, None)
+        if self.box is not None:
+            told = RunError("ConversationDeleted", "the conversation was deleted meanwhile", "")
+            await self.box.forget(name, told)
+
+    # -- kernels --------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _starting(self, conversation: str) -> AsyncIterator[None]:
+        """Around the start of a kernel: its limits before, and what becomes of it."""
+        self.check(Act.START)
+        self.starts += 1
+        try:
+            await self._keep.kernels.admit(self)
+            self.check(Act.START)
+            yield
+        except errors.SbxError as error:
+            if error.code not in _NO_FAILURE:
+                self._failed(error)
+            if error.code == "start_timeout":
+                raise _not_ready(self.id, error) from error
+            raise
+        else:
+            self._lost.discard(conversation)
+            if self.row.stopped or self.row.failure is not None:
+                self._remember(stopped=False, failure=None)
+            self.tell("started", conversation=conversation)
+        finally:
+            self.starts -= 1
+
+    def _failed(self, error: errors.SbxError) -> None:
+        self._remember(stopped=False, failure=error.to_dict())
+        self.tell("failed", error.code, message=error.message)
+
+    def ended_one(self, conversation: str, cause: str) -> None:
+        """A kernel of it was ended to make room."""
+        metrics.kernel_stopped(cause)
+        self.tell("stopped", cause, conversation=conversation)
+
+    # -- its life -------------------------------------------------------------------------------
+
+    async def stop(self, cause: str = "requested") -> None:
+        """End every kernel and run; files stay, and the next use starts anew."""
+        await to_the_end(self._stop(cause))
+
+    async def _stop(self, cause: str) -> None:
+        async with self._lock:
+            if self.state in (State.EXPIRED, State.DELETED):
+                return
+            had = self.kernels
+            if self.box is not None:
+                await self.box.halt(STOPPED)
+                if self.users == 0:
+                    await self._close()
+            self._lost.clear()
+            if had or not self.row.stopped:
+                self._tell_stopped(cause, had)
+            self._remember(stopped=True, failure=None)
+            self._idle_at = None if self.box is None else self._idle_at
+
+    async def stop_idle(self) -> bool:
+        """Close it if its idle time-out is over; variables are lost, which the next run says."""
+        if not self.idle:
+            return False
+        async with self._lock:
+            if not self.idle:
+                return False
+            assert self.box is not None
+            had = self.kernels
+            await to_the_end(self._close())
+            if had:
+                self._tell_stopped("idle_timeout", had)
+            return True
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is open, nobody uses it, and its idle time-out is over."""
+        due = self.idle_at
+        return (
+            due is not None
+            and due <= self._keep.clock.now()
+            and self.users == 0
+            and self.starts == 0
+            and self.box is not None
+            and not self.box.busy
+        )
+
+    async def extend(self, by_s: float, latest: float) -> None:
+        """Let it live longer, before its end only."""
+        async with self._lock:
+            self.check(Act.EXTEND)
+            if (end := self.row.expires_at) is None:
+                raise errors.Conflict(
+                    f"the sandbox {self.id} never expires",
+                    code="sandbox_ttl_infinite",
+                    details={"sandbox_id": self.id},
+                )
+            new = min(max(end, self._keep.clock.now()) + by_s, latest)
+            await self._keep.store.write(partial(rows.extend, sandbox_id=self.id, expires_at=new))
+            self.row = replace(self.row, expires_at=new)
+            self.tell("extended", by=by_s, expires_at=new)
+
+    async def expire(self) -> bool:
+        """See to its end if its time is over: runs end, and are told why; files stay for now."""
+        if self.over or not self.expired:
+            return False
+        async with self._lock:
+            if self.over or not self.expired or self.row.deleted_at is not None:
+                return False  # it was extended, or deleted
+            self.over = True
+            try:
+                await to_the_end(self._end_box(EXPIRED))
+            except Exception as error:  # noqa: BLE001  # the border: expired it is all the same
+                _log.error("the expired %s did not end well: %s", self.id, error, exc_info=error)
+            self._keep.store.write_later(
+                partial(events.add_once, sandbox_id=self.id, at=self._now, kind="expired")
+            )
+            self._wake()
+            return True
+
+    async def delete(self, cause: str) -> bool:
+        """Leave a tombstone, and end what lives. Files are the caller's to remove.
+
+        False when somebody else did. Once begun it is done to its end.
+        """
+        return await to_the_end(self._delete(cause))
+
+    async def _delete(self, cause: str) -> bool:
+        async with self._lock:
+            if self.row.deleted_at is not None:
+                return False
+            now = self._now
+            managed = self.cargo.managed_by is not None
+
+            def act(on: Any) -> None:
+                rows.delete(on, self.id, now, cause)
+                if not managed:
+                    rows.files_are_removed(on, self.id)
+                events.add(on, self.id, now, "deleted", cause)
+
+            await self._keep.store.write(act)
+            self.row = replace(self.row, deleted_at=now, cause=cause, files_removed=not managed)
+            try:
+                await self._end_box(EXPIRED if cause == "expired" else DELETED)
+            except Exception as error:  # noqa: BLE001  # the border: deleted it is all the same
+                _log.error("the deleted %s did not end well: %s", self.id, error, exc_info=error)
+            self._wake()
+            return True
+
+    async def shut(self, told: RunError) -> None:
+        """The house ends: so does what lives here, with its files kept."""
+        async with self._lock:
+            await to_the_end(self._end_box(told))
+        self.shut_down = True
+        self._wake()
+
+    async def _end_box(self, told: RunError) -> None:
+        if self.box is not None:
+            had = self.kernels
+            try:
+                await self.box.halt(told)
+            finally:
+                await self._close()
+            if had:
+                metrics.kernel_stopped(_CAUSES.get(told.name, "shutdown"))
+
+    async def _close(self) -> None:
+        box, self.box = self.box, None
+        assert box is not None
+        self._lost |= box.stateful
+        self._idle_at = None
+        await box.close()
+
+    # -- its story ------------------------------------------------------------------------------
+
+    @property
+    def _now(self) -> float:
+        return self._keep.clock.now()
+
+    def tell(self, kind: str, cause: str | None = None, **details: Any) -> None:
+        """Record an event; whoever follows is woken."""
+        at = self._now
+        self._keep.store.write_later(lambda on: events.add(on, self.id, at, kind, cause, **details))
+        self._wake()
+
+    def _tell_stopped(self, cause: str, kernels: int) -> None:
+        metrics.kernel_stopped(cause)
+        self.tell("stopped", cause, kernels=kernels)
+
+    def _remember(self, *, stopped: bool, failure: Mapping[str, Any] | None) -> None:
+        self.row = replace(
+            self.row, stopped=stopped, failure=dict(failure) if failure is not None else None
+        )
+        self._keep.store.write_later(
+            partial(rows.set_stopped, sandbox_id=self.id, stopped=stopped, failure=failure)
+        )
+
+    def _wake(self) -> None:
+        for one in self._followers:
+            one.set()
+
+    @contextmanager
+    def followed(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever something was recorded; the follower clears it."""
+        changed = asyncio.Event()
+        self._followers.add(changed)
+        try:
+            yield changed
+        finally:
+            self._followers.discard(changed)
+
+
+def _not_ready(sandbox_id: str, error: errors.SbxError) -> errors.Unavailable:
+    return errors.Unavailable(
+        error.message,
+        code="session_not_ready",
+        hint="try again: the next call starts another one",
+        details={"sandbox_id": sandbox_id, "retry_after_ms": 1000, "retry_after_s": 1.0},
+    )
+
+
+def _within_cargo(policy: Policy, cargo: CargoRow) -> Policy:
+    """A cargo's own size limit narrows what its conversations may keep, each."""
+    if cargo.size_limit_mb is None:
+        return policy
+    most = min(policy.limits.workspace_max, cargo.size_limit_mb * _MIB)
+    limits = policy.limits.model_copy(update={"workspace_max": most})
+    return policy.model_copy(update={"limits": limits})

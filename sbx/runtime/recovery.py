@@ -1,0 +1,40 @@
+"""What a house does before it takes calls: after `kill -9` at any moment everything is whole again.
+
+Kernels ended with the old broker, its cgroups and mounts are swept by the new one. The store is as
+its last transaction left it. What remains is where the store and the disk differ, and what rows say
+that only a living process can mean.
+"""
+
+import logging
+
+from sbx.errors import SbxError
+from sbx.isolation.patience import in_thread
+from sbx.runtime.clock import Clock
+from sbx.runtime.runtime import Runtime
+from sbx.runtime.store import Store, runs
+from sbx.runtime.store import sandboxes as rows
+from sbx.workspace import DataDirectory
+
+_TIDY_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+async def recover(store: Store, clock: Clock, runtime: Runtime) -> None:
+    """Runs that were cut off say so, no row tells of a kernel, half-written files are gone.
+
+    What the store does not know, and deletions that were begun, `Leftovers.collect` finishes.
+    """
+    interrupted = await runs.mark_interrupted(store, clock.now())
+    await store.write(rows.begin_anew)
+    if interrupted:
+        _log.warning("%d runs were cut off by the end of an earlier service", interrupted)
+    await in_thread(_tidy, runtime.data)
+
+
+def _tidy(data: DataDirectory) -> None:
+    for sandbox in data.sandboxes():
+        for conversation in data.conversations(sandbox):
+            try:
+                data.tidy(sandbox, conversation, deadline_s=_TIDY_S)
+            except (SbxError, OSError) as error:
+                _log.warning("a half-written file could not be removed: %s", error)

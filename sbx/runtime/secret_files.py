@@ -1,0 +1,82 @@
+"""Files that hold a secret: made whole or not at all, mode 0600, refused when others could read."""
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sbx.errors import Unavailable
+
+_SECRET_BYTES = 32
+_READ_MAX = 4096
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def secret_at(path: Path) -> bytes:
+    """The secret kept at `path`; made there, from the system's randomness, when there is none.
+
+    Two processes that come at once get the same. Raises Unavailable `secret_unusable`.
+    """
+    with _translated(path):
+        if not path.exists():
+            _write(path, secrets.token_hex(_SECRET_BYTES).encode() + b"\n", replace=False)
+        return _read(path)
+
+
+def keep_secret(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, in the place of what is there. Raises as `secret_at` does."""
+    with _translated(path):
+        _write(path, content, replace=True)
+
+
+def _write(path: Path, content: bytes, *, replace: bool) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            fresh.replace(path)
+        else:
+            with suppress(FileExistsError):
+                os.link(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise _unusable(path, "it is not a regular file")
+        if found.st_mode & _OTHERS:
+            raise _unusable(path, "other users may read it", hint=f"chmod 600 {path}")
+        content = os.read(fd, _READ_MAX).strip()
+    finally:
+        os.close(fd)
+    if len(content) < _SECRET_BYTES:
+        raise _unusable(path, "it is too short")
+    return content
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise _unusable(path, why, hint="the service's user must own its directory") from error
+
+
+def _unusable(path: Path, why: str, hint: str | None = None) -> Unavailable:
+    return Unavailable(
+        f"the secret {path} cannot be used: {why}",
+        code="secret_unusable",
+        hint=hint or "remove it, and a new one is made; tokens signed with it end",
+    )

@@ -1,0 +1,139 @@
+"""The collectors behind `metrics`: names, labels and buckets, in one place."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from sbx.telemetry.starts import Starts
+
+_log = logging.getLogger(__name__)
+_ACQUIRE = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_RUN = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
+_REQUEST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120)
+_WATCHED = {
+    "kernels": "Live kernels.",
+    "parked": "Kernels that wait in pools, ready for whoever asks first.",
+    "sandboxes": "Sandboxes that are neither deleted nor expired.",
+}
+
+
+class Collectors:
+    """A registry of our own: what else this process has in the default one is nobody's concern."""
+
+    def __init__(self) -> None:
+        # Else each counter has a second series, which nobody asked for. The function has no types.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.acquire = Histogram(
+            "sbx_acquire_seconds",
+            "From the wish for a kernel to a sealed one, by path: pool, fork, cold.",
+            ["path"],
+            buckets=_ACQUIRE,
+            registry=registry,
+        )
+        self.runs = Histogram(
+            "sbx_run_seconds",
+            "Runs, by kind and by the path by which their kernel had come to be.",
+            ["kind", "path"],
+            buckets=_RUN,
+            registry=registry,
+        )
+        self.ends = Counter(
+            "sbx_runs", "Runs that ended, by status.", ["kind", "status"], registry=registry
+        )
+        self.kills = Counter(
+            "sbx_kills", "Runs that were killed, by cause.", ["cause"], registry=registry
+        )
+        self.waiting = Gauge(
+            "sbx_queue_waiting", "Runs that wait for their turn.", registry=registry
+        )
+        self.refused = Counter(
+            "sbx_queue_refused", "Runs refused by a full queue.", registry=registry
+        )
+        self.stops = Counter(
+            "sbx_kernel_stops", "Kernels ended by the service, by cause.", ["cause"],
+            registry=registry,
+        )  # fmt: skip
+        self.uploading = Gauge(
+            "sbx_uploads_active", "Uploads being received now.", registry=registry
+        )
+        self.uploads = Counter(
+            "sbx_uploads", "Uploads, by outcome.", ["outcome"], registry=registry
+        )
+        self.upload_bytes = Counter("sbx_upload_bytes", "Bytes uploaded.", registry=registry)
+        self.requests = Histogram(
+            "sbx_http_request_seconds",
+            "HTTP requests, by method, route and status.",
+            ["method", "route", "status"],
+            buckets=_REQUEST,
+            registry=registry,
+        )
+        self._watched = _Watched()
+        registry.register(self._watched)
+
+    def watch(
+        self,
+        gauges: Mapping[str, Callable[[], float] | None],
+        *,
+        starts: Callable[[], Starts] | None,
+    ) -> None:
+        self._watched.gauges |= {name: ask for name, ask in gauges.items() if ask is not None}
+        if starts is not None:
+            self._watched.starts = starts
+
+    def exposition(self) -> tuple[bytes, str]:
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+    def names(self) -> Iterable[str]:
+        return sorted(family.name for family in self._registry.collect())
+
+
+class _Watched:
+    """Asked at each look; what cannot be told just then is left out."""
+
+    def __init__(self) -> None:
+        self.gauges: dict[str, Callable[[], float]] = {}
+        self.starts: Callable[[], Starts] | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        for name, ask in self.gauges.items():
+            try:
+                value = ask()
+            except Exception:  # noqa: BLE001  # a border: one number fails, the others are told
+                _log.warning("the number of %s cannot be told", name, exc_info=True)
+                continue
+            yield GaugeMetricFamily(f"sbx_{name}", _WATCHED[name], value)
+        if self.starts is not None:
+            yield from _of_starts(self.starts())
+
+
+def _of_starts(starts: Starts) -> Iterable[Metric]:
+    served = CounterMetricFamily("sbx_kernel_starts", "Kernels started, by path.", labels=["path"])
+    failed = CounterMetricFamily(
+        "sbx_kernel_start_failures", "Tries to start a kernel that failed.", labels=["path"]
+    )
+    for path, count in starts.served.items():
+        served.add_metric([path], count)
+    for path, count in starts.failed.items():
+        failed.add_metric([path], count)
+    yield served
+    yield failed
+    yield CounterMetricFamily(
+        "sbx_kernels_parked", "Kernels made ready ahead of need.", value=starts.parked
+    )
