@@ -1,9 +1,21 @@
-"""Speed, each figure beside its baseline in the same run: the machines are shared and noisy.
+"""Speed and memory, each figure beside its baseline in the same run: the machines are shared.
 
-    samples.py     what was measured, and the row it makes
-    baseline.py    an unsandboxed ipykernel, driven by jupyter_client
-    cold_start.py  from `Sandbox()` to the result of 1+1
-    __main__.py    the command
+    samples.py          what a row is, what came out, sample and baseline in turn
+    paths.py            which way a kernel comes to be: how a row forces it, and checks that it did
+    baseline.py         what people have today: ipykernel by jupyter_client, a subprocess, bwrap
+    processes.py        memory, CPU time and the end of processes, as linux tells them
+    at_once.py          many of the same at a time
+
+    acquire.py          acquire_pool, acquire_fork: a kernel with pandas for a sandbox that has none
+    cold_start.py       from nothing to the result of 1+1, every process started anew
+    cells.py            cell_roundtrip, first_byte
+    shell.py            shell_roundtrip
+    teardown.py         from the kill until nothing is left
+    churn.py            create, run, destroy: how many in a second
+    parallel_create.py  fifty asked for in the same instant
+    density.py          pss_idle, idle_cpu: what kernels cost that do nothing
+    __main__.py         the command
 
 Sample and baseline alternate, so that a busy moment hits both; p50 and minimum are to be quoted.
+A row that would measure another path than its name says fails instead.
 """

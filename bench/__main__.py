@@ -1,61 +1,133 @@
 """scripts/bench: run the benchmarks and print a table, or a JSON line each."""
 
+import asyncio
 import json
-from typing import Annotated
+import os
+import time
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import cold_start
-from bench.samples import Samples
+from bench import (
+    acquire,
+    cells,
+    churn,
+    cold_start,
+    density,
+    parallel_create,
+    service,
+    shell,
+    teardown,
+)
+from bench.samples import Bench, NotMeasured, Samples, compared, figure
+from sbx import SbxError
 
-BENCHES = {module.NAME: module for module in (cold_start,)}
+_MODULES = (acquire, cold_start, cells, shell, teardown, churn, parallel_create, density, service)
+BENCHES = {bench.name: bench for module in _MODULES for bench in module.BENCHES}
+_REDRAW_S = 0.2
+_WIDTH = 160
 messages = Console(stderr=True)
 
 
 def main(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Which; all when none is named.")
+        list[str] | None, typer.Argument(help=f"Which of: {', '.join(BENCHES)}; all by default.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-    quick: Annotated[bool, typer.Option(help="Fewer rounds.")] = False,
+    quick: Annotated[bool, typer.Option(help="Fewer rounds, less than a minute in all.")] = False,
+    check: Annotated[bool, typer.Option(help="Exit code 1 when a must is missed.")] = False,
 ) -> None:
-    """Measure sbx, each figure in turn with its baseline. Quote p50, minimum and ratio."""
-    for name in names or BENCHES:
-        if name not in BENCHES:
-            raise typer.BadParameter(f"{name} is none of: {', '.join(BENCHES)}")
-    samples = [_measure(name, quick=quick) for name in names or BENCHES]
-    if as_json:
-        for sample in samples:
-            print(json.dumps(sample.row()), flush=True)
-    else:
-        Console().print(_table(samples))
+    """Measure sbx, each figure in turn with its baseline. Quote p50, minimum and ratio.
+
+    Exit code 0 when everything could be measured, 1 when something could not.
+    """
+    if unknown := [name for name in names or () if name not in BENCHES]:
+        raise typer.BadParameter(f"{unknown[0]} is none of: {', '.join(BENCHES)}")
+    load = os.getloadavg()[0]
+    chosen = [BENCHES[name] for name in names or BENCHES]
+    if quick and not names:
+        chosen = [bench for bench in chosen if bench.quick_rounds is not None]
+    rows = []
+    for bench in chosen:
+        if (row := _row(bench, quick=quick)) is not None:
+            rows.append(row)
+            if as_json:
+                print(json.dumps(row), flush=True)
+    if rows and not as_json:
+        _show(rows, load)
+    if len(rows) < len(chosen) or (check and not all(row["met"] for row in rows)):
+        raise typer.Exit(1)
 
 
-def _measure(name: str, *, quick: bool) -> Samples:
-    module = BENCHES[name]
-    rounds = module.QUICK_ROUNDS if quick else module.ROUNDS
-    with Progress(console=messages, transient=True) as bar:
-        task = bar.add_task(name, total=rounds)
-        samples: Samples = module.measure(rounds, lambda done, _: bar.update(task, completed=done))
-        return samples
+def _row(bench: Bench, *, quick: bool) -> dict[str, Any] | None:
+    """Measure one; None, having said why, when it could not be measured."""
+    try:
+        return bench.row(asyncio.run(_measured(bench, quick=quick)))
+    except NotMeasured as error:
+        messages.print(f"error: {bench.name}: {error}", style="red", markup=False)
+    except SbxError as error:
+        messages.print(f"error: {bench.name}: {error.message}", style="red", markup=False)
+        if error.hint:
+            messages.print(f"hint: {error.hint}", markup=False)
+    return None
 
 
-def _table(samples: list[Samples]) -> Table:
-    table = Table("what", "p50", "min", "p99", "n", "baseline p50", "ratio", "must", "baseline")
-    for sample in samples:
-        row = sample.row()
-        figures = (f"{row[key]:.1f} {sample.unit}" for key in ("p50", "min", "p99"))
+async def _measured(bench: Bench, *, quick: bool) -> Samples:
+    """With a bar that is drawn between two samples only: a thread that draws would be measured."""
+    rounds = bench.quick_rounds if quick and bench.quick_rounds is not None else bench.rounds
+    drawn = 0.0
+    if not messages.is_terminal:
+        messages.print(f"{bench.name} …")
+    with Progress(
+        console=messages,
+        transient=True,
+        auto_refresh=False,
+        disable=not messages.is_terminal,
+    ) as bar:
+        task = bar.add_task(bench.name, total=rounds)
+        bar.refresh()
+
+        def progress(done: int, total: int) -> None:
+            nonlocal drawn
+            bar.update(task, completed=done, total=total)
+            if time.monotonic() - drawn > _REDRAW_S:
+                bar.refresh()
+                drawn = time.monotonic()
+
+        return await bench.measure(rounds, progress)
+
+
+def _show(rows: list[dict[str, Any]], load: float) -> None:
+    output = Console()
+    if not output.is_terminal:
+        output = Console(width=_WIDTH)
+    output.print(_table(rows))
+    for row in rows:
+        if row["also"]:
+            figures = (
+                f"{name} {figure(value)} {row['unit']}" for name, value in row["also"].items()
+            )
+            output.print(f"{row['name']}: {'; '.join(figures)}", markup=False, highlight=False)
+    output.print(f"{os.cpu_count()} cores, load average {load:.1f} at the start", style="dim")
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("what", "p50", "min", "p99", "n", "must", "met", "baseline p50", "", "baseline")
+    for row in rows:
+        bound = "≤" if row["better"] == "lower" else "≥"
+        figures = (f"{figure(row[key])} {row['unit']}" for key in ("p50", "min", "p99"))
         table.add_row(
-            sample.name,
+            row["name"],
             *figures,
             str(row["n"]),
-            f"{row['baseline_p50']:.1f} {sample.unit}",
-            f"{row['ratio']:.2f}",
-            f"≤ {sample.must:g} {sample.unit}",
-            sample.baseline_name,
+            f"{bound} {row['must']:g} {row['unit']}" if row["must"] is not None else "",
+            "yes" if row["met"] else "[red]no[/]",
+            f"{figure(row['baseline_p50'])} {row['unit']}",
+            compared(row),
+            row["baseline"],
         )
     return table
 

@@ -1,5 +1,7 @@
 """What every test shares: a runtime, a sandbox, and a check that nothing of ours is left behind.
 
+    --full            the escape tests attack kernels of all paths (pool, fork, cold); without it
+                      those of one, by turns: another one with each commit
     runtime, box      one for each test that asks (escape/ keeps one for a whole module)
     core              marks what is run a second time as an unprivileged user; see
                       integration/test_unprivileged.py
@@ -20,6 +22,7 @@ import signal
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +32,7 @@ from typing import Any
 
 import psutil
 import pytest
+from attacking import turn
 
 from sbx import Runtime
 from sbx.isolation import launch
@@ -36,8 +40,25 @@ from sbx.isolation.probe import Capabilities
 from sbx.runtime.sandbox import AsyncSandbox
 
 SETTLE_S = 3.0
+_OWN_PREFIX = "tests-of-sbx-"
 _PR_SET_CHILD_SUBREAPER = 36
 _brokers: set[int] = set()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="attack kernels of all three paths")
+    parser.addoption(
+        "--path",
+        choices=("pool", "fork", "cold"),
+        help="… of this one; without either, of one by turns",
+    )
+    parser.addoption(
+        "--by-turns",
+        action="store_true",
+        help="of the crash tests, and of those that are run again as another user, only a third: "
+        "another one with each commit",
+    )
+    parser.addoption("--third", type=int, choices=(0, 1, 2), help="only this third of all tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,6 +67,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # Started as a background job, as CI may: what the tests start would ignore Ctrl-C as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = [item for item in items if _has_its_turn(item)]
+    if left_out := set(items) - set(wanted):
+        config.hook.pytest_deselected(items=left_out)
+    # What takes longest comes first, for there may be several processes.
+    items[:] = sorted(wanted, key=lambda item: "test_unprivileged" not in item.nodeid)
+
+
+def _has_its_turn(item: pytest.Item) -> bool:
+    third = item.config.getoption("--third")
+    if third is None and item.config.getoption("--by-turns") and item.path.parent.name == "crash":
+        third = turn() % 3
+    return third is None or zlib.crc32(item.nodeid.encode()) % 3 == third
 
 
 # -- what a host may lack --------------------------------------------------------------------------
@@ -138,7 +174,7 @@ def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """One directory for all that this session makes, its child processes included."""
     tmp_path_factory.getbasetemp()  # pytest's own stays where people look for it
     before = os.environ.get("TMPDIR")
-    top = Path(tempfile.mkdtemp(prefix="tests-of-sbx-"))
+    top = Path(tempfile.mkdtemp(prefix=_OWN_PREFIX))
     top.chmod(0o1777)
     os.environ["TMPDIR"] = tempfile.tempdir = str(top)
     yield top
@@ -191,10 +227,20 @@ def _traces(temporary: Path) -> Traces:
     return Traces(
         processes=_processes(),
         descriptors=_descriptors(),
-        mounts=frozenset(Path("/proc/self/mountinfo").read_text().splitlines()),
+        mounts=frozenset(line for line in _mounts() if not _is_of_another_session(line)),
         cgroups=frozenset(_cgroups()),
         directories=frozenset(str(path) for path in temporary.glob("sbx-*")),
     )
+
+
+def _mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+def _is_of_another_session(line: str) -> bool:
+    """Whether another process of the run mounted it, in the directory that is its own."""
+    place = line.split()[4]
+    return _OWN_PREFIX in place and not place.startswith(f"{tempfile.gettempdir()}/")
 
 
 def _processes() -> dict[int, str]:

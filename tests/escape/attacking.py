@@ -3,7 +3,8 @@
     attack(box, code)          runs code in the kernel; its outcome in one word
     attack_by_shell(box, code) the same as a program started by a shell command, beside the kernel
     without("seccomp", …)      a sandbox that lacks these walls, for the control
-    limited(**limits)          a sandbox with tighter limits
+    by("fork")                 kernels that start within come by this path
+    one_path()                 marks a test that is run by one path only
 
 An outcome is `ok`, the name of an errno or else of the exception that the code met, `killed:memory`
 and its kin, or `timeout`. What the code may use beside Python is in PRELUDE.
@@ -13,15 +14,19 @@ by `fresh`. Controls take walls away by altering the plan before it is launched,
 is as it would be; where a control would endanger this host, the test says so instead.
 """
 
+import asyncio
 import errno
 import platform
 import re
 import shlex
 import struct
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +36,8 @@ from sbx.isolation import plan as plan_of
 from sbx.isolation.filters import Filter
 from sbx.isolation.filters.compiler import number_of
 from sbx.isolation.plan import Bind, LaunchPlan, Seal
+from sbx.kernels.kernel import Kernel
+from sbx.kernels.start import Order, Starter
 from sbx.protocol.runs import Run, Status
 from sbx.runtime import sandbox
 from sbx.runtime.sandbox import AsyncSandbox
@@ -170,11 +177,73 @@ WALLS: dict[str, Alter] = {
     "disable-userns": _with_userns,
 }
 NAMESPACES = ("net", "ipc", "uts", "cgroup")
+# Words of bubblewrap's: what a zygote forks makes its own namespaces, and forbids others, always.
+ONLY_COLD = {*NAMESPACES, "disable-userns"}
 
 
 def alter_binds(plan: LaunchPlan, change: Callable[[Bind], Bind | None]) -> LaunchPlan:
     mounts = [change(mount) if isinstance(mount, Bind) else mount for mount in plan.mounts]
-    return replace(plan, mounts=tuple(mount for mount in mounts if mount is not None))
+    own_mounts = map(change, plan.own_mounts)
+    return replace(
+        plan,
+        mounts=tuple(mount for mount in mounts if mount is not None),
+        own_mounts=tuple(mount for mount in own_mounts if mount is not None),
+    )
+
+
+# -- by which path a kernel starts -----------------------------------------------------------------
+
+PATHS = ("pool", "fork", "cold")
+_start = Starter.start
+
+
+def attacked_paths(config: pytest.Config) -> tuple[str, ...]:
+    """By which paths the kernels start that the escape tests attack."""
+    if config.getoption("--full"):
+        return PATHS
+    return (config.getoption("--path") or PATHS[turn() % len(PATHS)],)
+
+
+@cache
+def turn() -> int:
+    """A number that is another one with each commit, and for all processes of a run the same."""
+    try:
+        words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        return int(subprocess.check_output(words, stderr=subprocess.DEVNULL, timeout=10), 16)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0  # no checkout
+
+
+@contextmanager
+def by(path: str) -> Iterator[None]:
+    """Every kernel that is started within comes by this path, and is seen to."""
+    turn = asyncio.Lock()  # else the one that was parked for this start is taken by another
+
+    async def start(starter: Starter, order: Order) -> Kernel:
+        key = order.key
+        assert key is not None
+        if path == "cold":
+            order = replace(order, key=None)
+        elif path == "fork":  # from a pool where nothing is ever parked
+            order = replace(order, key=replace(key, min_idle=0, max_idle=0), pooled=False)
+        async with turn:
+            if path == "pool":
+                await starter.warm(key, 1)
+            kernel = await _start(starter, order)
+        assert kernel.receipt.path == path, kernel.receipt.fallback
+        return kernel
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Starter, "start", start)
+    try:
+        yield
+    finally:
+        patch.undo()
+
+
+def one_path(path: str = "pool") -> pytest.MarkDecorator:
+    """For a test of something that does not know how its kernel started; a comment says why."""
+    return pytest.mark.parametrize("started_by", [path], indirect=True, scope="module")
 
 
 @contextmanager

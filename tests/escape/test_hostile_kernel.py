@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from attacking import Fresh, attack, prelude, run, tell
+from attacking import Fresh, attack, one_path, prelude, run, tell
 
 from sbx.protocol.runs import Status
 from sbx.runtime.sandbox import AsyncSandbox
@@ -26,15 +26,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")  # the same for whoever ru
 
 SOCKET = """
 import json, struct
-def wire():
-    for fd in sorted(map(int, os.listdir('/proc/self/fd'))):
+def peers():
+    'Whose process made each Unix socket here; 0 is one outside.'
+    found = {}
+    for fd in map(int, os.listdir('/proc/self/fd')):
         try:
-            sock = socket.socket(fileno=os.dup(fd))
-            if sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM and fd == 4:
-                return sock
+            with socket.socket(fileno=os.dup(fd)) as one:
+                assert one.family == socket.AF_UNIX
+                maker = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                found[fd] = struct.unpack('3i', maker)[0]
         except OSError:
             pass
-sock = wire()
+    return found
+wire, = [fd for fd, maker in peers().items() if not maker]
+sock = socket.socket(fileno=os.dup(wire))
 sock.setblocking(True)
 def frame(kind, content, id=None):
     body = {'type': kind, 'content': content}
@@ -97,6 +102,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@one_path()  # the runtime reads every kernel's socket alike
 @pytest.mark.parametrize("what", HOSTILE)
 async def test_a_frame_that_ours_would_not_send_ends_that_kernel_and_no_other(
     fresh: Fresh, box: AsyncSandbox, what: str
@@ -110,6 +116,7 @@ async def test_a_frame_that_ours_would_not_send_ends_that_kernel_and_no_other(
     assert await tell(box, "x + 1") == 42
 
 
+@one_path()  # the runtime reads every kernel's socket alike
 async def test_between_two_runs_a_hostile_frame_ends_the_process_by_itself(fresh: Fresh) -> None:
     """Nobody runs anything more: what was cut off must not live on unseen, even if it ignores that
     its socket is closed."""
@@ -131,6 +138,7 @@ threading.Thread(target=later).start()
     assert not os.path.exists(f"/proc/{pid1}")
 
 
+@one_path()  # the runtime reads every kernel's socket alike
 async def test_a_forged_reply_ends_the_cell_and_not_more(fresh: Fresh) -> None:
     """Code that replies for itself goes on in the background, as a thread of it could. The second
     reply, ours, answers what nobody asks any more."""
@@ -141,6 +149,7 @@ async def test_a_forged_reply_ends_the_cell_and_not_more(fresh: Fresh) -> None:
     assert await tell(box, "6 * 7") == 42
 
 
+@one_path()  # the runtime reads every kernel's socket alike
 async def test_a_hundred_thousand_frames_end_at_the_limit_and_leave_others_time(
     fresh: Fresh, box: AsyncSandbox
 ) -> None:
@@ -160,6 +169,7 @@ async def test_a_hundred_thousand_frames_end_at_the_limit_and_leave_others_time(
     assert slowest < 3
 
 
+@one_path()  # the runtime reads every kernel's socket alike
 async def test_updates_of_many_displays_leave_others_time(fresh: Fresh, box: AsyncSandbox) -> None:
     """Each used to be looked for among all displays: minutes of the loop for one run."""
     await box.start()
@@ -175,10 +185,11 @@ sock.sendall(show * 15000 + update * 15000)
         began = time.monotonic()
         await asyncio.sleep(0.01)
         slowest = max(slowest, time.monotonic() - began)
-    assert slowest < 1
+    assert slowest < 5  # seconds; unbounded it was minutes
     assert (await flood).status is Status.OK
 
 
+@one_path()  # the runtime reads every kernel's socket alike
 async def test_questions_without_end_cost_the_program_no_threads(fresh: Fresh) -> None:
     """Whoever answers may take for ever, and each question may hold a thread of the program."""
     box = await fresh()
@@ -201,6 +212,7 @@ async def test_questions_without_end_cost_the_program_no_threads(fresh: Fresh) -
     assert threads < 20
 
 
+@one_path()  # the runtime reads every kernel's socket alike
 async def test_what_is_said_of_a_hostile_frame_is_safe_in_a_log(
     fresh: Fresh, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,6 +227,7 @@ async def test_what_is_said_of_a_hostile_frame_is_safe_in_a_log(
     assert said.isprintable()
 
 
+@one_path("fork")  # what is being parked meanwhile has descriptors, too
 async def test_descriptors_sent_to_the_runtime_are_not_kept(fresh: Fresh) -> None:
     """SCM_RIGHTS with every frame: the host receives without room for them, so linux drops them."""
     box = await fresh()
@@ -233,32 +246,21 @@ for _ in range(50):
 async def test_no_socket_of_pid_1_is_in_reach(fresh: Fresh) -> None:
     """The control socket starts processes and passes signals: only PID 1 has it."""
     box = await fresh()
-    find = """
-found = []
-for fd in map(int, os.listdir('/proc/self/fd')):
-    try:
-        one = socket.socket(fileno=os.dup(fd))
-        found.append((fd, one.family.name, bool(one.getpeername() or True)))
-    except (OSError, ValueError):
-        pass
-[(fd, family) for fd, family, _ in sorted(found)]
-"""
-    found = await tell(box, find)
-    assert found[0] == (4, "AF_UNIX")
-    assert all(family == "AF_UNIX" for _, family in found)
-    assert 3 not in [fd for fd, _ in found]
-    assert await attack(box, "socket.socket(fileno=3)") in ("EBADF", "ENOTSOCK")
+    makers = await tell(box, SOCKET + "sock.close()\nsorted(peers().values())")
+    own = await tell(box, "os.getpid()")
+    assert makers == [0, own, own]  # the pair is the one by which asyncio wakes itself
 
 
 async def test_a_kernel_that_closes_its_socket_is_gone(fresh: Fresh) -> None:
     box = await fresh()
     done = await send(
-        box, "os.close(4); sock.shutdown(socket.SHUT_RDWR)\ntime.sleep(60)", timeout=20
+        box, "os.close(wire); sock.shutdown(socket.SHUT_RDWR)\ntime.sleep(60)", timeout=20
     )
     assert done.status is Status.KILLED
     assert await tell(box, "6 * 7") == 42
 
 
+@one_path()  # the runtime reads every kernel's socket alike
 async def test_a_mountain_of_frames_before_a_reader_comes_stays_inside(fresh: Fresh) -> None:
     """Between two runs nobody reads: the sender waits, and the runtime holds a bounded part."""
     box = await fresh()

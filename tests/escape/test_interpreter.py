@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_a_link_to_python_in_a_home_does_not_show_that_home(
-    fresh: Fresh, own_temporary_directory: Path
+    own_temporary_directory: Path,
 ) -> None:
     """`~/python` used to bind all of `~`, read-only: keys and tokens included."""
     home = own_temporary_directory / "home"
@@ -28,9 +28,9 @@ async def test_a_link_to_python_in_a_home_does_not_show_that_home(
 
 
 async def test_a_kernel_starts_by_a_chain_of_links_and_sees_only_the_links(
-    fresh: Fresh, own_temporary_directory: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: Fresh, own_temporary_directory: Path, monkeypatch: pytest.MonkeyPatch, started_by: str
 ) -> None:
-    place = own_temporary_directory / "bin"
+    place = own_temporary_directory / f"bin-{started_by}"
     place.mkdir()
     (place / "secret").write_text("token")
     (place / "python").symlink_to("python3")

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from attacking import Fresh, attack, attack_by_shell, outcome, run, tell
+from attacking import Fresh, attack, attack_by_shell, one_path, outcome, run, tell
 
 from sbx import Runtime
 from sbx.policy import load
@@ -81,6 +81,7 @@ async def test_memory_in_any_form_counts_and_ends_its_own_sandbox_only(
     assert await tell(hungry, "6 * 7") == 42
 
 
+@one_path()  # a control
 @pytest.mark.needs("memory")
 async def test_the_same_memory_under_a_wider_limit_kills_nobody(fresh: Fresh) -> None:
     """The control of the test before."""
@@ -98,6 +99,7 @@ async def test_a_command_that_takes_too_much_is_killed_and_the_kernel_lives(fres
     assert await tell(hungry, "x + 1") == 42
 
 
+@one_path()  # the watcher asks for the processes of a jail, whoever forked them
 @pytest.mark.parametrize("how", ["anonymous", "children", "tmpfs", "shm", "memfd"])
 async def test_without_cgroups_a_watcher_ends_who_takes_too_much(
     fresh: Fresh, bare_runtime: Runtime, how: str
@@ -152,6 +154,7 @@ async def test_forks_end_at_tasks_max(
         assert limit - 12 < count < limit
 
 
+@one_path()  # the limit is the one that forks met above
 @pytest.mark.parametrize("cgroups", [True, False], ids=["cgroups", "rlimits"])
 async def test_a_fork_bomb_leaves_another_sandbox_able_to_fork(
     fresh: Fresh, runtime: Runtime, bare_runtime: Runtime, cgroups: bool
@@ -172,6 +175,7 @@ async def test_a_fork_bomb_leaves_another_sandbox_able_to_fork(
     assert await tell(bomber, FORKS) == 0
 
 
+@one_path()  # the limit is the one that forks met above
 async def test_threads_count_as_tasks(fresh: Fresh) -> None:
     start = """
 def wait():
@@ -188,6 +192,7 @@ count
     assert await tell(await with_limits(fresh, tasks_max=400), start) == 149
 
 
+@one_path()  # the limit is the one that forks met above
 async def test_zombies_count_as_tasks_and_end_with_the_kernel(fresh: Fresh) -> None:
     leave = """
 count = 0
@@ -210,6 +215,7 @@ count
 DEAF = "for number in (signal.SIGINT, signal.SIGTERM):\n    signal.signal(number, signal.SIG_IGN)\n"
 
 
+@one_path()  # the runtime kills any jail by its PID 1
 @pytest.mark.parametrize(
     "code",
     [
@@ -240,6 +246,7 @@ async def test_code_that_hears_the_interrupt_keeps_its_state(fresh: Fresh) -> No
     assert await tell(box, "x + 1") == 42
 
 
+@one_path()  # the runtime kills any jail by its PID 1
 async def test_a_command_that_ignores_everything_is_killed(fresh: Fresh) -> None:
     box = await fresh()
     await attack(box, "x = 41")
@@ -248,6 +255,7 @@ async def test_a_command_that_ignores_everything_is_killed(fresh: Fresh) -> None
     assert await tell(box, "x + 1") == 42
 
 
+@one_path()  # the runtime kills any jail by its PID 1
 async def test_a_kernel_that_reads_nothing_any_more_ends_with_the_deadline(fresh: Fresh) -> None:
     """It replies to its cell by itself and then stops: the next cell, too long for what the socket
     holds, must meet its time-out and not wait for somebody to read it."""
@@ -277,6 +285,7 @@ burned()
 # -- output, disk, descriptors ---------------------------------------------------------------------
 
 
+@one_path()  # what is sent meets the runtime's bounds
 @pytest.mark.parametrize(
     "flood",
     [
@@ -299,6 +308,7 @@ async def test_a_flood_of_output_ends_its_run_and_takes_bounded_memory(
     assert await tell(box, "6 * 7") == 42
 
 
+@one_path()  # what is sent meets the runtime's bounds
 async def test_a_command_that_floods_is_stopped(fresh: Fresh) -> None:
     box = await with_limits(fresh, output_max="1MiB")
     done = await box.shell("yes", timeout=30)
@@ -320,6 +330,7 @@ with open('/workspace/large', 'wb') as file:
     assert await attack(await with_limits(fresh, file_size_max="40MiB"), write) == "ok"
 
 
+@one_path()  # the disk is measured on the host
 @pytest.mark.parametrize(
     ("code", "limits"),
     [
@@ -343,6 +354,7 @@ async def test_a_workspace_that_grows_too_large_ends_its_kernel(
     assert await tell(full, "6 * 7") == 42
 
 
+@one_path()  # the disk is measured on the host
 async def test_what_goes_on_after_a_run_cannot_fill_the_disk_either(fresh: Fresh) -> None:
     """A thread that is left behind writes while no run goes on and nobody waits."""
     full = await with_limits(fresh, workspace_max="16MiB")
@@ -395,6 +407,7 @@ async def test_descriptors_end_at_open_files(fresh: Fresh) -> None:
     assert await attack(await with_limits(fresh, open_files=400), take) == "ok"
 
 
+@one_path()  # what is sent meets the runtime's bounds
 async def test_the_runtime_itself_stays_small_whatever_is_sent_to_it(fresh: Fresh) -> None:
     before = psutil.Process(os.getpid()).memory_info().rss
     box = await with_limits(fresh, output_max="4MiB")

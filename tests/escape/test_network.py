@@ -5,6 +5,7 @@ The host listens, in this test process; the control shares its network namespace
 
 # a look at /proc blocks nothing that matters to a test
 
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -143,7 +144,7 @@ async def test_a_socket_on_the_hosts_file_system_is_not_in_the_view(
     """docker.sock, D-Bus. A socket in a folder that is mounted *can* be reached, read-only or not:
     Landlock learns of them with ABI 9, and until then a policy must mount none."""
     folder = own_temporary_directory / "with-socket"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir()
     folder.chmod(0o755)
     listener = Listener(socket.AF_UNIX, str(folder / "s"))
     (folder / "s").chmod(0o777)
@@ -158,6 +159,7 @@ async def test_a_socket_on_the_hosts_file_system_is_not_in_the_view(
         assert await attack(control, connect) == "ok"
     finally:
         listener.close()
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ async def test_ipc_of_the_host_is_out_of_reach(box: AsyncSandbox, without: Witho
     """System V shared memory, by the number that the host knows it by."""
     attach = "call('shmat', {segment}, 0, 0o10000)"
     bare = await without("ipc")
-    segment = await tell(bare, "call('shmget', 0x5b78, 4096, 0o1666)")
+    segment = await tell(bare, "call('shmget', 0, 4096, 0o1666)")  # IPC_PRIVATE: of this test alone
     assert await attack(bare, attach.format(segment=segment)) == "ok"
     assert await attack(box, attach.format(segment=segment)) == "EINVAL"
     assert await attack(bare, f"call('shmctl', {segment}, 0, 0)") == "ok"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attacking import Fresh, altered, attack, tell
+from attacking import Fresh, altered, attack, one_path, tell
 
 from sbx import Runtime
 from sbx.errors import InvalidPath, SbxError
@@ -154,6 +154,17 @@ async def test_the_variables_that_would_load_code_cannot_be_set_by_a_caller(
             await fresh(env={name: "/workspace/evil"})
 
 
+@one_path()  # none starts
+@pytest.mark.parametrize("zone", ["/workspace/x", ":/workspace/x", "../../../workspace/x"])
+async def test_a_time_zone_cannot_be_a_file_of_the_workspace(fresh: Fresh, zone: str) -> None:
+    """libc reads it before the seal: tzset(3). A pipe there hung every start."""
+    for env in ({"TZ": zone}, {"TZDIR": zone}):
+        with pytest.raises(SbxError):
+            await fresh(env=env)
+    for good in ("Europe/Berlin", "UTC", ":UTC", "CET-1CEST,M3.5.0,M10.5.0/3"):
+        await fresh(env={"TZ": good})
+
+
 async def test_environment_of_a_command_reaches_that_command_only(box: AsyncSandbox) -> None:
     """A command's own environment is its caller's affair: it is sealed before it is executed."""
     done = await box.shell("echo $LD_PRELOAD $X", env={"X": "1", "LD_PRELOAD": "/nowhere.so"})
@@ -172,7 +183,7 @@ async def test_a_directory_for_a_command_is_looked_up_inside(box: AsyncSandbox, 
     assert done.exit_code != 0 or (done.stdout.splitlines()[-1] == "/" and "opt" in done.stdout)
 
 
-async def test_a_program_with_a_narrow_umask_can_start_jails() -> None:
+async def test_a_program_with_a_narrow_umask_can_start_jails(started_by: str) -> None:
     """The broker inherits it, and a root one made places that no uid of a jail could reach."""
     before = os.umask(0o077)
     try:
@@ -211,11 +222,11 @@ async def test_a_filter_that_linux_refuses_starts_no_kernel(fresh: Fresh) -> Non
 
 
 async def test_a_bind_whose_source_was_swapped_for_a_link_is_not_made(
-    fresh: Fresh, own_temporary_directory: Path
+    fresh: Fresh, own_temporary_directory: Path, started_by: str
 ) -> None:
     """The owner of a host directory swaps it between the check and the mount."""
-    top = own_temporary_directory / "swapped"
-    top.mkdir(exist_ok=True)
+    top = own_temporary_directory / f"swapped-{started_by}"
+    top.mkdir()
     project, elsewhere = top / "project", top / "elsewhere"
     for directory in (project, elsewhere):
         directory.mkdir(exist_ok=True)

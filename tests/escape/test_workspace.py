@@ -58,8 +58,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("how", WRITES)
-async def test_what_a_user_uploaded_stays_as_it_was(fresh: Fresh, how: str) -> None:
-    box = await fresh()
+async def test_what_a_user_uploaded_stays_as_it_was(box: AsyncSandbox, how: str) -> None:
     await box.uploads.put_bytes("data", b"as it was")
     assert await attack(box, WRITES[how]) in ("EROFS", "EXDEV", "EACCES")
     assert await attack_by_shell(box, WRITES[how]) in ("EROFS", "EXDEV", "EACCES")
@@ -154,7 +153,7 @@ async def test_a_directory_of_root_is_no_workspace(
     fresh: Fresh, own_temporary_directory: Path
 ) -> None:
     owned = own_temporary_directory / "roots"
-    owned.mkdir()
+    owned.mkdir(exist_ok=True)
     with pytest.raises(Denied):
         await fresh(workspace=owned)
 

@@ -165,6 +165,15 @@ class KernelClient:
         return not select.select([self.sock], [], [], seconds)[0]
 
 
+def in_python(code: str, home: Path) -> str:
+    """What a fresh interpreter prints that runs `code` with our guest in reach."""
+    environment = {"IPYTHONDIR": str(home / ".ipython"), "HOME": str(home)}
+    reach = "import sys; sys.path.insert(0, sys.argv[1])\n"
+    command = [sys.executable, "-I", "-c", reach + code, str(ROOT)]
+    told: str = subprocess.check_output(command, env=environment, cwd=home, text=True)
+    return told
+
+
 def eventually(true: Callable[[], bool], within_s: float = 10) -> bool:
     end = time.monotonic() + within_s
     while time.monotonic() < end:

@@ -1,8 +1,11 @@
 """`sbx doctor` on this host, and on hosts that lack something."""
 
 import json
+import re
 
 from command import sbx
+
+PATHS = ("cold", "pool", "fork")
 
 
 def test_every_layer_and_policy_is_told_and_a_sandbox_truly_started() -> None:
@@ -12,6 +15,7 @@ def test_every_layer_and_policy_is_told_and_a_sandbox_truly_started() -> None:
     assert names >= {"bwrap", "namespaces", "landlock", "seccomp", "memory", "tasks", "cpu"}
     assert {one["policy"] for one in told["policies"]} >= {"default", "strict", "data-science"}
     assert told["live"]["receipt"]["host_uid"] != 0
+    assert {one["path"]: one["ok"] for one in told["paths"]} == dict.fromkeys(PATHS, True)
     assert (ended.returncode, told["ok"], told["live"]["ok"]) == (0, True, True)
 
 
@@ -22,6 +26,7 @@ def test_the_same_as_tables_is_understood_without_colour() -> None:
     assert "found" in rows["bwrap"]
     assert "yes" in rows["default"]
     assert "1 + 1 = 2" in rows["live"]
+    assert all("yes" in rows[path] for path in PATHS)
 
 
 def test_without_bwrap_it_names_cause_and_remedy_and_ends_with_3() -> None:
@@ -41,3 +46,12 @@ def test_without_cgroups_default_still_runs_with_weaker_walls_named_and_strict_d
     assert ended.returncode == 0
     assert (runs["default"], runs["strict"]) == (True, False)
     assert weaker["default"] == ["memory", "tasks", "cpu"]
+
+
+def test_paths_that_a_setting_takes_away_are_told_with_the_setting() -> None:
+    ended = sbx("doctor", env={"SBX_FAST_PATH": "false"})
+    rows = {line.split()[0]: line for line in ended.stdout.splitlines() if line}
+    assert ended.returncode == 0
+    assert [("yes" in rows[path]) for path in PATHS] == [True, False, False]
+    for path in ("pool", "fork"):
+        assert re.search(f"slow: no {path}: .*SBX_FAST_PATH", ended.stdout)

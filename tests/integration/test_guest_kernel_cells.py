@@ -345,7 +345,7 @@ def test_no_use_of_asyncio_ends_the_kernel(kernel: KernelClient, code: str) -> N
         "import asyncio; print('go'); await asyncio.sleep(60)",
         "async def hog():\n    print('go')\n    while True: pass\nawait asyncio.gather(hog())",
         "async def hog():\n    print('go')\n    while True: pass\nawait hog()",
-        "print('go'); await asyncio.to_thread(__import__('time').sleep, 0.5)",
+        "import asyncio; print('go'); await asyncio.to_thread(__import__('time').sleep, 0.5)",
         "import subprocess; print('go'); subprocess.run(['sleep', '60'])",
         "print('go')\n!sleep 60",
         "class Slow:\n  def __repr__(self):\n    print('go')\n    while True: pass\nSlow()",

@@ -28,5 +28,5 @@ async def test_fork_bomb_under_a_small_cpu_quota_is_gone_soon_after_its_deadline
         begun = time.monotonic()
         run = await box.run(BOMB, timeout=2)
         assert (run.status, run.state_lost) == ("timeout", True)
-        assert time.monotonic() - begun < 7
+        assert time.monotonic() - begun < 10  # two cores may run other tests beside this
         assert (await box.start()).limits == receipt.limits

@@ -136,6 +136,7 @@ def test_events_of_a_command_come_live(shell: Sandbox) -> None:
 
 
 async def test_a_cancelled_command_is_interrupted(box: AsyncSandbox) -> None:
+    await box.start()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(2):
             await box.shell("trap 'touch heard; exit' INT; while :; do sleep 0.1; done")

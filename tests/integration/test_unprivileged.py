@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from as_unprivileged import UID, copy_of_the_project, run
+from attacking import attacked_paths, turn
 
 pytestmark = pytest.mark.needs("root")
+_SUITES = ("tests/escape", "tests/integration")
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +22,25 @@ def top() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(400)
-def test_the_core_tests_pass_for_a_user_without_rights(top: Path) -> None:
+def test_the_core_tests_pass_for_a_user_without_rights(
+    top: Path, pytestconfig: pytest.Config
+) -> None:
     project = copy_of_the_project(top)
+    paths = attacked_paths(pytestconfig)
+    chosen = ["--full"] if len(paths) > 1 else ["--path", *paths]
+    if pytestconfig.getoption("--by-turns"):
+        chosen += ["--third", str(turn() % 3)]
     pytest_words = ["-q", "-m", "core", "-p", "no:cacheprovider", "--tb=short", "-W", "error"]
     done = run(
-        [sys.executable, "-m", "pytest", *pytest_words, "tests/escape", "tests/integration"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *pytest_words,
+            *chosen,
+            "tests/escape",
+            "tests/integration",
+        ],
         top=top,
         cwd=project,
         timeout_s=390,

@@ -9,19 +9,21 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "sbx"
 ROWS = (
     {"cli"},
+    {"sandbox"},  # the face that is embedded or connected
     {"api", "client"},
     {"agent"},
     {"runtime"},
     {"kernels"},
     {"isolation", "workspace"},
-    {"policy", "guest"},
+    {"policy", "guest", "blocking"},
     {"linux", "protocol", "telemetry"},
     {"errors"},
 )
 ONLY: dict[str, set[str]] = {  # tighter than their row
     "linux": set(),
     "guest": {"linux"},
-    "client": {"protocol", "errors"},
+    "client": {"protocol", "errors", "blocking"},
+    "blocking": {"protocol", "errors"},
 }
 NEVER = {"agent": {"runtime"}}  # it is handed a sandbox
 ROW = {name: number for number, row in enumerate(ROWS) for name in row}

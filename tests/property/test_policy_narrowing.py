@@ -51,6 +51,11 @@ REQUESTS = table(
     ),
     walls=table(**{wall: st.sampled_from(["hard", "best-effort"]) for wall in WALLS}),
     imports=table(allow=st.just("any") | some(MODULES), forbid=some(MODULES)),
+    pool=table(
+        start=st.sampled_from(["fork", "cold"]),
+        min_idle=st.integers(0, 3),
+        max_idle=st.integers(0, 3),
+    ),
 )
 
 
@@ -81,7 +86,7 @@ def importable(policy: Policy, module: str) -> bool:
 def is_at_most(one: Policy, other: Policy) -> bool:
     """Whether `one` allows nothing that `other` does not, said in another way than in narrow.py."""
     a, b = describe(one), describe(other)
-    numbers = [(one.limits, other.limits), (one.uploads, other.uploads)]
+    numbers = [(one.limits, other.limits), (one.uploads, other.uploads), (one.pool, other.pool)]
     hard = {wall for wall in WALLS if b["walls"][wall] == "hard"}
     return all(
         [
@@ -94,6 +99,7 @@ def is_at_most(one: Policy, other: Policy) -> bool:
             a["network"]["mode"] == "none" or b["network"]["mode"] == "proxy",
             not a["processes"] or b["processes"],
             not a["shared"] or b["shared"],
+            a["pool"]["start"] == "cold" or b["pool"]["start"] == "fork",
             a["filter"] == "strict" or b["filter"] == "default",
             all(a["walls"][wall] == "hard" for wall in hard),
             b["env"].items() <= a["env"].items(),
@@ -134,6 +140,7 @@ WIDEST = Policy.model_validate(
         "network": {"mode": "proxy", "allow": ["a.org", "b.org"]},
         "limits": {"cpu_quota": "150%"},
         "walls": dict.fromkeys(WALLS, "best-effort"),
+        "pool": {"min_idle": 3},
     }
 )
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from sbx.isolation.argv import bwrap_argv
+from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.filters import Filter
-from sbx.isolation.plan import Bind, DataFile, LaunchPlan, Seal, Tmpfs
+from sbx.isolation.plan import Bind, DataFile, LaunchPlan, Seal, Tmpfs, ZygotePlan
 
 PLAN = LaunchPlan(
     bwrap="/usr/bin/bwrap",
@@ -12,10 +12,12 @@ PLAN = LaunchPlan(
     mounts=(
         Bind("/usr", "/usr", optional=True),
         Tmpfs("/tmp", 4096),
+        Tmpfs("/home/sandbox", 64, "0700"),
         Bind("/root/.venv", "/root/.venv", staged=True),
+    ),
+    own_mounts=(
         Bind("/data/files", "/workspace", writable=True, staged=True),
         Bind("/data/maybe", "/workspace/maybe", writable=True, optional=True),
-        Tmpfs("/home/sandbox", 64, "0700"),
     ),
     files=(DataFile("/etc/passwd", "…"), DataFile("/etc/hosts", "…")),
     environment=(("HOME", "/workspace"), ("LANG", "C.UTF-8")),
@@ -34,16 +36,19 @@ def test_the_whole_list() -> None:
     assert bwrap_argv(PLAN, lambda index: f"/stage/{index}") == words(
         """
         --unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup
-        --uid 1000 --gid 1000 --hostname sandbox
+        --uid 1000 --gid 1000
         --disable-userns
-        --die-with-parent --as-pid-1 --new-session
+        --hostname sandbox --die-with-parent --as-pid-1 --new-session
         --proc /proc --dev /dev
         --ro-bind-try /usr /usr
         --perms 1777 --size 4096 --tmpfs /tmp
-        --ro-bind /stage/2 /root/.venv
-        --bind /stage/3 /workspace
-        --bind-try /data/maybe /workspace/maybe
+        --perms 0755 --dir /home
         --perms 0700 --size 64 --tmpfs /home/sandbox
+        --perms 0755 --dir /root
+        --ro-bind /stage/3 /root/.venv
+        --bind /stage/4 /workspace
+        --perms 0755 --dir /workspace
+        --bind-try /data/maybe /workspace/maybe
         --perms 0444 --file 8 /etc/passwd
         --perms 0444 --file 9 /etc/hosts
         --dir /sandbox --symlink /workspace /sandbox/workspace
@@ -64,7 +69,11 @@ def test_a_bwrap_that_cannot_forbid_nested_namespaces_is_not_asked_to() -> None:
 
 def test_words_with_spaces_or_dashes_stay_one_argument() -> None:
     odd = replace(
-        PLAN, mounts=(Bind("/a b", "/--bind"),), environment=(("A", "--setenv B c"),), files=()
+        PLAN,
+        mounts=(Bind("/a b", "/--bind"),),
+        own_mounts=(),
+        environment=(("A", "--setenv B c"),),
+        files=(),
     )
     argv = bwrap_argv(odd, str)
     assert argv[argv.index("--ro-bind") : argv.index("--dir")] == ["--ro-bind", "/a b", "/--bind"]
@@ -73,5 +82,39 @@ def test_words_with_spaces_or_dashes_stay_one_argument() -> None:
 
 def test_everything_of_the_plan_is_in_place_before_the_root_becomes_read_only() -> None:
     argv = bwrap_argv(PLAN, str)
-    last_mount = max(argv.index(target) for target in ("/home/sandbox", "/etc/hosts"))
+    last_mount = max(argv.index(target) for target in ("/workspace/maybe", "/etc/hosts"))
     assert last_mount < argv.index("--remount-ro") < argv.index("--seccomp")
+
+
+def test_a_zygote_has_the_same_view_without_files_and_the_power_to_give_it_to_others() -> None:
+    plan = ZygotePlan(
+        bwrap="/usr/bin/bwrap",
+        mounts=(Tmpfs("/tmp", 4096), Bind("/opt/lab/lib", "/opt/lab/lib")),
+        mount_points=("/workspace",),
+        files=(DataFile("/etc/hosts", "…"),),
+        environment=(("HOME", "/workspace"),),
+        command=("/opt/lab/bin/python", "-I", "/opt/sbx/sbx/guest/zygote.py"),
+        preload=("numpy",),
+    )
+    assert zygote_argv(plan, lambda index: f"/stage/{index}") == words(
+        """
+        --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup
+        --userns 7
+        --cap-add CAP_SYS_ADMIN --cap-add CAP_SYS_CHROOT
+        --cap-add CAP_SETUID --cap-add CAP_SETGID
+        --cap-add CAP_NET_ADMIN --cap-add CAP_CHOWN
+        --hostname sandbox --die-with-parent --as-pid-1 --new-session
+        --proc /proc --dev /dev
+        --perms 1777 --size 4096 --tmpfs /tmp
+        --perms 0755 --dir /opt
+        --perms 0755 --dir /opt/lab
+        --ro-bind /opt/lab/lib /opt/lab/lib
+        --perms 0755 --dir /workspace
+        --perms 0444 --file 8 /etc/hosts
+        --dir /sandbox --symlink /workspace /sandbox/workspace
+        --remount-ro /dev --remount-ro /
+        --clearenv
+        --setenv HOME /workspace
+        --chdir / --info-fd 6
+        """
+    )

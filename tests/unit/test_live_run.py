@@ -10,6 +10,7 @@ import pytest
 from sbx.errors import Closed
 from sbx.kernels import frames
 from sbx.protocol.runs import (
+    Cause,
     Clear,
     Display,
     Error,
@@ -24,7 +25,7 @@ from sbx.protocol.runs import (
     Stderr,
     Stdout,
 )
-from sbx.runtime.live import LiveRun
+from sbx.runtime.live import LiveRun, SharedRoom
 
 ROOM = 10_000
 
@@ -233,3 +234,82 @@ async def test_our_reason_for_an_end_keeps_the_code_s_traceback() -> None:
     live.add(frame(frames.Error("KeyboardInterrupt", "", ["where it was"])))
     run = live.finish(Status.TIMEOUT, error=RunError("Timeout", "too long", ""))
     assert run.error == RunError("Timeout", "too long", "where it was")
+
+
+@pytest.mark.parametrize(
+    "shown_in_part",
+    [
+        frames.ExecuteResult({"text/plain": raw("…")}, 1, cut=True),
+        frames.DisplayData({"text/plain": raw("…")}, cut=True),
+        frames.UpdateDisplayData({"text/plain": raw("…")}, cut=True),
+    ],
+)
+def test_what_was_cut_inside_makes_the_run_truncated(shown_in_part: Any) -> None:
+    assert ran(frame(shown_in_part)).truncated
+    assert not ran(resulting("whole"), shown("whole")).truncated
+
+
+async def test_whoever_waits_for_the_end_may_go_away_without_ending_it() -> None:
+    live = LiveRun("run-1", ROOM)
+    impatient, patient = (asyncio.create_task(live.result()) for _ in range(2))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    run = live.finish(Status.OK)
+    assert await patient is run
+    assert impatient.cancelled() or impatient.cancelling()
+
+
+async def test_events_have_numbers_by_which_a_follower_comes_back() -> None:
+    live = LiveRun("run-1", ROOM)
+    live.add(printed("a"))
+    live.add(printed("b"))
+    missed = asyncio.create_task(_numbered(live, after=2))
+    await asyncio.sleep(0)
+    run = live.finish(Status.OK)
+    assert await missed == [(3, Stdout("b")), (4, RunEnd(run))]
+    assert await _numbered(live, after=-1) == [
+        (1, RunStart("run-1")),
+        (2, Stdout("a")),
+        (3, Stdout("b")),
+        (4, RunEnd(run)),
+    ]
+    assert await _numbered(live, after=4) == await _numbered(live, after=1 << 70) == []
+
+
+async def test_a_follower_who_comes_too_late_is_told_why_the_run_could_not_start() -> None:
+    live = LiveRun("run-1", ROOM)
+    live.fail(Closed("gone"))
+    with pytest.raises(Closed):
+        await _numbered(live, after=7)
+
+
+def test_runs_share_room_and_one_within_its_share_goes_on() -> None:
+    async def collect() -> tuple[bool, bool, int]:
+        shared = SharedRoom(most=3000, share=1500)
+        greedy, modest = LiveRun("run-1", ROOM), LiveRun("run-2", ROOM)
+        greedy.shared = modest.shared = shared
+        for _ in range(3):
+            greedy.add(printed("x" * 900))
+        modest.add(printed("y"))
+        overs = greedy.over, modest.over
+        run = greedy.finish(Status.KILLED, cause=Cause.OUTPUT)
+        assert run.error is not None
+        assert "together" in run.error.value
+        for live in (greedy, modest):
+            live.give_room_back()
+            live.give_room_back()
+        return *overs, shared.used
+
+    assert asyncio.run(collect()) == (True, False, 0)
+
+
+async def test_what_a_run_holds_is_about_what_it_was_sent() -> None:
+    live = LiveRun("run-1", 10 * ROOM)
+    for _ in range(100):
+        live.add(printed("x" * 100))
+    live.finish(Status.OK)
+    assert 30_000 < live.held < 90_000
+
+
+async def _numbered(live: LiveRun, after: int) -> list[tuple[int, Event]]:
+    return [numbered async for numbered in live.numbered(after)]

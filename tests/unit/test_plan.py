@@ -18,6 +18,7 @@ from sbx.isolation.plan import (
     Wall,
     decide_walls,
     plan,
+    zygote_plan,
 )
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.policy import Policy, load, narrow
@@ -79,6 +80,8 @@ def test_default_view_is_the_system_our_guest_and_the_workspace() -> None:
         Bind("/opt/lab/packages/sbx/__init__.py", "/opt/sbx/sbx/__init__.py"),
         Bind("/opt/lab/packages/sbx/guest", "/opt/sbx/sbx/guest"),
         Bind("/opt/lab/packages/sbx/linux", "/opt/sbx/sbx/linux"),
+    )
+    assert planned().own_mounts == (
         Bind("/data/files", "/workspace", writable=True),
         Bind("/data/files/uploads", "/workspace/uploads", writable=True),
         Bind("/data/temparea", "/workspace/uploads/temparea"),
@@ -93,9 +96,9 @@ def test_host_directory_keeps_home_and_uploads_out_of_it() -> None:
         pinned=(".git",),
         protected=(".git/hooks", ".envrc"),
     )
-    assert result.mounts[-6:] == (
+    assert Tmpfs("/home/sandbox", 64 * MIB, "0700") in result.mounts
+    assert result.own_mounts == (
         Bind("/home/ann/project", "/workspace", writable=True),
-        Tmpfs("/home/sandbox", 64 * MIB, "0700"),
         Bind("/data/temparea", "/uploads"),
         Bind("/home/ann/project/.git", "/workspace/.git", writable=True),
         Bind("/home/ann/project/.git/hooks", "/workspace/.git/hooks"),
@@ -107,20 +110,45 @@ def test_host_directory_keeps_home_and_uploads_out_of_it() -> None:
 
 
 def test_host_directory_with_its_own_temparea_is_given_the_uploads_there() -> None:
-    mounts = planned(host_directory=True, has_temparea=True).mounts
+    mounts = planned(host_directory=True, has_temparea=True).own_mounts
     assert Bind("/data/temparea", "/workspace/uploads/temparea") in mounts
 
 
 def test_root_stages_what_another_uid_could_not_walk_to_and_nothing_of_the_system() -> None:
-    binds = [mount for mount in planned(host=without(root=True)).mounts if isinstance(mount, Bind)]
+    rooted = planned(host=without(root=True))
+    mounts = (*rooted.mounts, *rooted.own_mounts)
+    binds = [mount for mount in mounts if isinstance(mount, Bind)]
     assert {bind.target for bind in binds if not bind.staged} == set(
         load("default").filesystem.read
     )
 
 
 def test_only_the_workspace_and_what_is_pinned_in_it_is_writable() -> None:
-    binds = [mount for mount in planned().mounts if isinstance(mount, Bind) and mount.writable]
+    mounts = (*planned().mounts, *planned().own_mounts)
+    binds = [mount for mount in mounts if isinstance(mount, Bind) and mount.writable]
     assert [bind.target for bind in binds] == ["/workspace", "/workspace/uploads"]
+
+
+def test_a_zygote_is_shown_what_its_jails_are_and_nothing_of_any_conversation() -> None:
+    zygote = zygote_plan(load("data-science"), HOST, PATHS)
+    jail = planned("data-science")
+    assert (zygote.mounts, zygote.files, zygote.environment) == (
+        jail.mounts,
+        jail.files,
+        jail.environment,
+    )
+    assert zygote.mount_points == ("/workspace",)
+    assert zygote.preload == ("numpy", "pandas", "matplotlib", "matplotlib.pyplot")
+    assert zygote.command[-1] == "/opt/sbx/sbx/guest/zygote.py"
+
+
+def test_conversations_of_a_policy_share_a_zygote_and_host_directories_have_another() -> None:
+    policy = load("default")
+    first = zygote_plan(policy, HOST, PATHS)
+    assert first == zygote_plan(policy, HOST, replace(PATHS, files="/b", uploads="/c"))
+    project = replace(PATHS, files="/p", host_directory=True, has_temparea=False)
+    assert zygote_plan(policy, HOST, project).mount_points == ("/workspace", "/uploads")
+    assert first != zygote_plan(policy, HOST, project)
 
 
 def test_etc_is_synthetic_and_names_the_policy_s_user() -> None:

@@ -1,12 +1,13 @@
 """Loading: files are found, layered and checked, and what is wrong is named with its place."""
 
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sbx.errors import NotFound, PolicyError
+from sbx.errors import NotFound, PolicyError, Unavailable
 from sbx.policy import available, check, load, reference
 
 Write = Callable[..., Path]
@@ -274,3 +275,24 @@ def test_example_is_decided_at_load_where_it_can_be(
     example = f"[[expect]]\nrun = '{run}'\nthen = '{then}'\nwhy = 'because'"
     path = write("lab", f"[imports]\nforbid = ['socket']\n{example}")
     assert messages(path) == ([message] if message else [])
+
+
+def test_a_process_with_too_many_open_files_blames_no_policy(write: Write, tmp_path: Path) -> None:
+    path = write("lab", "")
+    _, hard = limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = []
+    for read in (
+        lambda: load("lab", search=(tmp_path,)),
+        lambda: check(path),
+        lambda: available((tmp_path,)),
+    ):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            read()
+        except Exception as error:  # noqa: BLE001  # told below, where files can be opened
+            raised.append(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert [type(error) for error in raised] == [Unavailable] * 3
+    assert {getattr(error, "code", "") for error in raised} == {"too_many_open_files"}
+    assert str(tmp_path) not in str(raised)

@@ -160,3 +160,23 @@ def test_proxy_is_said_to_be_unenforceable() -> None:
     assert error is not None
     assert error.code == "cannot_enforce"
     assert unsupported(policy()) is None
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        {"min_idle": 5},  # more than the default max_idle
+        {"min_idle": -1},
+        {"max_idle": 257},
+        {"min_idle": True},
+        {"start": "warm"},
+    ],
+)
+def test_pool_that_cannot_be_kept_is_refused(pool: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        policy(pool=pool)
+
+
+def test_pool_may_be_empty() -> None:
+    pool = policy(pool={"min_idle": 0, "max_idle": 0}).pool
+    assert (pool.start, pool.min_idle, pool.max_idle) == ("fork", 0, 0)

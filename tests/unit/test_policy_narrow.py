@@ -43,6 +43,8 @@ def test_larger_limit_names_key_asked_and_allowed() -> None:
         {"imports": {"allow": ["os", "subprocess"]}},
         {"imports": {"allow": ["osx"]}},
         {"uploads": {"max_file_count": 1000}},
+        {"pool": {"min_idle": 2}},
+        {"pool": {"max_idle": 5}},
         {"network": {"mode": "proxy"}},
         {"network": {"allow": ["pypi.org"]}},
         {"filesystem": {"read": ["/srv"]}},
@@ -61,6 +63,17 @@ def test_without_processes_filter_and_shell_follow() -> None:
         asked = narrow(load("default"), request)
         assert (asked.processes, asked.filter) == (False, "strict")
         assert asked.capabilities == ("python", "filesystem")
+
+
+def test_fewer_kernels_and_a_cold_start_may_be_asked_for() -> None:
+    pool = narrow(load("default"), {"pool": {"start": "cold", "max_idle": 0}}).pool
+    assert (pool.start, pool.min_idle, pool.max_idle) == ("cold", 0, 0)
+
+
+def test_more_kernels_than_a_policy_keeps_are_refused_as_too_many() -> None:
+    error = refused(load("default"), {"pool": {"min_idle": 5}})
+    assert "pool.min_idle: 5 goes beyond policy default, which allows 1" in error.message
+    refused(narrow(load("default"), {"pool": {"start": "cold"}}), {"pool": {"start": "fork"}})
 
 
 def test_forbidden_modules_are_only_ever_added() -> None:

@@ -15,6 +15,7 @@ PLAN = LaunchPlan(
     bwrap="/usr/bin/bwrap",
     options=frozenset(),
     mounts=(),
+    own_mounts=(),
     files=(),
     environment=(),
     command=(),

@@ -165,6 +165,16 @@ def test_a_time_out_of_the_code_s_own_is_not_ours(run: Callable[..., Any]) -> No
     assert run(story()).done == []
 
 
+def test_what_is_there_at_once_is_taken_without_a_timer(run: Callable[..., Any]) -> None:
+    async def story() -> Code:
+        code = Code()
+        asyncio.get_running_loop().call_at = None  # type: ignore[method-assign,assignment]
+        assert await code.ladder.next(lambda: asyncio.sleep(0, "there"), at_once=True) == "there"
+        return code
+
+    assert run(story()).done == []
+
+
 def test_every_reason_has_an_outcome() -> None:
     assert {why: why.outcome() for why in Why} == {
         Why.DEADLINE: (Status.TIMEOUT, None),

@@ -184,7 +184,7 @@ async def limits_are_read_back_in_the_receipt(runtime: Runtime) -> str:
         assert files == [str(200 * MIB), "40"], files
         jail = only([path for path in group.glob("jail-*") if path.is_dir()])
         inside = (jail / "cgroup.procs").read_text().split()
-        assert len(inside) >= 3, inside  # bwrap, PID 1, the kernel
+        assert len(inside) >= 2, inside  # PID 1 and the kernel; where it started cold, bwrap too
         assert (receipt.host_uid == os.getuid()) == (os.getuid() != 0)
         seen = await box.run("print(open('/proc/self/cgroup').read())")
         assert seen.stdout.strip() == "0::/", seen

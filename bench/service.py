@@ -1,0 +1,180 @@
+"""The service, through our client on its Unix socket, both in processes of their own."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from bench import baseline, paths
+from bench.samples import Bench, NotMeasured, Progress, Samples, in_turn, percentile
+from bench.serving import served
+from sbx.client import Client, RemoteSandbox
+
+_WARM_UP = 20
+_FILE_BYTES = 256 << 20
+_CLIENTS = 100
+
+
+async def _http_cell(rounds: int, progress: Progress) -> Samples:
+    async with (
+        served() as client,
+        await client.create(paths.DATA_SCIENCE.name) as box,
+        baseline.ipykernel() as kernel,
+    ):
+
+        async def baseline_ms() -> float:
+            began = time.perf_counter()
+            result = await kernel.run("1+1")
+            ended = time.perf_counter()
+            assert result == "2", result
+            return (ended - began) * 1000
+
+        for _ in range(_WARM_UP):
+            await _cell_ms(box)
+            await baseline_ms()
+        measured, compared = await in_turn(
+            rounds, lambda: _cell_ms(box), baseline_ms, progress, every=10
+        )
+    return Samples(measured, compared, "ipykernel by jupyter_client, 1+1 until idle")
+
+
+async def _cell_ms(box: RemoteSandbox) -> float:
+    began = time.perf_counter()
+    run = await box.run("1+1")
+    ended = time.perf_counter()
+    if run.result != "2":
+        raise NotMeasured(f"1+1 gave {run}")
+    return (ended - began) * 1000
+
+
+async def _http_create(rounds: int, progress: Progress) -> Samples:
+    """From the request for a sandbox to the answer of its first cell, by a kernel of the pool."""
+    async with served() as client:
+
+        async def create_ms() -> float:
+            await _parked(client)
+            began = time.perf_counter()
+            box = await client.create(paths.DATA_SCIENCE.name)
+            run = await box.run("1+1")
+            ended = time.perf_counter()
+            if run.result != "2":
+                raise NotMeasured(f"1+1 gave {run}")
+            paths.came_by(await box.read_receipt(), "pool")
+            await box.close()
+            return (ended - began) * 1000
+
+        async with await client.create(paths.DATA_SCIENCE.name) as first:
+            await first.run("1+1")  # with it the policy's pool begins to fill
+        measured, compared = await in_turn(
+            rounds,
+            create_ms,
+            lambda: baseline.start_ms(paths.DATA_SCIENCE.preload),
+            progress,
+            every=6,
+        )
+    return Samples(measured, compared, "ipykernel by jupyter_client, started, pandas imported")
+
+
+async def _parked(client: Client) -> None:
+    """Wait until a kernel is kept ready; who asks before that is told by its receipt."""
+    await client.health()
+    await asyncio.sleep(0.5)
+
+
+async def _upload(rounds: int, progress: Progress) -> Samples:
+    return await _copied(rounds, progress, up=True)
+
+
+async def _download(rounds: int, progress: Progress) -> Samples:
+    return await _copied(rounds, progress, up=False)
+
+
+async def _copied(rounds: int, progress: Progress, *, up: bool) -> Samples:
+    with tempfile.TemporaryDirectory(prefix="sbx-bench-", dir="/var/tmp") as directory:
+        source, target = Path(directory, "source.bin"), Path(directory, "target.bin")
+        await asyncio.to_thread(_fill, source)
+        async with served() as client, await client.create() as box:
+            await box.files.upload(source, "file.bin")
+
+            async def copy_ms() -> float:
+                began = time.perf_counter()
+                if up:
+                    await box.files.upload(source, "file.bin")
+                else:
+                    await box.files.download("file.bin", target)
+                ended = time.perf_counter()
+                if not up and os.path.getsize(target) != _FILE_BYTES:  # noqa: ASYNC240  # not timed
+                    raise NotMeasured("the download has another size than the file")
+                return (ended - began) * 1000
+
+            async def cp_ms() -> float:
+                began = time.perf_counter()
+                await asyncio.to_thread(_cp, source, Path(directory, "copy.bin"))
+                return (time.perf_counter() - began) * 1000
+
+            measured, compared = await in_turn(rounds, copy_ms, cp_ms, progress)
+    return Samples(measured, compared, f"cp of the same {_FILE_BYTES >> 20} MiB, and fsync")
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb") as file:
+        for _ in range(_FILE_BYTES >> 20):
+            file.write(os.urandom(1 << 20))
+
+
+def _cp(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())  # as an upload is synced before it is told
+
+
+async def _http_clients(seconds: int, progress: Progress) -> Samples:
+    """A hundred clients at once, each with a sandbox of its own, for so many seconds."""
+    measured: list[float] = []
+    async with served() as first, baseline.ipykernel() as kernel:
+        over = asyncio.Event()
+
+        async def one() -> None:
+            async with Client(first.address) as client, await client.create() as box:
+                await box.run("1+1")
+                running.release()
+                await ready.wait()
+                while not over.is_set():
+                    measured.append(await _cell_ms(box))
+
+        running, ready = asyncio.Semaphore(0), asyncio.Event()
+        clients = [asyncio.create_task(one()) for _ in range(_CLIENTS)]
+        try:
+            for _ in clients:
+                waiting = asyncio.create_task(running.acquire())
+                await asyncio.wait([waiting, *clients], return_when=asyncio.FIRST_COMPLETED)
+                if not waiting.done():
+                    waiting.cancel()
+                    raise NotMeasured("a client ended before all had begun")
+            ready.set()
+            for number in range(seconds):
+                await asyncio.sleep(1)
+                progress(number + 1, seconds)
+            over.set()
+            await asyncio.gather(*clients)
+        finally:
+            for task in clients:
+                task.cancel()
+            await asyncio.wait(clients)
+        began = time.perf_counter()
+        await kernel.run("1+1")
+        compared = [(time.perf_counter() - began) * 1000]
+    also = {"p99": percentile(measured, 99), "median": median(measured)}
+    return Samples(measured, compared, "one ipykernel by jupyter_client, alone", also)
+
+
+BENCHES = (
+    Bench("http_cell", "ms", 1.5, _http_cell, rounds=1000, quick_rounds=300),
+    Bench("http_create", "ms", 8.0, _http_create, rounds=60, quick_rounds=10),
+    Bench("upload", "ms", None, _upload, rounds=7, quick_rounds=2),
+    Bench("download", "ms", None, _download, rounds=7, quick_rounds=2),
+    Bench("http_clients", "ms", None, _http_clients, rounds=60),
+)

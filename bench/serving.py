@@ -1,0 +1,66 @@
+"""A real `sbx serve` in a process of its own, for as long as a row needs it."""
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bench.samples import NotMeasured
+from sbx.client import Client
+from sbx.errors import SbxError
+
+_READY_S = 60.0
+_ENDS_S = 30.0
+_LIMITS = {
+    "SBX_KERNELS_MAX": "200",
+    "SBX_KERNELS_PER_OWNER": "200",
+    "SBX_SANDBOXES_PER_OWNER": "500",
+}
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[Client]:
+    """A client of it. Raises NotMeasured when it does not come to serve."""
+    with tempfile.TemporaryDirectory(prefix="sbx-bench-", dir="/var/tmp") as directory:
+        os.chmod(directory, 0o755)  # as root it serves under another user
+        socket = Path(directory, "run", "sbx.sock")
+        words = ["serve", "--socket", str(socket), "--data-dir", str(Path(directory, "data"))]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "sbx",
+            *words,
+            env={**os.environ, **_LIMITS, "SBX_LOG_LEVEL": "error"},
+            cwd=directory,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with Client(socket) as client:
+                await _ready(client, process)
+                yield client
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), _ENDS_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+async def _ready(client: Client, process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(_READY_S):
+            while process.returncode is None:
+                try:
+                    await client.health()
+                    return
+                except SbxError:
+                    await asyncio.sleep(0.05)
+    except TimeoutError:
+        pass
+    raise NotMeasured("sbx serve did not come to answer")

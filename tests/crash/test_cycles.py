@@ -1,0 +1,94 @@
+"""Many kernels come and go, by every path of the fast one, and nothing piles up."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from chain import broker, descendants, nest, tidy, until
+
+from sbx import Runtime, Settings
+
+pytestmark = [pytest.mark.needs("namespaces"), pytest.mark.timeout(300)]
+# 1,000 where nobody waits for it; a developer's machine tells as much after 200, in 10 s.
+CYCLES = 1000 if os.environ.get("CI") == "true" else 200
+AT_ONCE = 8
+PARKED = 4  # pool.max_idle
+FORK = {"pool": {"max_idle": 0}}
+GROWTH_MAX = 4 << 20
+
+
+async def test_cycles_leave_everything_as_it_was(tmp_path: Path) -> None:
+    async with Runtime(Settings(data_dir=tmp_path)) as runtime:
+        await cycles(runtime, CYCLES // 10)
+        await at_rest(runtime)
+        before, resident = counts(tmp_path), memory()
+        for _ in range(9):
+            await cycles(runtime, CYCLES // 10)
+            await at_rest(runtime)
+        assert counts(tmp_path) == before
+        served = runtime.starts.served
+        assert served["pool"] >= 5 * PARKED
+        assert sum(served.values()) == served["pool"] + served["fork"]
+        assert runtime.starts.failed == {}
+        grown = {who: now - resident[who] for who, now in memory().items()}
+        assert max(grown.values()) < GROWTH_MAX, grown
+
+
+async def cycles(runtime: Runtime, count: int) -> None:
+    async def some() -> None:
+        for number in range(count // AT_ONCE):
+            async with await runtime.create(narrower=FORK if number % 2 else {}) as box:
+                assert (await box.run("1 + 1")).result == "2"
+
+    await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+
+
+async def at_rest(runtime: Runtime) -> None:
+    """Wait until nothing is left but as many parked kernels as there may be."""
+    await runtime.warm(count=PARKED)
+    await tidy(runtime)
+    await until(lambda: len(nest().parked()) == PARKED)  # one more may just be on its way out
+
+
+def counts(data: Path) -> dict[str, int]:
+    """What could pile up, as numbers."""
+    itself = broker()
+    mounts = Path(f"/proc/{itself.pid}/mountinfo").read_text().splitlines()
+    return {
+        "broker's descriptors": len(os.listdir(f"/proc/{itself.pid}/fd")),
+        "own descriptors": len(os.listdir("/proc/self/fd")),
+        "zygote's descriptors": len(os.listdir(f"/proc/{nest().zygote.pid}/fd")),
+        "keeper's descriptors": len(os.listdir(f"/proc/{nest().keeper.pid}/fd")),
+        "processes": len(descendants(itself)),
+        "mounts of the broker": len(mounts),
+        "own mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "cgroups": groups(itself.pid),
+        "files": sum(len(names) + len(files) for _, names, files in os.walk(data)),
+    }
+
+
+def groups(pid: int) -> int:
+    """How many cgroups a broker has, by the pid in their names."""
+    tops = [part.mountpoint for part in psutil.disk_partitions(all=True) if "cgroup" in part.fstype]
+    paths = (path for top in tops for path, _, _ in os.walk(top))
+    return sum(f"-{pid}-" in path for path in paths)
+
+
+def memory() -> dict[str, int]:
+    """Bytes that each long-lived process has for itself."""
+    who: dict[str, Callable[[], psutil.Process]] = {
+        "runtime": psutil.Process,
+        "broker": broker,
+        "zygote": lambda: nest().zygote,
+        "keeper": lambda: nest().keeper,
+    }
+    return {name: _resident(find().pid) for name, find in who.items()}
+
+
+def _resident(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("RssAnon:"))
+    return int(line.split()[1]) << 10

@@ -1,0 +1,61 @@
+"""A House for tests: a fake clock, a policy that forks nothing ahead, and short ways to run."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sbx.protocol.runs import Run
+from sbx.runtime.access import Caller
+from sbx.runtime.house import House
+from sbx.runtime.runs import Ask, RunHandle
+from sbx.runtime.settings import Settings
+from tests.fake_clock import FakeClock
+
+ME = Caller("me", "key", operator=True)
+OTHER = Caller("other", "key")
+PATIENCE_S = 10.0
+
+
+@asynccontextmanager
+async def a_house(
+    data: Path, clock: FakeClock | None = None, **chosen: Any
+) -> AsyncIterator[House]:
+    settings = Settings(data_dir=data, gc_interval=0, memory_reserve=0, **chosen)
+    async with House(settings, clock or FakeClock()) as house:
+        yield house
+
+
+async def begin(
+    house: House, sandbox_id: str, code: str, *, conversation: str = "default"
+) -> RunHandle:
+    return await house.runs.start(ME, sandbox_id, conversation, Ask("python", code))
+
+
+async def run(house: House, sandbox_id: str, code: str, *, conversation: str = "default") -> Run:
+    handle = await begin(house, sandbox_id, code, conversation=conversation)
+    return await handle.result()
+
+
+async def printed(handle: RunHandle) -> None:
+    """Wait until a run has written something: it runs."""
+    async with asyncio.timeout(PATIENCE_S):
+        async for _, event in handle.events():
+            if event.type == "stdout":
+                return
+
+
+async def eventually(seen: Callable[[], bool]) -> None:
+    """Wait until something that needs no clock has come about."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not seen():
+        assert time.monotonic() < deadline, "it never came about"
+        await asyncio.sleep(0.01)
+
+
+async def told(house: House, sandbox_id: str) -> list[tuple[str, str | None]]:
+    await house.store.write(lambda on: None)
+    page = await house.sandboxes.events(ME, sandbox_id)
+    return [(event.type, event.cause) for event in page.items]

@@ -1,0 +1,132 @@
+"""A real House behind a real Unix socket, served by uvicorn in the test's own loop.
+
+    async with live(tmp_path) as served:
+        async with served.client() as client:
+            reply = await client.get("/v1/sandboxes")
+
+For one app for a whole module say `from live_app import live_client, live_served  # noqa: F401` and
+`pytestmark = pytest.mark.asyncio(loop_scope="module")`: the fixtures are `client` and `served`.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest_asyncio
+import uvicorn
+from fastapi import FastAPI
+
+from sbx.api.app import create_app
+from sbx.api.connections import Connection
+from sbx.api.settings import ServiceSettings
+from sbx.runtime.clock import Clock, SystemClock
+from sbx.runtime.house import House
+
+START_S = 10.0
+
+
+class _Quiet(uvicorn.Server):
+    """Takes no signals: they are the test runner's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served, and how to reach it."""
+
+    house: House
+    app: FastAPI
+    socket: Path
+
+    def client(self, key: str | None = None, **more: Any) -> httpx.AsyncClient:
+        """Over the socket; without a `key` as the peer, which is the operator."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        transport = httpx.AsyncHTTPTransport(uds=str(self.socket))
+        return httpx.AsyncClient(
+            transport=transport, base_url="http://sbx", headers=headers, timeout=60, **more
+        )
+
+    async def key_of(self, owner: str, *, operator: bool = False) -> str:
+        _, text = await self.house.access.make_key(owner, operator=operator)
+        return text
+
+    async def raw(self, data: bytes, *, then_end: bool = False, within_s: float = 30.0) -> bytes:
+        """Send bytes as they are; all that comes back until the service closes the connection."""
+        reader, writer = await asyncio.open_unix_connection(str(self.socket))
+        try:
+            async with asyncio.timeout(within_s):
+                with contextlib.suppress(ConnectionError):
+                    writer.write(data)
+                    await writer.drain()
+                    if then_end:
+                        writer.write_eof()
+                with contextlib.suppress(ConnectionError):
+                    return await reader.read()
+                return b""
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def live(
+    directory: Path, *, clock: Clock | None = None, **settings: Any
+) -> AsyncIterator[Served]:
+    """Serve a new House whose data lie in `directory`."""
+    chosen = ServiceSettings(data_dir=directory / "data", socket=directory / "sbx.sock", **settings)
+    async with House(chosen, clock=clock or SystemClock()) as house:
+        app = create_app(house, chosen)
+        config = uvicorn.Config(
+            app,
+            uds=str(chosen.socket),
+            http=Connection,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+        )
+        server = _Quiet(config)
+        serving = asyncio.create_task(server.serve())
+        try:
+            async with asyncio.timeout(START_S):
+                while not server.started:  # noqa: ASYNC110  # uvicorn tells it no other way
+                    await asyncio.sleep(0.01)
+            yield Served(house, app, chosen.socket)
+        finally:
+            server.should_exit = server.force_exit = True
+            await serving
+
+
+@contextlib.contextmanager
+def short_directory() -> Iterator[Path]:
+    """A directory whose path leaves room for the name of a socket (108 bytes, unix(7)), and that
+    jails of another uid may pass through."""
+    directory = Path(tempfile.mkdtemp(prefix="live-"))
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest_asyncio.fixture(name="served", scope="module", loop_scope="module")
+async def live_served() -> AsyncIterator[Served]:
+    with short_directory() as directory:
+        async with live(directory) as served:
+            yield served
+
+
+@pytest_asyncio.fixture(name="client", scope="module", loop_scope="module")
+async def live_client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
+    async with served.client() as client:
+        yield client

@@ -1,0 +1,135 @@
+"""`sbx serve` as a process of its own, as an operator would start it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from command import COMMAND, environment, sbx
+
+from sbx.cli import main
+
+START_S = 30.0
+END_S = 20.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service that runs: where it is, and how to speak to it."""
+
+    socket: Path
+    data: Path
+    log: Path
+    process: "subprocess.Popen[bytes]"
+
+    def sbx(
+        self, *words: str | Path, stdin: bytes | None = None, **env: str
+    ) -> "subprocess.CompletedProcess[str]":
+        """A command of ours against it, as a shell would run it."""
+        return sbx(*words, stdin=stdin, env={"SBX_SOCKET": str(self.socket), **env})
+
+    def quick(
+        self, *words: str | Path, stdin: bytes = b"", **env: str
+    ) -> "subprocess.CompletedProcess[str]":
+        """The same without a process of its own, which takes ten times as long."""
+        return in_process(*words, stdin=stdin, SBX_SOCKET=str(self.socket), **env)
+
+    def http(self, key: str | None = None) -> httpx.Client:
+        """Plain HTTP over its socket; without a key, as the user who runs the tests."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        transport = httpx.HTTPTransport(uds=str(self.socket))
+        return httpx.Client(transport=transport, base_url="http://sbx", headers=headers, timeout=60)
+
+
+def in_process(
+    *words: str | Path, stdin: bytes = b"", **env: str
+) -> "subprocess.CompletedProcess[str]":
+    """A command of ours, run here, with descriptors 0, 1 and 2 of its own."""
+    with ExitStack() as held:
+        files = [held.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        files[0].write(stdin)
+        files[0].seek(0)
+        patch = held.enter_context(pytest.MonkeyPatch.context())
+        for name in [name for name in os.environ if name.startswith("SBX_")]:
+            patch.delenv(name)
+        for name, value in env.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "stdin", held.enter_context(open(os.dup(files[0].fileno()))))
+        for fd, file in enumerate(files):
+            held.callback(_put_back, os.dup(fd), fd)
+            os.dup2(file.fileno(), fd)
+        code = main([str(word) for word in words])
+        said = []
+        for file in files[1:]:
+            file.seek(0)
+            said.append(file.read().decode())
+    return subprocess.CompletedProcess(list(words), code, *said)
+
+
+def _put_back(kept: int, fd: int) -> None:
+    os.dup2(kept, fd)
+    os.close(kept)
+
+
+@contextmanager
+def open_directory() -> Iterator[Path]:
+    """A directory that every user can read. As root the service is another one, and pytest's own
+    directories are 0700."""
+    path = Path(tempfile.mkdtemp(prefix="serving-"))
+    path.chmod(0o755)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def service(
+    *options: str | Path, env: Mapping[str, str] | None = None, top: Path | None = None
+) -> Iterator[Service]:
+    """A service of its own, ended by SIGTERM. With `top` its data is kept there for a next one."""
+    with ExitStack() as held:
+        kept = top or held.enter_context(open_directory())
+        socket, data, log = kept / "run" / "sbx.sock", kept / "data", kept / "log"
+        words = ["serve", "--socket", str(socket), "--data-dir", str(data), *map(str, options)]
+        said_before = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as said:
+            process = subprocess.Popen(
+                [*COMMAND, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                env=environment(**(env or {})),
+                cwd=kept,
+            )
+        held.callback(_end, process)
+        _wait_for(process, log, said_before)
+        yield Service(socket, data, log, process)
+
+
+def _wait_for(process: "subprocess.Popen[bytes]", log: Path, said_before: int) -> None:
+    deadline = time.monotonic() + START_S
+    while b"listening on" not in log.read_bytes()[said_before:]:
+        assert process.poll() is None, f"it ended: {log.read_text()}"
+        assert time.monotonic() < deadline, f"it does not answer: {log.read_text()}"
+        time.sleep(0.05)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGTERM)
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise

@@ -1,0 +1,426 @@
+"""/v1: python/exec, shell/exec, streams, interrupts and history, over the socket."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from bay_calls import events, made, refused
+from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SSE = {"accept": "text/event-stream"}
+PYTHON_FIELDS = {
+    "success", "output", "error", "data", "execution_id", "execution_time_ms", "code"
+}  # fmt: skip
+SHELL_FIELDS = {
+    "success", "output", "error", "exit_code", "execution_id", "execution_time_ms", "command"
+}  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def box(client: httpx.AsyncClient) -> str:
+    """The URL of one sandbox for all tests that leave its kernel usable."""
+    return f"/v1/sandboxes/{(await made(client))['id']}"
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own(client: httpx.AsyncClient) -> AsyncIterator[str]:
+    """A sandbox of the test's own."""
+    url = f"/v1/sandboxes/{(await made(client))['id']}"
+    yield url
+    await client.delete(url)
+
+
+async def python(client: httpx.AsyncClient, box: str, code: str, **more: Any) -> dict[str, Any]:
+    reply = await client.post(f"{box}/python/exec", json={"code": code, **more})
+    assert reply.status_code == 200, reply.text
+    told: dict[str, Any] = reply.json()
+    assert set(told) == PYTHON_FIELDS
+    return told
+
+
+async def shell(client: httpx.AsyncClient, box: str, command: str, **more: Any) -> dict[str, Any]:
+    reply = await client.post(f"{box}/shell/exec", json={"command": command, **more})
+    assert reply.status_code == 200, reply.text
+    told: dict[str, Any] = reply.json()
+    assert set(told) == SHELL_FIELDS
+    return told
+
+
+# -- python/exec -----------------------------------------------------------------------------------
+
+
+async def test_a_cell_answers_every_field(client: httpx.AsyncClient, box: str) -> None:
+    told = await python(client, box, "print('hi')\n40 + 2", include_code=True)
+    assert told["success"] is True
+    assert told["output"] == "hi\n42\n"
+    assert told["error"] is None
+    assert told["code"] == "print('hi')\n40 + 2"
+    assert told["execution_id"].startswith("exec-")
+    assert told["execution_time_ms"] >= 0
+    assert told["data"]["execution_count"] >= 1
+    assert told["data"]["output"] == {"text": "hi\n42\n", "images": []}
+    assert told["data"]["outputs"] == [{"text/plain": "42"}]
+    assert (await python(client, box, "1"))["code"] is None
+
+
+async def test_variables_stay(client: httpx.AsyncClient, box: str) -> None:
+    await python(client, box, "kept = 7")
+    assert (await python(client, box, "kept"))["output"] == "7\n"
+
+
+async def test_a_failing_cell_is_a_success_of_the_call(client: httpx.AsyncClient, box: str) -> None:
+    told = await python(client, box, "print('before'); 1/0")
+    assert (told["success"], told["output"]) == (False, "before\n")
+    assert "ZeroDivisionError" in told["error"]
+    assert "Traceback" in told["error"]
+
+
+async def test_an_image_is_told_without_its_text(client: httpx.AsyncClient, box: str) -> None:
+    code = (
+        "from IPython.display import display\n"
+        "display({'image/png': 'aGk=', 'text/plain': '<Figure>'}, raw=True)\n"
+        "display({'text/html': '<b>x</b>', 'text/plain': 'x'}, raw=True)"
+    )
+    told = await python(client, box, code)
+    assert told["data"]["output"] == {"text": "x\n", "images": [{"image/png": "aGk="}]}
+    assert [set(bundle) for bundle in told["data"]["outputs"]] == [
+        {"image/png", "text/plain"},
+        {"text/html", "text/plain"},
+    ]
+
+
+async def test_a_time_out_says_what_became_of_the_state(
+    client: httpx.AsyncClient, own: str
+) -> None:
+    await python(client, own, "kept = 1")
+    told = await python(client, own, "import time; time.sleep(30)", timeout=1)
+    assert told["success"] is False
+    assert "timed out" in told["error"]
+    assert "kept" in told["error"]
+    assert (await python(client, own, "kept"))["output"] == "1\n"
+
+
+async def test_a_longer_time_out_than_the_policys_is_the_policys(
+    client: httpx.AsyncClient,
+) -> None:
+    narrower = {"limits": {"wall_time": "1s"}}
+    box = f"/v1/sandboxes/{(await made(client, narrower=narrower))['id']}"
+    for timeout in (30, 300):
+        assert (await python(client, box, "1", timeout=timeout))["success"] is True
+    told = await python(client, box, "import time; time.sleep(30)", timeout=300)
+    assert "timed out" in told["error"]
+    assert (await shell(client, box, "sleep 30"))["success"] is False
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"code": 1},
+        {"code": None},
+        {"code": "1", "timeout": 0},
+        {"code": "1", "timeout": 301},
+        {"code": "1", "timeout": "x"},
+        {"code": "1", "tags": 5},
+        [],
+        None,
+    ],
+)
+async def test_a_wrong_body_is_422(client: httpx.AsyncClient, box: str, body: Any) -> None:
+    reply = await client.post(f"{box}/python/exec", json=body)
+    refused(reply, 422, "validation_error")
+    assert reply.json()["detail"][0]["loc"][0] == "body"
+
+
+@pytest.mark.parametrize("code", ["\\ud800", "a\\u0000b", "\\u202e"])
+async def test_strange_text_of_code_is_an_answer_or_4xx(
+    client: httpx.AsyncClient, box: str, code: str
+) -> None:
+    reply = await client.post(
+        f"{box}/python/exec",
+        content=b'{"code": "\'' + code.encode() + b"'\"}",
+        headers={"content-type": "application/json"},
+    )
+    assert reply.status_code in (200, 400, 422)
+
+
+async def test_output_that_is_no_utf8_is_told(client: httpx.AsyncClient, box: str) -> None:
+    told = await python(client, box, "print('\\ud800 ok'); float('nan')")
+    assert "ok" in told["output"]
+
+
+async def test_a_policy_without_shell_says_so(client: httpx.AsyncClient) -> None:
+    told = await made(client, profile="strict")
+    reply = await client.post(f"/v1/sandboxes/{told['id']}/shell/exec", json={"command": "true"})
+    details = refused(reply, 400, "capability_not_supported")
+    assert details == {"capability": "shell", "available": told["capabilities"]}
+
+
+async def test_the_browser_is_not_offered(client: httpx.AsyncClient, box: str) -> None:
+    reply = await client.post(f"{box}/browser/exec", json={"cmd": "open x"})
+    details = refused(reply, 400, "capability_not_supported")
+    assert details["capability"] == "browser"
+    assert "python" in details["available"]
+
+
+async def test_the_same_key_runs_once(client: httpx.AsyncClient, box: str) -> None:
+    await python(client, box, "count = 0")
+    body = {"code": "count += 1; count"}
+    replies = await asyncio.gather(
+        *(
+            client.post(f"{box}/python/exec", json=body, headers={"idempotency-key": "run-1"})
+            for _ in range(3)
+        )
+    )
+    assert len({reply.content for reply in replies}) == 1
+    assert (await python(client, box, "count"))["output"] == "1\n"
+    other = await client.post(
+        f"{box}/python/exec", json={"code": "2"}, headers={"idempotency-key": "run-1"}
+    )
+    refused(other, 409, "conflict")
+
+
+async def test_two_first_calls_at_once_both_answer(client: httpx.AsyncClient, own: str) -> None:
+    told = await asyncio.gather(*(python(client, own, str(number)) for number in range(4)))
+    assert sorted(one["output"] for one in told) == ["0\n", "1\n", "2\n", "3\n"]
+
+
+async def test_a_full_queue_is_429(client: httpx.AsyncClient, own: str, served: Served) -> None:
+    most = served.house.settings.queue_max
+    await python(client, own, "import time")
+    calls = [
+        asyncio.create_task(
+            client.post(f"{own}/python/exec", json={"code": "time.sleep(20)", "timeout": 30})
+        )
+        for _ in range(most + 3)
+    ]
+    done, waiting = await asyncio.wait(calls, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    reply = done.pop().result()
+    details = refused(reply, 429, "queue_full")
+    assert details["limit"] == most
+    assert int(reply.headers["retry-after"]) >= 1
+    await client.delete(own)
+    await asyncio.gather(*waiting)
+
+
+# -- shell/exec ------------------------------------------------------------------------------------
+
+
+async def test_a_command_answers_every_field(client: httpx.AsyncClient, box: str) -> None:
+    told = await shell(client, box, "echo hi; id -un; pwd; echo $HOME", include_code=True)
+    assert told["success"] is True
+    assert told["output"] == "hi\nsandbox\n/workspace\n/workspace\n"
+    assert (told["error"], told["exit_code"]) == (None, 0)
+    assert told["command"].startswith("echo hi")
+
+
+async def test_stderr_is_an_error_also_of_a_success(client: httpx.AsyncClient, box: str) -> None:
+    told = await shell(client, box, "echo oops >&2")
+    assert (told["success"], told["error"], told["exit_code"]) == (True, "oops\n", 0)
+
+
+async def test_a_failing_command_has_its_exit_code(client: httpx.AsyncClient, box: str) -> None:
+    told = await shell(client, box, "exit 3")
+    assert (told["success"], told["exit_code"]) == (False, 3)
+
+
+async def test_a_command_that_takes_too_long_is_ended(client: httpx.AsyncClient, own: str) -> None:
+    told = await shell(client, own, "sleep 30", timeout=1)
+    assert told["success"] is False
+    assert "timed out" in told["error"]
+
+
+@pytest.mark.parametrize(
+    ("cwd", "reason"),
+    [("/etc", "absolute_path"), ("../..", "path_traversal"), ("", "empty_path"),
+     ("a\u0000b", "null_byte")],
+)  # fmt: skip
+async def test_cwd_is_a_path_of_the_workspace(
+    client: httpx.AsyncClient, box: str, cwd: str, reason: str
+) -> None:
+    reply = await client.post(f"{box}/shell/exec", json={"command": "pwd", "cwd": cwd})
+    assert refused(reply, 400, "invalid_path")["reason"] == reason
+
+
+async def test_cwd_is_where_it_runs(client: httpx.AsyncClient, box: str) -> None:
+    await shell(client, box, "mkdir -p sub")
+    assert (await shell(client, box, "pwd", cwd="sub"))["output"] == "/workspace/sub\n"
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", ["accept", "stream"])
+async def test_a_stream_ends_with_the_usual_body(
+    client: httpx.AsyncClient, box: str, asked: str
+) -> None:
+    body = {"code": "print('a'); 5", "include_code": True, "stream": asked == "stream"}
+    headers = SSE if asked == "accept" else {}
+    async with client.stream("POST", f"{box}/python/exec", json=body, headers=headers) as reply:
+        told = [event async for event in events(reply)]
+    assert [event.id for event in told] == list(range(1, len(told) + 1))
+    assert told[0].type == "run_start"
+    assert "".join(event.data["text"] for event in told if event.type == "stdout") == "a\n"
+    assert told[-1].type == "run_end"
+    assert set(told[-1].data) >= PYTHON_FIELDS
+    assert told[-1].data["output"] == "a\n5\n"
+    assert told[-1].data["code"] == body["code"]
+
+
+async def test_a_shell_stream_ends_with_its_body(client: httpx.AsyncClient, box: str) -> None:
+    body = {"command": "echo a; exit 2"}
+    async with client.stream("POST", f"{box}/shell/exec", json=body, headers=SSE) as reply:
+        told = [event async for event in events(reply)]
+    assert set(told[-1].data) >= SHELL_FIELDS
+    assert told[-1].data["exit_code"] == 2
+
+
+async def test_a_client_that_went_away_gets_the_rest(client: httpx.AsyncClient, box: str) -> None:
+    code = "import time\nfor n in range(4):\n    print(n, flush=True); time.sleep(0.2)"
+    async with client.stream(
+        "POST", f"{box}/python/exec", json={"code": code}, headers=SSE
+    ) as reply:
+        seen = []
+        async for event in events(reply):
+            seen.append(event)
+            if event.type == "stdout":
+                break
+    run_id = seen[0].data["run_id"]
+    headers = {"last-event-id": str(seen[-1].id)}
+    async with client.stream("GET", f"{box}/runs/{run_id}/events", headers=headers) as reply:
+        rest = [event async for event in events(reply)]
+    assert rest[0].id == seen[-1].id + 1
+    assert rest[-1].data["success"] is True
+    assert rest[-1].data["output"] == "0\n1\n2\n3\n"
+    async with client.stream("GET", f"{box}/runs/{run_id}/events") as reply:
+        assert (await anext(events(reply))).id == 1
+
+
+async def test_a_stream_under_a_key_runs_once(client: httpx.AsyncClient, box: str) -> None:
+    await python(client, box, "streams = 0")
+    body = {"code": "streams += 1; streams", "stream": True}
+    ends = []
+    for _ in range(2):
+        async with client.stream(
+            "POST", f"{box}/python/exec", json=body, headers={"idempotency-key": "stream-1"}
+        ) as reply:
+            ends.append([event async for event in events(reply)][-1])
+    assert [end.data["output"] for end in ends] == ["1\n", "1\n"]
+    assert (await python(client, box, "streams"))["output"] == "1\n"
+
+
+async def test_an_error_before_the_stream_is_an_ordinary_reply(client: httpx.AsyncClient) -> None:
+    reply = await client.post(
+        "/v1/sandboxes/sandbox-000000000000/python/exec", json={"code": "1"}, headers=SSE
+    )
+    refused(reply, 404, "not_found")
+
+
+async def test_interrupt_ends_the_run_and_keeps_the_state(
+    client: httpx.AsyncClient, own: str
+) -> None:
+    assert (await client.post(f"{own}/interrupt")).json() == {
+        "status": "ok",
+        "interrupted": False,
+    }
+    await python(client, own, "kept = 3; import time")
+    running = asyncio.create_task(python(client, own, "time.sleep(30)"))
+    async with asyncio.timeout(10):
+        while not (await client.post(f"{own}/interrupt")).json()["interrupted"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        told = await running
+    assert told["success"] is False
+    assert "KeyboardInterrupt" in told["error"]
+    assert (await python(client, own, "kept"))["output"] == "3\n"
+
+
+# -- history ---------------------------------------------------------------------------------------
+
+ENTRY_FIELDS = {
+    "id", "session_id", "exec_type", "code", "success", "execution_time_ms", "output", "error",
+    "payload_ref", "description", "tags", "notes", "learn_enabled", "learn_status", "learn_error",
+    "learn_processed_at", "created_at",
+}  # fmt: skip
+
+
+async def test_history_tells_what_was_run(client: httpx.AsyncClient, own: str) -> None:
+    first = await python(client, own, "1", tags="Alpha,beta", description="one")
+    second = await shell(client, own, "exit 1", tags="gamma")
+    told = (await client.get(f"{own}/history")).json()
+    assert told["total"] == 2
+    assert [entry["id"] for entry in told["entries"]] == [
+        second["execution_id"],
+        first["execution_id"],
+    ]
+    entry = told["entries"][1]
+    assert set(entry) == ENTRY_FIELDS
+    assert (entry["code"], entry["success"], entry["output"]) == ("1", True, "1\n")
+    assert (entry["exec_type"], entry["tags"]) == ("python", "Alpha,beta")
+    assert entry["description"] == "one"
+    assert entry["learn_enabled"] is False
+    assert entry["created_at"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"exec_type": "python"}, ["b", "a"]),
+        ({"exec_type": "browser"}, []),
+        ({"success_only": True}, ["b", "a"]),
+        ({"tags": "ALPH"}, ["a"]),
+        ({"tags": "alpha,gamma"}, ["c", "a"]),
+        ({"has_description": True}, ["a"]),
+        ({"has_notes": False}, ["c", "b", "a"]),
+        ({"limit": 1}, ["c"]),
+        ({"limit": 1, "offset": 2}, ["a"]),
+    ],
+)
+async def test_history_is_searched(
+    client: httpx.AsyncClient, searched: str, query: dict[str, Any], found: list[str]
+) -> None:
+    told = (await client.get(f"{searched}/history", params=query)).json()
+    assert [entry["code"][-1] for entry in told["entries"]] == found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def searched(client: httpx.AsyncClient) -> str:
+    url = f"/v1/sandboxes/{(await made(client))['id']}"
+    await python(client, url, "1 # a", tags="Alpha", description="one")
+    await python(client, url, "2 # b")
+    await shell(client, url, "exit 4 # c", tags="gamma")
+    return url
+
+
+@pytest.mark.parametrize(
+    "query", [{"limit": 0}, {"limit": 501}, {"offset": -1}, {"exec_type": "x"}]
+)
+async def test_a_wrong_search_is_422(
+    client: httpx.AsyncClient, searched: str, query: dict[str, Any]
+) -> None:
+    refused(await client.get(f"{searched}/history", params=query), 422, "validation_error")
+
+
+async def test_the_last_run_and_one_run(client: httpx.AsyncClient, searched: str) -> None:
+    last = (await client.get(f"{searched}/history/last")).json()
+    assert last["exec_type"] == "shell"
+    python_ = await client.get(f"{searched}/history/last", params={"exec_type": "python"})
+    assert python_.json()["code"] == "2 # b"
+    nothing = await client.get(f"{searched}/history/last", params={"exec_type": "browser"})
+    refused(nothing, 404, "not_found")
+    assert (await client.get(f"{searched}/history/{last['id']}")).json() == last
+    refused(await client.get(f"{searched}/history/exec-0"), 404, "not_found")
+
+
+async def test_notes_change_only_what_is_given(client: httpx.AsyncClient, own: str) -> None:
+    told = await python(client, own, "1", description="one")
+    url = f"{own}/history/{told['execution_id']}"
+    entry = (await client.patch(url, json={"notes": "good", "tags": None})).json()
+    assert (entry["notes"], entry["description"], entry["tags"]) == ("good", "one", None)
+    assert (await client.get(url)).json() == entry
+    found = (await client.get(f"{own}/history", params={"has_notes": True})).json()
+    assert found["total"] == 1
+    refused(await client.patch(url, json={"notes": 5}), 422, "validation_error")

@@ -1,0 +1,308 @@
+"""`sbx exec` and `sbx cp`: code into a sandbox of a running service, files in and out."""
+
+import hashlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command import COMMAND, environment, started
+from serving import Service, service
+
+STUBBORN = """
+import time
+print('ready', flush=True)
+while True:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print('no', flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Service]:
+    with service() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def box(served: Service) -> str:
+    """One for all of them: each leaves it fit for the next."""
+    made = served.quick("create")
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()
+
+
+def refusal(ended: "subprocess.CompletedProcess[str]", code: int) -> str:
+    assert (ended.returncode, ended.stdout) == (code, ""), ended
+    assert ended.stderr.startswith("error: ")
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
+
+
+# -- exec ------------------------------------------------------------------------------------------
+
+
+def test_output_goes_where_it_went_inside_and_state_is_kept(served: Service, box: str) -> None:
+    code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\nx = 6\nx * 7"
+    ended = served.quick("exec", box, "-c", code)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "out\n42\n", "err\n")
+    assert served.quick("exec", box, "-c", "x").stdout == "6\n"
+
+
+def test_code_comes_from_a_file_or_from_stdin(served: Service, box: str, tmp_path: Path) -> None:
+    (tmp_path / "cell.py").write_text("print('from a file, é')")
+    assert served.quick("exec", box, tmp_path / "cell.py").stdout == "from a file, é\n"
+    assert served.quick("exec", box, "-", stdin=b"print('from stdin')").stdout == "from stdin\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["-c", "1 / 0"], 1),
+        (["-c", "import sys; sys.exit(7)"], 7),
+        (["--shell", "-c", "exit 5"], 5),
+        (["--timeout", "0.5", "-c", "while True: pass"], 124),
+        (["-c", "import os; os.kill(os.getpid(), 9)"], 137),
+    ],
+    ids=["raises", "sys.exit", "shell", "time-out", "killed"],
+)
+def test_exit_codes_are_those_of_sbx_run(
+    served: Service, box: str, words: list[str], code: int
+) -> None:
+    assert served.quick("exec", box, *words).returncode == code
+    assert served.quick("exec", box, "-c", "print('goes on')").stdout == "goes on\n"
+
+
+def test_json_is_the_run_and_events_are_lines(served: Service, box: str) -> None:
+    run = json.loads(served.quick("exec", box, "--json", "-c", r"print('\x1b[31mred'); 2").stdout)
+    assert (run["status"], run["stdout"], run["result"]) == ("ok", "\x1b[31mred\n", "2")
+    ended = served.quick("exec", box, "--events", "-c", "print(1)\n1 / 0")
+    kinds = [json.loads(line)["type"] for line in ended.stdout.splitlines()]
+    assert list(dict.fromkeys(kinds)) == ["run_start", "stdout", "error", "run_end"]
+    assert ended.returncode == 1
+
+
+def test_a_conversation_has_variables_and_files_of_its_own(served: Service, box: str) -> None:
+    served.quick("exec", box, "-c", "mine = 1; open('mine.txt', 'w').close()")
+    look = "import os; print('mine' in globals(), os.path.exists('mine.txt'))"
+    ended = served.quick("exec", box, "--conversation", "other", "-c", look)
+    assert ended.stdout == "False False\n"
+
+
+def test_a_command_gets_cwd_env_and_stdin(served: Service, box: str) -> None:
+    served.quick("exec", box, "--shell", "-c", "mkdir -p sub")
+    words = ["--shell", "--cwd", "sub", "--env", "MODE=x", "--stdin"]
+    ended = served.quick(
+        "exec", box, *words, "-c", 'echo "$MODE ${PWD##*/} $(cat)"', stdin=b"piped in"
+    )
+    assert ended.stdout == "x sub piped in\n"
+
+
+def test_input_reads_lines_of_a_pipe(served: Service, box: str) -> None:
+    code = "first = input('who? '); second = input(); print(first, '+', second)\ninput()"
+    ended = served.quick("exec", box, "-c", code, stdin="Ada\nZoë\n".encode())
+    assert ended.stdout == "Ada + Zoë\n"
+    assert (ended.returncode, "EOFError" in ended.stderr) == (1, True)
+
+
+def test_input_asks_at_a_terminal(served: Service, box: str) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [*COMMAND, "exec", box, "-c", "print('hello', input('who? '))"],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            env=environment(SBX_SOCKET=str(served.socket)),
+        ) as process:
+            said = b""
+            while b"who? " not in said:
+                said += os.read(ours, 1024)
+            os.write(ours, b"Ada\n")
+            assert process.stdout is not None
+            assert process.stdout.read() == b"hello Ada\n"
+            assert process.wait(10) == 0
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_output_comes_while_the_code_still_runs(served: Service, box: str) -> None:
+    code = "import time\nprint('first', flush=True)\ntime.sleep(50)"
+    env = {"SBX_SOCKET": str(served.socket)}
+    with started("exec", box, "-c", code, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"first\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+
+
+def test_ctrl_c_interrupts_and_the_variables_stay(served: Service, box: str) -> None:
+    code = "kept = 5\nimport time\nprint('ready', flush=True)\ntime.sleep(60)"
+    with started("exec", box, "-c", code, env={"SBX_SOCKET": str(served.socket)}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr is not None
+        assert process.stderr.read().decode().endswith("error: interrupted\n")
+    assert served.quick("exec", box, "-c", "kept").stdout == "5\n"
+
+
+def test_a_second_ctrl_c_ends_the_kernel(served: Service, box: str) -> None:
+    with started("exec", box, "-c", STUBBORN, env={"SBX_SOCKET": str(served.socket)}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        process.stdout.readline()  # the code has seen it, and goes on
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) in (130, 137)
+    assert served.quick("exec", box, "-c", "print('anew')").stdout == "anew\n"
+
+
+def test_sigterm_interrupts_the_run_and_leaves(served: Service, box: str) -> None:
+    code = "import time\nprint('ready', flush=True)\ntime.sleep(60)"
+    with started("exec", box, "-c", code, env={"SBX_SOCKET": str(served.socket)}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        assert process.wait(10) == 143
+    began = time.monotonic()
+    assert served.quick("exec", box, "-c", "print('free')").stdout == "free\n"
+    assert time.monotonic() - began < 30
+
+
+def test_ctrl_c_while_it_waits_in_the_queue_hits_no_other_run(served: Service, box: str) -> None:
+    env = {"SBX_SOCKET": str(served.socket)}
+    busy = "import time\nprint('busy', flush=True)\ntime.sleep(4)\nprint('done')"
+    with started("exec", box, "-c", busy, env=env) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"busy\n"
+        with started("exec", box, "-c", "print('never')", env=env) as second:
+            time.sleep(1.5)  # it is there, and waits
+            second.send_signal(signal.SIGINT)
+            assert second.wait(10) == 130
+            assert second.stdout is not None
+            assert second.stdout.read() == b""
+        assert first.stdout.read() == b"done\n"
+        assert first.wait(10) == 0
+
+
+def test_exec_says_what_is_wrong(served: Service, box: str) -> None:
+    for words in (
+        ["exec", box],
+        ["exec", box, "--cwd", "sub", "-c", "1"],
+        ["exec", box, "--shell", "--stdin", "-"],
+        ["exec", box, "--timeout", "-1", "-c", "1"],
+        ["exec", "sandbox-000000000000", "-c", "1"],
+        ["exec", box, "no-such-file.py"],
+    ):
+        refusal(served.quick(*words), 2)
+    both = served.quick("exec", box, "--json", "--events", "-c", "1")
+    assert (both.returncode, json.loads(both.stdout)["error"]["code"]) == (2, "validation_error")
+    big = served.quick("exec", box, "--shell", "-i", "-c", "cat", stdin=b"x" * (2 << 20))
+    assert "sbx cp" in refusal(big, 2)
+
+
+# -- cp --------------------------------------------------------------------------------------------
+
+
+def test_files_go_in_and_come_out_byte_for_byte(served: Service, box: str, tmp_path: Path) -> None:
+    content = os.urandom(3 << 20)
+    (tmp_path / "big.bin").write_bytes(content)
+    sent = served.quick("cp", tmp_path / "big.bin", f"{box}:data/")
+    assert (sent.returncode, sent.stderr) == (0, "")
+    assert sent.stdout == f"{tmp_path}/big.bin -> {box}:data/big.bin\n"
+    look = "import hashlib; print(hashlib.sha256(open('data/big.bin','rb').read()).hexdigest())"
+    assert (
+        served.quick("exec", box, "-c", look).stdout.strip() == hashlib.sha256(content).hexdigest()
+    )
+    got = served.quick("cp", "--json", f"{box}:data/big.bin", tmp_path / "back.bin")
+    assert json.loads(got.stdout)["copied"] == [
+        {
+            "source": f"{box}:data/big.bin",
+            "target": f"{tmp_path}/back.bin",
+            "size": len(content),
+        }
+    ]
+    assert (tmp_path / "back.bin").read_bytes() == content
+
+
+def test_a_directory_takes_files_under_their_own_names(
+    served: Service, box: str, tmp_path: Path
+) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    served.quick("exec", box, "--shell", "-c", "mkdir -p here")
+    both = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    assert served.quick("cp", *both, f"{box}:here").returncode == 0
+    assert served.quick("exec", box, "--shell", "-c", "ls here").stdout == "a.txt\nb.txt\n"
+    (tmp_path / "out").mkdir()
+    assert served.quick("cp", f"{box}:here/a.txt", f"{box}:here/b.txt", tmp_path / "out").stdout
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.txt", "b.txt"]
+    assert served.quick("cp", tmp_path / "a.txt", f"{box}:").stdout.endswith(f"{box}:a.txt\n")
+
+
+def test_what_goes_to_temparea_is_an_upload(served: Service, box: str, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("a,b\n")
+    sent = served.quick("cp", tmp_path / "table.csv", f"{box}:uploads/temparea/")
+    assert sent.returncode == 0, sent.stderr
+    look = "open('/workspace/uploads/temparea/table.csv').read()"
+    assert served.quick("exec", box, "-c", look).stdout == "'a,b\\n'\n"
+    assert served.quick("exec", box, "-c", look.replace("')", "', 'w')")).returncode == 1
+    got = served.quick("cp", f"{box}:uploads/temparea/table.csv", tmp_path / "back.csv")
+    assert (got.returncode, (tmp_path / "back.csv").read_text()) == (0, "a,b\n")
+
+
+def test_cp_says_what_is_wrong(served: Service, box: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    here = tmp_path / "a.txt"
+    for words, said in (
+        ([tmp_path, f"{box}:"], "tar -cf"),
+        ([tmp_path / "missing", f"{box}:"], "missing"),
+        ([here, tmp_path / "b.txt"], "ID:PATH"),
+        ([f"{box}:a", f"{box}:b"], "both ends"),
+        ([here], "no target"),
+        ([f"{box}:missing.txt", tmp_path], "missing.txt"),
+        ([here, f"{box}:../../etc/passwd"], "workspace"),
+        ([f"{box}:a", f"{box}:b", here], "no directory"),
+        ([here, "sandbox-000000000000:"], "sandbox-000000000000"),
+    ):
+        assert said in refusal(served.quick("cp", *words), 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt"]  # and nothing half done
+
+
+def test_a_bar_is_shown_at_a_terminal_and_nowhere_else(
+    served: Service, box: str, tmp_path: Path
+) -> None:
+    with (tmp_path / "big.bin").open("wb") as file:
+        file.truncate(200 << 20)
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [*COMMAND, "cp", str(tmp_path / "big.bin"), f"{box}:big.bin"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            env=environment(SBX_SOCKET=str(served.socket), TERM="xterm", COLUMNS="120"),
+        ) as process:
+            os.close(theirs)
+            said = b""
+            try:
+                while piece := os.read(ours, 4096):
+                    said += piece
+            except OSError:  # nobody holds its other end any more
+                pass
+            assert process.wait(30) == 0
+        assert b"big.bin" in said
+        assert b"MB" in said
+    finally:
+        os.close(ours)
+    served.quick("exec", box, "--shell", "-c", "rm big.bin")

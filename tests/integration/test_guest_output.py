@@ -1,0 +1,162 @@
+"""How output leaves a kernel: at once after a silence, gathered while it flows, never reordered."""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from guest_client import KernelClient, in_python
+
+BUSY = "\nimport os\nwhile not os.path.exists('go'): pass"
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[KernelClient]:
+    with KernelClient(tmp_path) as client:
+        yield client
+
+
+def test_the_first_text_of_a_busy_cell_waits_for_no_newline(
+    kernel: KernelClient, tmp_path: Path
+) -> None:
+    """Nor for another thread, which a busy cell lets run only every 5 ms."""
+    finish = kernel.start("execute_request", code="print('now')" + BUSY)
+    assert kernel.receive().content["text"] == "now"
+    (tmp_path / "go").touch()
+    assert finish().text() == "\n"
+
+
+def test_what_follows_the_first_text_gathers(kernel: KernelClient) -> None:
+    cell = kernel.run("print('a')\nfor i in range(50): print(i)")
+    texts = [content["text"] for content in cell.of("stream")]
+    assert texts[0] == "a"
+    assert len(texts) < 10  # of 102 writes, in as many times 10 ms as that took
+
+
+def test_gathered_text_goes_out_while_the_cell_is_busy(
+    kernel: KernelClient, tmp_path: Path
+) -> None:
+    finish = kernel.start("execute_request", code="print('a'); print('b')" + BUSY)
+    kernel.wait_for_text("a\nb\n")
+    (tmp_path / "go").touch()
+    assert finish().reply["status"] == "ok"
+
+
+def test_8_kib_do_not_wait_for_more(kernel: KernelClient) -> None:
+    cell = kernel.run("import sys\nfor i in range(64): sys.stdout.write('x' * 1024)")
+    sizes = [len(content["text"]) for content in cell.of("stream")]
+    assert (sizes[0], sum(sizes)) == (1024, 65536)
+    assert max(sizes) <= 8 * 1024
+
+
+def test_every_run_begins_after_a_silence(kernel: KernelClient) -> None:
+    for number in range(3):
+        assert kernel.run(f"print({number})").of("stream")[0]["text"] == str(number)
+
+
+def test_a_result_comes_with_its_reply(kernel: KernelClient) -> None:
+    """One write and one wake-up of the host, for the most frequent of all cells."""
+    kernel.run("1")
+    kernel.start("execute_request", code="40 + 2")
+    piece = kernel.sock.recv(1 << 16)
+    (length,) = struct.unpack_from(">I", piece)
+    assert b"execute_result" in piece[: 4 + length]
+    assert b"execute_reply" in piece[4 + length :]
+
+
+def test_a_result_does_not_wait_for_what_is_done_at_the_end_of_a_cell(
+    kernel: KernelClient, tmp_path: Path
+) -> None:
+    """Matplotlib draws then."""
+    os.mkfifo(tmp_path / "drawn")
+    kernel.run(
+        "runs = []\n"
+        "def draw():\n"
+        "    runs.append(1)\n"
+        "    len(runs) == 1 or open('drawn').read()\n"
+        "get_ipython().events.register('post_execute', draw)"
+    )
+    finish = kernel.start("execute_request", code="'shown'")
+    assert kernel.receive().type == "execute_result"
+    (tmp_path / "drawn").write_text("")
+    assert finish().reply["status"] == "ok"
+
+
+def test_a_value_shown_in_the_middle_of_a_cell_is_shown_then(
+    kernel: KernelClient, tmp_path: Path
+) -> None:
+    finish = kernel.start("execute_request", code="import sys\nsys.displayhook(1)" + BUSY)
+    assert kernel.receive().type == "execute_result"
+    (tmp_path / "go").touch()
+    assert finish().reply["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("mode", "code"),
+    [
+        ("all", f"7{BUSY}"),
+        ("last", "if True:\n    7\n    while not os.path.exists('go'): pass"),
+        ("last_expr", f"get_ipython().run_cell('7'){BUSY}"),
+        ("last_expr", "[get_ipython().run_cell('7'), open('go').read()][0]"),
+        ("last_expr", "sys.displayhook(7), open('go').read()"),
+    ],
+)
+def test_a_value_after_which_the_cell_runs_on_is_shown_then(
+    kernel: KernelClient, tmp_path: Path, mode: str, code: str
+) -> None:
+    """Not only with its reply, for which it was held where nothing else can follow it."""
+    os.mkfifo(tmp_path / "go") if "open('go')" in code else None
+    kernel.run(f"import os, sys; get_ipython().ast_node_interactivity = {mode!r}")
+    finish = kernel.start("execute_request", code=code)
+    shown = kernel.receive()
+    assert (shown.type, shown.content["data"]) == ("execute_result", {"text/plain": "7"})
+    (tmp_path / "go").write_text("")
+    assert finish().reply["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "expected"),
+    [
+        ("last_expr", "7", [True]),
+        ("all", "7\n8", [False, False]),
+        ("last_expr", "ran = get_ipython().run_cell('7')", [False]),
+        ("last_expr", "ran = get_ipython().run_cell('7')\n8", [False, True]),
+    ],
+)
+def test_only_the_value_that_ends_a_cell_is_held(
+    tmp_path: Path, mode: str, code: str, expected: list[bool]
+) -> None:
+    """The others are with the host at once, and wait for no other thread."""
+    told = in_python(
+        "from sbx.guest import shell\n"
+        "from sbx.guest.warming import _run\n"
+        "ip, held = shell.build(), []\n"
+        f"ip.ast_node_interactivity = {mode!r}\n"
+        "ip.attach(lambda kind, content, *, hold: held.append(hold))\n"
+        f"_run(ip, {code!r})\n"
+        "print(held)",
+        tmp_path,
+    )
+    assert told.splitlines()[-1] == str(expected)
+
+
+def test_what_was_held_back_keeps_its_place(kernel: KernelClient) -> None:
+    kernel.run("ip = get_ipython(); ip.events.register('post_execute', lambda: print('after'));")
+    assert kernel.run("print('before')\n'value'").kinds == ["stdout", "execute_result", "stdout"]
+
+
+def test_a_kernel_is_made_without_a_thread_and_before_it_knows_for_whom(tmp_path: Path) -> None:
+    """So a parked one is ready, and can still be sealed."""
+    told = in_python(
+        "import os, socket\n"
+        "from sbx.guest.kernel import prepare\n"
+        "shell, missing = prepare()\n"
+        "from sbx.guest.dispatch import Kernel\n"
+        "stdout = os.dup(1)  # which a kernel takes over\n"
+        "Kernel(socket.socketpair()[0], shell)\n"
+        "os.write(stdout, b'%d\\n' % len(os.listdir('/proc/self/task')))",
+        tmp_path,
+    )
+    assert told == "1\n"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,562 @@
+"""Pool, fork and cold: which path serves, what is kept ready, and what ends it. On real jails."""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from manual_clock import ManualClock
+
+from sbx import Runtime, Settings
+from sbx.errors import BadRequest, Broken, CannotEnforce, SbxError, Unavailable
+from sbx.isolation.filters import load_filter
+from sbx.isolation.launch import Broker, Jail, Zygote
+from sbx.isolation.plan import Filters, Paths, ZygotePlan
+from sbx.isolation.receipt import Receipt
+from sbx.kernels.kernel import Kernel
+from sbx.kernels.pool import Pool, destroy
+from sbx.kernels.start import Starter
+from sbx.kernels.upkeep import LEFT_ALONE_S, QUIET_S, TICK_S, UNUSED_S
+from sbx.kernels.zygotes import Key, Lineage, key_of
+from sbx.linux import memory
+from sbx.policy import Policy, load
+from sbx.runtime.interpreter import own_interpreter
+
+pytestmark = pytest.mark.needs("namespaces")
+PROJECT = Path(__file__).resolve().parents[2]
+ZOMBIE = psutil.STATUS_ZOMBIE
+FORK = {"pool": {"max_idle": 0}}
+COLD = {"pool": {"start": "cold"}}
+
+
+def policy(**pool: Any) -> Policy:
+    default = load("default")
+    return default.model_copy(update={"pool": default.pool.model_copy(update=pool)})
+
+
+async def until(true: Callable[[], object], limit_s: float = 20.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not true():  # noqa: ASYNC110  # some of it is linux's, which sets no event
+            await asyncio.sleep(0.01)
+
+
+def starter_of(runtime: Runtime) -> Starter:
+    assert runtime._means is not None
+    return runtime._means.starter
+
+
+def pool_of(runtime: Runtime) -> Pool:
+    (pool,) = starter_of(runtime)._pools.values()
+    return pool
+
+
+def zygotes(of: Runtime | Broker) -> list[Zygote]:
+    """Those that take orders, as the broker has told."""
+    broker = of if isinstance(of, Broker) else of._broker
+    assert broker is not None
+    return [zygote for zygote in broker._zygotes.values() if zygote.alive]
+
+
+# -- which path serves -----------------------------------------------------------------------------
+
+
+@pytest.mark.core
+async def test_each_path_serves_and_gives_the_same_receipt_but_for_its_name(
+    runtime: Runtime,
+) -> None:
+    await runtime.warm(count=1)
+    receipts = {}
+    for path, narrower in (("pool", {}), ("fork", FORK), ("cold", COLD)):
+        async with await runtime.create(narrower=narrower) as box:
+            receipts[path] = await box.start()
+            assert (await box.run("1 + 1")).result == "2"
+    assert {path: one.path for path, one in receipts.items()} == {
+        "pool": "pool",
+        "fork": "fork",
+        "cold": "cold",
+    }
+    assert like_any(receipts["pool"]) == like_any(receipts["fork"]) == like_any(receipts["cold"])
+    assert runtime.starts.served == {"pool": 1, "fork": 1, "cold": 1}
+    assert runtime.starts.failed == {}
+
+
+def like_any(receipt: Receipt) -> dict[str, Any]:
+    """The receipt without what differs between any two kernels."""
+    plain = replace(receipt, path="", host_uid=0).to_dict()
+    return {**plain, "namespaces": sorted(receipt.namespaces)}
+
+
+async def test_setting_leaves_only_the_cold_path() -> None:
+    async with Runtime(Settings(fast_path=False)) as runtime:
+        async with await runtime.create() as box:
+            receipt = await box.start()
+            assert (receipt.path, receipt.fallback) == ("cold", "")
+        with pytest.raises(Unavailable, match="the setting fast_path"):
+            await runtime.warm()
+        assert not zygotes(runtime)
+
+
+async def test_narrowed_limits_and_variables_come_to_a_kernel_that_was_parked_before(
+    runtime: Runtime,
+) -> None:
+    await runtime.warm()
+    asked = {"limits": {"open_files": 100, "tmp_size": "2MiB"}}
+    async with await runtime.create(narrower=asked, env={"WHO": "me"}) as box:
+        run = await box.run(
+            "import os, resource\n"
+            "tmp = os.statvfs('/tmp')\n"
+            "resource.getrlimit(resource.RLIMIT_NOFILE)[1], os.environ['WHO'],"
+            " tmp.f_blocks * tmp.f_frsize"
+        )
+        assert run.result == "(100, 'me', 2097152)"
+        assert box.receipt is not None
+        assert box.receipt.path == "pool"
+
+
+async def test_request_that_shows_less_of_the_host_gets_a_zygote_of_its_own(
+    runtime: Runtime,
+) -> None:
+    await runtime.warm()
+    read = [path for path in load("default").filesystem.read if path != "/etc/ssl"]
+    async with await runtime.create(narrower={"filesystem": {"read": read}}) as box:
+        assert (await box.run("import os; os.path.exists('/etc/ssl')")).result == "False"
+        assert box.receipt is not None
+        assert box.receipt.path == "fork"
+
+
+async def test_many_who_come_at_once_share_one_zygote(runtime: Runtime) -> None:
+    async def one() -> str:
+        async with await runtime.create() as box:
+            return (await box.start()).path
+
+    assert await asyncio.gather(*(one() for _ in range(6))) == ["fork"] * 6
+    assert len(zygotes(runtime)) == 1
+
+
+# -- what fails, and what serves instead -----------------------------------------------------------
+
+
+async def test_kernel_that_died_parked_is_not_given_out_and_its_place_is_filled(
+    runtime: Runtime,
+) -> None:
+    await runtime.warm()
+    pool = pool_of(runtime)
+    (first,) = pool._parked
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    await until(lambda: pool.parked == 1 and first not in pool._parked)
+    await until(lambda: first.jail.control.fileno() == first.jail.kernel.fileno() == -1)
+    async with await runtime.create() as box:
+        assert (await box.start()).path == "pool"
+
+
+async def test_jail_that_cannot_enter_is_destroyed_and_the_next_path_serves(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await runtime.warm(count=2)
+    pool = pool_of(runtime)
+    left = pool._parked[1]
+    refused: list[Jail] = []
+    enter = Broker.enter
+
+    async def once(broker: Broker, jail: Jail, *words: Any) -> None:
+        if not refused:
+            refused.append(jail)
+            raise Broken("a mount went wrong")
+        await enter(broker, jail, *words)
+
+    monkeypatch.setattr(Broker, "enter", once)
+    async with await runtime.create() as box:
+        receipt = await box.start()
+        assert (receipt.path, receipt.fallback) == ("fork", "pool: a mount went wrong")
+        assert refused[0].gone
+    await until(lambda: pool.parked == 1 and left not in pool._parked)
+    assert runtime.starts.failed == {"pool": 1}
+    assert runtime.starts.last_cause == "a mount went wrong"
+
+
+async def test_cold_path_serves_where_no_jail_can_enter_and_the_zygote_goes(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: Any) -> None:
+        raise Broken("no such mount here")
+
+    monkeypatch.setattr(Broker, "enter", never)
+    await runtime.warm()
+    async with await runtime.create() as box:
+        receipt = await box.start()
+        assert (await box.run("1 + 1")).result == "2"
+    assert receipt.path == "cold"
+    assert receipt.fallback == "pool: no such mount here; fork: no such mount here"
+    await until(lambda: not zygotes(runtime))
+
+
+async def test_zygote_whose_parked_jail_cannot_enforce_is_not_asked_again(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any) -> None:
+        raise CannotEnforce("no such wall here")
+
+    await runtime.warm()
+    monkeypatch.setattr(Broker, "enter", refuse)
+    async with await runtime.create() as box:
+        receipt = await box.start()
+    assert (receipt.path, receipt.fallback) == ("cold", "pool: no such wall here")
+    await until(lambda: not zygotes(runtime))
+
+
+@pytest.mark.timeout(30)
+async def test_one_deadline_is_for_all_paths_and_leaves_the_last_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hang(*_: Any) -> None:
+        await asyncio.sleep(3600)
+
+    async with Runtime(Settings(start_timeout=8)) as runtime:
+        await runtime.warm()
+        monkeypatch.setattr(Broker, "enter", hang)
+        async with asyncio.timeout(9), await runtime.create() as box:
+            receipt = await box.start()
+        assert receipt.path == "cold"
+        pool_s, fork_s = map(float, re.findall(r"within ([\d.]+) s", receipt.fallback))
+        assert 3 < pool_s <= 4  # half of what is left, twice
+        assert 1 < fork_s <= 2
+        monkeypatch.setattr(Broker, "launch", hang)
+        async with asyncio.timeout(9), await runtime.create(narrower=COLD) as box:
+            with pytest.raises(Broken, match="within 8 s"):
+                await box.start()
+
+
+async def test_zygote_has_as_long_as_a_start_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, told = Broker.order, []
+
+    async def listen(broker: Broker, do: str, **words: Any) -> dict[str, Any]:
+        if do == "start_zygote":
+            told.append(words["deadline_s"])
+        return await order(broker, do, **words)
+
+    monkeypatch.setattr(Broker, "order", listen)
+    async with Runtime(Settings(start_timeout=77)) as runtime:
+        await runtime.warm()
+    assert told == [77]
+
+
+async def test_variable_that_a_preloaded_module_has_read_acts_as_on_the_cold_path(
+    runtime: Runtime,
+) -> None:
+    asked = "import matplotlib; matplotlib.get_backend()"
+    science, told = load("data-science"), []
+    for narrower in ({}, COLD):
+        async with await runtime.create(
+            science, narrower=narrower, env={"MPLBACKEND": "svg"}
+        ) as box:
+            told.append((await box.run(asked)).result)
+            assert box.receipt is not None
+            assert box.receipt.path == "cold"
+            assert ("env: MPLBACKEND" in box.receipt.fallback) is (not narrower)
+    assert told == ["'svg'", "'svg'"]
+
+
+async def test_caller_s_own_fault_costs_nobody_the_zygote(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the cold path cannot start either says nothing against the zygote."""
+
+    async def never(*_: Any) -> None:
+        raise Broken("the workspace was replaced")
+
+    await runtime.warm()
+    before = zygotes(runtime)
+    with monkeypatch.context() as patch:
+        patch.setattr(Broker, "enter", never)
+        patch.setattr(Broker, "launch", never)
+        async with await runtime.create() as box:
+            with pytest.raises(Broken, match="was replaced"):
+                await box.start()
+    async with await runtime.create(narrower=FORK) as box:
+        assert (await box.start()).path == "fork"
+    assert zygotes(runtime) == before
+
+
+async def test_zygote_that_cannot_start_leaves_the_cold_path_and_a_reason(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Broker.start_zygote
+
+    async def start_nothing(broker: Broker, plan: ZygotePlan, *words: Any) -> Zygote:
+        return await start(broker, replace(plan, command=("/nothing",)), *words)
+
+    monkeypatch.setattr(Broker, "start_zygote", start_nothing)
+    async with await runtime.create() as box:
+        receipt = await box.start()
+        await box.stop()
+        again = await box.start()
+    assert receipt.path == again.path == "cold"
+    assert "/nothing" in receipt.fallback
+    assert "not tried again for 1 s" in again.fallback
+    assert runtime.starts.failed["fork"] == 2
+
+
+@pytest.mark.core
+async def test_zygote_that_is_killed_takes_nobody_along_and_the_pool_fills_again(
+    runtime: Runtime,
+) -> None:
+    async with await runtime.create() as box:
+        await box.run("kept = 41")
+        pool, before = pool_of(runtime), zygotes(runtime)
+        await until(lambda: pool.parked == 1)
+        assert pool.lineage._pid is not None
+        os.kill(pool.lineage._pid, signal.SIGKILL)
+        await until(lambda: not zygotes(runtime))
+        async with await runtime.create() as other:
+            assert (await other.start()).path == "pool"
+        await until(lambda: pool.parked == 1)
+        assert (await box.run("kept + 1")).result == "42"
+        assert not set(before) & set(zygotes(runtime))
+
+
+async def test_start_that_is_cancelled_at_any_moment_leaves_no_jail_behind(
+    runtime: Runtime,
+) -> None:
+    await runtime.warm(policy(max_idle=8), count=8)
+    for wait_ms in (0, 1, 2, 3, 5, 8, 12, 20):
+        async with await runtime.create(policy(max_idle=8)) as box:
+            starting = asyncio.create_task(box.start())
+            await asyncio.sleep(wait_ms / 1000)
+            starting.cancel()
+            await asyncio.wait([starting])
+    broker = runtime._broker
+    assert broker is not None
+    pool = pool_of(runtime)
+    await until(lambda: not pool.lacks)
+    await until(lambda: set(broker._jails.values()) == {one.jail for one in pool._parked})
+
+
+# -- sizes, with a clock of our own ----------------------------------------------------------------
+
+
+class House:
+    """A broker and a starter without sandboxes, where time goes by when a test says so."""
+
+    def __init__(self, broker: Broker, clock: ManualClock, starter: Starter) -> None:
+        self.broker = broker
+        self.clock = clock
+        self.starter = starter
+
+    def key(self, **pool: Any) -> Key:
+        assert self.broker.capabilities is not None
+        machine = self.broker.capabilities.machine
+        filters = Filters(load_filter("default", machine), load_filter("strict", machine))
+        paths = Paths("", "", own_interpreter(), str(PROJECT))
+        chosen = policy(**pool)
+        key = key_of(chosen, chosen, self.broker.capabilities, paths, filters)
+        assert key is not None
+        return key
+
+    async def pass_time(self, seconds: float) -> None:
+        """Tick by tick, each with what it sets off."""
+        for _ in range(int(seconds / TICK_S)):
+            self.clock.advance(TICK_S)
+            while self.starter._ending:
+                await asyncio.wait(self.starter._ending)
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    settings = Settings()
+    broker = await Broker.start(uids=settings.uid_range, groups=settings.cgroups)
+    clock = ManualClock()
+    starter = Starter(broker, most=2, deadline_s=30, clock=clock)
+    yield House(broker, clock, starter)
+    await starter.close()
+    await broker.close()
+
+
+async def test_what_nobody_wants_goes_down_to_min_idle(house: House) -> None:
+    key = house.key(min_idle=1, max_idle=4)
+    await house.starter.warm(key, 4)
+    await house.pass_time(QUIET_S - TICK_S)
+    assert house.starter.parked(key) == 4
+    await house.pass_time(QUIET_S + TICK_S)
+    assert house.starter.parked(key) == 1
+
+
+async def test_nothing_is_parked_while_somebody_waits_for_a_start(house: House) -> None:
+    key = house.key()
+    await house.starter.warm(key, 1)
+    (pool,) = house.starter._pools.values()
+    with house.starter._somebody_waits():
+        taken = pool.take()
+        assert taken is not None
+        after = await Kernel.attach(await pool.lineage.fork())
+        await destroy(taken, after)  # what was ordered before was made before
+        assert pool.lacks
+        assert pool.parked == 0
+    await until(lambda: pool.parked == 1)
+
+
+async def test_policy_that_nobody_uses_keeps_neither_kernel_nor_zygote(house: House) -> None:
+    key = house.key()
+    await house.starter.warm(key, 1)
+    await house.pass_time(UNUSED_S)
+    assert house.starter.parked(key) == 0
+    await until(lambda: not zygotes(house.broker))
+    await until(lambda: not house.broker._jails)
+    assert house.clock._due == []  # and nothing wakes up for it any more
+
+
+async def test_short_memory_ends_what_is_parked_and_nothing_is_parked_until_it_is_over(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = house.key()
+    await house.starter.warm(key, 1)
+    with monkeypatch.context() as short:
+        short.setattr(memory, "available", lambda: (1, 100))
+        await house.pass_time(2 * TICK_S)
+        assert house.starter.parked(key) == 0
+        with pytest.raises(Unavailable, match="short of memory"):
+            await house.starter.warm(key, 1)
+    await house.pass_time(TICK_S)
+    await until(lambda: house.starter.parked(key) == 1)
+
+
+async def test_third_policy_makes_room_by_the_one_used_longest_ago(house: House) -> None:
+    first, second, third = (house.key(min_idle=number) for number in (0, 1, 2))
+    for key in (first, second, third):
+        house.clock.advance(LEFT_ALONE_S / 2)
+        await house.starter.warm(key, 1)
+    parked = [house.starter.parked(key) for key in (first, second, third)]
+    assert parked[0] == 0
+    assert parked[1] == parked[2] == 1
+    await until(lambda: len(zygotes(house.broker)) == 2)
+
+
+async def test_third_policy_ends_no_zygote_that_was_just_used(house: House) -> None:
+    for number in (0, 1):
+        await house.starter.warm(house.key(min_idle=number), 1)
+    before = zygotes(house.broker)
+    house.clock.advance(LEFT_ALONE_S - 1)
+    with pytest.raises(Unavailable, match="all 2 zygotes are in use"):
+        await house.starter.warm(house.key(min_idle=2), 1)
+    assert zygotes(house.broker) == before
+
+
+async def test_pool_is_busy_while_a_kernel_is_parked_ahead(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.starter.warm(house.key(), 1)
+    (pool,) = house.starter._pools.values()
+    fork, busy = Lineage.fork, []
+
+    async def look(lineage: Lineage, *, ahead: bool = False) -> Jail:
+        busy.append(pool.busy)
+        return await fork(lineage, ahead=ahead)
+
+    monkeypatch.setattr(Lineage, "fork", look)
+    used_at = pool.used_at
+    house.clock.advance(1)
+    await pool.shrink(0)
+    house.starter._work.set()
+    await until(lambda: pool.parked == 1)
+    assert (busy, pool.busy, pool.used_at) == ([True], False, used_at)
+
+
+async def test_kernels_that_end_at_once_are_not_waited_for_without_end(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach, park = Kernel.attach, Pool.park
+
+    async def stillborn(jail: Jail) -> Kernel:
+        kernel = await attach(jail)
+        await jail.kill()
+        return kernel
+
+    async def short_lived(pool: Pool) -> None:
+        await park(pool)
+        await asyncio.gather(*(kernel.jail.kill() for kernel in pool._parked))
+        await until(lambda: not pool.parked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "park", short_lived)
+        patch.setattr(Starter, "_lacking", lambda _: None)
+        with pytest.raises(Unavailable, match="as soon as they are parked"):
+            await house.starter.warm(house.key(), 1)
+        patch.setattr(Pool, "park", park)
+        patch.setattr(Kernel, "attach", stillborn)
+        with pytest.raises(Broken, match="ended as it was parked"):
+            await house.starter.warm(house.key(), 1)
+    (pool,) = house.starter._pools.values()
+    assert pool.lineage.rests_s == 1
+    assert not zygotes(house.broker)
+
+
+async def test_what_nobody_foresaw_ends_neither_refilling_nor_tending(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: Pool) -> None:
+        raise RuntimeError("nobody foresaw this")
+
+    key = house.key()
+    await house.starter.warm(key, 1)
+    (pool,) = house.starter._pools.values()
+    await pool.shrink(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "park", fail)
+        patch.setattr(Pool, "settle", fail)
+        await house.pass_time(2 * TICK_S)
+        await until(lambda: not house.starter._work.is_set())
+    house.starter._drop(house.key(min_idle=3))  # which nobody ever used
+    await house.pass_time(TICK_S)
+    await until(lambda: house.starter.parked(key) == 1)
+
+
+async def test_worn_zygote_is_replaced_and_what_it_forked_lives_on(house: House) -> None:
+    key = house.key()
+    await house.starter.warm(key, 1)
+    (before,) = zygotes(house.broker)
+    (pool,) = house.starter._pools.values()
+    house.clock.advance(3600)
+    pool.used_at = house.clock.time()
+    await house.pass_time(TICK_S)
+    await until(lambda: before not in zygotes(house.broker))
+    assert len(zygotes(house.broker)) == 1
+    assert house.starter.parked(key) == 1
+    assert pool._parked[0].alive
+
+
+async def test_more_than_a_policy_keeps_cannot_be_asked_for(house: House) -> None:
+    with pytest.raises(BadRequest, match=r"pool.max_idle of the policy is 4"):
+        await house.starter.warm(house.key(), 5)
+
+
+async def test_close_while_a_zygote_starts_leaves_nothing(house: House) -> None:
+    warming = asyncio.create_task(house.starter.warm(house.key(), 1))
+    await until(lambda: house.broker._zygotes)
+    await house.starter.close()
+    with pytest.raises(SbxError):
+        await warming
+    assert not house.broker._zygotes
+
+
+async def test_end_of_the_broker_ends_all_that_was_kept(house: House) -> None:
+    key = house.key()
+    await house.starter.warm(key, 2)
+    assert house.broker._process is not None
+    below = psutil.Process(house.broker._process.pid).children(recursive=True)
+    house.broker._process.kill()
+    await until(lambda: not house.broker.alive)
+    await until(lambda: house.starter.parked(key) == 0)
+    with pytest.raises(SbxError):
+        await house.starter.warm(key, 1)
+    assert zygotes(house.broker) == []
+    await until(lambda: not any(one.is_running() and one.status() != ZOMBIE for one in below))
+    await house.starter.close()
+    await house.broker.close()
+    async with Runtime():
+        pass  # the next one removes the cgroups that a killed broker leaves

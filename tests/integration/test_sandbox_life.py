@@ -1,0 +1,216 @@
+"""The life of kept sandboxes, in a real House with a clock that stands still."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from kept import ME, a_house, begin, eventually, printed, run, told
+
+from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
+from sbx.protocol.runs import Status
+from sbx.runtime.house import House
+from sbx.runtime.lifecycle import State
+from sbx.runtime.settings import Settings
+from tests.fake_clock import FakeClock
+
+HANG = "import time; print('on', flush=True); time.sleep(60)"
+
+
+@pytest.mark.core
+async def test_files_outlive_a_stop_and_a_restart(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        made = await house.sandboxes.create(ME)
+        assert made.state is State.IDLE
+        await run(house, made.id, "open('kept', 'w').write('1'); here = 1")
+        assert (await house.sandboxes.get(ME, made.id)).state is State.READY
+        await house.sandboxes.stop(ME, made.id)
+        stopped = await house.sandboxes.get(ME, made.id)
+        assert (stopped.state, stopped.stopped) == (State.IDLE, True)
+        again = await run(house, made.id, "print(open('kept').read()); here = 2")
+        assert (again.stdout, again.state_lost) == ("1\n", False)
+        assert not (await house.sandboxes.get(ME, made.id)).stopped
+    async with a_house(tmp_path / "data") as house:
+        assert (await house.sandboxes.get(ME, made.id)).state is State.IDLE
+        later = await run(house, made.id, "print(open('kept').read())")
+        assert (later.stdout, later.state_lost) == ("1\n", True)
+
+
+@pytest.mark.core
+async def test_an_idle_sandbox_is_closed_and_its_next_run_says_so(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with a_house(tmp_path / "data", clock, idle_timeout=100) as house:
+        made = await house.sandboxes.create(ME)
+        await run(house, made.id, "x = 1")
+        assert (await house.sandboxes.get(ME, made.id)).idle_expires_at == clock.now() + 100
+        clock.advance(60)
+        await house.sandboxes.keepalive(ME, made.id)
+        clock.advance(60)
+        await house.reaper.round()
+        assert (await house.sandboxes.get(ME, made.id)).state is State.READY
+        clock.advance(41)
+        await house.reaper.round()
+        view = await house.sandboxes.get(ME, made.id)
+        assert (view.state, view.stopped, view.idle_expires_at) == (State.IDLE, False, None)
+        assert ("stopped", "idle_timeout") in await told(house, made.id)
+        assert (await run(house, made.id, "1")).state_lost
+
+
+async def test_a_run_keeps_the_idle_time_out_away(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with a_house(tmp_path / "data", clock, idle_timeout=100) as house:
+        made = await house.sandboxes.create(ME)
+        handle = await begin(house, made.id, HANG)
+        await printed(handle)
+        clock.advance(1000)
+        await house.reaper.round()
+        assert (await house.sandboxes.get(ME, made.id)).state is State.READY
+        await handle.interrupt()
+        assert (await handle.result()).status is Status.INTERRUPTED
+
+
+async def test_expiry_ends_the_run_tells_why_and_refuses_from_then_on(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with a_house(tmp_path / "data", clock, files_grace=50) as house:
+        made = await house.sandboxes.create(ME, ttl_s=100)
+        handle = await begin(house, made.id, HANG)
+        waiting = await begin(house, made.id, "print('never')")
+        await printed(handle)
+        clock.advance(100)
+        with pytest.raises(Conflict) as refused:  # at once, whether or not the reaper was there
+            await begin(house, made.id, "1")
+        assert refused.value.code == "sandbox_expired"
+        assert refused.value.details["sandbox_id"] == made.id
+        await house.reaper.round()
+        for one in (handle, waiting):
+            run_ = await one.result()
+            assert (run_.status, run_.error and run_.error.name) == (
+                Status.INTERRUPTED,
+                "SandboxExpired",
+            )
+        view = await house.sandboxes.get(ME, made.id)
+        assert (view.state, view.idle_expires_at) == (State.EXPIRED, None)
+        with pytest.raises(Conflict, match="expired"):
+            await house.sandboxes.extend(ME, made.id, 10)
+        with pytest.raises(Conflict, match="expired"):
+            await house.sandboxes.keepalive(ME, made.id)
+        await house.sandboxes.stop(ME, made.id)  # there is nothing to stop, and no error
+
+        await house.sandboxes.collect()
+        with pytest.raises(NotFound):
+            await house.sandboxes.get(ME, made.id)
+        directory = house.data_dir / "sandboxes"
+        assert len(list(directory.iterdir())) == 1
+        clock.advance(51)
+        await house.sandboxes.collect()
+        assert not list(directory.iterdir())
+        story = await told(house, made.id)
+        assert story[-2:] == [("expired", None), ("deleted", "expired")]
+
+
+async def test_what_never_expires_cannot_be_extended(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with a_house(tmp_path / "data", clock) as house:
+        for ttl in (None, 0, -5):
+            made = await house.sandboxes.create(ME, ttl_s=ttl)
+            assert made.expires_at is None
+        with pytest.raises(Conflict) as refused:
+            await house.sandboxes.extend(ME, made.id, 5)
+        assert refused.value.code == "sandbox_ttl_infinite"
+        with pytest.raises(BadRequest):
+            await house.sandboxes.extend(ME, made.id, 0)
+        clock.advance(1e10)
+        await house.reaper.round()
+        assert (await house.sandboxes.get(ME, made.id)).state is State.IDLE
+
+
+async def test_a_wrong_request_makes_nothing(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        for wrong in (
+            {"profile": "nowhere"},
+            {"profile": "../default"},
+            {"narrower": {"limits": {"memory_max": "900GiB"}}},
+            {"env": {"A=B": "c"}},
+        ):
+            with pytest.raises(BadRequest):
+                await house.sandboxes.create(ME, **wrong)
+        with pytest.raises(NotFound):
+            await house.sandboxes.create(ME, cargo_id="ws-nowhere")
+        assert not (await house.sandboxes.list(ME)).items
+        alias = await house.sandboxes.create(ME, profile="python-default", env={"A": "b"})
+        assert (alias.profile, alias.env) == ("python-default", {"A": "b"})
+        assert (await run(house, alias.id, "import os; print(os.environ['A'])")).stdout == "b\n"
+
+
+async def test_a_start_that_fails_shows_and_the_next_one_mends(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data", fast_path=False, start_timeout=0.001) as house:
+        made = await house.sandboxes.create(ME)
+        with pytest.raises(Unavailable) as late:
+            await run(house, made.id, "1")
+        assert late.value.code == "session_not_ready"
+        view = await house.sandboxes.get(ME, made.id)
+        assert view.state is State.FAILED
+        assert view.failure is not None
+        assert ("failed", view.failure["code"]) in await told(house, made.id)
+        house.runtime._starter._deadline_s = 30.0  # type: ignore[union-attr]
+        assert (await run(house, made.id, "1")).ok
+        assert (await house.sandboxes.get(ME, made.id)).state is State.READY
+
+
+async def test_a_house_that_closes_ends_its_runs_and_says_so(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        made = await house.sandboxes.create(ME)
+        handle = await begin(house, made.id, HANG)
+        await printed(handle)
+        following = asyncio.create_task(handle.result())
+    ended = await following
+    assert ended.error is not None
+    assert (ended.status, ended.error.name) == (Status.INTERRUPTED, "ServiceEnded")
+    async with a_house(tmp_path / "data") as house:
+        row = await house.runs.entry(ME, made.id, handle.run_id)
+        assert (row.status, row.run and row.run.error) == ("interrupted", ended.error)
+
+
+async def test_what_is_due_happens_by_itself(tmp_path: Path) -> None:
+    clock = FakeClock()
+    settings = Settings(
+        data_dir=tmp_path / "data", gc_interval=300, memory_reserve=0, tombstones_kept=1000
+    )
+    async with House(settings, clock) as house:
+        await house.access.make_token(ME.owner, user_id="ada", ttl_s=10)
+        made = await house.sandboxes.create(ME, ttl_s=10)
+        (living,) = house.sandboxes.every()
+        clock.advance(10)
+        await eventually(lambda: living.over)
+        assert (await house.sandboxes.get(ME, made.id)).state is State.EXPIRED
+        clock.advance(290)
+        await eventually(lambda: not house.sandboxes.every())
+        await house.sandboxes.delete(ME, made.id)  # it is remembered for a while
+        clock.advance(1001)
+        await eventually(lambda: not house.sandboxes.collecting)
+        await house.sandboxes.collect()
+        with pytest.raises(NotFound):
+            await house.sandboxes.delete(ME, made.id)
+        assert not await house.access.tokens(None)
+
+
+async def test_a_collection_tells_what_it_did(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with a_house(tmp_path / "data", clock, idle_timeout=5) as house:
+        await house.sandboxes.create(ME, ttl_s=3)
+        used = await house.sandboxes.create(ME)
+        await run(house, used.id, "1")
+        clock.advance(6)
+        reports, again = await asyncio.gather(
+            house.sandboxes.collect(), house.sandboxes.collect(), return_exceptions=True
+        )
+        assert isinstance(again, Conflict)
+        assert again.code == "gc_running"
+        assert isinstance(reports, list)
+        assert [(one.task_name, one.cleaned_count, one.errors) for one in reports] == [
+            ("idle_session", 1, ()),
+            ("expired_sandbox", 1, ()),
+            ("orphan_cargo", 0, ()),
+            ("orphan_container", 0, ()),
+        ]
+        only = await house.sandboxes.collect(["orphan_cargo"])
+        assert [one.task_name for one in only] == ["orphan_cargo"]

@@ -1,0 +1,163 @@
+"""How many sandboxes and kernels there may be, and who makes room."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from kept import ME, OTHER, a_house, begin, printed, run, told
+
+from sbx.errors import NotFound, Unavailable
+from sbx.runtime.access import Caller
+from sbx.runtime.lifecycle import State
+
+HANG = "import time; print('on', flush=True); time.sleep(60)"
+
+
+async def test_past_a_limit_of_kernels_the_least_recently_used_idle_one_goes(
+    tmp_path: Path,
+) -> None:
+    async with a_house(tmp_path / "data", kernels_max=2) as house:
+        made = [await house.sandboxes.create(ME) for _ in range(3)]
+        for one in made:
+            await run(house, one.id, "x = 1")
+        states = [(await house.sandboxes.get(ME, one.id)).state for one in made]
+        assert states == [State.IDLE, State.READY, State.READY]
+        assert ("stopped", "kernels_max") in await told(house, made[0].id)
+        handles = [await begin(house, one.id, HANG) for one in made[1:]]
+        for handle in handles:
+            await printed(handle)
+        with pytest.raises(Unavailable) as full:
+            await run(house, made[0].id, "1")
+        assert full.value.code == "too_many_kernels"
+        assert full.value.details["limit"] == 2
+        assert (await house.sandboxes.get(ME, made[0].id)).state is State.IDLE  # it did not fail
+        await handles[0].interrupt()
+        await handles[0].result()
+        assert (await run(house, made[0].id, "1")).state_lost
+
+
+async def test_short_memory_ends_idle_kernels_before_the_host_swaps(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        made = [await house.sandboxes.create(ME) for _ in range(2)]
+        for one in made:
+            await run(house, one.id, "x = 1")
+        available = [(1, 100), (50, 100)]
+        house.reaper._available = lambda: available.pop(0) if len(available) > 1 else available[0]
+        house.reaper._reserve = lambda total: total // 10  # type: ignore[method-assign]
+        await house.reaper.round()
+        states = [(await house.sandboxes.get(ME, one.id)).state for one in made]
+        assert states == [State.IDLE, State.READY]
+        assert ("stopped", "memory_pressure") in await told(house, made[0].id)
+
+
+async def test_past_a_limit_of_sandboxes_there_is_nothing_half_done(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data", sandboxes_max=3, sandboxes_per_owner=2) as house:
+        ends = await asyncio.gather(
+            *(house.sandboxes.create(ME) for _ in range(5)), return_exceptions=True
+        )
+        codes = sorted(getattr(end, "code", "made") for end in ends)
+        assert codes == ["made", "made", *["too_many_sandboxes"] * 3]
+        await house.sandboxes.create(OTHER)
+        with pytest.raises(Unavailable) as full:
+            await house.sandboxes.create(Caller("third", "key"))
+        assert full.value.details["limit"] == 3
+        await house.sandboxes.delete(ME, (await house.sandboxes.list(ME)).items[0].id)
+        await house.sandboxes.create(Caller("third", "key"))
+
+
+async def test_past_a_limit_of_cargos_an_owner_makes_none(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data", cargos_per_owner=3) as house:
+        await house.sandboxes.create(ME)  # whose own does not count
+        ends = await asyncio.gather(
+            *(house.sandboxes.create_cargo(ME) for _ in range(6)), return_exceptions=True
+        )
+        codes = sorted(getattr(end, "code", "made") for end in ends)
+        assert codes == ["made"] * 3 + ["too_many_cargos"] * 3
+        with pytest.raises(Unavailable) as full:
+            await house.sandboxes.create_cargo(ME)
+        assert full.value.details["limit"] == 3
+        await house.sandboxes.create_cargo(OTHER)
+        await house.sandboxes.delete_cargo(ME, (await house.sandboxes.cargos(ME)).items[0].id)
+        await house.sandboxes.create_cargo(ME)
+
+
+# -- open files ------------------------------------------------------------------------------------
+
+
+def open_here() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def pieces(text: str) -> AsyncIterator[bytes]:
+    for letter in text:
+        await asyncio.sleep(0.001)
+        yield letter.encode()
+
+
+async def test_whoever_touches_many_conversations_leaves_descriptors_for_others(
+    tmp_path: Path,
+) -> None:
+    async with a_house(tmp_path / "data") as house:
+        made = await house.sandboxes.create(ME)
+        house.sandboxes.open_limit.most = 5
+        async with house.sandboxes.using(ME, made.id, scope="files:write") as use:
+            await use.conversation("c0").files.write("kept", "0")
+            before = open_here()
+            for number in range(1, 60):
+                await use.conversation(f"c{number}").files.write("kept", str(number))
+            assert open_here() <= before + 5 * 4
+            for number in range(60):
+                talk = use.conversation(f"c{number}")
+                assert await talk.files.read("kept") == str(number)
+                await talk.uploads.put_bytes("up", b"u")
+            assert open_here() <= before + 5 * 4
+            assert len(house.sandboxes.open_limit) <= 5
+        await house.sandboxes.delete_conversation(ME, made.id, "c59")
+        await house.sandboxes.stop(ME, made.id)
+        assert len(house.sandboxes.open_limit) == 0
+
+
+async def test_files_that_are_in_use_are_not_put_away(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        made = await house.sandboxes.create(ME)
+        house.sandboxes.open_limit.most = 1
+        await run(house, made.id, "open('mine', 'w').write('m')", conversation="alive")
+        async with house.sandboxes.using(ME, made.id, scope="files:write") as use:
+
+            async def once(number: int) -> None:
+                talk = use.conversation(f"c{number}")
+                text = f"{number:04}" * 5
+                assert await talk.files.write_stream("slow", pieces(text)) == 20
+                async with await talk.files.open_stream("slow") as stream:
+                    await use.conversation(f"c{number + 1}").files.list()
+                    assert b"".join([one async for one in stream.chunks()]) == text.encode()
+                assert (await talk.uploads.put_stream("u", pieces("abc"))).size == 3
+                assert await talk.uploads.read_bytes("u") == b"abc"
+
+            await asyncio.gather(*(once(number) for number in range(20)))
+            assert await use.conversation("alive").files.read("mine") == "m"
+            await run(house, made.id, "import os; os._exit(1)", conversation="alive")
+            await use.conversation("other").files.list()
+            assert len(house.sandboxes.open_limit) == 1
+        again = await run(house, made.id, "open('mine').read()", conversation="alive")
+        assert (again.result, again.state_lost) == ("'m'", True)
+
+
+async def test_what_only_looks_makes_no_conversation(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        cargo = await house.sandboxes.create_cargo(ME)
+        made = await house.sandboxes.create(ME, cargo_id=cargo.id)
+        async with house.sandboxes.using(ME, made.id, scope="files:read") as use:
+            for _ in range(2):
+                with pytest.raises(NotFound, match="no conversation 'new'"):
+                    await use.existing("new")
+            assert await (await use.existing("default")).uploads.list() == ()
+            await use.conversation("new").files.write("a", "b")
+            assert await (await use.existing("new")).files.read("a") == "b"
+        other = await house.sandboxes.create(ME, cargo_id=cargo.id)
+        async with house.sandboxes.using(ME, other.id, scope="files:read") as use:
+            assert await (await use.existing("new")).files.read("a") == "b"
+        names = [one.name for one in await house.sandboxes.conversations(ME, made.id)]
+        assert names == ["default", "new"]

@@ -1,0 +1,176 @@
+"""What belongs to kept sandboxes: owners, conversations, cargos, events, pages."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from kept import ME, OTHER, a_house, begin, eventually, printed, run
+
+from sbx.errors import BadRequest, Conflict, NotFound
+from sbx.runtime.access import Caller
+from sbx.runtime.lifecycle import State
+from sbx.runtime.sandboxes import SessionIdentity
+
+HANG = "import time; print('on', flush=True); time.sleep(60)"
+
+
+async def test_callers_see_what_is_theirs(tmp_path: Path) -> None:
+    token = Caller("me", "token", user_id="u", agent_id="a", conversation_id="c")
+    reader = Caller("me", "token", user_id="u", scopes=frozenset({"files:read"}))
+    async with a_house(tmp_path / "data") as house:
+        plain = await house.sandboxes.create(ME)
+        who = SessionIdentity("sb-session-u-a", "u", "a")
+        session = await house.sandboxes.create(ME, session=who)
+        for caller in (OTHER, token, reader):
+            with pytest.raises(NotFound):
+                await house.sandboxes.get(caller, plain.id)
+        assert [one.id for one in (await house.sandboxes.list(token)).items] == [session.id]
+        assert len((await house.sandboxes.list(ME)).items) == 2
+        assert not (await house.sandboxes.list(OTHER, all_owners=True)).items
+        boss = Caller("boss", "peer", operator=True)
+        assert len((await house.sandboxes.list(boss, all_owners=True)).items) == 2
+        async with house.sandboxes.using(token, session.id, scope="execute") as use:
+            assert use.conversation("c").name == "c"
+            with pytest.raises(NotFound):
+                use.conversation("d")
+        for act in (house.sandboxes.stop, house.sandboxes.delete):
+            with pytest.raises(NotFound):
+                await act(token, session.id)
+        with pytest.raises(NotFound):
+            await house.sandboxes.delete(reader, session.id)
+        with pytest.raises(NotFound):
+            async with house.sandboxes.using(reader, session.id, scope="execute"):
+                pass
+        with pytest.raises(NotFound):
+            async with house.sandboxes.using(
+                token, session.id, scope="files:read", conversation="default"
+            ):
+                pass
+        with pytest.raises(NotFound):
+            await house.sandboxes.create(token)
+
+
+@pytest.mark.core
+async def test_conversations_are_kept_apart_and_deleted_for_good(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        made = await house.sandboxes.create(ME)
+        for name in ("one", "two 😀\\"):
+            await run(house, made.id, f"open('f', 'w').write({name!r})", conversation=name)
+        found = await house.sandboxes.conversations(ME, made.id)
+        assert [(one.name, one.status, one.files) for one in found] == [
+            ("one", "ready", 1),
+            ("two 😀\\", "ready", 1),
+        ]
+        handle = await begin(house, made.id, HANG, conversation="one")
+        await printed(handle)
+        await house.sandboxes.delete_conversation(ME, made.id, "one")
+        ended = await handle.result()
+        assert ended.error is not None
+        assert ended.error.name == "ConversationDeleted"
+        await house.sandboxes.delete_conversation(ME, made.id, "one")
+        assert [one.name for one in await house.sandboxes.conversations(ME, made.id)] == [
+            "two 😀\\"
+        ]
+        fresh = await run(
+            house, made.id, "import os; print(os.path.exists('f'))", conversation="one"
+        )
+        assert (fresh.stdout, fresh.state_lost) == ("False\n", False)
+        with pytest.raises(BadRequest):
+            await run(house, made.id, "1", conversation="a/b")
+
+
+async def test_a_cargo_outlives_its_sandboxes(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        cargo = await house.sandboxes.create_cargo(ME, size_limit_mb=5)
+        first = await house.sandboxes.create(ME, cargo_id=cargo.id)
+        assert first.policy.limits.workspace_max == 5 << 20
+        await run(house, first.id, "open('f', 'w').write('kept')")
+        with pytest.raises(Conflict) as refused:
+            await house.sandboxes.delete_cargo(ME, cargo.id)
+        assert refused.value.details == {"active_sandbox_ids": [first.id]}
+        await house.sandboxes.delete(ME, first.id)
+        second = await house.sandboxes.create(ME, cargo_id=cargo.id)
+        assert (await run(house, second.id, "print(open('f').read())")).stdout == "kept\n"
+        with pytest.raises(NotFound):
+            await house.sandboxes.create(OTHER, cargo_id=cargo.id)
+        own = await house.sandboxes.create(ME)
+        with pytest.raises(Conflict) as managed:
+            await house.sandboxes.delete_cargo(ME, own.cargo_id)
+        assert managed.value.details == {"managed_by_sandbox_id": own.id}
+        await house.sandboxes.delete(ME, second.id)
+    async with a_house(tmp_path / "data") as house:
+        third = await house.sandboxes.create(ME, cargo_id=cargo.id)
+        assert (await run(house, third.id, "print(open('f').read())")).stdout == "kept\n"
+        await house.sandboxes.delete(ME, third.id)
+        await house.sandboxes.delete_cargo(ME, cargo.id)
+        with pytest.raises(NotFound):
+            await house.sandboxes.create(ME, cargo_id=cargo.id)
+        left = await house.sandboxes.list(ME)
+        assert len(list((house.data_dir / "sandboxes").iterdir())) <= len(left.items)
+
+
+async def test_events_are_followed_to_the_tombstone(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        made = await house.sandboxes.create(ME, ttl_s=10)
+        seen: list[str] = []
+
+        async def follow() -> None:
+            async for event in house.sandboxes.follow(ME, made.id):
+                seen.append(event.type)  # noqa: PERF401  # it is looked at meanwhile
+
+        following = asyncio.create_task(follow())
+        await eventually(lambda: seen == ["created"])
+        await house.sandboxes.extend(ME, made.id, 5)
+        await eventually(lambda: len(seen) == 2)
+        await house.sandboxes.delete(ME, made.id)
+        async with asyncio.timeout(5):
+            await following
+        assert seen == ["created", "extended", "deleted"]
+        again = [event.type async for event in house.sandboxes.follow(ME, made.id)]
+        assert again == seen
+
+
+async def test_lists_go_by_pages(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        ids = sorted([(await house.sandboxes.create(ME)).id for _ in range(5)])
+        found, cursor = [], None
+        while True:
+            page = await house.sandboxes.list(ME, limit=2, cursor=cursor)
+            found += [one.id for one in page.items]
+            if (cursor := page.next_cursor) is None:
+                break
+        assert found == ids
+        assert not (await house.sandboxes.list(ME, state=State.READY)).items
+
+
+@pytest.mark.core
+async def test_two_sandboxes_share_a_cargo_at_the_same_time(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        cargo = await house.sandboxes.create_cargo(ME)
+        one, two = [await house.sandboxes.create(ME, cargo_id=cargo.id) for _ in range(2)]
+        await run(house, one.id, "open('f', 'w').write('1')")
+        assert (await run(house, two.id, "open('f', 'a').write('2')")).ok
+        assert (await run(house, one.id, "print(open('f').read())")).stdout == "12\n"
+        await house.sandboxes.delete(ME, one.id)
+        assert (await run(house, two.id, "print(open('f').read())")).stdout == "12\n"
+        await house.sandboxes.delete_conversation(ME, two.id, "default")
+        again = await run(house, two.id, "import os; print(os.path.exists('f'))")
+        assert again.stdout == "False\n"
+
+
+async def test_a_sandbox_whose_policy_was_taken_away_says_so(tmp_path: Path) -> None:
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    (policies / "own.toml").write_text('schema = 1\nextends = "default"\n')
+    data = tmp_path / "data"
+    async with a_house(data, policy_dirs=(policies,)) as house:
+        made = await house.sandboxes.create(ME, profile="own")
+    (policies / "own.toml").unlink()
+    async with a_house(data, policy_dirs=(policies,)) as house:
+        view = await house.sandboxes.get(ME, made.id)
+        assert (view.state, view.profile) == (State.FAILED, "own")
+        assert view.failure is not None
+        assert view.failure["code"] == "policy_not_found"
+        with pytest.raises(NotFound, match="own"):
+            await run(house, made.id, "1")
+        await house.sandboxes.delete(ME, made.id)

@@ -1,0 +1,212 @@
+"""Who may what in /api/v1: the bounds of tokens, cookies, other origins."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import pytest_asyncio
+from live_app import Served, live, live_client, live_served, short_directory  # noqa: F401  # fixtures
+from sessions_calls import API, code_of, ensure, new_user, put, run, url
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def token(served: Served, owner: str, user: str, **bounds: object) -> str:
+    _, text = await served.house.access.make_token(
+        owner,
+        user_id=user,
+        **{"ttl_s": 600.0, **bounds},  # type: ignore[arg-type]
+    )
+    return text
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def owner(served: Served) -> AsyncIterator[tuple[str, httpx.AsyncClient]]:
+    name = new_user()
+    async with served.client(await served.key_of(name)) as client:
+        yield name, client
+
+
+async def everything(client: httpx.AsyncClient, session: str) -> list[httpx.Response]:
+    """A call of every route of a session."""
+    c1 = {"conversation_id": "c1"}
+    return [
+        await client.get(url(session)),
+        await client.get(url(session, "/conversations")),
+        await client.get(url(session, "/conversations/c1/prompt")),
+        await client.get(url(session, "/files"), params=c1),
+        await client.get(url(session, "/files/a.csv"), params=c1),
+        await put(client, session, "a.csv", b"x"),
+        await run(client, session, "1"),
+        await client.post(url(session, "/interrupt"), json=c1),
+        await client.delete(url(session, "/files/a.csv"), params=c1),
+        await client.delete(url(session, "/conversations/c1")),
+        await client.post(url(session, "/stop")),
+        await client.post(url(session, "/extend_ttl"), json={"extend_by": 1}),
+        await client.delete(url(session)),
+    ]
+
+
+async def test_a_token_reaches_its_user_and_nobody_else(
+    served: Served, owner: tuple[str, httpx.AsyncClient]
+) -> None:
+    name, key = owner
+    mine, theirs = new_user(), new_user()
+    for user in (mine, theirs):
+        await ensure(key, user)
+        await put(key, f"sb-session-{user}-agent", "a.csv", b"x")
+    async with served.client(await token(served, name, mine)) as client:
+        listed = (await client.get(f"{API}/sessions")).json()["items"]
+        assert [one["session_id"] for one in listed] == [f"sb-session-{mine}-agent"]
+        for reply in await everything(client, f"sb-session-{theirs}-agent"):
+            assert code_of(reply) == (404, "not_found")
+        assert code_of(await ensure(client, theirs)) == (404, "not_found")
+        assert (await ensure(client, mine, "another")).status_code == 201
+        for reply in await everything(client, f"sb-session-{mine}-agent"):
+            assert reply.status_code < 300, reply.text
+    assert (await key.get(url(f"sb-session-{theirs}-agent"))).status_code == 200
+
+
+async def test_a_token_for_one_agent_and_conversation_reaches_no_other(
+    served: Served, owner: tuple[str, httpx.AsyncClient]
+) -> None:
+    name, key = owner
+    user = new_user()
+    session = f"sb-session-{user}-agent"
+    await ensure(key, user)
+    for conversation in ("c1", "c2"):
+        await put(key, session, "a.csv", conversation.encode(), conversation)
+    bounds = {"agent_id": "agent", "conversation_id": "c1"}
+    async with served.client(await token(served, name, user, **bounds)) as client:
+        assert code_of(await ensure(client, user, "another")) == (404, "not_found")
+        assert (await ensure(client, user)).json()["info"]["conversations"] == ["c1"]
+        listed = (await client.get(url(session, "/conversations"))).json()["items"]
+        assert [one["conversation_id"] for one in listed] == ["c1"]
+        assert (await client.get(url(session, "/files/a.csv"))).text == "c1"
+        c2 = {"conversation_id": "c2"}
+        for reply in (
+            await client.get(url(session, "/files"), params=c2),
+            await client.get(url(session, "/files/a.csv"), params=c2),
+            await client.delete(url(session, "/files/a.csv"), params=c2),
+            await put(client, session, "b.csv", b"x", "c2"),
+            await put(client, session, "b.csv", b"x", "new"),
+            await run(client, session, "1", "c2"),
+            await client.post(url(session, "/interrupt"), json=c2),
+            await client.get(url(session, "/conversations/c2/prompt")),
+            await client.delete(url(session, "/conversations/c2")),
+            await client.post(url(session, "/stop")),
+            await client.post(url(session, "/extend_ttl"), json={"extend_by": 1}),
+            await client.delete(url(session)),
+        ):
+            assert code_of(reply) == (404, "not_found")
+        assert (await run(client, session, "1")).status_code == 200
+        other = (await run(key, session, "1", "c2")).json()["run_id"]
+        reply = await client.get(f"{API}/runs/{other}/events")
+        assert code_of(reply) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("scopes", "allowed"),
+    [
+        (["files:read"], {"list", "down", "prompt"}),
+        (["files:write"], {"ensure", "up", "delete", "forget"}),
+        (["execute"], {"ensure", "run", "follow", "interrupt", "stop"}),
+        (["admin"], {"extend", "end"}),
+    ],
+)
+async def test_a_token_does_only_what_its_scopes_say(
+    served: Served, owner: tuple[str, httpx.AsyncClient], scopes: list[str], allowed: set[str]
+) -> None:
+    name, key = owner
+    user = new_user()
+    session = f"sb-session-{user}-agent"
+    await ensure(key, user)
+    await put(key, session, "a.csv", b"x")
+    c1 = {"conversation_id": "c1"}
+    ran = (await run(key, session, "1")).json()["run_id"]
+    async with served.client(await token(served, name, user, scopes=scopes)) as client:
+        replies = {
+            "ensure": await ensure(client, user),
+            "list": await client.get(url(session, "/files"), params=c1),
+            "down": await client.get(url(session, "/files/a.csv"), params=c1),
+            "prompt": await client.get(url(session, "/conversations/c1/prompt")),
+            "up": await put(client, session, "b.csv", b"x"),
+            "delete": await client.delete(url(session, "/files/a.csv"), params=c1),
+            "run": await run(client, session, "1"),
+            "follow": await client.get(f"{API}/runs/{ran}/events"),
+            "interrupt": await client.post(url(session, "/interrupt"), json=c1),
+            "stop": await client.post(url(session, "/stop")),
+            "extend": await client.post(url(session, "/extend_ttl"), json={"extend_by": 1}),
+            "forget": await client.delete(url(session, "/conversations/c1")),
+            "end": await client.delete(url(session)),
+        }
+    done = {what for what, reply in replies.items() if reply.status_code < 300}
+    assert done == allowed
+    refused = {code_of(reply) for what, reply in replies.items() if what not in allowed}
+    assert refused <= {(404, "not_found")}
+
+
+async def test_a_token_cannot_choose_another_policy(
+    served: Served, owner: tuple[str, httpx.AsyncClient]
+) -> None:
+    user = new_user()
+    async with served.client(await token(served, owner[0], user)) as client:
+        assert code_of(await ensure(client, user, policy="strict")) == (400, "limit_widened")
+        assert (await ensure(client, user, policy="default")).status_code == 201
+
+
+async def test_a_login_is_a_cookie_that_scripts_cannot_read(
+    served: Served, owner: tuple[str, httpx.AsyncClient]
+) -> None:
+    name, _ = owner
+    user = new_user()
+    text = await token(served, name, user, agent_id="agent", scopes=["execute"])
+    async with served.client() as browser:
+        reply = await browser.post(f"{API}/login", json={"token": text})
+        assert reply.status_code == 200
+        told = reply.json()
+        assert (told["user_id"], told["agent_id"], told["scopes"]) == (user, "agent", ["execute"])
+        cookie = reply.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert "max-age=" in cookie
+        assert reply.headers["cache-control"] == "no-store"
+        assert (await ensure(browser, user)).status_code == 201
+        assert code_of(await ensure(browser, new_user())) == (404, "not_found")
+        stranger = {"origin": "http://evil.example"}
+        body = {"user_id": user, "agent_id": "agent"}
+        refused = await browser.post(f"{API}/sessions", json=body, headers=stranger)
+        assert code_of(refused) == (403, "forbidden")
+        assert (await browser.post(f"{API}/logout")).status_code == 204
+        assert "sbx_token" not in browser.cookies
+    async with served.client(text) as bearer:
+        assert (await bearer.post(f"{API}/login")).status_code == 200
+    async with served.client() as browser:
+        for body in ({"token": "nonsense"}, {"token": text[:-2]}, {}):
+            assert code_of(await browser.post(f"{API}/login", json=body)) == (401, "unauthorized")
+        key = {"token": await served.key_of("somebody")}
+        assert code_of(await browser.post(f"{API}/login", json=key)) == (400, "validation_error")
+
+
+async def test_other_origins_are_answered_only_when_allowed(
+    client: httpx.AsyncClient,
+) -> None:
+    asked = {
+        "origin": "https://app.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,conversation_id,subdir,"
+        "x-conversation-id,idempotency-key,last-event-id,content-type",
+    }
+    refused = await client.options(f"{API}/sessions", headers=asked)
+    assert "access-control-allow-origin" not in refused.headers
+    with short_directory() as directory:
+        async with (
+            live(directory, cors_origins=("https://app.example",)) as served,
+            served.client() as allowed,
+        ):
+            reply = await allowed.options(f"{API}/sessions", headers=asked)
+            assert reply.status_code == 200
+            assert reply.headers["access-control-allow-origin"] == "https://app.example"
+            other = asked | {"origin": "https://other.example"}
+            reply = await allowed.options(f"{API}/sessions", headers=other)
+            assert "access-control-allow-origin" not in reply.headers

@@ -1,0 +1,373 @@
+"""/api/v1/sessions over a real socket: made once, shown, stopped, extended, expired, deleted."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from live_app import Served, live, live_client, live_served, short_directory  # noqa: F401  # fixtures
+from sessions_calls import API, code_of, ensure, names, new_session, new_user, put, run, until, url
+
+from tests.fake_clock import FakeClock
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def settled(client: httpx.AsyncClient, session: str) -> str:
+    """The status once it is `pending` no more."""
+
+    async def status() -> str:
+        return str((await client.get(url(session))).json()["status"])
+
+    async def is_settled() -> bool:
+        return await status() != "pending"
+
+    await until(is_settled)
+    return await status()
+
+
+async def test_a_session_is_made_and_then_found(client: httpx.AsyncClient) -> None:
+    user = new_user()
+    body = {"user_id": user, "agent_id": "a1", "business_domain_id": "bd"}
+    made = await client.post(f"{API}/sessions", json=body)
+    assert made.status_code == 201
+    shown = made.json()
+    assert shown["session_id"] == f"sb-session-{user}-a1"
+    assert shown["status"] in ("pending", "running")
+    assert shown["ttl"] == 7200
+    assert shown["info"]["expires_at"] == pytest.approx(shown["created_at"] + 7200)
+    assert shown["info"] == {
+        "policy": "default",
+        "expires_at": shown["info"]["expires_at"],
+        "conversations": [],
+        "file_upload_config": {
+            "max_file_size": 100,
+            "max_file_size_unit": "MB",
+            "max_file_count": 50,
+            "allowed_file_types": ["csv", "xlsx", "json", "txt", "pkl", "png", "jpg", "pdf"],
+        },
+        "reason": None,
+        "recreated_because": None,
+    }
+    again = await client.post(f"{API}/sessions", json=body)
+    assert again.status_code == 200
+    assert again.json() | {"status": 0} == shown | {"status": 0}
+    assert await settled(client, shown["session_id"]) == "running"
+    found = await client.get(url(shown["session_id"]))
+    assert found.json() == shown | {"status": "running"}
+
+
+async def test_fifty_at_once_for_one_pair_make_one_session(client: httpx.AsyncClient) -> None:
+    user = new_user()
+    replies = await asyncio.gather(*(ensure(client, user) for _ in range(50)))
+    assert sorted(reply.status_code for reply in replies) == [200] * 49 + [201]
+    assert {reply.json()["session_id"] for reply in replies} == {f"sb-session-{user}-agent"}
+    assert len({reply.json()["created_at"] for reply in replies}) == 1
+    listed = (await client.get(f"{API}/sessions", params={"limit": 200})).json()["items"]
+    assert sum(one["session_id"] == f"sb-session-{user}-agent" for one in listed) == 1
+
+
+async def test_two_pairs_whose_ids_read_the_same_never_share(client: httpx.AsyncClient) -> None:
+    user = new_user()
+    assert (await ensure(client, f"{user}-b", "c")).status_code == 201
+    assert code_of(await ensure(client, user, "b-c")) == (409, "conflict")
+    both = [ensure(client, *pair) for pair in ((f"{user}-d", "e"), (user, "d-e")) * 10]
+    replies = await asyncio.gather(*both)
+    assert {reply.status_code for reply in replies[::2]} in ({200, 201}, {409})
+    assert {reply.status_code for reply in replies} == {200, 201, 409}
+
+
+async def test_owners_with_the_same_pair_have_each_their_own(
+    served: Served, client: httpx.AsyncClient
+) -> None:
+    user = new_user()
+    keys = [await served.key_of(owner) for owner in ("alice", "bob")]
+    async with served.client(keys[0]) as alice, served.client(keys[1]) as bob:
+        assert (await ensure(alice, user)).status_code == 201
+        session = f"sb-session-{user}-agent"
+        for reply in (
+            await bob.get(url(session)),
+            await bob.delete(url(session)),
+            await bob.post(url(session, "/stop")),
+            await bob.post(url(session, "/extend_ttl"), json={"extend_by": 1}),
+            await bob.get(url(session, "/files"), params={"conversation_id": "c"}),
+            await put(bob, session, "a.csv", b"x"),
+            await run(bob, session, "1"),
+            await bob.get(url(session, "/conversations")),
+        ):
+            assert code_of(reply) == (404, "not_found")
+        assert (await ensure(bob, user)).status_code == 201
+        await put(alice, session, "a.csv", b"alice")
+        await put(bob, session, "a.csv", b"bob")
+        params = {"conversation_id": "c1"}
+        assert (await alice.get(url(session, "/files/a.csv"), params=params)).text == "alice"
+        assert (await bob.get(url(session, "/files/a.csv"), params=params)).text == "bob"
+        listed = (await bob.get(f"{API}/sessions")).json()["items"]
+        assert [one["session_id"] for one in listed] == [session]
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 129, ".", "..", "a/b", "a\0b", "a\nb", "a\x7fb"])
+@pytest.mark.parametrize("field", ["user_id", "agent_id"])
+async def test_ids_that_cannot_be_ids_are_400(
+    client: httpx.AsyncClient, field: str, bad: str
+) -> None:
+    body = {"user_id": "u", "agent_id": "a", field: bad}
+    reply = await client.post(f"{API}/sessions", json=body)
+    assert code_of(reply) == (400, "validation_error")
+    assert reply.json()["error"]["details"]["field"] == field
+
+
+@pytest.mark.parametrize(
+    "odd", ["a b", "ü/".rstrip("/"), "%2F..", "\u202egpj", "a'\"--;", "💥" * 100]
+)
+async def test_any_other_text_is_an_id(client: httpx.AsyncClient, odd: str) -> None:
+    reply = await ensure(client, odd, new_user())
+    assert reply.status_code == 201
+    session = reply.json()["session_id"]
+    assert (await put(client, session, "a.csv", b"x", odd)).status_code == 201
+    assert await names(client, session, odd) == ["a.csv"]
+    assert (await client.delete(url(session))).status_code == 204
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"user_id": "u"},
+        {"user_id": 1, "agent_id": "a"},
+        {"user_id": "u", "agent_id": "a", "config": {"ttl": "soon"}},
+        {"user_id": "u", "agent_id": "a", "config": {"ttl": 0}},
+        {"user_id": "u", "agent_id": "a", "config": {"file_upload_config": {"max_file_size": 0}}},
+        {
+            "user_id": "u",
+            "agent_id": "a",
+            "config": {"file_upload_config": {"max_file_size_unit": "TB"}},
+        },
+        {"user_id": "u", "agent_id": "a", "config": {"env": {"A": 1}}},
+        [],
+        "text",
+    ],
+)
+async def test_a_request_of_another_shape_is_422_for_both_readers(
+    client: httpx.AsyncClient, body: object
+) -> None:
+    reply = await client.post(f"{API}/sessions", json=body)
+    assert code_of(reply) == (422, "validation_error")
+    assert all({"loc", "msg", "type"} <= set(one) for one in reply.json()["detail"])
+
+
+async def test_what_the_request_says_the_id_is_must_be_the_id(client: httpx.AsyncClient) -> None:
+    user = new_user()
+    assert code_of(await ensure(client, user, session_id="mine")) == (400, "validation_error")
+    right = await ensure(client, user, session_id=f"sb-session-{user}-agent")
+    assert right.status_code == 201
+
+
+async def test_limits_may_be_narrowed_and_are_kept(client: httpx.AsyncClient) -> None:
+    config = {
+        "max_file_size": 10,
+        "max_file_size_unit": "KB",
+        "max_file_count": 2,
+        "allowed_file_types": ["CSV"],
+    }
+    reply = await ensure(client, new_user(), ttl=60, file_upload_config=config)
+    assert reply.status_code == 201
+    assert reply.json()["ttl"] == 60
+    session = reply.json()["session_id"]
+    shown = (await client.get(url(session))).json()["info"]["file_upload_config"]
+    assert shown == config | {"allowed_file_types": ["csv"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"ttl": 7201}, "ttl"),
+        ({"file_upload_config": {"max_file_size": 101}}, "max_file_size"),
+        ({"file_upload_config": {"max_file_count": 51}}, "max_file_count"),
+        ({"file_upload_config": {"allowed_file_types": ["csv", "exe"]}}, "allowed_file_types"),
+    ],
+)
+async def test_limits_may_not_be_widened(
+    client: httpx.AsyncClient, config: dict[str, Any], field: str
+) -> None:
+    user = new_user()
+    for _ in range(2):  # without a session, and with one
+        reply = await ensure(client, user, **config)
+        assert code_of(reply) == (400, "limit_widened")
+        assert reply.json()["error"]["details"]["field"] == field
+        assert reply.json()["error"]["details"]["limit"]
+        await ensure(client, user)
+
+
+@pytest.mark.needs("memory")  # which strict demands as a hard wall
+async def test_policy_and_environment_can_be_chosen(client: httpx.AsyncClient) -> None:
+    session = await new_session(client, policy="strict", env={"GREETING": "hello"})
+    assert (await client.get(url(session))).json()["info"]["policy"] == "strict"
+    reply = await run(client, session, "import os; os.environ['GREETING']")
+    assert reply.json()["result"] == "'hello'", reply.text
+    assert (await ensure(client, new_user(), policy="nonesuch")).status_code in (400, 404)
+
+
+async def test_a_stopped_session_keeps_its_files_and_is_made_usable_again(
+    client: httpx.AsyncClient,
+) -> None:
+    user = new_user()
+    session = (await ensure(client, user)).json()["session_id"]
+    await put(client, session, "a.csv", b"kept")
+    assert (await run(client, session, "x = 1; open('mine', 'w').write('m')")).json()["error"] is (
+        None
+    )
+    stopped = await client.post(url(session, "/stop"))
+    assert (stopped.status_code, stopped.json()["status"]) == (200, "stopped")
+    assert (await client.post(url(session, "/stop"))).json()["status"] == "stopped"
+    again = await ensure(client, user)
+    assert (again.status_code, again.json()["status"]) == (200, "running")
+    assert await names(client, session) == ["a.csv"]
+    after = (await run(client, session, "open('mine').read(), 'x' in globals()")).json()
+    assert after["result"] == "('m', False)"
+
+
+async def test_a_stopped_session_resumes_with_the_next_run(client: httpx.AsyncClient) -> None:
+    session = await new_session(client)
+    await run(client, session, "x = 1")
+    await client.post(url(session, "/stop"))
+    assert (await run(client, session, "2 + 3")).json()["result"] == "5"
+    assert (await client.get(url(session))).json()["status"] == "running"
+
+
+async def test_a_deleted_session_is_gone_with_its_files(
+    served: Served, client: httpx.AsyncClient
+) -> None:
+    user = new_user()
+    session = (await ensure(client, user)).json()["session_id"]
+    await put(client, session, "gone.csv", b"x")
+    await run(client, session, "1")
+    assert (await client.delete(url(session))).status_code == 204
+    assert (await client.delete(url(session))).status_code == 204
+    assert code_of(await client.get(url(session))) == (404, "not_found")
+    assert code_of(await run(client, session, "1")) == (404, "not_found")
+    assert code_of(await client.delete(url("sb-session-never-was"))) == (404, "not_found")
+    left = await asyncio.to_thread(lambda: list(served.socket.parent.rglob("gone.csv")))
+    assert left == []
+    again = await ensure(client, user)
+    assert again.status_code == 201
+    assert code_of(await client.get(url(session, "/files"), params={"conversation_id": "c1"})) == (
+        404,
+        "not_found",
+    )
+
+
+async def test_a_sandbox_of_v1_is_no_session(client: httpx.AsyncClient) -> None:
+    made = (await client.post("/v1/sandboxes", json={})).json()["id"]
+    assert code_of(await client.get(url(made))) == (404, "not_found")
+    assert code_of(await client.delete(url(made))) == (404, "not_found")
+    assert code_of(await run(client, made, "1")) == (404, "not_found")
+    listed = (await client.get(f"{API}/sessions", params={"limit": 200})).json()["items"]
+    assert made not in [one["session_id"] for one in listed]
+    await client.delete(f"/v1/sandboxes/{made}")
+
+
+async def test_sessions_are_listed_in_pages_and_by_status(served: Served) -> None:
+    async with served.client(await served.key_of("lister")) as client:
+        made = [await new_session(client) for _ in range(5)]
+        for session in made[:2]:
+            await client.post(url(session, "/stop"))
+        for session in made[2:]:
+            assert await settled(client, session) == "running"
+        found = []
+        cursor: str | None = None
+        while True:
+            params = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+            page = (await client.get(f"{API}/sessions", params=params)).json()
+            found += [one["session_id"] for one in page["items"]]
+            assert len(page["items"]) <= 2
+            if (cursor := page["next_cursor"]) is None:
+                break
+        assert sorted(found) == sorted(made)
+        for status, expected in (("stopped", made[:2]), ("running", made[2:]), ("error", [])):
+            page = (await client.get(f"{API}/sessions", params={"status": status})).json()
+            assert sorted(one["session_id"] for one in page["items"]) == sorted(expected)
+            assert page["next_cursor"] is None
+        assert (await client.get(f"{API}/sessions", params={"status": "odd"})).status_code == 422
+        assert (await client.get(f"{API}/sessions", params={"limit": 0})).status_code == 422
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def timed() -> AsyncIterator[tuple[httpx.AsyncClient, FakeClock]]:
+    clock = FakeClock()
+    with short_directory() as directory:
+        async with live(directory, clock=clock) as served, served.client() as client:
+            yield client, clock
+
+
+async def test_an_expired_session_is_an_error_until_it_is_made_anew(
+    timed: tuple[httpx.AsyncClient, FakeClock],
+) -> None:
+    client, clock = timed
+    user = new_user()
+    session = (await ensure(client, user, ttl=100)).json()["session_id"]
+    await put(client, session, "old.csv", b"x")
+    later = await client.post(url(session, "/extend_ttl"), json={"extend_by": 50})
+    assert (later.status_code, later.json()["ttl"]) == (200, 150)
+    for bad in (0, -1):
+        reply = await client.post(url(session, "/extend_ttl"), json={"extend_by": bad})
+        assert code_of(reply) == (400, "validation_error")
+    clock.advance(151)
+    shown = (await client.get(url(session))).json()
+    assert (shown["status"], shown["info"]["reason"]) == (
+        "error",
+        "expired: its time to live is over",
+    )
+    params = {"conversation_id": "c1"}
+    for reply in (
+        await run(client, session, "1"),
+        await put(client, session, "a.csv", b"x"),
+        await client.get(url(session, "/files"), params=params),
+        await client.get(url(session, "/files/old.csv"), params=params),
+        await client.get(url(session, "/conversations/c1/prompt")),
+        await client.post(url(session, "/extend_ttl"), json={"extend_by": 50}),
+    ):
+        assert code_of(reply) == (409, "sandbox_expired")
+    anew = await ensure(client, user)
+    assert anew.status_code == 201
+    assert anew.json()["info"]["recreated_because"] == "expired"
+    assert anew.json()["info"]["conversations"] == []
+    assert (await ensure(client, user)).status_code == 200
+    reply = await client.get(url(session, "/files"), params=params)
+    assert code_of(reply) == (404, "not_found")
+    assert (await client.delete(url(session))).status_code == 204
+
+
+async def test_past_the_limit_of_sandboxes_is_429_and_says_when_to_ask_again() -> None:
+    with short_directory() as directory:
+        async with live(directory, sandboxes_per_owner=1) as served, served.client() as client:
+            user = new_user()
+            assert (await ensure(client, user)).status_code == 201
+            assert (await ensure(client, user)).status_code == 200
+            full = await ensure(client, new_user())
+            assert code_of(full) == (429, "too_many_sandboxes")
+            assert int(full.headers["retry-after"]) > 0
+            # Ends while what its kernels are forked from is still on its way up.
+
+
+async def test_what_is_done_to_a_session_is_in_the_audit_log() -> None:
+    with short_directory() as directory:
+        async with live(directory) as served, served.client() as client:
+            session = await new_session(client)
+            await put(client, session, "a.csv", b"x")
+            await client.delete(url(session, "/files/a.csv"), params={"conversation_id": "c1"})
+            await client.post(url(session, "/stop"))
+            await client.post(url(session, "/extend_ttl"), json={"extend_by": 5})
+            await client.delete(url(session, "/conversations/c1"))
+            await client.delete(url(session))
+        log = (directory / "data" / "audit.jsonl").read_text().splitlines()
+        told = [json.loads(line) for line in log]
+        assert [one["what"] for one in told if one["object"] == session] == [
+            "session.create", "upload.put", "upload.delete", "session.stop", "session.extend",
+            "conversation.delete", "session.delete",
+        ]  # fmt: skip
+        assert {one["who"] for one in told} == {f"uid:{os.getuid()}"}

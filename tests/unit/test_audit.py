@@ -1,0 +1,168 @@
+"""The audit log: every change of a line that was written shows."""
+
+# ruff: noqa: ASYNC240  # a look at a file blocks nothing that matters to a test
+
+import asyncio
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sbx.errors import Closed, Unavailable
+from sbx.telemetry import audit
+from sbx.telemetry.audit import Audit, verify
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log" / "audit.jsonl"
+
+
+async def write(path: Path, *whats: str) -> None:
+    log = await Audit.open(path, clock=lambda: 1000.0)
+    for what in whats:
+        await log.record("uid:7", what, "sandbox-1", ip="::1")
+    await log.close()
+
+
+async def test_lines_say_who_did_what_and_to_what(path: Path) -> None:
+    await write(path, "sandbox.create")
+    entry = json.loads(path.read_text())
+    del entry["hash"]
+    assert entry == {
+        "at": 1000.0,
+        "who": "uid:7",
+        "what": "sandbox.create",
+        "object": "sandbox-1",
+        "details": {"ip": "::1"},
+    }
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_chain_goes_on_when_the_log_is_opened_again(path: Path) -> None:
+    await write(path, "a", "b")
+    await write(path, "c")
+    verified = verify(path)
+    assert (verified.count, verified.ok, verified.broken_at, verified.torn) == (3, True, None, 0)
+    assert verified.head == json.loads(path.read_text().splitlines()[-1])["hash"]
+
+
+def test_an_empty_log_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert verify(tmp_path / "empty") == audit.Verified(0, True, None, audit.FIRST, 0)
+
+
+TAMPERINGS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int]] = {
+    "a word changed": (lambda x: [x[0], x[1].replace(b"uid:7", b"uid:8"), *x[2:]], 2),
+    "a space added": (lambda x: [x[0], x[1].replace(b'"who"', b' "who"'), *x[2:]], 2),
+    "a line removed": (lambda x: [x[0], *x[2:]], 2),
+    "the first removed": (lambda x: x[1:], 1),
+    "two swapped": (lambda x: [x[0], x[2], x[1], x[3]], 2),
+    "a line repeated": (lambda x: [*x[:2], *x[1:]], 3),
+    "a line of another's": (lambda x: [x[0], b'{"who":"me"}\n', *x[1:]], 2),
+    "the last made unreadable": (lambda x: [*x[:3], b"#" * 20 + b"\n"], 4),
+    "a hash changed": (lambda x: [x[0], x[1][:-6] + b'000"}\n', *x[2:]], 2),
+    "an empty line added": (lambda x: [x[0], b"\n", *x[1:]], 2),
+}
+
+
+@pytest.mark.parametrize("how", TAMPERINGS)
+async def test_tampering_is_found_at_its_line(path: Path, how: str) -> None:
+    await write(path, "a", "b", "c", "d")
+    tamper, line = TAMPERINGS[how]
+    path.write_bytes(b"".join(tamper(path.read_bytes().splitlines(keepends=True))))
+    verified = verify(path)
+    assert (verified.ok, verified.broken_at) == (False, line)
+
+
+async def test_a_removed_end_shows_only_by_the_head(path: Path) -> None:
+    await write(path, "a", "b", "c")
+    whole = verify(path)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    cut = verify(path)
+    assert cut.ok
+    assert cut.head != whole.head
+
+
+@pytest.mark.parametrize("kept", [1, 40, -2])
+async def test_a_torn_line_is_told_of_by_the_next(path: Path, kept: int) -> None:
+    await write(path, "a", "b")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1][:kept])
+    assert (verify(path).ok, verify(path).torn) == (True, 1)
+    await write(path, "c")
+    verified = verify(path)
+    assert (verified.ok, verified.torn, verified.count) == (True, 1, 3)
+    assert json.loads(path.read_bytes().splitlines()[2])["what"] == audit.TORN
+
+
+async def test_a_line_that_lost_only_its_end_of_line_counts(path: Path) -> None:
+    await write(path, "a")
+    path.write_bytes(path.read_bytes()[:-1])
+    await write(path, "b")
+    assert (verify(path).count, verify(path).ok, verify(path).torn) == (2, True, 0)
+
+
+async def test_what_was_torn_cannot_be_changed_later(path: Path) -> None:
+    await write(path, "a")
+    with path.open("ab") as file:
+        file.write(b'{"at":1,"wh')
+    await write(path, "b")
+    assert verify(path).ok
+    path.write_bytes(path.read_bytes().replace(b'{"at":1,"wh\n', b'{"at":2,"wh\n'))
+    assert verify(path).broken_at == 2
+
+
+async def test_hostile_words_stay_in_their_line(path: Path) -> None:
+    log = await Audit.open(path)
+    hostile = 'x\n{"hash":"' + "0" * 64 + '"}\n\ud800\x00'
+    await log.record(hostile, "a", "o" * 100_000, hash="0" * 64, text=hostile)
+    await log.record("b", "b", "b", text="y" * 1_000_000)
+    await log.close()
+    lines = path.read_bytes().splitlines()
+    assert [len(lines) < 3, len(lines[0]) < 20_000] == [True, True]
+    assert json.loads(lines[0])["who"] == hostile
+    assert json.loads(lines[1])["details"] == {"left_out": pytest.approx(1_000_100, abs=100)}
+    assert verify(path).ok
+
+
+async def test_records_at_once_make_one_chain(path: Path) -> None:
+    log = await Audit.open(path)
+    await asyncio.gather(*(log.record("a", str(n), "c") for n in range(200)))
+    await log.close()
+    assert [json.loads(line)["what"] for line in path.read_bytes().splitlines()] == [
+        str(n) for n in range(200)
+    ]
+    assert verify(path).ok
+
+
+async def test_closing_leaves_no_thread_and_refuses_more(path: Path) -> None:
+    log = await Audit.open(path)
+    await log.record("a", "b", "c")
+    await log.close()
+    await log.close()
+    with pytest.raises(Closed):
+        await log.record("a", "b", "c")
+    for thread in threading.enumerate():
+        if thread.name.startswith("sbx-audit"):
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+async def test_a_log_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("pipe", "link"):
+        with pytest.raises(Unavailable) as refused:
+            await Audit.open(tmp_path / name)
+        assert refused.value.code == "audit_unusable"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_log_that_is_not_there_cannot_be_verified(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        verify(tmp_path / "none")

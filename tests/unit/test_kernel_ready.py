@@ -1,0 +1,58 @@
+"""What is said of a kernel that ends before it is ready."""
+
+import socket
+from typing import Any, cast
+
+import pytest
+
+from sbx.errors import Broken, CannotEnforce
+from sbx.isolation.launch import End, Jail
+from sbx.kernels import frames
+from sbx.kernels.kernel import Kernel
+
+
+class EndedJail:
+    """A jail of which all that is left is what its processes sent."""
+
+    zygote = None
+
+    def __init__(self, *, from_kernel: bytes) -> None:
+        self.control, supervisor = socket.socketpair()
+        self.kernel, kernel = socket.socketpair()
+        kernel.sendall(from_kernel)
+        for sock in (kernel, supervisor):
+            sock.close()
+
+    def walls(self) -> dict[str, Any]:
+        return {}
+
+    async def kill(self) -> End:
+        return await self.end()
+
+    async def end(self) -> End:
+        return End(stderr="it fell over")
+
+    def close(self) -> None:
+        """Its sockets are its kernel's by now."""
+
+
+async def started(*, from_kernel: bytes) -> Kernel:
+    return await Kernel.start(cast("Jail", EndedJail(from_kernel=from_kernel)), {}, 10)
+
+
+async def test_the_wall_that_its_kernel_could_not_put_up_is_named() -> None:
+    """Though PID 1, which waits for its kernel, has hung up without a word."""
+    refusal = {"layer": "seccomp", "message": "no such call", "errno": 38}
+    with pytest.raises(CannotEnforce, match="no such call") as refused:
+        await started(from_kernel=frames.encode("refused", refusal))
+    assert refused.value.details == {"layer": "seccomp"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", frames.encode("ready", {"python": "3.13.1", "ipython": "9.0"})],
+    ids=["none", "ready"],
+)
+async def test_without_such_a_word_it_ended_before_it_was_ready(said: bytes) -> None:
+    with pytest.raises(Broken, match="ended before it was ready: it fell over"):
+        await started(from_kernel=said)

@@ -1,0 +1,99 @@
+"""What is counted, and that nothing is until a service turns it on."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sbx.telemetry import metrics
+from sbx.telemetry.starts import Starts
+
+
+@pytest.fixture
+def counting() -> Iterator[None]:
+    metrics.disable()
+    metrics.enable()
+    yield
+    metrics.disable()
+
+
+def told() -> dict[str, float]:
+    lines = (line.rpartition(" ") for line in metrics.exposition()[0].decode().splitlines())
+    return {name: float(value) for name, _, value in lines if not name.startswith("#")}
+
+
+def test_nothing_is_counted_or_imported_before_it_is_turned_on() -> None:
+    script = """
+import sys
+from sbx.telemetry import metrics
+metrics.acquired("pool", 0.1), metrics.ran("python", "ok", 0.1), metrics.queued()
+metrics.watch(kernels=lambda: 1)
+print(metrics.exposition()[0], [m for m in sys.modules if "prometheus" in m])
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert said.stdout.strip() == "b'' []"
+
+
+@pytest.mark.usefixtures("counting")
+def test_everything_the_runtime_tells_is_counted_by_its_labels() -> None:
+    metrics.acquired("pool", 0.0015)
+    metrics.ran("python", "ok", 0.3, path="pool")
+    metrics.ran("shell", "killed", 2.0, cause="memory")
+    metrics.queued()
+    metrics.queued()
+    metrics.unqueued()
+    metrics.queue_refused()
+    metrics.kernel_stopped("idle")
+    metrics.upload_began()
+    metrics.upload_ended(500)
+    metrics.upload_began()
+    metrics.upload_ended(None)
+    metrics.upload_began()
+    metrics.requested("GET", "/v1/sandboxes/{id}", 200, 0.001)
+    found = told()
+    assert found['sbx_acquire_seconds_bucket{le="0.002",path="pool"}'] == 1
+    assert found['sbx_run_seconds_count{kind="python",path="pool"}'] == 1
+    assert found['sbx_runs_total{kind="shell",status="killed"}'] == 1
+    assert found['sbx_kills_total{cause="memory"}'] == 1
+    assert found["sbx_queue_waiting"] == 1
+    assert found["sbx_queue_refused_total"] == 1
+    assert found['sbx_kernel_stops_total{cause="idle"}'] == 1
+    assert found["sbx_uploads_active"] == 1
+    assert found['sbx_uploads_total{outcome="failed"}'] == 1
+    assert found["sbx_upload_bytes_total"] == 500
+    name = 'sbx_http_request_seconds_count{method="GET",route="/v1/sandboxes/{id}",status="200"}'
+    assert found[name] == 1
+
+
+@pytest.mark.usefixtures("counting")
+def test_gauges_are_asked_at_each_look_and_one_that_fails_is_left_out() -> None:
+    live = [1.0]
+
+    def fails() -> float:
+        raise OSError("gone")
+
+    metrics.watch(kernels=lambda: live[0], parked=fails, sandboxes=lambda: 7)
+    metrics.watch(starts=lambda: Starts().with_served("fork").with_failed("pool", "why"))
+    assert told()["sbx_kernels"] == 1
+    live[0] = 3
+    found = told()
+    assert found["sbx_kernels"] == 3
+    assert found["sbx_sandboxes"] == 7
+    assert "sbx_parked" not in found
+    assert found['sbx_kernel_starts_total{path="fork"}'] == 1
+    assert found['sbx_kernel_start_failures_total{path="pool"}'] == 1
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_second_turning_on_forgets_nothing() -> None:
+    metrics.queue_refused()
+    metrics.enable()
+    assert told()["sbx_queue_refused_total"] == 1

@@ -1,0 +1,15 @@
+"""How many files a service may open."""
+
+import resource
+
+from sbx.api.serve import raise_open_files
+
+
+def test_a_service_may_open_as_many_files_as_the_host_lets_it() -> None:
+    soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1000), hard))
+    try:
+        assert raise_open_files() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] in (hard, 1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

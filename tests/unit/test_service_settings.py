@@ -1,0 +1,150 @@
+"""Where a setting comes from, which source wins, and what is said of a wrong one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbx.api.settings import Found, ServiceSettings, address, read_settings
+from sbx.errors import BadRequest, Denied, NotFound
+from sbx.runtime.settings import Settings
+
+
+def read(directory: Path, given: Mapping[str, Any] | None = None, /, **environment: str) -> Found:
+    return read_settings(given, environment=environment, directory=directory)
+
+
+def test_each_source_wins_over_those_after_it(tmp_path: Path) -> None:
+    (tmp_path / "sbx.toml").write_text(
+        'queue_max = 1\nkernels_max = 1\nlisten = "h:1"\nuser = "a"\n'
+    )
+    (tmp_path / ".env").write_text("SBX_QUEUE_MAX=2\nSBX_KERNELS_MAX=2\nSBX_LISTEN=h:2\n")
+    found = read(tmp_path, {"queue_max": 4}, SBX_QUEUE_MAX="3", SBX_KERNELS_MAX="3")
+    chosen = found.settings
+    assert (chosen.queue_max, chosen.kernels_max, chosen.listen, chosen.user) == (4, 3, "h:2", "a")
+    assert found.sources == {
+        "queue_max": "the command line",
+        "kernels_max": "the environment (SBX_KERNELS_MAX)",
+        "listen": f"{tmp_path / '.env'} (SBX_LISTEN)",
+        "user": str(tmp_path / "sbx.toml"),
+    }
+
+
+def test_none_of_the_command_line_and_empty_variables_choose_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path, {"listen": None}, SBX_LISTEN="").sources == {}
+
+
+@pytest.mark.parametrize("text", ["/a:/b", '["/a", "/b"]'])
+@pytest.mark.parametrize("name", ["SBX_POLICIES", "SBX_POLICY_DIRS"])
+def test_lists_are_written_with_colons_or_as_json(tmp_path: Path, name: str, text: str) -> None:
+    assert read(tmp_path, **{name: text}).settings.policy_dirs == (Path("/a"), Path("/b"))
+
+
+def test_origins_are_written_with_commas(tmp_path: Path) -> None:
+    found = read(tmp_path, SBX_CORS_ORIGINS="https://a.example,http://b.example:81")
+    assert found.settings.cors_origins == ("https://a.example", "http://b.example:81")
+
+
+def test_the_key_is_read_by_bay_s_name_too_and_not_shown(tmp_path: Path) -> None:
+    bay = read(tmp_path, BAY_API_KEY="of-bay-0123456789abcdef")
+    both = read(tmp_path, BAY_API_KEY="of-bay", SBX_API_KEY="of-sbx-0123456789abcdef")
+    assert bay.settings.api_key is not None
+    assert bay.settings.api_key.get_secret_value() == "of-bay-0123456789abcdef"
+    assert both.settings.api_key is not None
+    assert both.settings.api_key.get_secret_value() == "of-sbx-0123456789abcdef"
+    assert "0123456789" not in repr(both)
+
+
+@pytest.mark.parametrize(("text", "mode"), [("0660", 0o660), ("666", 0o666)])
+def test_a_mode_is_octal(tmp_path: Path, text: str, mode: int) -> None:
+    assert read(tmp_path, SBX_SOCKET_MODE=text).settings.socket_mode == mode
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("socket_mode", "0999"),
+        ("socket_mode", "1777"),
+        ("listen", "8765"),
+        ("listen", "host:"),
+        ("listen", "host:99999"),
+        ("queue_max", "many"),
+        ("policy_dirs", "[1"),
+        ("cors_origins", "*"),
+        ("cors_origins", "https://a.example/path"),
+        ("log_format", "xml"),
+        ("drain_timeout", "-1"),
+    ],
+)
+def test_a_wrong_setting_names_itself_and_its_source(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        read(tmp_path, **{f"SBX_{name.upper()}": text})
+    assert raised.value.code == "invalid_settings"
+    source = f"the environment (SBX_{name.upper()})"
+    assert raised.value.details == {"setting": name, "source": source}
+    assert f"the setting {name} of {source} is wrong" in raised.value.message
+
+
+def test_an_unknown_name_in_the_file_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "sbx.toml").write_text("sockets = 'x'\n")
+    with pytest.raises(BadRequest, match="names the setting sockets") as raised:
+        read(tmp_path)
+    assert raised.value.hint == "did you mean socket?"
+
+
+def test_a_file_that_is_no_toml_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "sbx.toml").write_text("listen: x\n")
+    with pytest.raises(BadRequest, match=r"sbx\.toml is no TOML"):
+        read(tmp_path)
+
+
+def test_variables_that_look_like_ours_and_are_none_are_told(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("SBX_TYPO=1\nDATABASE_URL=x\n")
+    assert read(tmp_path, SBX_SOKET="x", SBX_DEBUG="1", PATH="y").unknown == (
+        ("SBX_SOKET", "the environment"),
+        ("SBX_TYPO", str(tmp_path / ".env")),
+    )
+
+
+@pytest.mark.parametrize("name", [".env", "sbx.toml"])
+def test_a_file_that_others_can_write_is_not_taken(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    (tmp_path / name).chmod(0o666)
+    with pytest.raises(Denied) as raised:
+        read(tmp_path)
+    assert raised.value.code == "settings_not_private"
+
+
+def test_a_named_file_must_be_there_and_replaces_the_usual_ones(tmp_path: Path) -> None:
+    (tmp_path / "sbx.toml").write_text("queue_max = 1\n")
+    (tmp_path / "mine.toml").write_text("queue_max = 2\n")
+    named = read(tmp_path, SBX_CONFIG=str(tmp_path / "mine.toml"))
+    assert named.settings.queue_max == 2
+    with pytest.raises(NotFound, match=r"none\.toml"):
+        read(tmp_path, SBX_CONFIG=str(tmp_path / "none.toml"))
+
+
+def test_paths_are_taken_from_the_working_directory_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = read(tmp_path, {"socket": Path("a/b.sock"), "data_dir": Path("d")})
+    assert found.settings.socket == tmp_path / "a/b.sock"
+    assert found.settings.data == tmp_path / "d"
+
+
+def test_an_embedded_runtime_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sbx.toml").write_text("queue_max = 1\n")
+    (tmp_path / ".env").write_text("SBX_QUEUE_MAX=1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SBX_QUEUE_MAX", raising=False)
+    assert Settings().queue_max != 1
+    assert ServiceSettings(data_dir=tmp_path).queue_max != 1
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"), [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0))]
+)
+def test_an_address_has_a_host_and_a_port(text: str, parts: tuple[str, int]) -> None:
+    assert address(text) == parts
