@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +193,16 @@ print(*[event for event in box.stream("import time; time.sleep(60)")])
 
 
 @pytest.fixture
-async def embedding() -> AsyncIterator["subprocess.Popen[str]"]:
-    """A program in the middle of a run. What is left of it once it was killed, the next runtime
-    sweeps."""
+async def swept() -> AsyncIterator[None]:
+    """What is left of a program that was killed, the next runtime sweeps."""
+    yield
+    async with Runtime():
+        pass
+
+
+@pytest.fixture
+def embedding(swept: None) -> Iterator["subprocess.Popen[str]"]:
+    """A program in the middle of a run."""
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, text=True, stdout=subprocess.PIPE
     )
@@ -205,8 +212,6 @@ async def embedding() -> AsyncIterator["subprocess.Popen[str]"]:
     program.kill()
     program.wait()
     program.stdout.close()
-    async with Runtime():
-        pass
 
 
 async def test_everything_inside_dies_with_the_program(
