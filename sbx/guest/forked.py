@@ -21,7 +21,7 @@
 
     word (SOCK_SEQPACKET, kernel ↔ supervisor; closed by step 5):
         → "join 2"       the kernel's number: warm, and waiting to join
-        ← "namespaces"   are there
+        ← "namespaces"   are there; with an fd, the kernel's Landlock domain as it is so far
         → "joined"
         ← what came from the setup socket, with the files of the groups
         ← "mounts"       are in place, and the user namespace is there
@@ -99,11 +99,16 @@ def become_supervisor(fds: Sequence[int], view: View, *, ahead: bool) -> NoRetur
         # Its signals may reach the kernel, which is in no domain below this one. All that they
         # could reach beside is what the kernel and the commands are: a process of this jail.
         domain = _Domain.of(view.walls, scope_signals=False)
+        kernels = _Domain.of(view.walls, scope_signals=True)
         if ahead:
             _rehearse_entry(view)
         oom = supervisor.OomScore()
         kernel_pid = int(_hear(word, b"join"))
-        word.send(b"namespaces")
+        socket.send_fds(word, [b"namespaces"], [kernels.fileno()] if kernels is not None else [])
+        if kernels is not None:
+            kernels.close()
+        if ahead:
+            _rehearse_seal(view.walls, domain)  # not before: its thread would be process 2
         _hear(word, b"joined")
         setup.send(b'{"parked": true}')
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into the keeper
@@ -131,6 +136,14 @@ def _hear(word: socket.socket, expected: bytes) -> bytes:
     if said != expected:
         os._exit(1)
     return more
+
+
+def _hear_namespaces(word: socket.socket) -> int | None:
+    """The kernel's Landlock domain comes with this word: made while the shell was run warm."""
+    said, fds, _, _ = socket.recv_fds(word, 64, 1)
+    if said != b"namespaces":
+        os._exit(1)
+    return fds[0] if fds else None
 
 
 def _own_view(view: View) -> None:
@@ -256,18 +269,29 @@ class _Domain:
     """A Landlock domain of which all is ready but what the conversation's mounts bring.
 
     A rule holds for the file that was at its path when it was made, so those for the workspace are
-    made after the last mount. What else a jail has was mounted before it was parked.
+    made after the last mount. What else a jail has was mounted before it was parked. `made`: the
+    other process of the jail has made these rules already.
     """
 
-    def __init__(self, walls: Mapping[str, Any], *, scope_signals: bool) -> None:
+    def __init__(self, walls: Mapping[str, Any], *, scope_signals: bool, made: int | None) -> None:
         self._ready = [rule for rule in seal.domain_rules(walls) if not _comes_late(rule[0])]
-        self._ruleset = landlock.Ruleset(scope_signals=scope_signals, scope_abstract_sockets=True)
-        for path, rights in self._ready:
+        self._ruleset = landlock.Ruleset(
+            scope_signals=scope_signals, scope_abstract_sockets=True, made=made
+        )
+        for path, rights in self._ready if made is None else ():
             self._ruleset.allow(path, rights)
 
     @classmethod
-    def of(cls, walls: Mapping[str, Any], *, scope_signals: bool) -> "_Domain | None":
-        return cls(walls, scope_signals=scope_signals) if walls["landlock"] else None
+    def of(
+        cls, walls: Mapping[str, Any], *, scope_signals: bool, made: int | None = None
+    ) -> "_Domain | None":
+        return cls(walls, scope_signals=scope_signals, made=made) if walls["landlock"] else None
+
+    def fileno(self) -> int:
+        return self._ruleset.fileno()
+
+    def close(self) -> None:
+        self._ruleset.close()
 
     def rehearse(self) -> None:
         self._ruleset.enter(only_this_thread=True)
@@ -296,8 +320,7 @@ def _comes_late(path: str) -> bool:
 #
 # The first write of a fork to a page copies it: 3.6 µs, and Python writes wherever it counts a
 # reference. To enter and seal met 1,300 such pages in the two processes together. So what somebody
-# would wait for is done once before they park, in a way that changes nothing. (Not the supervisor's
-# seal: that goes on beside the kernel's, which takes longer.)
+# would wait for is done once before they park, in a way that changes nothing.
 
 
 def _rehearse_entry(view: View) -> None:
@@ -356,12 +379,12 @@ def become_kernel(
                 scheduling.batch()  # it must not preempt a cell that runs
         parked = kernel.park(sock, prepared, ahead=ahead)
         word.send(b"join %d" % os.getpid())
-        _hear(word, b"namespaces")
+        its_domain = _hear_namespaces(word)
         namespaces.join(supervisor_fd, _OWN)
         oom = supervisor.OomScore()
         oom.set(supervisor.OOM_KERNEL)
         oom.close()
-        domain = _Domain.of(walls, scope_signals=True)
+        domain = _Domain.of(walls, scope_signals=True, made=its_domain)
         if ahead:
             _rehearse_seal(walls, domain)
             with contextlib.suppress(PermissionError):
@@ -411,7 +434,11 @@ def _renew_randomness() -> None:
     """
     loaded: Mapping[str, Any] = sys.modules
     if "numpy.random" in loaded:
-        loaded["numpy.random"].seed()
+        numpy = loaded[
+            "numpy"
+        ]  # not seed(), which copies twice the pages, and takes twice the time
+        state = numpy.frombuffer(os.urandom(2496), numpy.uint32)
+        numpy.random.set_state(("MT19937", state, 624))
     if "multiprocessing.process" in loaded:
         loaded["multiprocessing.process"].current_process().authkey = os.urandom(32)
     if "tempfile" in loaded:

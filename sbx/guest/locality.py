@@ -9,12 +9,18 @@ its own then, of 2.8 (measured for the cells of `warming`).
 What a fork makes anew is put where something was freed, and such gaps are on pages all over the
 zygote: with the gaps filled it goes to pages of its own, side by side again, and a kernel that has
 been parked and entered has 0.9 MiB less of its own, of 7.5.
+
+A fork copies an entry for each page, and the end of a process drops each. In huge pages there is
+one for 512, until something writes to one of these, and then they are dropped by the piece: a fork
+with pandas is 0.5 ms faster for it, and gone 0.7 ms sooner.
 """
 
 import gc
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
+
+from sbx.linux import hugepages, procfs
 
 # As CPython allocates (Objects/obmalloc.c): blocks of each multiple of 16 bytes, up to 512, lie in
 # pools of 16 KiB behind a header of 48 bytes.
@@ -61,3 +67,11 @@ def fill() -> None:
             last = id(block)
             if in_order == in_a_pool - 1:  # the list that keeps them may be of this size itself
                 break
+
+
+def collapse() -> None:
+    """Make huge pages of what this process has in memory, where linux can."""
+    size = hugepages.SIZE
+    for start, end in procfs.heap():
+        for address in range(-(-start // size) * size, end - size + 1, size):
+            hugepages.collapse(address)

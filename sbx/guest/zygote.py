@@ -196,6 +196,7 @@ def _serve(keeper: socket.socket, told: dict[str, Any]) -> NoReturn:
     gc.collect()
     locality.fill()
     gc.freeze()  # a collection in a jail would write to, and so copy, every page of this one
+    locality.collapse()
     version = ".".join(map(str, sys.version_info[:3]))
     keeper.send(json.dumps({"ready": {"python": version, "missing": prepared.missing}}).encode())
     while True:

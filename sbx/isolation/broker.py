@@ -51,8 +51,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +131,7 @@ class _Jail:
     pid1: int | None = None
     pid1_fd: int | None = None
     kernel: int | None = None
+    kernel_fd: int | None = None
     answered: bool = False
 
 
@@ -173,8 +174,7 @@ class Broker:
         except ValueError as error:
             # The runtime sends none that is cut off, and hears nothing of this one.
             _say(f"an order cannot be read: {error}")
-            for fd in fds:
-                os.close(fd)
+            _close(fds)
             return
         try:
             outcome = self._obey(order, fds)
@@ -187,8 +187,7 @@ class Broker:
             if outcome is not None:
                 self._send({"seq": order["seq"], "ok": outcome})
         finally:
-            for fd in fds:
-                os.close(fd)
+            _close(fds)
 
     def _obey(self, order: dict[str, Any], fds: list[int]) -> dict[str, Any] | None:
         if not self._confined or order["do"] in ("hello", "confine"):
@@ -207,7 +206,8 @@ class Broker:
             case "confine":
                 return self._confine(fds)
             case "make_sandbox":
-                return self._make_sandbox(order)
+                self._make_sandbox(order)
+                return None  # answered before all of it is done
             case "drop_sandbox":
                 return self._drop_sandbox(order["sandbox"])
             case "launch":
@@ -283,7 +283,7 @@ class Broker:
             _enter_own_namespaces(uid, gid)
             self._own_namespaces = True
 
-    def _make_sandbox(self, order: dict[str, Any]) -> dict[str, Any]:
+    def _make_sandbox(self, order: dict[str, Any]) -> None:
         uid = order["uid"]
         if not self._root:
             become = None
@@ -296,9 +296,12 @@ class Broker:
         assert self._hierarchy is not None  # hello came first
         group = self._hierarchy.make_sandbox(order["sandbox"], cgroups.Limits(**order["limits"]))
         made = self._sandboxes[order["sandbox"]] = _Sandbox(group, become)
-        made.make_spare()
         uid, gid = become or (os.geteuid(), os.getegid())
-        return {"uid": uid, "gid": gid}
+        self._send({"seq": order["seq"], "ok": {"uid": uid, "gid": gid}})
+        try:
+            made.make_spare()
+        except OSError as error:  # the first jail makes it then, and is told why it cannot
+            _say(f"no group could be made ahead: {error}")
 
     def _check_uid(self, uid: int) -> None:
         if self._confined and uid not in self._uids:
@@ -465,8 +468,7 @@ class Broker:
 
     def _adopt(self, jail: _Jail | None, pidfds: list[int]) -> None:
         if len(pidfds) < 2:  # linux drops what there is no room for: see SCM_RIGHTS in unix(7)
-            for fd in pidfds:
-                os.close(fd)
+            _close(pidfds)
             if jail is not None:
                 jail.said = "the broker has no descriptor left"
                 self._bury(jail)  # it ends by the end of its sockets
@@ -475,17 +477,15 @@ class Broker:
         try:
             pids = procfs.pid_of(pid1_fd), procfs.pid_of(kernel_fd)
         except OSError as error:
-            os.close(pid1_fd)
+            _close(pidfds)
             if jail is not None:
                 jail.said = f"its processes cannot be known: {error.strerror}"
                 self._bury(jail)
             return
-        finally:
-            os.close(kernel_fd)
         if jail is None:
-            os.close(pid1_fd)  # it was given up meanwhile, and ends by the end of its sockets
+            _close(pidfds)  # it was given up meanwhile, and ends by the end of its sockets
             return
-        jail.pid1_fd = pid1_fd
+        jail.pid1_fd, jail.kernel_fd = pid1_fd, kernel_fd
         jail.pid1, jail.kernel = pids
         self._watch(pid1_fd, lambda: self._bury(jail))
         self._answer_if_parked(jail)
@@ -542,6 +542,11 @@ class Broker:
         if jail is None:
             return {}
         self._close_setup(jail)
+        if jail.kernel_fd is not None:
+            # PID 1 would end it, too, but only after its own memory is gone: so they end side by
+            # side, on two CPUs.
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(jail.kernel_fd, signal.SIGKILL)
         monitor_fd = jail.started.monitor_fd if jail.started is not None else None
         for fd in (jail.pid1_fd, monitor_fd):
             if fd is not None:
@@ -602,16 +607,22 @@ class Broker:
             if jail.started is None:
                 self._unwatch(jail.pid1_fd)
             os.close(jail.pid1_fd)
+        if jail.kernel_fd is not None:
+            os.close(jail.kernel_fd)
         counters = _counters(jail)
-        self._clear_away(jail)
         del self._jails[jail.name]
+        # Before anything is cleared away: the next order is obeyed after that in any case.
+        if jail.answered:
+            self._send({"event": "gone", "jail": jail.name, "stderr": jail.said, **counters})
+        else:
+            self._send_failure(jail)
+        self._clear_away(jail)
         self._dying.pop(jail.name, None)
         if jail.sandbox is not None and jail.name in jail.sandbox.dying:
             jail.sandbox.dying.remove(jail.name)
             self._throttle(jail.sandbox)
-        if jail.answered:
-            self._send({"event": "gone", "jail": jail.name, "stderr": jail.said, **counters})
-            return
+
+    def _send_failure(self, jail: _Jail) -> None:
         who = "bwrap could not start the jail" if jail.zygote is None else "no jail could be forked"
         failed = Unavailable(
             f"{who}: {jail.said or 'it ended without a word'}",
@@ -736,6 +747,11 @@ def _layers(hierarchy: cgroups.Hierarchy) -> list[probe.Layer]:
                 probe.Layer(name, False, "no cgroup limit", missing.cause, missing.remedy)
             )
     return layers
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _say(text: str) -> None:

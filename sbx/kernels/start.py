@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 _FAST_DEADLINE_S = 10.0  # a thousand times what it takes; then the cold path gets its chance
 _FAST_SHARE = 0.5  # of the time that is left: the next path needs some, too
 _YIELD_S = 1.0
+_REST_S = 0.05  # who has a kernel uses it now: a fork beside it makes a first cell or a stop slower
+_AT_ONCE = (os.cpu_count() or 1) + 1  # more would only get ready together, and all of them late
 _TRIES = 3
 _FINAL = (errors.BadRequest, errors.NotFound, errors.Conflict, errors.Denied)
 _FINAL_CODES = ("broker_died", "broker_silent", "used_after_fork", "path_replaced")
@@ -96,6 +98,8 @@ class Starter:
         self._waiting = 0
         self._nobody_waits = asyncio.Event()
         self._nobody_waits.set()
+        self._rest: asyncio.TimerHandle | None = None
+        self._room = asyncio.Semaphore(_AT_ONCE)
         self._work = asyncio.Event()
         self._refilling: asyncio.Task[None] | None = None
         self._tick: Any = None
@@ -164,7 +168,7 @@ class Starter:
     async def close(self) -> None:
         """End parked kernels and zygotes; kernels that were given out are their owners'."""
         self._closed = True
-        for timer in (self._tick, self._wake):
+        for timer in (self._tick, self._wake, self._rest):
             if timer is not None:
                 timer.cancel()
         await to_the_end(self._end())
@@ -183,7 +187,7 @@ class Starter:
             if order.pooled and (parked := pool.take()) is not None:
                 tried.path = "pool"
                 try:
-                    async with tried.fast():
+                    async with self._room, tried.fast():
                         return await self._enter(parked, order, tried)
                 except errors.SbxError as error:
                     self._failed(error, tried)
@@ -193,7 +197,7 @@ class Starter:
                 tried.path = "fork"
             jail, before = None, pool.lineage.zygote
             try:
-                async with tried.fast():
+                async with self._room, tried.fast():
                     jail = await pool.lineage.fork()
                     kernel = await self._enter(await Kernel.attach(jail), order, tried)
             except errors.SbxError as error:
@@ -314,7 +318,7 @@ class Starter:
 
     async def _fill(self) -> None:
         while (pool := self._lacking()) is not None:
-            if self._waiting:
+            if not self._nobody_waits.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._nobody_waits.wait(), _YIELD_S)
                     continue  # and see anew what is lacking
@@ -375,12 +379,15 @@ class Starter:
     def _somebody_waits(self) -> Iterator[None]:
         self._waiting += 1
         self._nobody_waits.clear()
+        if self._rest is not None:
+            self._rest.cancel()
         try:
             yield
         finally:
             self._waiting -= 1
-            if not self._waiting:
-                self._nobody_waits.set()
+            if not self._waiting and not self._closed:
+                loop = asyncio.get_running_loop()
+                self._rest = loop.call_later(_REST_S, self._nobody_waits.set)
 
 
 @asynccontextmanager

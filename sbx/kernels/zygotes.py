@@ -12,7 +12,6 @@ all says `start = "cold"`.
 
 import asyncio
 import contextlib
-import glob
 import logging
 import math
 import os
@@ -117,11 +116,18 @@ def _found(planned: ZygotePlan, interpreter: Interpreter) -> Iterator[tuple[str 
                 yield mount.source, its.st_dev, its.st_ino
     environment = os.path.dirname(os.path.dirname(interpreter.executable))
     for prefix in dict.fromkeys((environment, *interpreter.prefixes)):
-        packages = glob.glob(f"{glob.escape(prefix)}/lib/python3*/*-packages")
-        for path in (f"{prefix}/pyvenv.cfg", *sorted(packages)):
+        for path in (f"{prefix}/pyvenv.cfg", *_package_directories(prefix)):
             with contextlib.suppress(OSError):
                 its = os.stat(path)
                 yield path, its.st_dev, its.st_ino, its.st_mtime_ns
+
+
+def _package_directories(prefix: str) -> Iterator[str]:
+    """Where packages of this prefix may be, by the two names that Python and Debian give it."""
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(f"{prefix}/lib")):
+            if name.startswith("python3"):
+                yield from (f"{prefix}/lib/{name}/{kind}-packages" for kind in ("dist", "site"))
 
 
 def _walls(

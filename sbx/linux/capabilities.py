@@ -70,17 +70,21 @@ def drop_all() -> None:
     Needs CAP_SETPCAP when anything is left in the bounding set, and raises PermissionError without
     it, having dropped nothing. A fresh user namespace gives it, with all others, over itself.
     """
-    bounding = _bounding()
-    held = [cap for cap in range(_last() + 1) if bounding >> cap & 1]
-    prctl_each(_PR_CAPBSET_DROP, held)  # first: it needs a capability that the rest takes away
+    empty_bounding()  # first: it needs a capability that the rest takes away
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     libc.call("capset", ctypes.byref(_Header(_VERSION_3, 0)), (_Word * 2)())
 
 
 def empty_bounding() -> None:
-    """Let no execve give this thread, or what it starts, a capability. Needs CAP_SETPCAP."""
-    bounding = _bounding()
-    prctl_each(_PR_CAPBSET_DROP, [cap for cap in range(_last() + 1) if bounding >> cap & 1])
+    """Let no execve give this thread, or what it starts, a capability.
+
+    Raises PermissionError without CAP_SETPCAP, having dropped nothing, unless nothing is left.
+    """
+    try:
+        prctl_each(_PR_CAPBSET_DROP, range(_last() + 1))
+    except PermissionError:
+        if _bounding():  # asked only now: to read it takes as long as to drop all
+            raise
 
 
 def keep_only(kept: int) -> None:

@@ -145,7 +145,9 @@ class Ruleset:
         scope_signals: bool = False,
         scope_abstract_sockets: bool = False,
         tcp: bool = False,
+        made: int | None = None,
     ) -> None:
+        """`made`: the fd of one that another process made with the same words, to go on with."""
         wanted = Scope(0)
         if scope_signals:
             wanted |= Scope.SIGNAL
@@ -153,6 +155,9 @@ class Ruleset:
             wanted |= Scope.ABSTRACT_UNIX_SOCKET
         self.domain = domain = _obtainable(Tcp.BIND | Tcp.CONNECT if tcp else Tcp(0), wanted)
         self._handled = int(domain.handled)  # an IntFlag takes 5 µs and 20 pages for an `&`
+        if made is not None:
+            self._fd = made
+            return
         attributes = _Ruleset(domain.handled, domain.handled_tcp, domain.scoped)
         self._fd = libc.syscall(
             "landlock_create_ruleset",
@@ -161,6 +166,9 @@ class Ruleset:
             ctypes.sizeof(attributes),  # an older linux takes the longer one if what it misses is 0
             0,
         )
+
+    def fileno(self) -> int:
+        return self._fd
 
     def allow(self, where: str | int, rights: Files) -> None:
         """Allow this to the file or directory that is at `where`, a path or an fd, and below it.

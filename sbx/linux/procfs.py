@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
@@ -149,6 +150,17 @@ def memfds(pid: int) -> dict[int, int]:
     except OSError:
         pass
     return found
+
+
+def heap() -> Iterator[tuple[int, int]]:
+    """Start and end of each range of this process's memory that no file is behind, and that it can
+    write to."""
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
+        found = [line.split() for line in lines]
+    for addresses, rights, *rest in found:
+        if "w" in rights and (len(rest) < 4 or rest[3] == "[heap]"):
+            start, end = addresses.split("-")
+            yield int(start, 16), int(end, 16)
 
 
 def namespaces(pid: int) -> dict[str, int]:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from sbx.errors import PolicyError
@@ -18,6 +19,7 @@ _ASK = (
 _ASK_SECONDS = 20.0
 
 
+@cache
 def own_interpreter() -> Interpreter:
     """The environment of this very process."""
     return _interpreter(sys.executable, (sys.prefix, sys.base_prefix, sys.exec_prefix))

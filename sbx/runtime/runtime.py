@@ -28,6 +28,7 @@ from sbx.runtime.settings import Settings
 from sbx.telemetry.starts import Starts
 from sbx.workspace import DataDirectory
 
+_PREPARED_AT_ONCE = 2 * (os.cpu_count() or 1)  # more would only get ready together, and all late
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -50,6 +51,7 @@ class Runtime:
         `keep_files`: leave what lies in the data directory, which a House knows of."""
         self.settings = settings or Settings()
         self._keep_files = keep_files
+        self._room = asyncio.Semaphore(_PREPARED_AT_ONCE)
         self._started_broker = broker
         self._pid = os.getpid()
         self._broker: Broker | None = None
@@ -138,7 +140,8 @@ class Runtime:
         )
         self._sandboxes.add(box)
         try:
-            await box.prepare()
+            async with self._room:
+                await box.prepare()
         except BaseException:
             await box.close()
             raise
@@ -153,6 +156,8 @@ class Runtime:
     ) -> tuple[Policy, Policy]:
         """The policy as it was loaded, and as the request narrows it; raises as `create` does, but
         for what this host cannot enforce."""
+        if isinstance(policy, Policy) and not policy.filesystem.mount:
+            return self._decide(policy, narrower, env)  # which then reads no file
         return await asyncio.to_thread(self._decide, policy, narrower, env)
 
     async def open(self, loaded: Policy, decided: Policy, place: Place) -> KeptSandbox:
@@ -169,7 +174,8 @@ class Runtime:
         )
         self._sandboxes.add(box)
         try:
-            await box.prepare()
+            async with self._room:
+                await box.prepare()
         except BaseException:
             await box.close()
             raise
