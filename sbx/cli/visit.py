@@ -111,7 +111,8 @@ class _Signals:
 
     async def _end(self, asked: Coroutine[Any, Any, Any], wait_s: float = 0.0) -> None:
         with suppress(SbxError, TimeoutError):
-            await asyncio.wait_for(asked, _GRACE_S)
+            async with asyncio.timeout(_GRACE_S):
+                await asked
             await asyncio.sleep(wait_s)
         self._cancel()
 

@@ -118,7 +118,8 @@ class Jail:
             with contextlib.suppress(errors.SbxError):  # a broker that ends takes every jail along
                 await self._broker.order("kill", jail=self.name)
         try:
-            return await asyncio.wait_for(self.end(), _END_S)
+            async with asyncio.timeout(_END_S):
+                return await self.end()
         except TimeoutError:
             raise errors.Broken(
                 f"the jail {self.name} was killed and is not gone after {_END_S:g} s"
@@ -139,7 +140,8 @@ class Jail:
         try:
             return End("", **await self._broker.order("counters", jail=self.name))
         except errors.Broken:
-            return await asyncio.wait_for(self.end(), _END_S)
+            async with asyncio.timeout(_END_S):
+                return await self.end()
 
     def close(self) -> None:
         """Close both sockets; the jail's PID 1 ends when it sees that."""

@@ -354,7 +354,8 @@ async def _first(control: Channel, cells: Channel) -> frames.Frame:
         return await control.receive()
     except ChannelClosed:
         with contextlib.suppress(ChannelClosed, TimeoutError):
-            said = await asyncio.wait_for(cells.receive(), _LAST_WORDS_S)
+            async with asyncio.timeout(_LAST_WORDS_S):
+                said = await cells.receive()
             if isinstance(said.content, frames.Refused):
                 return said
         raise

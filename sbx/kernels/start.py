@@ -320,7 +320,8 @@ class Starter:
         while (pool := self._lacking()) is not None:
             if not self._nobody_waits.is_set():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._nobody_waits.wait(), _YIELD_S)
+                    async with asyncio.timeout(_YIELD_S):
+                        await self._nobody_waits.wait()
                     continue  # and see anew what is lacking
             if self._is_short():
                 return

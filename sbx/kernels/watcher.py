@@ -63,7 +63,8 @@ class MemoryWatcher:
             return
         self._busy.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._busy.wait(), _IDLE_PERIOD_S)
+            async with asyncio.timeout(_IDLE_PERIOD_S):
+                await self._busy.wait()
 
     def _measure(self) -> Mapping[Any, int]:
         """Bytes of each kernel's jail. Cheap counts first; shared pages are told apart only when

@@ -279,7 +279,12 @@ burned()
 """
     half = await with_limits(fresh, cpu_quota="25%")
     assert await tell(half, burn) < 0.45
-    assert await tell(await with_limits(fresh, cpu_quota="200%"), burn) > 0.45
+    free = await with_limits(fresh, cpu_quota="200%")
+    # Others on the machine take their share, too: a few seconds to get more than the quarter.
+    shares = [await tell(free, burn) for _ in range(2)]
+    while max(shares) <= 0.45 and len(shares) < 10:
+        shares.append(await tell(free, burn))
+    assert max(shares) > 0.45
 
 
 # -- output, disk, descriptors ---------------------------------------------------------------------
