@@ -59,6 +59,15 @@ class Ipykernel:
         if reply["content"]["status"] != "ok":
             raise NotMeasured(f"the baseline's kernel failed: {reply['content']}")
 
+    async def cell_ms(self) -> float:
+        """Milliseconds of 1+1, until the kernel is idle again."""
+        began = time.perf_counter()
+        result = await self.run("1+1")
+        ended = time.perf_counter()
+        if result != "2":
+            raise NotMeasured(f"the baseline's 1+1 gave {result!r}")
+        return (ended - began) * 1000
+
     async def kill_ms(self) -> float:
         """Milliseconds from its SIGKILL until the process is gone; without the time until
         jupyter_client, which asks every 100 ms, notices."""

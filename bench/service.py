@@ -24,19 +24,11 @@ async def _http_cell(rounds: int, progress: Progress) -> Samples:
         await client.create(paths.DATA_SCIENCE.name) as box,
         baseline.ipykernel() as kernel,
     ):
-
-        async def baseline_ms() -> float:
-            began = time.perf_counter()
-            result = await kernel.run("1+1")
-            ended = time.perf_counter()
-            assert result == "2", result
-            return (ended - began) * 1000
-
         for _ in range(_WARM_UP):
             await _cell_ms(box)
-            await baseline_ms()
+            await kernel.cell_ms()
         measured, compared = await in_turn(
-            rounds, lambda: _cell_ms(box), baseline_ms, progress, every=10
+            rounds, lambda: _cell_ms(box), kernel.cell_ms, progress, every=10
         )
     return Samples(measured, compared, "ipykernel by jupyter_client, 1+1 until idle")
 
@@ -164,9 +156,7 @@ async def _http_clients(seconds: int, progress: Progress) -> Samples:
             for task in clients:
                 task.cancel()
             await asyncio.wait(clients)
-        began = time.perf_counter()
-        await kernel.run("1+1")
-        compared = [(time.perf_counter() - began) * 1000]
+        compared = [await kernel.cell_ms()]
     also = {"p99": percentile(measured, 99), "median": median(measured)}
     return Samples(measured, compared, "one ipykernel by jupyter_client, alone", also)
 

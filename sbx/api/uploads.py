@@ -78,7 +78,6 @@ class Part:
         parameters = _disposition(headers.get("content-disposition", ""))
         self.name = parameters["name"]
         self.filename = parameters.get("filename", parameters.get("filename*"))
-        self.content_type = headers.get("content-type")
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Its bytes; only until the next part is asked for."""

@@ -232,10 +232,6 @@ class LiveRun:
             size += getsizeof(run.stdout) + getsizeof(run.stderr) + getsizeof(run.text)
         return size
 
-    @property
-    def error_name(self) -> str | None:
-        return self._error.name if self._error else None
-
     def _take(self, size: int) -> None:
         if self.shared is not None:
             self._taken += size

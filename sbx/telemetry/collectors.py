@@ -97,9 +97,6 @@ class Collectors:
     def exposition(self) -> tuple[bytes, str]:
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
-    def names(self) -> Iterable[str]:
-        return sorted(family.name for family in self._registry.collect())
-
 
 class _Watched:
     """Asked at each look; what cannot be told just then is left out."""

@@ -4,7 +4,7 @@ Every function here may be called from everywhere and at any time, and never rai
 they do nothing, and nothing is imported for them: a program that embeds sbx pays for none of it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -131,8 +131,3 @@ def requested(method: str, route: str, status: int, seconds: float) -> None:
     calls fill the memory."""
     if (by := _Counting.by) is not None:
         by.requests.labels(method, route, str(status)).observe(seconds)
-
-
-def family_names() -> Iterable[str]:
-    """The names of everything that is counted; for tests and documents."""
-    return () if _Counting.by is None else _Counting.by.names()

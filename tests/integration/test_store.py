@@ -279,8 +279,6 @@ async def test_events_come_in_pages_and_the_last_is_the_tombstone(store: Store) 
     page = await events.of_sandbox(store, "sandbox-1", after=made[1].seq, limit=2)
     assert page == made[2:4]
     assert await events.of_sandbox(store, "sandbox-2") == []
-    assert await events.last_of(store, "sandbox-1") == made[-1]
-    assert await events.last_of(store, "sandbox-2") is None
 
 
 # -- versions --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What a user put into a conversation: up, listed, down again byte for byte, deleted."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -240,10 +240,7 @@ class _Taking:
             raise conversation_required()
         view, house = self._view, self._house
         demand(self._caller, view, "files:write", conversation)
-        async with AsyncExitStack() as held:
-            use = await held.enter_async_context(
-                house.sandboxes.using(self._caller, view.id, scope="files:write")
-            )
+        async with house.sandboxes.using(self._caller, view.id, scope="files:write") as use:
             talk = use.conversation(conversation)
             stored = await talk.uploads.put_stream(name, chunks, self._limits)
             await rows.put(

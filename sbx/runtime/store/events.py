@@ -66,14 +66,6 @@ async def of_sandbox(
     return [_row(row) for row in rows]
 
 
-async def last_of(store: Store, sandbox_id: str) -> EventRow | None:
-    """The newest event: of a sandbox that ended, why."""
-    row = await store.row(
-        "SELECT * FROM events WHERE sandbox_id = ? ORDER BY seq DESC LIMIT 1", sandbox_id
-    )
-    return None if row is None else _row(row)
-
-
 def _row(row: sqlite3.Row) -> EventRow:
     return EventRow(
         seq=row["seq"],
