@@ -618,6 +618,10 @@ def _without_handler(below: types.TracebackType | None) -> types.TracebackType |
 SandboxShell.__name__ = "ZMQInteractiveShell"
 InteractiveShellABC.register(SandboxShell)
 
+_MADE_BY_A_CELL = (
+    *("ast_node_interactivity", "ast_transformers", "autocall", "input_transformer_manager"),
+    *("input_transformers_post", "logger"),
+)
 _SCRIPT_MAGICS = frozenset(
     ("script", "bash", "sh", "perl", "pypy", "python", "python2", "python3", "ruby")
 )
@@ -632,7 +636,12 @@ def build() -> SandboxShell:
     config.Completer.use_jedi = False
     config.IPCompleter.use_jedi = False
     config.IPKernelApp.parent_appname = "sbx"  # a section of this name is how tqdm knows a notebook
-    return SandboxShell.instance(config=config)
+    shell = SandboxShell.instance(config=config)
+    # What IPython makes when the first cell asks for it, now: else each fork of a zygote makes it
+    # anew, because a rehearsal leaves nothing behind.
+    for name in _MADE_BY_A_CELL:
+        getattr(shell, name)
+    return shell
 
 
 def error_content(etype: type, evalue: Any, lines: list[str] | None = None) -> dict[str, Any]:

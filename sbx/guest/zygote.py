@@ -61,6 +61,7 @@ def main() -> NoReturn:
     # A kernel is process 2 of its namespace. Who tells a fork by a changed number, as OpenSSL's
     # random generator does, must see one: so process 2 of this namespace is not the zygote.
     _fork_nobody()
+    forked.ask_ahead(told["walls"])
     locality.fill()
     gc.freeze()  # as below, for supervisors
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how jails ended: linux reaps them

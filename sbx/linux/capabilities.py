@@ -56,7 +56,7 @@ def effective() -> int:
 
 def current() -> Sets:
     """All five sets of this thread, read from linux."""
-    known = range(_last() + 1)
+    known = range(last() + 1)
     return Sets(
         *_capget(),
         bounding=_bounding(),
@@ -81,7 +81,7 @@ def empty_bounding() -> None:
     Raises PermissionError without CAP_SETPCAP, having dropped nothing, unless nothing is left.
     """
     try:
-        prctl_each(_PR_CAPBSET_DROP, range(_last() + 1))
+        prctl_each(_PR_CAPBSET_DROP, range(last() + 1))
     except PermissionError:
         if _bounding():  # asked only now: to read it takes as long as to drop all
             raise
@@ -114,6 +114,6 @@ def _capget() -> tuple[int, int, int]:
 
 
 @functools.cache
-def _last() -> int:
+def last() -> int:
     """The highest capability this linux knows: 40 since 5.9, and the next one comes some day."""
     return int(Path("/proc/sys/kernel/cap_last_cap").read_text())

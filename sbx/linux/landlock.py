@@ -227,6 +227,7 @@ def restrict(
         return ruleset.domain
 
 
+@functools.cache  # flags are slow: 40 µs and 20 pages in a fork
 def _obtainable(tcp: Tcp, scoped: Scope) -> Domain:
     """What of that this linux can enforce, and all the file rights it knows."""
     version = abi()
