@@ -141,10 +141,11 @@ class Kernel:
         builtins.input = self._input
         getpass.getpass = self._getpass
         asyncio.set_event_loop(self._loop)
-        self._loop.add_reader(self._sock, self._inbox.read)
+        # By its number: asyncio looks a socket up first, and the failure shows it in words.
+        self._loop.add_reader(self._sock.fileno(), self._inbox.read)
         self._task = self._loop.create_task(self._serve(), name="sbx-kernel")
         self._task.add_done_callback(lambda _: os._exit(_BROKEN))
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        set_handler(signal.SIGINT, self._on_interrupt)
 
     def run(self, config: KernelConfig, missing: dict[str, str]) -> NoReturn:
         """Say `ready`, with the modules of the preload list that are missing, and serve.

@@ -110,7 +110,8 @@ def start(parked: Parked, config: KernelConfig) -> NoReturn:
     Called once, in a process that is sealed and has one thread. Takes over descriptors 0, 1 and 2,
     the standard streams, SIGINT, and what `input` and `getpass` mean.
     """
-    os.environ.update(HOME=config.home, USER=config.user, LOGNAME=config.user)
+    for name, value in (("HOME", config.home), ("USER", config.user), ("LOGNAME", config.user)):
+        os.environ[name] = value
     os.chdir(config.cwd)
     sys.argv = [""]
     # Last of all: a file in the workspace may shadow a module from here on, not before.

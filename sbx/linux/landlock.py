@@ -148,12 +148,9 @@ class Ruleset:
         made: int | None = None,
     ) -> None:
         """`made`: the fd of one that another process made with the same words, to go on with."""
-        wanted = Scope(0)
-        if scope_signals:
-            wanted |= Scope.SIGNAL
-        if scope_abstract_sockets:
-            wanted |= Scope.ABSTRACT_UNIX_SOCKET
-        self.domain = domain = _obtainable(Tcp.BIND | Tcp.CONNECT if tcp else Tcp(0), wanted)
+        self.domain = domain = _obtainable(
+            tcp=tcp, signals=scope_signals, abstract_sockets=scope_abstract_sockets
+        )
         self._handled = int(domain.handled)  # an IntFlag takes 5 µs and 20 pages for an `&`
         if made is not None:
             self._fd = made
@@ -228,13 +225,15 @@ def restrict(
 
 
 @functools.cache  # flags are slow: 40 µs and 20 pages in a fork
-def _obtainable(tcp: Tcp, scoped: Scope) -> Domain:
+def _obtainable(*, tcp: bool, signals: bool, abstract_sockets: bool) -> Domain:
     """What of that this linux can enforce, and all the file rights it knows."""
     version = abi()
+    scoped = Scope.SIGNAL if signals else Scope(0)
+    scoped |= Scope.ABSTRACT_UNIX_SOCKET if abstract_sockets else Scope(0)
     return Domain(
         abi=version,
         handled=handled_by(version),
-        handled_tcp=tcp if version >= 4 else Tcp(0),
+        handled_tcp=Tcp.BIND | Tcp.CONNECT if tcp and version >= 4 else Tcp(0),
         scoped=scoped if version >= 6 else Scope(0),
     )
 
