@@ -17,7 +17,9 @@ from bench import (
     churn,
     cold_start,
     density,
+    node,
     parallel_create,
+    pty,
     service,
     shell,
     teardown,
@@ -25,7 +27,19 @@ from bench import (
 from bench.samples import Bench, NotMeasured, Samples, compared, figure
 from sbx import SbxError
 
-_MODULES = (acquire, cold_start, cells, shell, teardown, churn, parallel_create, density, service)
+_MODULES = (
+    acquire,
+    cold_start,
+    cells,
+    shell,
+    pty,
+    node,
+    teardown,
+    churn,
+    parallel_create,
+    density,
+    service,
+)
 BENCHES = {bench.name: bench for module in _MODULES for bench in module.BENCHES}
 _REDRAW_S = 0.2
 _WIDTH = 160

@@ -8,16 +8,42 @@ thread. Imports sbx.protocol and sbx.errors.
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from sbx import errors
-from sbx.protocol.files import Entry, Listing, Upload
+from sbx.protocol.files import (
+    Change,
+    Copied,
+    Entry,
+    Kind,
+    Listing,
+    Matches,
+    Unpacked,
+    Upload,
+)
 from sbx.protocol.handles import check_process
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run
+from sbx.protocol.usage import Usage
+
+if TYPE_CHECKING:
+    from sbx.blocking_commands import AsyncCommands, BlockingCommands
+    from sbx.blocking_contexts import AsyncContexts, BlockingContexts
+    from sbx.blocking_terminals import AsyncTerminals, BlockingTerminals
 
 T = TypeVar("T")
 OnInput = Callable[[str], str | Awaitable[str]]
@@ -43,6 +69,28 @@ class AsyncFiles(Protocol):
     async def stat(self, path: str) -> Entry: ...
     async def delete(self, path: str) -> bool: ...
     async def make_directory(self, path: str) -> None: ...
+    async def find(
+        self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
+    ) -> Listing: ...
+    async def grep(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        include: str | None = None,
+        max_matches: int = 1000,
+    ) -> Matches: ...
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None: ...
+    async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied: ...
+    async def replace(self, path: str, old: str, new: str, *, count: int | None = 1) -> int: ...
+    async def chmod(self, path: str, mode: int) -> None: ...
+    def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncGenerator[Change, None]: ...
+    def archive(
+        self, path: str = ".", *, format: Literal["tar.gz", "zip"] = "tar.gz"
+    ) -> AsyncGenerator[bytes, None]: ...
+    async def unpack(self, source: bytes | AsyncIterable[bytes], path: str = ".") -> Unpacked: ...
 
 
 class AsyncUploads(Protocol):
@@ -55,13 +103,9 @@ class AsyncUploads(Protocol):
     async def delete(self, name: str) -> None: ...
 
 
-class AsyncConversation(Protocol):
-    """A workspace with a kernel, here or in a service."""
+class AsyncKernel(Protocol):
+    """What runs code, here or in a service."""
 
-    @property
-    def files(self) -> AsyncFiles: ...
-    @property
-    def uploads(self) -> AsyncUploads: ...
     @property
     def receipt(self) -> Receipt | None: ...
     async def run(
@@ -90,8 +134,58 @@ class AsyncConversation(Protocol):
     ) -> AsyncRun: ...
     async def give_up(self, run: Any, /) -> None: ...
     async def interrupt(self) -> bool: ...
-    async def start(self) -> Receipt: ...
     async def stop(self) -> None: ...
+
+
+class AsyncConversation(AsyncKernel, Protocol):
+    """A workspace with a kernel, here or in a service."""
+
+    @property
+    def files(self) -> AsyncFiles: ...
+    @property
+    def uploads(self) -> AsyncUploads: ...
+    @property
+    def contexts(self) -> "AsyncContexts": ...
+    @property
+    def commands(self) -> "AsyncCommands": ...
+    @property
+    def terminals(self) -> "AsyncTerminals": ...
+    async def write_stdin(self, run_id: str, text: str | None) -> None: ...
+    async def usage(self) -> Usage: ...
+    def stream_usage(self, interval_s: float = 1.0) -> AsyncIterator[Usage]: ...
+    def start_shell(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        stdin_open: bool = False,
+    ) -> AsyncRun: ...
+    async def run_script(
+        self,
+        code: str,
+        language: str,
+        *,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        cwd: str | None = None,
+    ) -> Run: ...
+    def start_script(
+        self,
+        code: str,
+        language: str,
+        *,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        cwd: str | None = None,
+    ) -> AsyncRun: ...
+    async def start(self) -> Receipt: ...
 
 
 # -- the loop --------------------------------------------------------------------------------------
@@ -186,6 +280,29 @@ class Loop:
         await self._loop.shutdown_asyncgens()
 
 
+def _taken_from(loop: Loop, source: AsyncGenerator[T, None]) -> Iterator[T]:
+    """What an asynchronous generator on the loop gives; closed with this one."""
+
+    async def following() -> tuple[T] | None:
+        try:
+            return (await anext(source),)
+        except StopAsyncIteration:  # which no future carries well
+            return None
+
+    try:
+        while (one := loop.call(following())) is not None:
+            yield one[0]
+    finally:
+        if loop.running:
+            loop.call(source.aclose())
+
+
+async def _given_to(source: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The caller's own iterator, asked in a worker thread: it may block."""
+    while (piece := await asyncio.to_thread(next, source, None)) is not None:
+        yield piece
+
+
 # -- the faces -------------------------------------------------------------------------------------
 
 
@@ -197,6 +314,7 @@ class BlockingFiles:
     """
 
     def __init__(self, loop: Loop, inner: AsyncFiles) -> None:
+        self._loop = loop
         self._call = loop.call
         self._inner = inner
 
@@ -227,6 +345,73 @@ class BlockingFiles:
     def make_directory(self, path: str) -> None:
         """Make a directory, with those it lies in."""
         self._call(self._inner.make_directory(path))
+
+    def find(
+        self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
+    ) -> Listing:
+        """What lies below a directory and has a name, or with a `/` in the pattern a path, like
+        `*.py` or `src/**/test_*`; `complete` is False where a limit cut it."""
+        return self._call(self._inner.find(pattern, path, kind=kind, max_results=max_results))
+
+    def grep(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        include: str | None = None,
+        max_matches: int = 1000,
+    ) -> Matches:
+        """The lines of text files that have `pattern`: plain text, or with `regex` an expression of
+        RE2's. `include`: only files whose name, or path, is like this. See `Matches`."""
+        return self._call(
+            self._inner.grep(
+                pattern,
+                path,
+                regex=regex,
+                ignore_case=ignore_case,
+                include=include,
+                max_matches=max_matches,
+            )
+        )
+
+    def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Move or rename. `overwrite`: a file may replace a file. Raises Conflict `file_exists`."""
+        self._call(self._inner.move(source, target, overwrite=overwrite))
+
+    def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
+        """Copy a file, or a directory with all below it. Raises as `move`, and TooLarge."""
+        return self._call(self._inner.copy(source, target, overwrite=overwrite))
+
+    def replace(self, path: str, old: str, new: str, *, count: int | None = 1) -> int:
+        """Replace a text that the file has `count` times (None: once at least), in one step; how
+        often it was. Raises Conflict `replace_count`, `file_changed`."""
+        return self._call(self._inner.replace(path, old, new, count=count))
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Set permissions, 0 to 0o777. Raises Denied `set_id_refused`, `file_not_permitted`."""
+        self._call(self._inner.chmod(path, mode))
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> Iterator[Change]:
+        """What changes in a directory, and with `recursive` below it, from the `started` on that
+        comes first, until the conversation ends. Raises Unavailable `too_many_watches`."""
+        return _taken_from(self._loop, self._inner.watch(path, recursive=recursive))
+
+    def archive(
+        self, path: str = ".", *, format: Literal["tar.gz", "zip"] = "tar.gz"
+    ) -> Iterator[bytes]:
+        """The bytes of an archive of a directory, as they are packed, inside. An end without an
+        error is a whole archive. Starts the kernel; raises Denied `processes_denied`."""
+        return _taken_from(self._loop, self._inner.archive(path, format=format))
+
+    def unpack(self, source: bytes | Iterable[bytes], path: str = ".") -> Unpacked:
+        """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside; files of the same
+        names are replaced. Starts the kernel; raises Denied `processes_denied`, BadRequest
+        `not_an_archive`, TooLarge `archive_too_large`; what was unpacked until then stays."""
+        if isinstance(source, bytes | bytearray | memoryview):
+            return self._call(self._inner.unpack(bytes(source), path))
+        return self._call(self._inner.unpack(_given_to(iter(source)), path))
 
 
 class BlockingUploads:
@@ -272,6 +457,43 @@ class BlockingConversation:
         self.files = files or BlockingFiles(loop, inner.files)
         self.uploads = uploads or BlockingUploads(loop, inner.uploads)
 
+    def write_stdin(self, run_id: str, text: str | None) -> None:
+        """Feed a command of `stream_shell` that was started with `stdin_open`, by the id of its
+        run; None closes it. Raises Conflict `stdin_full` while the command does not read,
+        `stdin_closed`, NotFound."""
+        self._loop.call(self._inner.write_stdin(run_id, text))
+
+    @property
+    def commands(self) -> "BlockingCommands":
+        """Background commands: they go on when the call that started them is over."""
+        from sbx.blocking_commands import BlockingCommands
+
+        return BlockingCommands(self._loop, self._inner.commands)
+
+    @property
+    def terminals(self) -> "BlockingTerminals":
+        """Terminals: a shell or a command on a pty, and any number of clients on each."""
+        from sbx.blocking_terminals import BlockingTerminals
+
+        return BlockingTerminals(self._loop, self._inner.terminals)
+
+    def usage(self) -> Usage:
+        """What the sandbox uses now, and the disk of this conversation; nothing starts for it."""
+        return self._loop.call(self._inner.usage())
+
+    def stream_usage(self, interval_s: float = 1.0) -> Iterator[Usage]:
+        """The same now and after each interval (0.2 to 3600 seconds), until it is closed."""
+        from sbx.blocking_commands import each
+
+        return each(self._loop, lambda: self._inner.stream_usage(interval_s))
+
+    @property
+    def contexts(self) -> "BlockingContexts":
+        """Named kernels side by side over the same files."""
+        from sbx.blocking_contexts import BlockingContexts
+
+        return BlockingContexts(self._loop, self._inner.contexts)
+
     def run(
         self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
     ) -> Run:
@@ -312,10 +534,56 @@ class BlockingConversation:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        stdin_open: bool = False,
     ) -> Iterator[Event]:
-        """Run a shell command and follow it live; as `stream` does."""
+        """Run a shell command and follow it live; as `stream` does. With `stdin_open` it also reads
+        what `write_stdin` is given, after `stdin`."""
         return self._follow(
-            lambda: self._inner.start_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+            lambda: self._inner.start_shell(
+                command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
+            )
+        )
+
+    def run_script(
+        self,
+        code: str,
+        language: str,
+        *,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        cwd: str | None = None,
+    ) -> Run:
+        """Run a script of `bash`, `javascript`, `typescript`, `java` or `go` inside, beside a busy
+        cell, and wait for its result.
+
+        It keeps nothing but what it writes to files. Packages are those of the workspace:
+        `node_modules`, jars in `lib` or `jars`, a `go.mod` with `vendor`. Raises BadRequest
+        `unknown_language` and `language_unavailable`, whose hint says what to install.
+        """
+        return self._loop.call(
+            self._inner.run_script(
+                code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
+            )
+        )
+
+    def stream_script(
+        self,
+        code: str,
+        language: str,
+        *,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        cwd: str | None = None,
+    ) -> Iterator[Event]:
+        """Run a script and follow it live; as `stream` does."""
+        return self._follow(
+            lambda: self._inner.start_script(
+                code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
+            )
         )
 
     def interrupt(self) -> bool:
@@ -340,22 +608,27 @@ class BlockingConversation:
         return self._inner.receipt
 
     def _follow(self, begin: Callable[[], AsyncRun]) -> Iterator[Event]:
-        """Start a run now, and give its events as they are asked for."""
+        return followed(self._loop, self._inner, begin)
 
-        async def begun() -> AsyncRun:
-            return begin()
 
-        return self._events(self._loop.call(begun()))
+def followed(loop: Loop, kernel: AsyncKernel, begin: Callable[[], AsyncRun]) -> Iterator[Event]:
+    """Start a run now, and give its events as they are asked for."""
 
-    def _events(self, run: AsyncRun) -> Iterator[Event]:
-        events = run.events()
+    async def begun() -> AsyncRun:
+        return begin()
 
-        async def following() -> Event | None:
-            return await anext(events, None)
+    return _events(loop, kernel, loop.call(begun()))
 
-        try:
-            while (event := self._loop.call(following())) is not None:
-                yield event
-        except KeyboardInterrupt:
-            self._loop.call(self._inner.give_up(run))
-            raise
+
+def _events(loop: Loop, kernel: AsyncKernel, run: AsyncRun) -> Iterator[Event]:
+    events = run.events()
+
+    async def following() -> Event | None:
+        return await anext(events, None)
+
+    try:
+        while (event := loop.call(following())) is not None:
+            yield event
+    except KeyboardInterrupt:
+        loop.call(kernel.give_up(run))
+        raise

@@ -11,17 +11,18 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
+from starlette.requests import HTTPConnection
 
+from sbx.api.peers import PEER
 from sbx.errors import Denied
 from sbx.runtime.access import Caller
 from sbx.runtime.house import House
 
 COOKIE = "sbx_token"
-PEER = "sbx.peer"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def house(request: Request) -> House:
+def house(request: HTTPConnection) -> House:
     """All that this process holds."""
     found: House = request.app.state.house
     return found
@@ -32,17 +33,23 @@ async def _house(request: Request) -> House:
 
 
 async def caller(request: Request) -> Caller:
-    """Raises Denied `unauthorized`, and `forbidden` for a page of another origin with a cookie.
+    """See `known`."""
+    return await known(request)
+
+
+async def known(request: HTTPConnection) -> Caller:
+    """Who calls, also by a WebSocket. Raises Denied `unauthorized`, and `forbidden` for a page of
+    another origin with a cookie.
 
     Found once for a request, whose state keeps it: it is asked for before a body is read.
     """
-    known: Caller | None = getattr(request.state, "caller", None)
-    if known is None:
-        known = request.state.caller = await _caller(request)
-    return known
+    found: Caller | None = getattr(request.state, "caller", None)
+    if found is None:
+        found = request.state.caller = await _caller(request)
+    return found
 
 
-async def _caller(request: Request) -> Caller:
+async def _caller(request: HTTPConnection) -> Caller:
     access = house(request).access
     given = request.headers.get("authorization")
     if given is not None:
@@ -51,7 +58,8 @@ async def _caller(request: Request) -> Caller:
             raise _unauthorized("the Authorization header must say: Bearer <key>")
         return await access.of_bearer(bearer.strip())
     if (cookie := request.cookies.get(COOKIE)) is not None:
-        _check_origin(request)
+        if request.scope.get("method") not in _SAFE:
+            check_origin(request)
         return await access.of_bearer(cookie)
     peer = request.scope.get("extensions", {}).get(PEER)
     if peer is None:
@@ -82,18 +90,18 @@ HouseDep = Annotated[House, Depends(_house)]
 HeldDep = Annotated[AsyncExitStack, Depends(held)]
 
 
-def _check_origin(request: Request) -> None:
+def check_origin(request: HTTPConnection) -> None:
     """A browser sends a SameSite cookie also to other ports of the same host: whoever listens
-    there could otherwise change things with it."""
+    there could otherwise change things with it. Raises Denied `forbidden`."""
     origin = request.headers.get("origin")
-    if request.method in _SAFE or origin is None:
+    if origin is None:
         return
     if origin in request.app.state.cors_origins:
         return
     if urlsplit(origin).netloc == request.headers.get("host"):
         return
     raise Denied(
-        "a page of another origin may not use this cookie",
+        "a page of another origin may not do this",
         code="forbidden",
         hint="send the token as a bearer, or allow the origin with --cors-origin",
     )

@@ -6,21 +6,19 @@ So is whoever comes when `limit_concurrency` connections are open already.
 """
 
 import asyncio
-import socket
-import struct
 import uuid
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from sbx.api.callers import PEER
+from sbx.api.attachments import Attachment
 from sbx.api.errors import error_response
+from sbx.api.peers import PEER, peer_of
 from sbx.errors import BadRequest, SbxError, Unavailable
 
 HEAD_MAX = 64 * 1024
 HEAD_S = 15.0
 FULL_S = 1.0  # the same for who is one too many
-_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
 
 
 class Connection(HttpToolsProtocol):
@@ -29,6 +27,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._most, self.limit_concurrency = self.limit_concurrency, None  # uvicorn's says 503 late
+        self.ws_protocol_class = Attachment  # of a connection that becomes a WebSocket
         self._full = False
         self._extensions: dict[str, Any] = {}
         self._head = 0  # bytes of the head that is being read
@@ -43,7 +42,7 @@ class Connection(HttpToolsProtocol):
             if full > self._most:  # not even waited for
                 transport.abort()
                 return
-        self._extensions = {PEER: peer} if (peer := _peer_of(transport)) is not None else {}
+        self._extensions = {PEER: peer} if (peer := peer_of(transport)) is not None else {}
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -140,14 +139,3 @@ def _too_many() -> SbxError:
         hint="close connections that are not in use, and try again",
         details={"retry_after_s": 1},
     )
-
-
-def _peer_of(transport: asyncio.Transport) -> dict[str, int] | None:
-    """Who made the connection, as linux knows it; None for TCP."""
-    sock = transport.get_extra_info("socket")
-    if sock is None or sock.family != socket.AF_UNIX:
-        return None
-    pid, uid, gid = _CREDENTIALS.unpack(
-        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    return {"uid": uid, "gid": gid, "pid": pid}

@@ -44,7 +44,8 @@ _BOX = r"/v1/sandboxes/[^/]+"
 _STREAMED = re.compile(
     rf"POST {_BOX}/filesystem/upload"
     r"|POST /api/v1/sessions/[^/]+/files/upload"
-    rf"|PUT {_BOX}/conversations/[^/]+/(files|uploads/[^/]+)"
+    rf"|PUT {_BOX}/conversations/[^/]+/(files|archive|uploads/[^/]+)"
+    rf"|PATCH {_BOX}/conversations/[^/]+/partials/[^/]+"
 )
 _CONTENT = re.compile(rf"PUT {_BOX}/filesystem/files|POST {_BOX}/conversations/[^/]+/runs")
 _LOGIN = "POST /api/v1/login"
@@ -70,6 +71,9 @@ class Limits:
         self._known = known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._connect(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -103,6 +107,18 @@ class Limits:
             finally:
                 seconds = time.monotonic() - began
                 requested(scope["method"], _template(scope), started or 499, seconds)
+
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket, whose messages are bounded by its protocol; refused as a request is."""
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        with bound(request=request_id):
+            try:
+                _check(scope)
+            except SbxError as error:
+                await error_response(error, request_id)(scope, receive, send)
+                return
+            await self._app(scope, receive, send)
 
 
 class _Body:

@@ -42,6 +42,7 @@ from sbx.isolation.plan import Filters, Interpreter
 from sbx.linux import capabilities, landlock, prctl, procfs, seccomp
 from sbx.linux.landlock import Files
 from sbx.policy import Policy, available, load
+from sbx.runtime.environments.directory import Environments
 from sbx.runtime.interpreter import interpreter_as, own_interpreter
 
 _log = logging.getLogger(__name__)
@@ -142,10 +143,13 @@ def confine(
 ) -> list[str]:
     """Tell the broker what the jails of every policy are made of; what of that `drop` has to show.
 
-    Once, before `drop`. A policy that cannot be loaded now is none.
+    Once, before `drop`. A policy that cannot be loaded now is none, nor is one whose environment
+    is not there yet, or lies where this process can still write afterwards.
     """
     machine = platform.machine()
     policies = list(_policies(settings, account))
+    if any(settings.environments.is_relative_to(path) for path in writable):
+        _log.warning("environments in %s are not used: this process could change them", writable[0])
     granted = grants(
         policies,
         broker.capabilities,
@@ -156,12 +160,16 @@ def confine(
     )
     broker.confine(granted)
     sources = {mount.source for policy, _ in policies for mount in policy.filesystem.mount}
+    for policy, interpreter in policies:
+        if policy.environment is not None:
+            sources.update(interpreter.prefixes)  # which are looked at, to see if they changed
     return sorted(source for source in sources if os.path.exists(source))
 
 
 def _policies(settings: ServiceSettings, account: Account) -> Iterator[tuple[Policy, Interpreter]]:
     own = own_interpreter()
     search = settings.policy_dirs
+    environments = Environments(settings.environments)
     for info in available(search):
         try:
             policy = load(info.name, search=search)
@@ -170,6 +178,11 @@ def _policies(settings: ServiceSettings, account: Account) -> Iterator[tuple[Pol
             continue
         if policy.interpreter is None:
             yield policy, own
+        elif (name := policy.environment) is not None:
+            try:
+                yield policy, environments.interpreter(name, info.name)
+            except SbxError as error:
+                _log.warning("%s", error)
         elif found := interpreter_as(policy.interpreter, *account):
             yield policy, found
         else:
@@ -268,6 +281,7 @@ def _readable(settings: ServiceSettings) -> list[str]:
         *python.prefixes,
         *(str(_PROJECT / name) for name in ("sbx", "policies")),
         *map(str, settings.policy_dirs),
+        str(settings.environments),
         *((str(settings.bwrap),) if settings.bwrap else ()),
     ]
     return [path for path in dict.fromkeys(found) if os.path.exists(path)]

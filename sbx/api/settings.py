@@ -119,7 +119,7 @@ class ServiceSettings(Settings):
     @model_validator(mode="after")
     def _paths_are_absolute(self) -> Self:
         """Taken from the working directory now: nothing later depends on it."""
-        for name in ("socket", "data_dir"):
+        for name in ("socket", "data_dir", "environments"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, Path(os.path.abspath(path.expanduser())))
         return self

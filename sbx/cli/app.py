@@ -14,8 +14,11 @@ import typer
 from sbx import __version__, errors
 from sbx.cli import (
     access,
+    commands,
     config,
+    contexts,
     doctor,
+    env,
     execute,
     exits,
     policy,
@@ -24,6 +27,8 @@ from sbx.cli import (
     run,
     sandboxes,
     serve,
+    shell,
+    stats,
     terminal,
     transfer,
     upkeep,
@@ -55,11 +60,16 @@ def _interruptible(command: Callable[P, int]) -> Callable[P, int]:
 app.command()(_interruptible(run.run))
 app.command()(_interruptible(doctor.doctor))
 app.add_typer(policy.app, name="policy")
+app.add_typer(env.app, name="env")
 app.command()(_interruptible(serve.serve))
 app.command()(config.config)
 app.command()(_interruptible(sandboxes.ps))
 app.command()(_interruptible(sandboxes.create))
 app.command("exec")(_interruptible(execute.execute))
+app.command()(_interruptible(shell.shell))
+app.add_typer(contexts.app, name="context")
+app.add_typer(commands.app, name="command")
+app.command()(_interruptible(stats.stats))
 app.command()(_interruptible(transfer.cp))
 app.command()(_interruptible(records.logs))
 app.command()(_interruptible(records.history))

@@ -45,6 +45,7 @@ def doctor(
                     for layer in found.layers
                 ],
                 "policies": [verdict.to_dict() for verdict in found.verdicts],
+                "languages": [one.to_dict() for one in found.languages],
                 "live": found.live.to_dict(),
                 "paths": [
                     {
@@ -91,6 +92,11 @@ def _print(found: "Examination") -> None:
             for one in found.paths
         ],
     )
+    write(STDOUT, "\n")
+    print_table(
+        ("language", "runs here", "by"),
+        [(one.language, "yes" if one.path else "no", one.path or "") for one in found.languages],
+    )
     write(STDOUT, "\n" + "".join(f"{line}\n" for line in _advice(found)))
     write(STDOUT, f"{one_line(_live(found.live))}\n")
 
@@ -109,6 +115,9 @@ def _advice(found: "Examination") -> list[str]:
             lines.append(f"  no {one.policy}: {one_line(one.cause)}")
         if one.lacks:
             lines.append(f"   note: {one.policy} preloads {', '.join(one.lacks)}: not installed")
+    for spoken in found.languages:
+        if spoken.remedy is not None:
+            lines.append(f"     no {spoken.language}: {spoken.remedy}")
     if found.live.ok:  # else there is nothing to be faster than
         for check in found.paths:
             if check.error is not None:

@@ -1,5 +1,6 @@
 """What this host can do for sbx: its layers, its policies, and sandboxes that truly start."""
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -15,6 +16,9 @@ from sbx.isolation.plan import decide_walls
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy, available, load, shipped_directory, unsupported
+from sbx.protocol.languages import LANGUAGES
+from sbx.runtime.languages import available as available_languages
+from sbx.runtime.languages import how_to_get
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 
@@ -71,6 +75,24 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
+class Spoken:
+    """Whether sandboxes of the policy `default` run a language here: by which program, as its path
+    is inside, or what to do for it."""
+
+    language: str
+    path: str | None
+    remedy: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "language": self.language,
+            "available": self.path is not None,
+            "path": self.path,
+            "remedy": self.remedy,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Examination:
     linux: str
     machine: str
@@ -78,6 +100,7 @@ class Examination:
     layers: tuple[Layer, ...]
     verdicts: tuple[Verdict, ...]
     paths: tuple[Live, ...]
+    languages: tuple[Spoken, ...] = ()
 
     @property
     def live(self) -> Live:
@@ -101,7 +124,16 @@ async def examine() -> Examination:
             layers=(*capabilities.layers, *_other_layers(capabilities, settings)),
             verdicts=tuple(verdict(policy, capabilities) for policy in _shipped()),
             paths=tuple([await _live(runtime, path) for path in _PATHS]),
+            languages=await asyncio.to_thread(_languages),
         )
+
+
+def _languages() -> tuple[Spoken, ...]:
+    found = available_languages(load(_LIVE_POLICY))
+    return tuple(
+        Spoken(one, found[one].path) if one in found else Spoken(one, None, how_to_get(one))
+        for one in LANGUAGES
+    )
 
 
 def verdict(policy: Policy, capabilities: Capabilities) -> Verdict:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbx.cli import exits, reach, terminal
+from sbx.cli import commands, exits, languages, reach, terminal
 from sbx.errors import BadRequest, TooLarge
+from sbx.protocol.contexts import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
     from sbx.cli.screen import Face
@@ -18,15 +19,23 @@ _STDIN_MAX = 1 << 20  # it travels in the JSON body of the request
 def execute(
     sandbox_id: reach.Id,
     file: Annotated[
-        str | None, typer.Argument(help="A file of Python; - for stdin.", metavar="FILE")
+        str | None, typer.Argument(help="A file of code; - for stdin.", metavar="FILE")
     ] = None,
+    args: languages.Arguments = None,
     code: Annotated[
         str | None, typer.Option("--code", "-c", help="The code itself.", metavar="CODE")
     ] = None,
     shell: Annotated[
         bool, typer.Option("--shell", help="It is a bash script and not Python.")
     ] = False,
+    language: languages.Option = None,
     conversation: reach.Conversation = "default",
+    context: Annotated[
+        str,
+        typer.Option(
+            help="In which kernel of the conversation; made when there is none.", metavar="NAME"
+        ),
+    ] = "default",
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -35,16 +44,26 @@ def execute(
         ),
     ] = None,
     cwd: Annotated[
-        str | None, typer.Option(help="With --shell: where it starts.", metavar="DIR")
+        str | None, typer.Option(help="Of a command or script: where it starts.", metavar="DIR")
     ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
-            help="With --shell: an environment variable. Repeatable.", metavar="NAME=VALUE"
+            help="Of a command or script: an environment variable. Repeatable.",
+            metavar="NAME=VALUE",
         ),
     ] = None,
     send_stdin: Annotated[
-        bool, typer.Option("--stdin", "-i", help="With --shell: it reads our stdin.")
+        bool, typer.Option("--stdin", "-i", help="A command or script reads our stdin.")
+    ] = False,
+    background: Annotated[
+        bool,
+        typer.Option(
+            "--background",
+            "-d",
+            help="With --shell: start it, print its id, and leave; see sbx command. With -i its "
+            "stdin stays open, for sbx command write.",
+        ),
     ] = False,
     as_json: Annotated[
         bool,
@@ -66,12 +85,35 @@ def execute(
 
     if as_json and as_events:
         raise BadRequest("--json and --events are two shapes of one output; give one of them")
-    if not shell and (cwd or env or send_stdin):
+    script = languages.chosen(language, file, args or (), shell=shell)
+    if not shell and script is None and (cwd or env or send_stdin):
         raise BadRequest(
             "--cwd, --env and --stdin are for a command",
             hint="add --shell, or do it in the code: os.chdir, os.environ, input()",
         )
+    if script is not None and context != DEFAULT_CONTEXT:
+        raise BadRequest(
+            "--context is for Python and commands: a script has no variables to keep apart",
+            hint="leave it out",
+        )
     text, from_stdin = code_of(file, code)
+    if background:
+        if not shell or as_events or timeout is not None or context != DEFAULT_CONTEXT:
+            raise BadRequest(
+                "--background is for a command of --shell, without --events, --timeout, --context",
+                hint="its end is for sbx command stop, its output for sbx command logs",
+            )
+        return commands.start(
+            socket,
+            key,
+            sandbox_id,
+            conversation,
+            text,
+            cwd=cwd,
+            env=variables(env or []),
+            stdin_open=send_stdin,
+            as_json=as_json,
+        )
     if from_stdin and send_stdin:
         raise BadRequest("stdin is the script already, and cannot be its input too")
 
@@ -83,7 +125,10 @@ def execute(
         sandbox_id,
         conversation,
         text,
+        context=context,
         shell=shell,
+        language=script,
+        args=tuple(args or ()),
         timeout_s=timeout,
         cwd=cwd,
         env=variables(env or []),

@@ -71,7 +71,8 @@ def history(
         typer.Argument(help="One run, in full; `last` is the last one.", metavar="[RUN]"),
     ] = None,
     kind: Annotated[
-        Literal["python", "shell"] | None, typer.Option(help="Only cells, or only commands.")
+        Literal["python", "shell", "bash", "javascript", "typescript", "java", "go"] | None,
+        typer.Option(help="Only cells, only commands, or only scripts of a language."),
     ] = None,
     succeeded: Annotated[bool, typer.Option("--ok", help="Only those that went well.")] = False,
     tags: Annotated[

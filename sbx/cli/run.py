@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbx.cli import exits
+from sbx.cli import exits, languages
 from sbx.errors import BadRequest, NotFound, TooLarge
 
 if TYPE_CHECKING:
@@ -18,14 +18,16 @@ _READ_MAX = 64 << 20  # far beyond what a cell may be; only so that /dev/zero ha
 
 def run(
     file: Annotated[
-        str | None, typer.Argument(help="A file of Python; - for stdin.", metavar="FILE")
+        str | None, typer.Argument(help="A file of code; - for stdin.", metavar="FILE")
     ] = None,
+    args: languages.Arguments = None,
     code: Annotated[
         str | None, typer.Option("--code", "-c", help="The code itself.", metavar="CODE")
     ] = None,
     shell: Annotated[
         bool, typer.Option("--shell", help="It is a bash script and not Python.")
     ] = False,
+    language: languages.Option = None,
     policy: Annotated[
         str, typer.Option(help="A policy's name, or its file.", metavar="POLICY")
     ] = "default",
@@ -90,6 +92,7 @@ def run(
         )
     env_given = variables(env or [])
     _check_names(upload or [])
+    script = languages.chosen(language, file, args or (), shell=shell)
     text, from_stdin = code_of(file, code)
 
     import asyncio
@@ -101,6 +104,8 @@ def run(
     request = Request(
         code=text,
         shell=shell,
+        language=script,
+        args=tuple(args or ()),
         policy=policy,
         timeout_s=timeout,
         env=env_given,

@@ -12,6 +12,7 @@ from sbx.cli.figures import Figures
 from sbx.cli.following import Following, leave
 from sbx.cli.screen import Face
 from sbx.policy import reference
+from sbx.protocol.languages import Language
 from sbx.protocol.runs import Event, Run
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import AsyncSandbox
@@ -29,6 +30,8 @@ class Request:
     shell: bool
     policy: str
     timeout_s: float | None
+    language: Language | None = None
+    args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     upload: tuple[Path, ...] = ()
     uploads: Path | None = None
@@ -122,6 +125,10 @@ class Stopping:
 
 
 def _events(box: AsyncSandbox, request: Request, following: Following) -> AsyncIterator[Event]:
+    if request.language is not None:
+        return box.stream_script(
+            request.code, request.language, args=request.args, timeout=request.timeout_s
+        )
     if request.shell:
         return box.stream_shell(request.code, timeout=request.timeout_s)
     on_input = following.answer if request.answers else None

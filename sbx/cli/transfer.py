@@ -1,5 +1,6 @@
 """`sbx cp`: files into a sandbox of a running service, and out of it."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -58,6 +59,9 @@ def cp(
             metavar="SOURCE… TARGET",
         ),
     ],
+    recursive: Annotated[
+        bool, typer.Option("-r", "--recursive", help="Copy directories with all below them.")
+    ] = False,
     conversation: reach.Conversation = "default",
     as_json: reach.Json = False,
     socket: reach.Socket = None,
@@ -66,16 +70,19 @@ def cp(
     """Copy files into a sandbox, or out of it.
 
     A target that is a directory, or that ends with /, takes a file under its own name. What goes to
-    ID:uploads/temparea/ becomes an upload: the code inside reads it and cannot change it.
+    ID:uploads/temparea/ becomes an upload: the code inside reads it and cannot change it. With -r a
+    directory is copied too: into one that is there under its own name, else as the target.
     """
     *sources, target = map(Place.read, places)
-    _check(sources, target)
+    _check(sources, target, recursive=recursive)
     copied: list[Copied] = []
 
     async def copy(client: "Client") -> None:
         for source in sources:
             with _bar(source, shown=not as_json) as on_progress:
-                if target.sandbox_id is not None:
+                if recursive and await _is_directory(client, source, conversation):
+                    done = await _copy_tree(client, source, target, conversation)
+                elif target.sandbox_id is not None:
                     done = await _put(client, source, target, conversation, on_progress)
                 else:
                     done = await _get(client, source, target, conversation, on_progress)
@@ -90,7 +97,7 @@ def cp(
     return exits.Exit.OK
 
 
-def _check(sources: list[Place], target: Place) -> None:
+def _check(sources: list[Place], target: Place, *, recursive: bool) -> None:
     """Raises BadRequest, NotFound; before anything was copied."""
     if not sources:
         raise BadRequest("there is no target", hint="sbx cp SOURCE… TARGET")
@@ -104,7 +111,7 @@ def _check(sources: list[Place], target: Place) -> None:
             "both ends are in sandboxes", hint="copy it to a file here first, then from there"
         )
     for source in sources:
-        if source.sandbox_id is None:
+        if source.sandbox_id is None and not (recursive and os.path.isdir(source.path)):
             _check_file(source.path)
     if target.sandbox_id is None and len(sources) > 1 and not os.path.isdir(target.path):
         raise BadRequest(f"{target.path} is no directory, and there are several files for it")
@@ -115,13 +122,48 @@ def _check_file(path: str) -> None:
         raise BadRequest(
             f"{path} is a directory, and only files are copied",
             code="is_a_directory",
-            hint=f"tar -cf all.tar -C {path} . && sbx cp all.tar ID: "
-            "&& sbx exec ID --shell -c 'tar -xf all.tar'",
+            hint="use -r",
         )
     if not os.path.exists(path):
         raise NotFound(f"there is no file {path}", code="file_not_found", hint="check the path")
     if not os.path.isfile(path):
         raise BadRequest(f"{path} is no regular file", hint="copy it to a file first")
+
+
+async def _is_directory(client: "Client", source: Place, conversation: str) -> bool:
+    if source.sandbox_id is None:
+        return await asyncio.to_thread(os.path.isdir, source.path)
+    where = client.sandbox(source.sandbox_id).conversation(conversation)
+    return (await where.files.stat(source.path or ".")).kind == "directory"
+
+
+async def _copy_tree(client: "Client", source: Place, target: Place, conversation: str) -> Copied:
+    from sbx.cli.trees import get_tree, put_tree
+
+    if target.sandbox_id is not None:
+        where = client.sandbox(target.sandbox_id).conversation(conversation)
+        path = await _target_inside(where, target.path, _own_name(source.path))
+        tally = await put_tree(where, Path(source.path), path)
+        copied = Copied(source.path, f"{target.sandbox_id}:{path}", tally.size)
+    else:
+        where = client.sandbox(source.sandbox_id or "").conversation(conversation)
+        local = _tree_here(target.path, source)
+        tally = await get_tree(where, source.path or ".", local)
+        copied = Copied(str(source), str(local), tally.size)
+    if tally.skipped:
+        write(STDERR, f"{tally.skipped} entries were left out: links, devices and pipes\n")
+    return copied
+
+
+def _own_name(path: str) -> str:
+    """Of a directory here, also of one that is named `.` or `..`."""
+    return os.path.basename(os.path.abspath(path)) or "root"
+
+
+def _tree_here(path: str, source: Place) -> Path:
+    name = os.path.basename(os.path.normpath(source.path or "."))
+    name = name if name not in ("", ".", "..") else "workspace"
+    return Path(path, name) if os.path.isdir(path) else Path(path)
 
 
 async def _put(

@@ -12,9 +12,12 @@ from sbx.cli import terminal
 from sbx.cli.following import Following, leave
 from sbx.cli.screen import Face
 from sbx.client import Client
+from sbx.client.contexts import RemoteContext
 from sbx.client.conversation import RemoteConversation
 from sbx.client.runs import RemoteRun
-from sbx.errors import SbxError
+from sbx.errors import NotFound, SbxError
+from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.languages import Language
 from sbx.protocol.runs import Run
 
 _GRACE_S = 2.0  # for the service to do what a signal asked of it
@@ -29,6 +32,9 @@ class Visit:
     code: str
     shell: bool
     timeout_s: float | None
+    context: str = DEFAULT_CONTEXT
+    language: Language | None = None
+    args: tuple[str, ...] = ()
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: str | None = None
@@ -40,7 +46,7 @@ class Visit:
         typed = os.isatty(terminal.STDIN)
         read = terminal.read_line if typed else terminal.InputLines().read_line
         following = Following(face, read)
-        where = client.sandbox(self.sandbox_id).conversation(self.conversation)
+        where = await self._where(client)
         run = self._begin(where, following)
         with closing(_Signals(where, run)) as signals:
             try:
@@ -50,7 +56,28 @@ class Visit:
                     raise
                 await leave(signals.received, following)
 
-    def _begin(self, where: RemoteConversation, following: Following) -> RemoteRun:
+    async def _where(self, client: Client) -> RemoteConversation | RemoteContext:
+        """Where it is run; a context is made when there is none."""
+        talk = client.sandbox(self.sandbox_id).conversation(self.conversation)
+        if self.context == DEFAULT_CONTEXT:
+            return talk
+        try:
+            return await talk.contexts.get(self.context)
+        except NotFound:
+            return await talk.contexts.create(self.context)
+
+    def _begin(self, where: RemoteConversation | RemoteContext, following: Following) -> RemoteRun:
+        if self.language is not None:
+            assert isinstance(where, RemoteConversation)  # as its caller saw to
+            return where.start_script(
+                self.code,
+                self.language,
+                args=self.args,
+                timeout=self.timeout_s,
+                cwd=self.cwd,
+                env=self.env,
+                stdin=self.stdin,
+            )
         if self.shell:
             return where.start_shell(
                 self.code, timeout=self.timeout_s, cwd=self.cwd, env=self.env, stdin=self.stdin
@@ -67,7 +94,7 @@ class _Signals:
     ignored, see nohup(1).
     """
 
-    def __init__(self, where: RemoteConversation, run: RemoteRun) -> None:
+    def __init__(self, where: RemoteConversation | RemoteContext, run: RemoteRun) -> None:
         self.received: int | None = None
         self._where = where
         self._run = run

@@ -3,6 +3,8 @@
     client.py        Client: one service
     sandbox.py       RemoteSandbox, with the methods of AsyncSandbox
     conversation.py  RemoteConversation: runs, life
+    commands.py      background commands, by their ids
+    usage.py         what a sandbox uses
     runs.py          a run followed by its events; taken up again when the connection breaks
     files.py         files and uploads, streamed, with progress
     sessions.py      ensure_session

@@ -178,7 +178,8 @@ class Client:
         offset: int = 0,
         tags: str | None = None,
     ) -> tuple[list[Json], int]:
-        """Runs of a sandbox, the newest first, and how many there are in all."""
+        """Runs of a sandbox, the newest first, and how many there are in all. `kind`: only those
+        that are `python`, `shell`, or scripts of this language."""
         params = {
             "exec_type": kind,
             "success_only": success_only,

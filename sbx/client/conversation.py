@@ -1,41 +1,22 @@
 """One conversation of a sandbox over there: the methods of the embedded `Conversation`."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
-from sbx import errors
 from sbx.client import checks
+from sbx.client.commands import RemoteCommands
+from sbx.client.contexts import RemoteContexts
 from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.runs import OnInput, RemoteRun
-from sbx.client.wire import Wire, target
-from sbx.protocol.events import run_from_json
+from sbx.client.scripts import script
+from sbx.client.talk import Held, Talk, cell, command_line, receipt_from
+from sbx.client.terminals import RemoteTerminals
+from sbx.client.usage import stream_usage, usage
+from sbx.client.wire import target
+from sbx.protocol.events import text_to_json
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run
-
-_LOOK_S = 60.0  # a call that waits for longer asks whether the service is still there
-_HEALTH_S = 10.0
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """What the conversations of one sandbox share on this side."""
-
-    wire: Wire
-    sandbox_id: str
-    runs: set[RemoteRun] = field(default_factory=set)
-    closed: bool = False
-
-    def check(self) -> None:
-        """Raises Closed, Broken `used_after_fork`."""
-        self.wire.check()
-        if self.closed:
-            raise errors.Closed(
-                f"the {self.sandbox_id} is closed",
-                hint="make a new one: its files and state are gone",
-            )
+from sbx.protocol.usage import Usage
 
 
 class RemoteConversation:
@@ -46,10 +27,13 @@ class RemoteConversation:
         self.name = checks.name(name)
         self._held = held
         self._wire = held.wire
-        self._path = target("v1", "sandboxes", held.sandbox_id, "conversations", name)
-        self._runs = f"{self._path}/runs"
+        self._talk = Talk(held, name)
+        self._path = self._talk.path
         self.files = RemoteFiles(held.wire, held.check, self._path)
         self.uploads = RemoteUploads(held.wire, held.check, self._path)
+        self.contexts = RemoteContexts(self._talk)
+        self.commands = RemoteCommands(held, self._path)
+        self.terminals = RemoteTerminals(held, self._talk)
         self._receipt: Receipt | None = None
 
     @property
@@ -73,8 +57,10 @@ class RemoteConversation:
     ) -> Run:
         """Run a cell and wait for its result. Cancelling the call interrupts the cell."""
         if on_input is not None:
-            return await self._awaited(self.start_run(code, timeout=timeout, on_input=on_input))
-        return await self._run(_cell(code, timeout, interactive=False))
+            return await self._talk.awaited(
+                self.start_run(code, timeout=timeout, on_input=on_input)
+            )
+        return await self._talk.run(cell(code, timeout, interactive=False))
 
     def stream(
         self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
@@ -93,7 +79,7 @@ class RemoteConversation:
         stdin: str | None = None,
     ) -> Run:
         """Run `/bin/bash -c command` beside the kernel and wait for its result."""
-        return await self._run(_command(command, timeout, cwd, env, stdin))
+        return await self._talk.run(command_line(command, timeout, cwd, env, stdin))
 
     def stream_shell(
         self,
@@ -103,10 +89,46 @@ class RemoteConversation:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        stdin_open: bool = False,
     ) -> AsyncIterator[Event]:
         """Run a command and follow it live; the last event carries the result."""
-        run = self.start_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+        run = self.start_shell(
+            command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
+        )
         return run.events()
+
+    async def run_script(
+        self,
+        code: str,
+        language: str,
+        *,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        cwd: str | None = None,
+    ) -> Run:
+        """Run a script of `bash`, `javascript`, `typescript`, `java` or `go` beside the kernel, and
+        wait for its result. Cancelling the call interrupts it."""
+        return await self._talk.run(
+            script(code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd)
+        )
+
+    def stream_script(
+        self,
+        code: str,
+        language: str,
+        *,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        cwd: str | None = None,
+    ) -> AsyncIterator[Event]:
+        """Run a script and follow it live; the last event carries the result."""
+        return self.start_script(
+            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
+        ).events()
 
     async def interrupt(self) -> bool:
         """Interrupt the cell that runs now; False when none does."""
@@ -118,7 +140,7 @@ class RemoteConversation:
         self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
     ) -> RemoteRun:
         """Begin a cell; the run goes on whether or not anybody follows it."""
-        return self._begun(_cell(code, timeout, interactive=on_input is not None), on_input)
+        return self._talk.begin(cell(code, timeout, interactive=on_input is not None), on_input)
 
     def start_shell(
         self,
@@ -128,9 +150,46 @@ class RemoteConversation:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        stdin_open: bool = False,
     ) -> RemoteRun:
         """Begin a shell command; the run goes on whether or not anybody follows it."""
-        return self._begun(_command(command, timeout, cwd, env, stdin), None)
+        return self._talk.begin(
+            command_line(command, timeout, cwd, env, stdin, stdin_open=stdin_open), None
+        )
+
+    def start_script(
+        self,
+        code: str,
+        language: str,
+        *,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        cwd: str | None = None,
+    ) -> RemoteRun:
+        """Begin a script; the run goes on whether or not anybody follows it."""
+        ask = script(code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd)
+        return self._talk.begin(ask, None)
+
+    async def write_stdin(self, run_id: str, text: str | None) -> None:
+        """Feed the standard input of a command that was started with `stdin_open`, by the id of its
+        run; None closes it. Raises Conflict `stdin_full` while the command does not read,
+        `stdin_closed`, NotFound."""
+        self._held.check()
+        told = None if text is None else text_to_json(checks.text(text, "stdin"))
+        path = target("v1", "sandboxes", self._held.sandbox_id, "runs", run_id, "stdin")
+        await self._wire.call("POST", path, body=json.dumps({"text": told}).encode("ascii"))
+
+    # -- what it uses -----------------------------------------------------------------------------
+
+    async def usage(self) -> Usage:
+        """What its sandbox uses now, and the disk of this conversation; nothing starts for it."""
+        return await usage(self._held, self._path)
+
+    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[Usage, None]:
+        """The same now and after each interval (0.2 to 3600 seconds), until it is closed."""
+        return stream_usage(self._held, self._path, interval_s)
 
     async def give_up(self, run: RemoteRun) -> None:
         """Nobody waits for this run any more: interrupt it, also while it waits for its turn."""
@@ -140,8 +199,7 @@ class RemoteConversation:
 
     async def start(self) -> Receipt:
         """Start the kernel now instead of with the first run; its receipt."""
-        self._held.check()
-        told = await self._patiently(f"{self._path}/start", b"")
+        told = await self._talk.patiently(f"{self._path}/start", b"")
         self._receipt = receipt_from(told["receipt"])
         return self._receipt
 
@@ -154,84 +212,3 @@ class RemoteConversation:
     def forget_receipt(self) -> None:
         """The kernel it spoke of was stopped."""
         self._receipt = None
-
-    # -- one run ----------------------------------------------------------------------------------
-
-    async def _run(self, ask: dict[str, Any]) -> Run:
-        """In one exchange. When the caller goes the connection is cut, which is what `attended`
-        lets the service take for an interrupt of this very run."""
-        self._held.check()
-        ask["attended"] = True
-        told = await self._patiently(self._runs, _encoded(ask))
-        try:
-            return run_from_json(told)
-        except ValueError as error:
-            raise errors.Broken(
-                f"the service told of a run that is none: {error}", code="foreign_reply"
-            ) from error
-
-    def _begun(self, ask: dict[str, Any], on_input: OnInput | None) -> RemoteRun:
-        self._held.check()
-        ask["stream"] = True
-        held = self._held
-        run = RemoteRun(self._wire, held.sandbox_id, (self._runs, _encoded(ask)), on_input)
-        held.runs.add(run)
-        run.task.add_done_callback(lambda _: held.runs.discard(run))
-        return run
-
-    async def _awaited(self, run: RemoteRun) -> Run:
-        try:
-            return await run.result()
-        except asyncio.CancelledError:
-            await asyncio.shield(self.give_up(run))
-            raise
-
-    async def _patiently(self, path: str, body: bytes) -> Any:
-        """POST what may take as long as its policy lets it, in a queue too. A service that is
-        merely slow is waited for; one that does not even answer /health is not."""
-        reply = await self._wire.call(
-            "POST", path, body=body, timeout_s=_LOOK_S, still_there=self._look
-        )
-        return reply.json()
-
-    async def _look(self) -> None:
-        await self._wire.call("GET", "/health", timeout_s=_HEALTH_S)
-
-
-def receipt_from(told: Mapping[str, Any]) -> Receipt:
-    """Raises Broken `foreign_reply`."""
-    try:
-        return Receipt(**{**told, "walls": tuple(told["walls"])})
-    except (TypeError, KeyError) as error:
-        raise errors.Broken(f"a receipt that is none: {error}", code="foreign_reply") from error
-
-
-def _cell(code: str, timeout: float | None, *, interactive: bool) -> dict[str, Any]:
-    ask: dict[str, Any] = {"kind": "python", "code": checks.text(code, "code")}
-    if (seconds := checks.timeout(timeout)) is not None:
-        ask["timeout"] = seconds
-    if interactive:
-        ask["interactive"] = True
-    return ask
-
-
-def _command(
-    command: str,
-    timeout: float | None,
-    cwd: str | None,
-    env: Mapping[str, str] | None,
-    stdin: str | None,
-) -> dict[str, Any]:
-    given = {
-        "kind": "shell",
-        "code": checks.text(command, "command"),
-        "timeout": checks.timeout(timeout),
-        "cwd": cwd if cwd is None else checks.path(cwd),
-        "env": checks.environment(env),
-        "stdin": stdin if stdin is None else checks.text(stdin, "stdin"),
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _encoded(ask: dict[str, Any]) -> bytes:
-    return json.dumps(ask, ensure_ascii=False, separators=(",", ":")).encode()

@@ -10,6 +10,7 @@ _CLASS_OF_CODE: dict[str, type[errors.SbxError]] = {
     "invalid_path": errors.InvalidPath,
     "invalid_policy": errors.PolicyError,
     "interpreter_unavailable": errors.PolicyError,
+    "environment_unavailable": errors.PolicyError,
     "mount_unavailable": errors.PolicyError,
     "start_timeout": errors.Broken,
     "policy_shadows": errors.PolicyError,

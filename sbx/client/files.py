@@ -5,15 +5,27 @@ import json
 import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from sbx import errors
 from sbx.client import checks
 from sbx.client.connection import Lost
+from sbx.client.failures import failure
+from sbx.client.partials import RESUMABLE_MIN, Target, send_in_pieces
 from sbx.client.wire import CHUNK, Incoming, Wire, connection_lost, query, target
-from sbx.protocol.files import Entry, Listing, Upload
+from sbx.protocol.files import (
+    Change,
+    Copied,
+    Entry,
+    Kind,
+    Listing,
+    Match,
+    Matches,
+    Unpacked,
+    Upload,
+)
 
 OnProgress = Callable[[int, int | None], object]
 """Called with the bytes that are done, and with how many there are, where that is known."""
@@ -70,9 +82,11 @@ class RemoteFiles:
     async def upload(
         self, source: str | Path, path: str, *, on_progress: OnProgress | None = None
     ) -> int:
-        """Copy a file of this host to `path`; its size in bytes."""
+        """Copy a file of this host to `path`; its size in bytes. A large one goes in pieces, which
+        survive a lost connection."""
         at = self._at("files", path=path)
-        return int((await _sent(self._wire, at, Path(source), on_progress))["size"])
+        target = Target(f"{self._path}/partials", checks.path(path), upload=False)
+        return int((await _sent(self._wire, at, Path(source), target, on_progress))["size"])
 
     async def download(
         self, path: str, to: str | Path, *, on_progress: OnProgress | None = None
@@ -103,6 +117,117 @@ class RemoteFiles:
         body = json.dumps({"path": checks.path(path)}).encode("ascii")
         await self._wire.call("POST", f"{self._path}/directories", body=body)
 
+    async def find(
+        self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
+    ) -> Listing:
+        """What lies below a directory and has a name, or with a `/` in the pattern a path, like
+        `*.py` or `src/**/test_*`; `complete` is False where a limit cut it."""
+        more = {"pattern": checks.path(pattern), "kind": kind, "max_results": max_results}
+        told = (await self._wire.call("GET", self._at("find", path=path, **more))).json()
+        listing = Listing(Entry(**entry) for entry in told["entries"])
+        listing.complete = told["complete"]
+        return listing
+
+    async def grep(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        include: str | None = None,
+        max_matches: int = 1000,
+    ) -> Matches:
+        """The lines of text files that have `pattern`: plain text, or with `regex` an expression of
+        RE2's. `include`: only files whose name, or path, is like this. See `Matches`."""
+        at = self._at(
+            "grep",
+            path=path,
+            pattern=checks.path(pattern),
+            regex=regex,
+            ignore_case=ignore_case,
+            include=include,
+            max_matches=max_matches,
+        )
+        told = (await self._wire.call("GET", at)).json()
+        matches = Matches(Match(**match) for match in told["matches"])
+        matches.complete = told["complete"]
+        matches.files, matches.skipped = told["files"], told["skipped"]
+        return matches
+
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Move or rename. `overwrite`: a file may replace a file. Raises Conflict `file_exists`."""
+        way = {"source": checks.path(source), "target": checks.path(target)}
+        await self._ask("move", {**way, "overwrite": overwrite})
+
+    async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
+        """Copy a file, or a directory with all below it. Raises as `move`, and TooLarge."""
+        way = {"source": checks.path(source), "target": checks.path(target)}
+        return Copied(**await self._ask("copy", {**way, "overwrite": overwrite}))
+
+    async def replace(self, path: str, old: str, new: str, *, count: int | None = 1) -> int:
+        """Replace a text that the file has `count` times (None: once at least), in one step; how
+        often it was. Raises Conflict `replace_count`, `file_changed`."""
+        checks.content(old + new)
+        texts = {"old": old, "new": new}
+        told = await self._ask("replace", {"path": checks.path(path), **texts, "count": count})
+        return int(told["replaced"])
+
+    async def chmod(self, path: str, mode: int) -> None:
+        """Set permissions, 0 to 0o777. Raises Denied `set_id_refused`, `file_not_permitted`."""
+        if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o7777:
+            raise errors.BadRequest("a mode is a number from 0 to 0o777", code="invalid_mode")
+        await self._ask("chmod", {"path": checks.path(path), "mode": mode})
+
+    async def watch(
+        self, path: str = ".", *, recursive: bool = True
+    ) -> AsyncGenerator[Change, None]:
+        """What changes in a directory, and with `recursive` below it, from the `started` on that
+        comes first, until the conversation ends. Raises Unavailable `too_many_watches`."""
+        at = self._at("watch", path=path, recursive=recursive)
+        try:
+            async with aclosing(self._wire.events("GET", at)) as events:
+                async for _, kind, data in events:
+                    if kind == "failure":
+                        raise failure(data)
+                    told = json.loads(data)
+                    yield Change(told["type"], told["path"])
+        except Lost as lost:
+            raise connection_lost(self._wire.address, str(lost)) from lost
+
+    async def archive(
+        self, path: str = ".", *, format: Literal["tar.gz", "zip"] = "tar.gz"
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of an archive of a directory, as they are packed, inside. An end without an
+        error is a whole archive. Starts the kernel; raises Denied `processes_denied`."""
+        at = self._at("archive", path=path, format=format)
+        try:
+            async with (
+                self._wire.opened("GET", at) as incoming,
+                aclosing(incoming.chunks()) as pieces,
+            ):
+                async for piece in pieces:
+                    yield piece
+        except Lost as lost:
+            raise connection_lost(self._wire.address, str(lost)) from lost
+
+    async def unpack(self, source: bytes | AsyncIterable[bytes], path: str = ".") -> Unpacked:
+        """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside; files of the same
+        names are replaced. Starts the kernel; raises Denied `processes_denied`, BadRequest
+        `not_an_archive`, TooLarge `archive_too_large`; what was unpacked until then stays."""
+        at = self._at("archive", path=path)
+        if isinstance(source, bytes | bytearray | memoryview):
+            data = bytes(source)
+            reply = await self._wire.send("PUT", at, _pieces(data), size=len(data))
+        else:
+            reply = await self._wire.send("PUT", at, source)
+        return Unpacked(**reply.json())
+
+    async def _ask(self, what: str, asked: dict[str, Any]) -> Any:
+        self._check()
+        body = json.dumps(asked).encode("ascii")
+        return (await self._wire.call("POST", f"{self._path}/{what}", body=body)).json()
+
     def _at(self, what: str, *, path: str, **more: Any) -> str:
         self._check()
         return f"{self._path}/{what}{query({'path': checks.path(path), **more})}"
@@ -114,6 +239,7 @@ class RemoteUploads:
     def __init__(self, wire: Wire, check: Callable[[], None], path: str) -> None:
         self._wire = wire
         self._check = check
+        self._conversation = path
         self._path = f"{path}/uploads"
 
     async def put(
@@ -128,8 +254,10 @@ class RemoteUploads:
         Raises NotFound, InvalidPath, and for each limit an error that names it.
         """
         source = Path(path)
-        at = self._at(source.name if name is None else name)
-        return Upload(**await _sent(self._wire, at, source, on_progress))
+        at = self._at(name := source.name if name is None else name)
+        target = Target(f"{self._conversation}/partials", name, upload=True)
+        told = await _sent(self._wire, at, source, target, on_progress)
+        return Upload(**told.get("upload", told))
 
     async def put_bytes(self, name: str, content: bytes) -> Upload:
         """Store these bytes as an upload."""
@@ -194,9 +322,13 @@ async def _whole(wire: Wire, at: str) -> bytes:
         return bytes(held)
 
 
-async def _sent(wire: Wire, at: str, source: Path, on_progress: OnProgress | None) -> Any:
+async def _sent(
+    wire: Wire, at: str, source: Path, target: Target, on_progress: OnProgress | None
+) -> Any:
     file, size = await asyncio.to_thread(_opened, source)
     try:
+        if size >= RESUMABLE_MIN:
+            return await send_in_pieces(wire, target, file, size, on_progress)
         return (await wire.send("PUT", at, _read(file, size, on_progress), size=size)).json()
     finally:
         await asyncio.to_thread(file.close)

@@ -1,18 +1,23 @@
 """A sandbox over there, with the methods of the embedded `AsyncSandbox`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from sbx import errors
-from sbx.client.conversation import Held, RemoteConversation
+from sbx.client.commands import RemoteCommands
+from sbx.client.contexts import RemoteContexts
+from sbx.client.conversation import RemoteConversation
 from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.records import SandboxInfo, sandbox_info
 from sbx.client.runs import OnInput
+from sbx.client.talk import Held
+from sbx.client.terminals import RemoteTerminals
 from sbx.client.wire import Wire, target
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run
+from sbx.protocol.usage import Usage
 
 DEFAULT_CONVERSATION = "default"
 
@@ -71,9 +76,44 @@ class RemoteSandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        stdin_open: bool = False,
     ) -> AsyncIterator[Event]:
-        """Run a shell command and follow it live."""
-        return self._default.stream_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+        """Run a shell command and follow it live; with `stdin_open`, `write_stdin` feeds it."""
+        return self._default.stream_shell(
+            command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
+        )
+
+    async def run_script(
+        self,
+        code: str,
+        language: str,
+        *,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        cwd: str | None = None,
+    ) -> Run:
+        """Run a script in another language and wait; see `RemoteConversation.run_script`."""
+        return await self._default.run_script(
+            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
+        )
+
+    def stream_script(
+        self,
+        code: str,
+        language: str,
+        *,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        cwd: str | None = None,
+    ) -> AsyncIterator[Event]:
+        """Run a script in another language and follow it live."""
+        return self._default.stream_script(
+            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
+        )
 
     async def interrupt(self) -> bool:
         """Interrupt the cell that runs now; False when none does."""
@@ -86,6 +126,33 @@ class RemoteSandbox:
     @property
     def uploads(self) -> RemoteUploads:
         return self._default.uploads
+
+    async def write_stdin(self, run_id: str, text: str | None) -> None:
+        """Feed a command that was started with `stdin_open`."""
+        await self._default.write_stdin(run_id, text)
+
+    @property
+    def commands(self) -> RemoteCommands:
+        """Background commands of `default`."""
+        return self._default.commands
+
+    @property
+    def terminals(self) -> RemoteTerminals:
+        """Terminals of `default`."""
+        return self._default.terminals
+
+    async def usage(self) -> Usage:
+        """What the sandbox uses now, and the disk of `default`; nothing starts for it."""
+        return await self._default.usage()
+
+    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[Usage, None]:
+        """The same now and after each interval, until it is closed."""
+        return self._default.stream_usage(interval_s)
+
+    @property
+    def contexts(self) -> RemoteContexts:
+        """Named kernels side by side over the files of `default`."""
+        return self._default.contexts
 
     @property
     def receipt(self) -> Receipt | None:

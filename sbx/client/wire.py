@@ -97,8 +97,9 @@ class Wire:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         common = f"host: {address.host}\r\nuser-agent: sbx/{version('sbx')}\r\n"
-        if key is not None:
-            common += f"authorization: Bearer {_bearer(key)}\r\n"
+        self.authorization = None if key is None else f"Bearer {_bearer(key)}"
+        if self.authorization is not None:
+            common += f"authorization: {self.authorization}\r\n"
         self._common = common.encode("ascii")
 
     async def call(

@@ -6,11 +6,22 @@ It obeys the runtime on the control socket (`sbx.guest.frames` has the wire):
     → interrupt  {}                         SIGINT to the kernel's process group
     → spawn      id {argv, cwd, env}        a command, in a session and a Landlock domain of its own
                     {…, stdin: text}        all that it will read, from a standard input then closed
+                    {…, tty: {rows, columns, window}}   on a pty of its own, which it controls
+                    {…, window: bytes}      that it may write, on credit; the rest waits for `took`
+                    {…, files: [[path, text], …]}   that it has below /tmp for as long as it lives
+    → took       id {bytes}                 of its output: so many more may come
     → stdin      id {text} or {text: null}  null closes it
-    → signal     id {signal}                to the command's process group
+    → type       id {data}                  bytes typed at its pty, in base64
+    → resize     id {rows, columns}         of its pty
+    → hang_up    id {}                      close its pty
+    → signal     id {signal}                to the command's process group; SIGKILL to all that
+                                            are in the session of one with a pty
     ← ready      {landlock}                 sealed, and the kernel is forked
     ← refused    {layer, message, errno}    a wall could not be put up; the jail ends
     ← output     id {name, text}            what a command wrote: stdout or stderr
+    ← tty        id {data}                  what was written to its pty, in base64
+    ← fed        id {bytes, open}           read of an open stdin, or of what was typed; whether
+                                            it is open still
     ← exited     id {code} or {signal}      or {error} when it could not be started
     ← kernel_exited {code} or {signal}
 
@@ -18,6 +29,7 @@ It never blocks: what the runtime does not read yet is kept up to a bound, beyon
 wait, not PID 1. When the runtime hangs up it ends, and linux ends the whole PID namespace with it.
 """
 
+import base64
 import codecs
 import os
 import select
@@ -27,8 +39,9 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from sbx.guest import frames, kernel, seal
+from sbx.guest import frames, kernel, script_files, seal
 from sbx.guest.sockets import CONTROL_FD, KERNEL_FD
+from sbx.guest.terminal import Terminal, kill_session
 from sbx.linux import landlock
 
 _CHUNK = 1 << 16
@@ -60,14 +73,21 @@ class OomScore:
 class _Command:
     """A child started by `spawn`, until it has ended and its output is told."""
 
-    def __init__(self, name: str, pid: int, stdin: int) -> None:
+    def __init__(
+        self, name: str, pid: int, stdin: int = -1, terminal: Terminal | None = None
+    ) -> None:
         self.name = name
         self.pid = pid
         self.stdin = stdin
+        self.terminal = terminal
         self.unsent = bytearray()
         self.close_stdin = False
         self.streams: dict[int, str] = {}
         self.decoders: dict[int, codecs.IncrementalDecoder] = {}
+        self.window: int | None = None  # bytes that it may still write; None: without a bound
+        self.waiting: list[int] = []  # its streams that nobody reads before `took` comes
+        self.tells_fed = False
+        self.files: list[tuple[str, str]] = []
         self.ended = False
 
 
@@ -146,9 +166,14 @@ class Supervisor:
                 self._spawn(order.id or "", content)
             case "stdin":
                 self._feed(order.id or "", content["text"])
+            case "took":
+                self._widen(order.id or "", content["bytes"])
             case "signal":
-                if (command := self._commands.get(order.id or "")) and not command.ended:
-                    _signal_group(command.pid, content["signal"])
+                if command := self._commands.get(order.id or ""):
+                    self._signal(command, content["signal"])
+            case _:
+                if (command := self._commands.get(order.id or "")) and command.terminal:
+                    _obey_at(command.terminal, order)
 
     def _interrupt(self) -> None:
         # Somebody else's child may be reaped before we know that it ended, and its number given to
@@ -178,27 +203,26 @@ class Supervisor:
 
     def _spawn(self, name: str, content: Mapping[str, Any]) -> None:
         pipes: list[tuple[int, int]] = []
+        if "tty" in content:
+            self._spawn_at_terminal(name, content)
+            return
         try:
             # Commands that leave something in the background use PID 1's descriptors up, too.
             pipes += (os.pipe2(os.O_CLOEXEC) for _ in range(3))
-            if self._domain is None and self._walls["landlock"]:
-                self._domain = seal.ruleset(self._walls)  # every command enters a domain of this
-            self._oom.set(_OOM_COMMAND)
-            pid = os.fork()
-            if pid == 0:
-                (stdin, _), (_, stdout), (_, stderr) = pipes
-                _become_command(content, (stdin, stdout, stderr), self._domain)
+            (stdin, _), (_, stdout), (_, stderr) = pipes
+            pid = self._fork(content, (stdin, stdout, stderr))
         except OSError as error:
             for fd in (fd for pipe in pipes for fd in pipe):
                 os.close(fd)
-            self.tell("exited", {"error": f"no process could be started: {error.strerror}"}, name)
+            self._not_started(name, error)
             return
-        finally:
-            self._oom.set(OOM_SUPERVISOR)
         (stdin, stdin_ours), (stdout_ours, stdout), (stderr_ours, stderr) = pipes
         for fd in (stdin, stdout, stderr):
             os.close(fd)
         command = _Command(name, pid, stdin_ours)
+        command.window = content.get("window")
+        command.tells_fed = content.get("stdin") is None
+        command.files = [(path, "") for path, _ in content.get("files", ())]
         self._commands[name] = self._by_pid[pid] = command
         os.set_blocking(stdin_ours, False)
         for fd, stream in ((stdout_ours, "stdout"), (stderr_ours, "stderr")):
@@ -211,11 +235,50 @@ class Supervisor:
             command.unsent += given.encode()
             self._write(command)
 
+    def _spawn_at_terminal(self, name: str, content: Mapping[str, Any]) -> None:
+        terminal = None
+        try:
+            terminal = Terminal(**content["tty"])
+            pid = self._fork(content, (terminal.slave,) * 3)
+        except OSError as error:
+            if terminal is not None:
+                terminal.discard()
+            self._not_started(name, error)
+            return
+        self._commands[name] = self._by_pid[pid] = _Command(name, pid, terminal=terminal)
+        terminal.serve(self._selector, lambda kind, told: self.tell(kind, told, name))
+
+    def _fork(self, content: Mapping[str, Any], fds: tuple[int, int, int]) -> int:
+        try:
+            if self._domain is None and self._walls["landlock"]:
+                self._domain = seal.ruleset(self._walls)  # every command enters a domain of this
+            self._oom.set(_OOM_COMMAND)
+            pid = os.fork()
+            if pid == 0:
+                _become_command(content, fds, self._domain)
+            return pid
+        finally:
+            self._oom.set(OOM_SUPERVISOR)
+
+    def _not_started(self, name: str, error: OSError) -> None:
+        self.tell("exited", {"error": f"no process could be started: {error.strerror}"}, name)
+
+    def _signal(self, command: _Command, number: int) -> None:
+        if not command.ended:
+            _signal_group(command.pid, number)
+        if command.terminal is not None and number == signal.SIGKILL:
+            kill_session(command.pid)
+            command.terminal.hung_up = False
+            self._forget_if_done(command)
+
     def _reader(self, command: _Command, fd: int) -> Callable[[], None]:
         return lambda: self._readable(command, fd)
 
     def _readable(self, command: _Command, fd: int) -> None:
-        if len(self._outbox) >= _OUTBOX_MAX and not command.ended:
+        if command.window is not None and command.window <= 0 and not command.ended:
+            self._selector.unregister(fd)
+            command.waiting.append(fd)
+        elif len(self._outbox) >= _OUTBOX_MAX and not command.ended:
             self._selector.unregister(fd)
             self._paused.append((command, fd))
         else:
@@ -233,6 +296,8 @@ class Supervisor:
             return False
         text = command.decoders[fd].decode(received, final=not received)
         if text and not command.ended:
+            if command.window is not None:
+                command.window -= len(text.encode())
             self.tell("output", {"name": command.streams[fd], "text": text}, command.name)
         if not received:
             if fd in self._selector.get_map():
@@ -241,6 +306,21 @@ class Supervisor:
             del command.streams[fd]
             self._forget_if_done(command)
         return bool(received)
+
+    def _widen(self, name: str, size: int) -> None:
+        command = self._commands.get(name)
+        if command is not None and command.terminal is not None:
+            command.terminal.took(size)
+        elif command is not None and command.window is not None:
+            command.window += size
+            if command.window > 0:
+                self._read_on(command)
+
+    def _read_on(self, command: _Command) -> None:
+        for fd in command.waiting:
+            if fd in command.streams:
+                self._selector.register(fd, selectors.EVENT_READ, self._reader(command, fd))
+        command.waiting.clear()
 
     def _feed(self, name: str, text: str | None) -> None:
         command = self._commands.get(name)
@@ -253,6 +333,13 @@ class Supervisor:
         self._write(command)
 
     def _write(self, command: _Command) -> None:
+        before = len(command.unsent)
+        self._hand_on(command)
+        if command.tells_fed and not command.ended:
+            read = before - len(command.unsent)
+            self.tell("fed", {"bytes": read, "open": command.stdin >= 0}, command.name)
+
+    def _hand_on(self, command: _Command) -> None:
         watched = command.stdin in self._selector.get_map()
         try:
             while command.unsent:
@@ -302,16 +389,23 @@ class Supervisor:
             for _ in range(_PIPE_READS):
                 if fd not in command.streams or not self._read(command, fd):
                     break
+        if command.terminal is not None:
+            command.terminal.last_words()
+            command.terminal.close()
         command.ended = True
+        self._read_on(command)  # what is left behind is read and dropped
         if command.stdin >= 0:
             command.close_stdin = True
             command.unsent.clear()
             self._write(command)
+        script_files.remove(command.files)
         self.tell("exited", _outcome(status), command.name)
         self._forget_if_done(command)
 
     def _forget_if_done(self, command: _Command) -> None:
-        if command.ended and not command.streams:
+        # After a hang-up comes SIGKILL for what the leader of the session has left.
+        hung_up = command.terminal is not None and command.terminal.hung_up
+        if command.ended and not command.streams and not hung_up:
             self._commands.pop(command.name, None)
 
 
@@ -392,17 +486,32 @@ def _become_command(
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        for slot, fd in enumerate(fds):
-            os.dup2(fd, slot)
+        if "tty" in content:
+            os.login_tty(fds[0])
+        else:
+            for slot, fd in enumerate(fds):
+                os.dup2(fd, slot)
         if domain is not None:
             domain.enter()
         seal.close_all_but(())
+        script_files.write(content.get("files", ()))
         os.chdir(content["cwd"])
         os.execvpe(content["argv"][0], content["argv"], {**os.environ, **content["env"]})  # noqa: S606
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
         os.write(2, f"{content['argv'][0]}: {error}\n".encode(errors="replace"))
     finally:
         os._exit(_SPAWN_FAILED)
+
+
+def _obey_at(terminal: Terminal, order: frames.Frame) -> None:
+    match order.type:
+        case "type":
+            terminal.type(base64.b64decode(order.content["data"]))
+        case "resize":
+            terminal.resize(order.content["rows"], order.content["columns"])
+        case "hang_up":
+            terminal.hung_up = True
+            terminal.close()
 
 
 def silence() -> None:

@@ -12,6 +12,8 @@ It talks on a SOCK_SEQPACKET socket, its fd 0: one JSON object a packet.
     → {"seq": n, "do": "confine"}, with one fd: a file of JSON, see `confinement`      ← {}
     → {"seq": n, "do": "make_sandbox", "sandbox": id, "limits": {…}, "uid": n|null} ← {"uid", "gid"}
     → {"seq": n, "do": "drop_sandbox", "sandbox": id}                     ← {}
+    → {"seq": n, "do": "usage", "sandbox": id}
+                        ← {"version", "memory", "memory_peak", "tasks", "cpu_s", "jails", "network"}
     → {"seq": n, "do": "launch", "sandbox", "jail", "bwrap", "args": […], "command": […],
        "files": [text], "filter": hex, "stage": [[index, source, [dev, ino]|null], …]}
       with two fds: the jail's ends of its control and kernel sockets     ← {"pid": PID 1's}
@@ -210,6 +212,8 @@ class Broker:
                 return None  # answered before all of it is done
             case "drop_sandbox":
                 return self._drop_sandbox(order["sandbox"])
+            case "usage":
+                return self._usage(order["sandbox"])
             case "launch":
                 self._launch(order, fds)
                 return None  # answered when bwrap has said which process is PID 1
@@ -333,6 +337,23 @@ class Broker:
         if sandbox is not None:
             sandbox.group.remove(_REMOVE_S)
         return {}
+
+    def _usage(self, name: str) -> dict[str, Any]:
+        sandbox = self._sandboxes.get(name)
+        if sandbox is None or self._hierarchy is None:
+            raise Broken(f"there is no sandbox {name}", code="sandbox_gone")
+        jails = [
+            jail.pid1
+            for jail in self._jails.values()
+            if jail.sandbox is sandbox and jail.pid1 is not None
+        ]
+        try:
+            used = sandbox.group.usage()
+        except OSError as error:
+            _say(f"what a sandbox uses is not known: {error}")
+            used = cgroups.Usage()
+        counted = {"jails": len(jails), "network": _network(jails)}
+        return {"version": self._hierarchy.version, **used._asdict(), **counted}
 
     def _launch(self, order: dict[str, Any], fds: list[int]) -> None:
         """Start bwrap; answered when bwrap says which process is PID 1, or ends before that."""
@@ -774,6 +795,22 @@ def _counters(jail: _Jail) -> dict[str, int]:
         _say(f"what the group of jail {jail.name} counted is not known: {error}")
         events = cgroups.Events()
     return {"oom_kills": events.oom_kills, "pids_max_hits": events.pids_max_hits}
+
+
+def _network(jails: Sequence[int]) -> list[int] | None:
+    """Bytes that live jails received and sent, and what they sent to themselves."""
+    received = sent = loopback = 0
+    seen = False
+    for pid in jails:
+        try:
+            interfaces = procfs.traffic(pid)
+        except (OSError, ValueError, IndexError):
+            continue
+        seen = True
+        loopback += interfaces.pop("lo", (0, 0))[1]
+        received += sum(one for one, _ in interfaces.values())
+        sent += sum(other for _, other in interfaces.values())
+    return [received, sent, loopback] if seen or not jails else None
 
 
 def main() -> None:

@@ -57,6 +57,21 @@ class Host:
     gid: int
 
 
+@dataclass(frozen=True, slots=True)
+class JailsUsage:
+    """What all jails of a sandbox use: bytes, tasks, seconds, as its cgroup counts them; None where
+    it does not. `version` is that of the cgroups, 0 for none; `network` is bytes received, sent,
+    and sent to themselves, of the live ones, which are `jails`."""
+
+    version: int
+    memory: int | None
+    memory_peak: int | None
+    tasks: int | None
+    cpu_s: float | None
+    jails: int
+    network: tuple[int, int, int] | None
+
+
 class Jail:
     """One jail. `control` and `kernel` are the runtime's ends of its two sockets.
 
@@ -338,6 +353,12 @@ class Broker:
         """Kill what is left of a sandbox and remove its cgroup. A broker that is gone did so."""
         if self.alive:
             await self.order("drop_sandbox", sandbox=name)
+
+    async def usage(self, name: str) -> JailsUsage:
+        """What all jails of a sandbox use now. Raises Broken when it is gone."""
+        told = await self.order("usage", sandbox=name)
+        network = told.pop("network")
+        return JailsUsage(**told, network=None if network is None else tuple(network))
 
     async def launch(
         self, sandbox: str, plan: LaunchPlan, identities: Mapping[str, tuple[int, int]]

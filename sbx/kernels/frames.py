@@ -147,6 +147,18 @@ class Output(_Content):
     text: str
 
 
+class Fed(_Content):
+    """Of a standard input that was left open, or of a pty: bytes that were read, and whether it is
+    open still."""
+
+    bytes: int
+    open: bool
+
+
+class Tty(_Content):
+    data: bytes  # base64 on the wire: 1.33 for any bytes, where latin-1 is up to 6 for escapes
+
+
 class Exited(_Content):
     code: int | None = None
     signal: int | None = None
@@ -182,6 +194,8 @@ SUPERVISOR_FRAMES: dict[str, type[_Content]] = {
     "ready": SupervisorReady,
     "refused": Refused,
     "output": Output,
+    "fed": Fed,
+    "tty": Tty,
     "exited": Exited,
     "kernel_exited": KernelExited,
 }

@@ -25,9 +25,13 @@ from sbx.isolation.patience import to_the_end
 from sbx.isolation.receipt import Receipt, make_receipt
 from sbx.kernels import frames
 from sbx.kernels.channel import Channel, ChannelClosed
-from sbx.protocol.runs import Cause
+from sbx.protocol.runs import Cause, RunError
 
 _log = logging.getLogger(__name__)
+_BEYOND_WINDOW = 2 << 20  # bytes: what a pipe held when a command ended comes beyond its window
+_TERMINAL_WINDOW = 256 << 10  # bytes of a terminal that may be on their way
+_UNREAD_MAX = 256 << 10  # bytes typed that nobody inside has read
+_ACTIVE_S = 2.0  # for how long a terminal counts as busy after the last byte
 _LAST_WORDS_S = 0.1  # in which to read what was sent by one who has ended
 
 
@@ -35,20 +39,36 @@ class KernelDied(Exception):
     """The kernel ended while it was asked something; `Kernel.ended` tells how."""
 
 
+_Told = frames.Output | frames.Tty | frames.Exited
+
+
 class Command:
     """A command running inside, beside the kernel."""
 
-    def __init__(self, kernel: "Kernel", name: str) -> None:
+    speaks: tuple[type[_Told], ...] = (frames.Output, frames.Exited)
+
+    def __init__(self, kernel: "Kernel", name: str, window: int | None = None) -> None:
+        """`window`: bytes that it may write before `took` is called for them. Without one its
+        reader, the task of a run, stops it at its output limit."""
         self._kernel = kernel
         self._name = name
-        # unbounded, because its reader, the task of a run, stops the command at its output limit
-        self._frames: asyncio.Queue[frames.Output | frames.Exited | None] = asyncio.Queue()
+        self._frames: asyncio.Queue[Any] = asyncio.Queue()
+        self._most = None if window is None else 2 * window + _BEYOND_WINDOW
+        self._held = 0
+        self.unread = 0  # bytes of its standard input that it has not read yet
+        self.reads = True  # whether its standard input is open, as far as is known here
+        self.killed_with_kernel = False
 
     async def next(self) -> frames.Output | frames.Exited:
         """What it writes; an Exited is the last. Raises KernelDied when the jail ends first."""
+        told: frames.Output | frames.Exited = await self._next()
+        return told
+
+    async def _next(self) -> Any:
         frame = await self._frames.get()
         if frame is None:
             raise KernelDied
+        self._held -= _size(frame)
         return frame
 
     @property
@@ -56,16 +76,95 @@ class Command:
         """Whether `next` will give something without waiting."""
         return not self._frames.empty()
 
+    async def took(self, size: int) -> None:
+        """So many bytes of what it wrote were taken: it may write as many again."""
+        await self._kernel._tell("took", {"bytes": size}, self._name)
+
     async def signal(self, number: int) -> None:
         """Send a signal to the command's process group."""
         await self._kernel._tell("signal", {"signal": number}, self._name)
 
     async def write(self, text: str | None) -> None:
-        """Feed its standard input; None closes it."""
+        """Feed its standard input; None closes it. Whoever calls minds `unread`."""
+        if text is None:
+            self.reads = False
+        else:
+            self.unread += len(text.encode())
         await self._kernel._tell("stdin", {"text": text}, self._name)
 
-    def _put(self, frame: frames.Output | frames.Exited | None) -> None:
+    @property
+    def busy(self) -> bool:
+        """Whether what it does is to be watched now."""
+        return True
+
+    def _put(self, frame: _Told | None) -> None:
+        if frame is not None:
+            self._held += _size(frame)
         self._frames.put_nowait(frame)
+
+    def _fed(self, told: frames.Fed) -> None:
+        self.unread = max(0, self.unread - told.bytes)
+        self.reads = self.reads and told.open
+
+    @property
+    def _overran(self) -> bool:
+        """Whether more came than its window lets through: PID 1 is not ours any more."""
+        return self._most is not None and self._held > self._most
+
+
+class TerminalCommand(Command):
+    """A command on a pty of its own: what it writes comes as bytes, on credit."""
+
+    speaks = (frames.Tty, frames.Exited)
+
+    def __init__(self, kernel: "Kernel", name: str) -> None:
+        super().__init__(kernel, name, _TERMINAL_WINDOW)
+        self._active_at = float("-inf")
+        self._was_read = asyncio.Event()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything was written or typed a short while ago: a shell that waits is idle."""
+        return asyncio.get_running_loop().time() - self._active_at < _ACTIVE_S
+
+    async def read(self) -> frames.Tty | frames.Exited:
+        """As `next`."""
+        told: frames.Tty | frames.Exited = await self._next()
+        return told
+
+    async def type(self, data: bytes) -> None:
+        """Feed what somebody typed; waits while nobody inside reads what came before."""
+        while self.unread >= _UNREAD_MAX and self.reads:
+            self._was_read.clear()
+            await self._was_read.wait()
+        self.unread += len(data)
+        self._is_active()
+        await self._kernel._tell("type", {"data": data}, self._name)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """The foreground group is told by SIGWINCH."""
+        await self._kernel._tell("resize", {"rows": rows, "columns": columns}, self._name)
+
+    async def hang_up(self) -> None:
+        """Close the pty: SIGHUP to its session's leader and its foreground group."""
+        await self._kernel._tell("hang_up", {}, self._name)
+
+    def _put(self, frame: _Told | None) -> None:
+        if isinstance(frame, frames.Tty):
+            self._is_active()
+        else:
+            self.reads = False
+            self._was_read.set()
+        super()._put(frame)
+
+    def _fed(self, told: frames.Fed) -> None:
+        super()._fed(told)
+        self._was_read.set()
+
+    def _is_active(self) -> None:
+        was, self._active_at = self.busy, asyncio.get_running_loop().time()
+        if not was:
+            self._kernel._becomes_busy()
 
 
 class Kernel:
@@ -84,6 +183,7 @@ class Kernel:
         self.on_busy: Callable[[], None] | None = None
         self.killed_for: Cause | None = None
         self.cut_off: str | None = None
+        self.left: RunError | None = None  # why its owner ended it, where that was no limit
         self.seen = (0, 0)
         self.receipt: Receipt
 
@@ -168,7 +268,7 @@ class Kernel:
     @property
     def busy(self) -> bool:
         """Whether a cell or a command runs; `on_busy` is called when one begins."""
-        return self._in_cell or bool(self._commands)
+        return self._in_cell or any(command.busy for command in self._commands.values())
 
     @property
     def jail(self) -> Jail:
@@ -240,17 +340,45 @@ class Kernel:
         await self._tell("interrupt", {}, None)
 
     async def spawn(
-        self, argv: Sequence[str], cwd: str, env: Mapping[str, str], stdin: str | None = None
+        self,
+        argv: Sequence[str],
+        cwd: str,
+        env: Mapping[str, str],
+        stdin: str | None = None,
+        *,
+        window: int | None = None,
+        files: Sequence[tuple[str, str]] = (),
     ) -> Command:
         """Start a command inside the same walls. `stdin` is all that it will read; None leaves its
-        standard input open for `Command.write`."""
+        standard input open for `Command.write`. With a `window` its output comes on credit: so many
+        bytes, and as many more as `Command.took` is told. `files` are pairs of a path, one
+        directory and a name below /tmp, and a text; they are gone when it has ended."""
         name = str(next(self._names))
-        command = Command(self, name)
+        command = Command(self, name, window)
         self._commands[name] = command
         self._becomes_busy()
         content: dict[str, Any] = {"argv": list(argv), "cwd": cwd, "env": dict(env)}
         if stdin is not None:
             content["stdin"] = stdin
+        if window is not None:
+            content["window"] = window
+        if files:
+            content["files"] = [list(one) for one in files]
+        await self._tell("spawn", content, name)
+        if not self.alive:
+            command._put(None)
+        return command
+
+    async def spawn_at_terminal(
+        self, argv: Sequence[str], cwd: str, env: Mapping[str, str], rows: int, columns: int
+    ) -> TerminalCommand:
+        """Start a command inside the same walls, on a pty of its own that it controls."""
+        name = str(next(self._names))
+        command = TerminalCommand(self, name)
+        self._commands[name] = command
+        self._becomes_busy()
+        tty = {"rows": rows, "columns": columns, "window": _TERMINAL_WINDOW}
+        content = {"argv": list(argv), "cwd": cwd, "env": dict(env), "tty": tty}
         await self._tell("spawn", content, name)
         if not self.alive:
             command._put(None)
@@ -259,10 +387,11 @@ class Kernel:
     async def kill(self, cause: Cause | None = None) -> End:
         """End everything inside and wait until it is gone. `cause`: the limit it crossed."""
         self.killed_for = self.killed_for or cause
+        by_us = self.alive
         self.close()
         if self._listening is not None:
             self._listening.cancel()
-        self._end_commands()
+        self._end_commands(by_us=by_us)
         return await self._jail.kill()
 
     async def counters(self) -> End:
@@ -324,12 +453,21 @@ class Kernel:
             while True:
                 frame = await self._control.receive()
                 match frame.content:
-                    case frames.Output() | frames.Exited() as told:
+                    case frames.Output() | frames.Tty() | frames.Exited() as told:
                         command = self._commands.get(frame.id or "")
                         if command is not None:
+                            if not isinstance(told, command.speaks):
+                                self.cut_off = "a command spoke as one of another kind"
+                                break
                             command._put(told)
+                            if command._overran:
+                                self.cut_off = "a command wrote more than it may at once"
+                                break
                         if isinstance(told, frames.Exited):
                             self._commands.pop(frame.id or "", None)
+                    case frames.Fed() as fed:
+                        if (reader := self._commands.get(frame.id or "")) is not None:
+                            reader._fed(fed)
                     case _:
                         break
         except ChannelClosed:
@@ -341,10 +479,20 @@ class Kernel:
         except errors.SbxError as error:
             _log.warning("a jail is left to its cgroup: %s", error)
 
-    def _end_commands(self) -> None:
+    def _end_commands(self, *, by_us: bool = False) -> None:
         for command in self._commands.values():
+            command.killed_with_kernel = by_us
             command._put(None)
         self._commands.clear()
+
+
+def _size(told: _Told) -> int:
+    match told:
+        case frames.Output():
+            return len(told.text)
+        case frames.Tty():
+            return len(told.data)
+    return 0
 
 
 async def _first(control: Channel, cells: Channel) -> frames.Frame:

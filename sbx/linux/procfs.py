@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Literal, NamedTuple
 
 _KIB = 1024
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def status(pid: int) -> dict[str, str]:
@@ -97,6 +98,26 @@ def activity(pid: int) -> tuple[bytes, ...]:
     finally:
         os.close(fd)
     return fields[7], fields[11], fields[12], fields[17]
+
+
+def spent(pid: int) -> tuple[float, int]:
+    """CPU seconds of a process and of the children that it waited for, and how many threads it has
+    now; zeros when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read(1024).rpartition(b")")[2].split()
+    except OSError:
+        return 0.0, 0
+    return sum(int(ticks) for ticks in fields[11:15]) / _TICKS, int(fields[17])
+
+
+def traffic(pid: int) -> dict[str, tuple[int, int]]:
+    """Bytes received and sent by each interface of the network namespace of a process, in the
+    words of netdevice(7). OSError when the process is gone."""
+    with open(f"/proc/{pid}/net/dev", encoding="ascii", errors="replace") as lines:
+        split = [line.partition(":") for line in lines]
+    numbers = {name.strip(): rest.split() for name, colon, rest in split if colon}
+    return {name: (int(told[0]), int(told[8])) for name, told in numbers.items()}
 
 
 def resident(pid: int) -> int:

@@ -15,6 +15,7 @@ from sbx.policy.problems import invalid, shown
 from sbx.policy.units import KIB, format_size
 
 MOST_ENTRIES = 1000  # of any list
+ENVIRONMENT = "env:"  # an interpreter that is an environment made by `sbx env create`
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -97,6 +98,27 @@ def plain_path(value: str) -> str:
     clean = "/" + posixpath.normpath(value).lstrip("/")
     if value != clean:
         raise invalid(f'{shown(value)} is not a plain path; did you mean "{clean}"?')
+    return value
+
+
+def interpreter(value: str) -> str:
+    """The path of a Python, or an environment by its name."""
+    if not value.startswith(ENVIRONMENT):
+        return plain_path(value)
+    if not _NAME.fullmatch(value.removeprefix(ENVIRONMENT)):
+        raise invalid(
+            f"{shown(value)} names no environment: letters, digits, '.', '_' and '-'",
+            hint=f'write "{ENVIRONMENT}NAME"; `sbx env list` shows which there are',
+        )
+    return value
+
+
+def environment_name(value: str) -> str:
+    """A name that is one file name, never a path. Raises a ValueError that pydantic understands."""
+    if not _NAME.fullmatch(value):
+        raise invalid(
+            f"{shown(value)} is not an environment's name: letters, digits, '.', '_' and '-'"
+        )
     return value
 
 

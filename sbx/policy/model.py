@@ -59,6 +59,7 @@ def _some_time(value: float) -> float:
 
 _Text = Annotated[str, Field(max_length=4000)]
 _Path = Annotated[str, Field(max_length=4000), AfterValidator(checks.plain_path)]
+_Interpreter = Annotated[str, Field(max_length=4000), AfterValidator(checks.interpreter)]
 _Module = Annotated[str, Field(max_length=200), AfterValidator(checks.module_name)]
 _Count = Annotated[int, Field(strict=True, ge=1, le=1 << 31)]
 _ListOrAny = tuple[str, ...] | Literal["any"]
@@ -94,6 +95,10 @@ class Filesystem(Table):
         "/bin",
         "/etc/alternatives",
         "/etc/fonts",
+        "/etc/java-11-openjdk",
+        "/etc/java-17-openjdk",
+        "/etc/java-21-openjdk",
+        "/etc/java-25-openjdk",
         "/etc/ld.so.cache",
         "/etc/ssl",
         "/lib",
@@ -231,7 +236,7 @@ class Policy(Table):
 
     `processes` says whether a cell may start any, and goes with `filter`: the strict one has no
     fork and no exec, the default one cannot take them away. `shell` starts processes by its nature.
-    `interpreter` None is the runtime's own environment.
+    `interpreter` None is the runtime's own environment, else the path of a Python, or `env:NAME`.
     """
 
     name: Annotated[str, AfterValidator(checks.policy_name)]
@@ -241,7 +246,7 @@ class Policy(Table):
     filter: Literal["default", "strict"] = "default"
     shared: StrictBool = False
     user: Annotated[str, AfterValidator(checks.user_name)] = "sandbox"
-    interpreter: _Path | None = None
+    interpreter: _Interpreter | None = None
     preload: Annotated[tuple[_Module, ...], Field(max_length=100)] = ()
     env: Annotated[
         Mapping[
@@ -262,6 +267,13 @@ class Policy(Table):
 
     def __hash__(self) -> int:
         return hash(fingerprint(self))
+
+    @property
+    def environment(self) -> str | None:
+        """The name of the environment that is its interpreter; None when none is."""
+        if self.interpreter is None or not self.interpreter.startswith(checks.ENVIRONMENT):
+            return None
+        return self.interpreter.removeprefix(checks.ENVIRONMENT)
 
     def __deepcopy__(self, memo: object = None) -> Self:
         return self  # nothing in it can change

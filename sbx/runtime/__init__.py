@@ -5,11 +5,16 @@ One program's own, gone with it:
     settings.py      what an operator may choose
     runtime.py       Runtime: one broker, one data directory, the sandboxes of one process
     sandbox.py       AsyncSandbox: what a caller owns; sequences, and does not know how
-    conversation.py  one workspace and at most one live kernel; runs in their order
+    conversation.py  one workspace, and the kernels over it
+    contexts.py      those kernels by name: `default`, and others beside it
+    context.py       one of them, at most one live; its runs in their order
     request.py       what a call may ask for, checked before anything is started
     live.py          a run while it goes on: its events so far, and its result at the end
     stop.py          the ladder: interrupt, then kill
     questions.py     `input()` inside, answered by a function of the caller's
+    stdin.py         the standard input of a command that was left open
+    commands.py      background commands; command_log.py: what they print, on its way to the disk
+    usage.py         what a live sandbox uses
     verdict.py       how a run ended, decided from what was seen
     disk.py          what stands in for a disk quota
     files.py         the files of a conversation, in worker threads
@@ -22,6 +27,7 @@ One program's own, gone with it:
     replies.py       a call with an idempotency key is done once
     clock.py         time, as what waits for deadlines sees it
     interpreter.py   which Python a policy's kernels run, and what it needs to be shown
+    environments/    Pythons with packages, made for policies to name
 
 A service's, which outlive its process:
 

@@ -22,16 +22,34 @@ _ENTRIES = 200_000
 _SCAN_S = 0.4
 
 
+class Shared:
+    """What the watches of one conversation share: what is `tolerated`, which of them `stir`, having
+    done something since their last look, and which did while a limit was crossed."""
+
+    def __init__(self) -> None:
+        self.tolerated = (0, 0)
+        self.stir: set[DiskWatch] = set()
+        self.suspects: set[DiskWatch] = set()
+        self.looking = asyncio.Lock()  # so that what another one is ended for is not seen as growth
+
+    def forget(self, watch: "DiskWatch") -> None:
+        self.stir.discard(watch)
+        self.suspects.discard(watch)
+
+
 class DiskWatch:
-    """Watches one conversation's files; best effort, between two looks they can grow.
+    """Watches one conversation's files for one kernel; best effort, between two looks they can
+    grow.
 
     What is beyond the limits already is tolerated as long as it does not grow: the next run may be
     the one that deletes. Between runs there is no look at the files while the jail does nothing.
+    Of several kernels over the same files every one ends that did something between its last look
+    and the one that found them beyond the limits: who wrote what is not known.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, shared: Shared | None = None) -> None:
         self._limits = limits
-        self._tolerated = (0, 0)
+        self._shared = shared or Shared()
         self._busy = 0
         self._active = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -45,6 +63,7 @@ class DiskWatch:
         """Look often, until as many `run_ended` were called."""
         self._busy += 1
         self._active.set()
+        self._shared.stir.add(self)
 
     def run_ended(self) -> None:
         self._busy -= 1
@@ -52,32 +71,41 @@ class DiskWatch:
     def leave(self) -> None:
         """As `close`, at once; only while it does not look."""
         task, self._task = self._task, None
+        self._shared.forget(self)
         if task is not None:
             task.cancel()
 
     async def close(self) -> None:
         """Stop watching; the next `watch` keeps what is tolerated."""
         task, self._task = self._task, None
+        self._shared.forget(self)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def _look(self, kernel: Kernel, opened: OpenFiles) -> None:
-        limits = self._limits
+        limits, shared = self._limits, self._shared
         rounds = _Rounds.of_this_loop()
         await self._active.wait()
         while True:
             self._active.clear()
+            shared.stir.add(self)
             await asyncio.sleep(_PERIOD_S)
-            used, quiet = await _measured(kernel, opened)
-            most = max(limits.workspace_max, self._tolerated[0])
-            most_files = max(limits.workspace_files, self._tolerated[1])
-            if used.bytes > most or used.files > most_files:
-                self._tolerated = (used.bytes, used.files)
-                await kernel.kill(Cause.DISK)
-                return
-            if used.bytes <= limits.workspace_max and used.files <= limits.workspace_files:
-                self._tolerated = (0, 0)
+            async with shared.looking:
+                used, quiet = await _measured(kernel, opened)
+                most = max(limits.workspace_max, shared.tolerated[0])
+                most_files = max(limits.workspace_files, shared.tolerated[1])
+                if used.bytes > most or used.files > most_files:
+                    shared.suspects |= shared.stir
+                if self in shared.suspects:
+                    shared.tolerated = (used.bytes, used.files)
+                    shared.forget(self)
+                    await kernel.kill(Cause.DISK)
+                    return
+                if used.bytes <= limits.workspace_max and used.files <= limits.workspace_files:
+                    shared.tolerated = (0, 0)
+            if not self._busy and not self._active.is_set():
+                shared.stir.discard(self)
             if not self._busy:
                 with rounds.asking(quiet, self._active.set):
                     await self._active.wait()

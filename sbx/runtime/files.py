@@ -1,196 +1,40 @@
 """The files of a conversation for asyncio: every call in a worker thread, none blocks the loop."""
 
-import asyncio
-import os
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+)
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sbx import errors
+from sbx.isolation.patience import to_the_end
 from sbx.policy import Policy
+from sbx.protocol.files import Change, Copied, Kind, Matches, Unpacked
+from sbx.runtime.archives import ArchiveFormat, Archives, Beside
+from sbx.runtime.long_calls import long_call
+from sbx.runtime.open_files import Identity, OpenFiles, Ready, open_files
+from sbx.runtime.partials import Partials
 from sbx.runtime.request import demand
-from sbx.runtime.streams import FileStream, Intakes, opened_stream
-from sbx.workspace import (
-    ConversationFiles,
-    DataDirectory,
-    Entry,
-    Files,
-    HostDirectory,
-    Listing,
-    OpenFile,
-    Tree,
-    Upload,
-    UploadLimits,
-    Uploads,
-    protected_paths,
-)
+from sbx.runtime.streams import FileStream, opened_stream
+from sbx.workspace import Entry, Files, Listing, OpenFile, Upload, UploadLimits, Uploads
+from sbx.workspace.watching import Watching
+
+__all__ = [
+    "Identity",
+    "OpenFiles",
+    "Ready",
+    "WorkspaceFiles",
+    "WorkspaceUploads",
+    "open_files",
+]
 
 T = TypeVar("T")
-
-
-Identity = tuple[int, int]  # device and inode
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What a start of a jail finds in a directory of the host, and by what each path is known: its
-    owner may put another one there before it is mounted."""
-
-    pinned: tuple[str, ...]
-    protected: tuple[str, ...]
-    identities: Mapping[str, Identity]
-
-
-@dataclass(slots=True, eq=False)
-class OpenFiles:
-    """What a conversation's files are, held open: for the host's calls, and for its jail's mounts.
-
-    `uploads` is None where a directory of the host is mounted as the uploads, `measured` where the
-    files are not ours to limit. `identities` are (device, inode) of host directories by path.
-    """
-
-    files: Files
-    uploads: Uploads | None
-    measured: Tree | None
-    files_path: Path
-    uploads_path: Path
-    own: ConversationFiles
-    shared_path: Path | None = None
-    host_directory: HostDirectory | None = None
-    has_temparea: bool = True
-    identities: Mapping[str, Identity] = field(default_factory=dict)
-    held: ExitStack = field(default_factory=ExitStack)
-    working: set[asyncio.Future[Any]] = field(default_factory=set)
-    untouched: bool = False
-    intakes: Intakes = field(default_factory=Intakes)
-    users: int = 0
-
-    async def call(self, act: Callable[[], T]) -> T:
-        """`act` in a worker thread. A call that is cancelled leaves its thread at work, and what
-        is open here stays open for it: a descriptor closed too early is soon that of another file.
-        """
-        work = asyncio.get_running_loop().run_in_executor(None, act)
-        self.working.add(work)
-        work.add_done_callback(self.working.discard)
-        return await asyncio.shield(work)
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Within it nothing here is put away."""
-        self.users += 1
-        try:
-            yield
-        finally:
-            self.users -= 1
-
-    @property
-    def busy(self) -> bool:
-        """Whether a call or a file on its way in needs what is open here."""
-        return self.users > 0 or bool(self.working) or self.intakes.filling
-
-    async def prepare(self) -> Ready:
-        """See to the mount points and look at what is there, before each start of a jail.
-
-        Before the first one there is nothing to see in a workspace of our own: to open it was to
-        see to it, no jail has run in it since, and no API removes a mount point.
-        """
-        if self.untouched:
-            self.untouched = False
-            return Ready((), (), self.identities)
-        return await self.call(self._prepare)
-
-    def _prepare(self) -> Ready:
-        self.own.prepare(shared=self.shared_path is not None)
-        if self.host_directory is None:
-            return Ready((), (), self.identities)
-        found = protected_paths(self.host_directory)
-        seen = {
-            f"{self.host_directory.path}/{name}": self.host_directory.identity(name)
-            for name in (*found.pinned, *found.read_only)
-        }
-        return Ready(found.pinned, found.read_only, {**self.identities, **seen})
-
-    def put_away(self) -> None:
-        """Close what is not busy. A stream that is read has a descriptor of its own."""
-        assert not self.busy
-        self.held.close()
-
-    async def close(self) -> None:
-        await self.intakes.stop()
-        if self.working:
-            await asyncio.wait(self.working)
-        self.held.close()
-
-
-def open_files(
-    data: DataDirectory,
-    sandbox: str,
-    conversation: str,
-    policy: Policy,
-    host: tuple[int, int],
-    workspace: Path | None,
-    uploads: Path | None,
-    *,
-    new: bool = True,
-) -> OpenFiles:
-    """Open the files of a conversation: of a `new` one, or of one in which jails have run.
-
-    `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails.
-
-    Raises Denied `workspace_owned_by_root`, NotFound, InvalidPath.
-    """
-    owner = host if host[0] != os.geteuid() else None
-    largest = policy.limits.file_size_max
-    with ExitStack() as held:
-        own = data.conversation(sandbox, conversation, owner=owner)
-        held.callback(own.close)
-        identities: dict[str, Identity] = {}
-        put: Uploads | None = own.uploads
-        uploads_path, uploads_tree = own.uploads_path, own.uploads.tree
-        if uploads is not None:
-            mounted = held.enter_context(
-                closing(HostDirectory.open(uploads, jail_uid=host[0], read_only=True))
-            )
-            identities[str(mounted.path)] = mounted.identity()
-            put, uploads_path, uploads_tree = None, mounted.path, mounted.tree()
-            held.callback(uploads_tree.close)
-        if workspace is None:
-            shared = data.shared(sandbox, owner=owner) if policy.shared else None
-            if shared is not None:
-                held.callback(shared.close)
-            opened = OpenFiles(
-                files=Files(own.files, uploads_tree, shared, max_bytes=largest),
-                uploads=put,
-                measured=own.files,
-                files_path=own.files_path,
-                uploads_path=uploads_path,
-                own=own,
-                shared_path=data.shared_path(sandbox) if shared is not None else None,
-                identities=identities,
-                untouched=new and shared is None,
-            )
-        else:
-            directory = HostDirectory.open(workspace, jail_uid=host[0])
-            held.callback(directory.close)
-            identities[str(directory.path)] = directory.identity()
-            tree = directory.tree(owner=owner)
-            held.callback(tree.close)
-            has_temparea = _has_temparea(tree)
-            opened = OpenFiles(
-                files=Files(tree, uploads_tree, uploads_apart=not has_temparea, max_bytes=largest),
-                uploads=put,
-                measured=None,
-                files_path=directory.path,
-                uploads_path=uploads_path,
-                own=own,
-                host_directory=directory,
-                has_temparea=has_temparea,
-                identities=identities,
-            )
-        opened.held.push(held.pop_all())
-        return opened
 
 
 class WorkspaceFiles:
@@ -200,9 +44,17 @@ class WorkspaceFiles:
     Unavailable `no_space`, and Denied where the policy offers no `filesystem`.
     """
 
-    def __init__(self, open_files: Callable[[], Awaitable[OpenFiles]], policy: Policy) -> None:
+    def __init__(
+        self,
+        open_files: Callable[[], Awaitable[OpenFiles]],
+        policy: Policy,
+        beside: Beside,
+    ) -> None:
+        """`beside`: the kernel in whose jail archives are made and read."""
         self._open = open_files
         self._policy = policy
+        self._archives = Archives(policy, beside)
+        self.partials = Partials(self._opened, policy)
 
     async def read(self, path: str) -> str:
         """The text of a file. Raises BadRequest `not_text` when it is not UTF-8."""
@@ -251,9 +103,101 @@ class WorkspaceFiles:
     async def make_directory(self, path: str) -> None:
         await self._call(lambda files: files.make_directory(path))
 
+    async def find(
+        self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
+    ) -> Listing:
+        """What lies below a directory and has a name, or with a `/` in the pattern a path, like
+        `*.py` or `src/**/test_*`; `complete` is False where a limit cut it."""
+        return await self._long_call(
+            lambda files: files.find(pattern, path, kind=kind, max_results=max_results)
+        )
+
+    async def grep(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        include: str | None = None,
+        max_matches: int = 1000,
+    ) -> Matches:
+        """The lines of text files that have `pattern`: plain text, or with `regex` an expression of
+        RE2's. `include`: only files whose name, or path, is like this. See `Matches`."""
+        return await self._long_call(
+            lambda files: files.grep(
+                pattern,
+                path,
+                regex=regex,
+                ignore_case=ignore_case,
+                include=include,
+                max_matches=max_matches,
+            )
+        )
+
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Move or rename. `overwrite`: a file may replace a file. Raises Conflict `file_exists`."""
+        await self._call(lambda files: files.move(source, target, overwrite=overwrite))
+
+    async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
+        """Copy a file, or a directory with all below it. Raises as `move`, and TooLarge."""
+        return await self._long_call(lambda files: files.copy(source, target, overwrite=overwrite))
+
+    async def replace(self, path: str, old: str, new: str, *, count: int | None = 1) -> int:
+        """Replace a text that the file has `count` times (None: once at least), in one step; how
+        often it was. Raises Conflict `replace_count`, `file_changed`."""
+        return await self._call(lambda files: files.replace(path, old, new, count=count))
+
+    async def chmod(self, path: str, mode: int) -> None:
+        """Set permissions, 0 to 0o777. Raises Denied `set_id_refused`, `file_not_permitted`."""
+        await self._call(lambda files: files.chmod(path, mode))
+
+    async def watch(
+        self, path: str = ".", *, recursive: bool = True
+    ) -> AsyncGenerator[Change, None]:
+        """What changes in a directory, and with `recursive` below it, from the `started` on that
+        comes first, until the conversation ends. Raises Unavailable `too_many_watches`."""
+        opened = await self._opened()
+
+        def begin() -> tuple[str, Watching]:
+            base, places = opened.files.places(path)
+            return base, Watching(places if recursive else places[:1], recursive=recursive)
+
+        async with aclosing(opened.watches.follow(opened, begin)) as changes:
+            async for change in changes:
+                yield change
+
+    async def archive(
+        self, path: str = ".", *, format: ArchiveFormat = "tar.gz"
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of an archive of a directory, as they are packed, inside. An end without an
+        error is a whole archive. Starts the kernel; raises Denied `processes_denied`."""
+        self._archives.check(format)
+        opened = await self._opened()
+        view = opened.files.view(path)
+        async with aclosing(self._archives.pack(view, format)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def unpack(self, source: bytes | AsyncIterable[bytes], path: str = ".") -> Unpacked:
+        """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside; files of the same
+        names are replaced. Starts the kernel; raises Denied `processes_denied`, BadRequest
+        `not_an_archive`, TooLarge `archive_too_large`; what was unpacked until then stays."""
+        self._archives.check()
+        opened = await self._opened()
+        view = opened.files.view(path, into=True)
+        return await self._archives.unpack(view, _streamed(source))
+
     async def _call(self, act: Callable[[Files], T]) -> T:
         opened = await self._opened()
         return await opened.call(lambda: act(opened.files))
+
+    async def _long_call(self, act: Callable[[Files], T]) -> T:
+        """To its end, also when the caller goes: its turn lasts as long as it has the thread."""
+        opened = await self._opened()
+        with opened.in_use():
+            async with long_call():
+                return await to_the_end(opened.call(lambda: act(opened.files)))
 
     async def _opened(self) -> OpenFiles:
         demand(self._policy, "filesystem")
@@ -291,6 +235,18 @@ class WorkspaceUploads:
         intake = uploads.putting(name, self._limits if limits is None else limits)
         return await opened.intakes.fill(opened, intake, chunks)
 
+    async def put_partial(
+        self, partials: Partials, id: str, sha256: str, limits: UploadLimits | None = None
+    ) -> Upload:
+        """Store what came in pieces; raises as `put_stream` and `Partials.finish`."""
+
+        def store(opened: OpenFiles, path: str, content: Iterator[bytes]) -> Upload:
+            uploads = self._uploads_of(opened)
+            name = path.rpartition("/")[2]
+            return uploads.put(name, content, self._limits if limits is None else limits)
+
+        return await partials.finish(id, sha256, store)
+
     async def get(self, name: str) -> Upload:
         return await self._call(lambda uploads: uploads.get(name))
 
@@ -316,13 +272,24 @@ class WorkspaceUploads:
 
     async def _opened(self) -> tuple[OpenFiles, Uploads]:
         opened = await self._open()
+        return opened, self._uploads_of(opened)
+
+    def _uploads_of(self, opened: OpenFiles) -> Uploads:
         if (uploads := opened.uploads) is None:
             raise errors.Denied(
                 "the uploads of this sandbox are a directory of the host, and read-only",
                 code="uploads_mounted",
                 hint="put the file into that directory",
             )
-        return opened, uploads
+        return uploads
+
+
+async def _streamed(source: bytes | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    if isinstance(source, bytes | bytearray | memoryview):
+        yield bytes(source)
+        return
+    async for chunk in source:
+        yield chunk
 
 
 def _opened_upload(uploads: Uploads, name: str) -> tuple[OpenFile, Upload]:
@@ -350,10 +317,3 @@ def _upload_limits(policy: Policy) -> UploadLimits:
     asked = policy.uploads
     types = None if asked.allowed_types == "any" else frozenset(asked.allowed_types)
     return UploadLimits(asked.max_file_size, asked.max_file_count, asked.total_max, types)
-
-
-def _has_temparea(tree: Tree) -> bool:
-    try:
-        return tree.stat(("uploads", "temparea")).kind == "directory"
-    except errors.NotFound:
-        return False

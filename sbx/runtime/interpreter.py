@@ -89,6 +89,11 @@ def interpreter_as(path: str, uid: int, gid: int) -> Interpreter | None:
     return _interpreter(executable, tuple(prefixes))
 
 
+def interpreter_of(executable: str, prefixes: tuple[str, ...]) -> Interpreter:
+    """One of which these parts are known already: looks at links, and runs nothing."""
+    return _interpreter(executable, prefixes)
+
+
 def _interpreter(executable: str, prefixes: tuple[str, ...]) -> Interpreter:
     """The prefixes, and every link between the executable and the real one.
 

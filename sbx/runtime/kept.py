@@ -10,11 +10,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 
-from sbx.isolation.patience import in_thread, to_the_end
+from sbx.isolation.patience import in_thread
 from sbx.isolation.plan import Interpreter, Paths
 from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
 from sbx.protocol.runs import RunError
+from sbx.runtime.context import Context
+from sbx.runtime.contexts import Memory
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files import OpenFiles
 from sbx.runtime.open_limit import OpenLimit
@@ -30,18 +32,20 @@ class Place:
     """Where a sandbox lies that is kept, and what its keeper does for it.
 
     `directory` is an opaque name, `uid` the host uid of its files (None: that of the runtime).
-    `directory_of` gives a conversation's opaque name, and whether it is new; `starting` is entered
-    around the start of its kernel, and may refuse it; `lost` says whether the conversation had a
-    kernel that was ended unasked. `exists` says whether there is a conversation of this name, and
-    `limit` how many hold their files open.
+    `directory_of` gives a conversation's opaque name, and whether it is new, unless who asks is
+    not wanted any more by then; `starting` is entered
+    around the start of a kernel in a context of it, and may refuse it; `lost` says whether the
+    context had a kernel that was ended unasked; `contexts` remembers which there are. `exists` says
+    whether there is a conversation of this name, and `limit` how many hold their files open.
     """
 
     id: str
     directory: str
     uid: int | None
-    directory_of: Callable[[str], Awaitable[tuple[str, bool]]]
-    starting: Callable[[str], AbstractAsyncContextManager[None]]
-    lost: Callable[[str], bool]
+    directory_of: Callable[[str, Callable[[], bool]], Awaitable[tuple[str, bool]]]
+    starting: Callable[[str, str], AbstractAsyncContextManager[None]]
+    lost: Callable[[str, str], bool]
+    contexts: Callable[[str], Memory]
     exists: Callable[[str], Awaitable[bool]]
     limit: OpenLimit
 
@@ -83,9 +87,14 @@ class KeptSandbox(AsyncSandbox):
         self._decide_key(paths, foreign_uid=not first <= self._host.uid < first + count)
 
     @property
-    def live(self) -> list[Conversation]:
-        """The conversations that have a live kernel."""
-        return [one for one in self._conversations.values() if one.alive]
+    def live(self) -> list[Context]:
+        """The contexts of all conversations that have a live kernel."""
+        return [
+            context
+            for one in self._conversations.values()
+            for context in one.contexts.ending
+            if context.alive
+        ]
 
     @property
     def busy(self) -> bool:
@@ -93,9 +102,15 @@ class KeptSandbox(AsyncSandbox):
         return any(one.busy for one in self._conversations.values())
 
     @property
-    def stateful(self) -> set[str]:
-        """The conversations that have, or had, a kernel whose end nobody was told of yet."""
-        return {name for name, one in self._conversations.items() if one.state_is_kept}
+    def stateful(self) -> set[tuple[str, str]]:
+        """The contexts that have, or had, a kernel whose end nobody was told of yet, each by its
+        conversation and its name."""
+        return {
+            (name, context.name)
+            for name, one in self._conversations.items()
+            for context in one.contexts.every
+            if context.state_is_kept
+        }
 
     def known(self, name: str) -> Conversation | None:
         """The conversation, where it was used since this was opened."""
@@ -123,16 +138,10 @@ class KeptSandbox(AsyncSandbox):
         for one in list(self._conversations.values()):
             await one.halt(told)
 
-    async def forget(self, name: str, told: RunError) -> None:
-        """End this conversation for good; one of the same name is another one from now on."""
-        if (one := self._conversations.pop(name, None)) is not None:
-            await to_the_end(self._end_conversation(one, told))
-
-    async def _end_conversation(self, one: Conversation, told: RunError) -> None:
-        try:
-            await one.halt(told)
-        finally:
-            await one.close()
+    def forget(self, name: str) -> Conversation | None:
+        """One of the same name is another one from now on; whoever forgets it ends it, by
+        `end_forgotten`."""
+        return self._conversations.pop(name, None)
 
     def _check_name(self, name: str) -> None:
         """Any text that is an id: it is a key of the store, never a path."""
@@ -141,23 +150,38 @@ class KeptSandbox(AsyncSandbox):
     # -- what a sandbox does otherwise when its files are kept ----------------------------------
 
     def _make_conversation(self, name: str) -> Conversation:
-        return Conversation(
+        def wanted() -> bool:
+            return self._conversations.get(name) is made
+
+        made = Conversation(
             name,
             self.policy,
-            partial(self._open_kept, name),
+            partial(self._open_kept, name, wanted),
             partial(self._start_counted, name),
             self._means.grace_s,
-            had_kernel=self._place.lost(name),
+            languages=self._languages,
+            lost=partial(self._place.lost, name),
+            contexts=self._place.contexts(name),
             limit=self._place.limit,
+            whole=self._whole,
         )
+        return made
 
-    async def _open_kept(self, name: str) -> OpenFiles:
-        directory, new = await self._place.directory_of(name)
+    async def _open_kept(self, name: str, wanted: Callable[[], bool]) -> OpenFiles:
+        directory, new = await self._place.directory_of(name, wanted)
         return await self._open_files_in(directory, new=new)
 
-    async def _start_counted(self, name: str, opened: OpenFiles) -> Kernel:
-        async with self._place.starting(name):
+    async def _start_counted(self, name: str, context: str, opened: OpenFiles) -> Kernel:
+        async with self._place.starting(name, context):
             return await self._start_kernel(opened)
 
     async def _leave_files(self) -> None:
         pass
+
+
+async def end_forgotten(one: Conversation, told: RunError) -> None:
+    """End its kernels and runs for good; `told` says why."""
+    try:
+        await one.halt(told)
+    finally:
+        await one.close()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sbx.errors import Unavailable
 
 if TYPE_CHECKING:
-    from sbx.runtime.conversation import Conversation
+    from sbx.runtime.context import Context
     from sbx.runtime.living import Living
 
 _RETRY_AFTER_S = 5.0
@@ -37,26 +37,26 @@ class KernelLimits:
     async def end_one(self, cause: str, owner: str | None = None) -> bool:
         """End the least recently used idle kernel, of this owner where one is given; False when
         there is none."""
-        for living, conversation in self._idle(owner):
-            if await conversation.end_if_idle():
-                living.ended_one(conversation.name, cause)
+        for living, context in self._idle(owner):
+            if await context.end_if_idle():
+                living.ended_one(context, cause)
                 return True
         return False
 
     def _count(self, owner: str | None = None) -> int:
         return sum(one.kernels for one in self._every() if owner in (None, one.row.owner))
 
-    def _idle(self, owner: str | None) -> "list[tuple[Living, Conversation]]":
+    def _idle(self, owner: str | None) -> "list[tuple[Living, Context]]":
         """Those of sandboxes that somebody is using right now last."""
         found = [
-            (one.users > 0, conversation.used_at, one, conversation)
+            (one.users > 0, context.used_at, one, context)
             for one in self._every()
             if one.box is not None and owner in (None, one.row.owner)
-            for conversation in one.box.live
-            if not conversation.busy
+            for context in one.box.live
+            if not context.busy
         ]
         found.sort(key=lambda each: each[:2])
-        return [(one, conversation) for _, _, one, conversation in found]
+        return [(one, context) for _, _, one, context in found]
 
 
 def _full(limit: int) -> Unavailable:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from sys import getsizeof
 from typing import Any
 
+from sbx.errors import Conflict
 from sbx.kernels import frames
 from sbx.protocol.runs import (
     Cause,
@@ -29,6 +30,7 @@ from sbx.protocol.runs import (
     Stderr,
     Stdout,
 )
+from sbx.runtime.stdin import Stdin
 
 _EVENT_SIZE = 200  # bytes, about; its text not counted
 _NO_ROOM = RunError(
@@ -69,6 +71,7 @@ class LiveRun:
         self.begun = False
         self.questions = 0
         self.on_begun: Callable[[], None] | None = None
+        self.stdin: Stdin | None = None
         self.shared: SharedRoom | None = None
         self._taken = 0
         self._crowded = False
@@ -148,6 +151,17 @@ class LiveRun:
             self._tell(event)
         self._take(frame.size + _EVENT_SIZE)
         self.over = self._room < 0 or isinstance(frame.content, frames.OutputLimit) or self._crowded
+
+    async def write(self, text: str | None) -> None:
+        """Feed the standard input of a command that was started with it open; None closes it.
+        Raises Conflict `stdin_closed` and `stdin_full`, BadRequest, TooLarge."""
+        if self.stdin is None or self.done:
+            raise Conflict(
+                f"{self.run_id} has no open standard input",
+                code="stdin_closed",
+                hint="start a command with stdin_open=True, and write while it runs",
+            )
+        await self.stdin.write(text)
 
     def give_room_back(self) -> None:
         """What it holds is counted elsewhere from now on, or not held any more."""

@@ -7,7 +7,7 @@ without one is short and awaits nothing.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,17 +16,22 @@ from typing import Any
 from sbx import errors
 from sbx.isolation.patience import to_the_end
 from sbx.policy import Policy
+from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.runs import RunError
 from sbx.runtime import lifecycle
 from sbx.runtime.clock import Clock
+from sbx.runtime.context import Context
+from sbx.runtime.contexts import Memory
+from sbx.runtime.conversation import Conversation
 from sbx.runtime.kept import KeptSandbox, Place
 from sbx.runtime.kernel_limits import KernelLimits
 from sbx.runtime.lifecycle import Act, Facts, State
 from sbx.runtime.open_limit import OpenLimit
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
-from sbx.runtime.store import Store, events
+from sbx.runtime.store import Store, contexts, events
 from sbx.runtime.store import sandboxes as rows
+from sbx.runtime.store.contexts import ContextRow
 from sbx.runtime.store.sandboxes import CargoRow, ConversationRow, SandboxRow
 from sbx.runtime.uids import own_uid
 from sbx.runtime.views import SandboxView
@@ -41,6 +46,7 @@ _log = logging.getLogger(__name__)
 STOPPED = RunError("SandboxStopped", "the sandbox was stopped while this ran", "")
 EXPIRED = RunError("SandboxExpired", "the sandbox's time to live ended while this ran", "")
 DELETED = RunError("SandboxDeleted", "the sandbox was deleted while this ran", "")
+Lost = frozenset[tuple[str, str]]  # of (conversation, context)
 _CAUSES = {EXPIRED.name: "expired", DELETED.name: "deleted"}  # as metrics tell them
 
 
@@ -60,8 +66,8 @@ class Keep:
 class Living:
     """See the module. `users` are inside `Sandboxes.using`; `starts` are kernels on their way."""
 
-    def __init__(self, keep: Keep, row: SandboxRow, lost: frozenset[str] = frozenset()) -> None:
-        """`lost`: the conversations whose kernel ended with an earlier runtime."""
+    def __init__(self, keep: Keep, row: SandboxRow, lost: Lost = frozenset()) -> None:
+        """`lost`: the contexts whose kernel ended with an earlier runtime."""
         self.row = row
         self.users = 0
         self.starts = 0
@@ -72,9 +78,10 @@ class Living:
         self._cargo = keep.cargos[row.cargo_id]
         self._lost = set(lost)
         self._lock = asyncio.Lock()
-        self._naming = asyncio.Lock()
+        self.naming = asyncio.Lock()  # held while a conversation is made or deleted
         self._policies: tuple[Policy, Policy] | None = None
         self._conversations: dict[str, ConversationRow] | None = None
+        self._contexts: dict[str, set[str]] | None = None  # beside `default`, by conversation
         self._idle_at: float | None = None
         self._touched_at = 0.0
         self._followers: set[asyncio.Event] = set()
@@ -196,6 +203,8 @@ class Living:
         try:
             loaded, decided = await self.policy()
             await self.conversations()
+            if self._contexts is None:
+                self._contexts = await contexts.of_sandbox(keep.store, self.id)
             if self.cargo.uid is None and keep.runtime.capabilities.root:
                 uid = await own_uid(keep.store, self.cargo.id, keep.settings.uid_range)
                 self._change_cargo(uid=uid)
@@ -205,7 +214,8 @@ class Living:
                 uid=self.cargo.uid,
                 directory_of=self._directory_of,
                 starting=self._starting,
-                lost=self._lost.__contains__,
+                lost=lambda conversation, context: (conversation, context) in self._lost,
+                contexts=self._memory_of,
                 exists=self._exists,
                 limit=keep.open_limit,
             )
@@ -255,8 +265,14 @@ class Living:
             self._keep.store, self.cargo.id, name
         )
 
-    async def _directory_of(self, name: str) -> tuple[str, bool]:
-        async with self._naming:
+    async def _directory_of(self, name: str, wanted: Callable[[], bool]) -> tuple[str, bool]:
+        """`wanted`: not any more by who was deleted while it waited."""
+        async with self.naming:
+            if not wanted():
+                raise errors.Closed(
+                    f"the conversation {name[:80]!r} was deleted meanwhile",
+                    hint="use it anew: its files and state are gone",
+                )
             known = await self.conversations()
             if (found := known.get(name)) is not None:
                 return found.directory, False
@@ -273,19 +289,49 @@ class Living:
             known[name] = kept
             return kept.directory, kept.directory == row.directory
 
-    async def forget_conversation(self, name: str) -> None:
-        """For this sandbox there never was one; its kernel and what runs in it end."""
-        self._lost.discard(name)
+    def forget_conversation(self, name: str) -> Conversation | None:
+        """For this sandbox there never was one; what of it is open here, to be ended by
+        `kept.end_forgotten`."""
+        self._lost = {one for one in self._lost if one[0] != name}
+        if self._contexts is not None:
+            self._contexts.pop(name, None)
         if self._conversations is not None:
             self._conversations.pop(name, None)
-        if self.box is not None:
-            told = RunError("ConversationDeleted", "the conversation was deleted meanwhile", "")
-            await self.box.forget(name, told)
+        return self.box.forget(name) if self.box is not None else None
+
+    def _memory_of(self, conversation: str) -> Memory:
+        """Of its contexts beside `default`; until it is deleted, and another one of the same name
+        has contexts of its own."""
+        assert self._contexts is not None
+        known = self._contexts.setdefault(conversation, set())
+        return Memory(
+            tuple(sorted(known)),
+            add=partial(self._add_context, conversation, known),
+            drop=partial(self._drop_context, conversation, known),
+        )
+
+    def _remembers(self, conversation: str, known: set[str]) -> bool:
+        return self._contexts is not None and self._contexts.get(conversation) is known
+
+    async def _add_context(self, conversation: str, known: set[str], name: str) -> None:
+        row = ContextRow(self.id, conversation, name, self._now)
+        there = self._remembers(conversation, known)
+        if not there or not await self._keep.store.write(partial(contexts.add, row=row)):
+            raise errors.NotFound(f"there is no conversation {conversation[:80]!r} any more")
+        known.add(name)
+
+    async def _drop_context(self, conversation: str, known: set[str], name: str) -> None:
+        known.discard(name)
+        if self._remembers(conversation, known):
+            self._lost.discard((conversation, name))
+            await self._keep.store.write(
+                partial(contexts.drop, sandbox_id=self.id, conversation=conversation, name=name)
+            )
 
     # -- kernels --------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _starting(self, conversation: str) -> AsyncIterator[None]:
+    async def _starting(self, conversation: str, context: str) -> AsyncIterator[None]:
         """Around the start of a kernel: its limits before, and what becomes of it."""
         self.check(Act.START)
         self.starts += 1
@@ -300,10 +346,10 @@ class Living:
                 raise _not_ready(self.id, error) from error
             raise
         else:
-            self._lost.discard(conversation)
+            self._lost.discard((conversation, context))
             if self.row.stopped or self.row.failure is not None:
                 self._remember(stopped=False, failure=None)
-            self.tell("started", conversation=conversation)
+            self.tell("started", **_told_of(conversation, context))
         finally:
             self.starts -= 1
 
@@ -311,10 +357,10 @@ class Living:
         self._remember(stopped=False, failure=error.to_dict())
         self.tell("failed", error.code, message=error.message)
 
-    def ended_one(self, conversation: str, cause: str) -> None:
+    def ended_one(self, one: Context, cause: str) -> None:
         """A kernel of it was ended to make room."""
         metrics.kernel_stopped(cause)
-        self.tell("stopped", cause, conversation=conversation)
+        self.tell("stopped", cause, **_told_of(one.conversation, one.name))
 
     # -- its life -------------------------------------------------------------------------------
 
@@ -487,6 +533,12 @@ class Living:
             yield changed
         finally:
             self._followers.discard(changed)
+
+
+def _told_of(conversation: str, context: str) -> dict[str, str]:
+    """Which kernel an event is about; `default` needs no name."""
+    beside = {} if context == DEFAULT_CONTEXT else {"context": context}
+    return {"conversation": conversation, **beside}
 
 
 def _not_ready(sandbox_id: str, error: errors.SbxError) -> errors.Unavailable:

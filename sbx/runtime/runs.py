@@ -13,7 +13,7 @@ after its end. Its result is told only once the store has it.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,10 +28,13 @@ from sbx.errors import (
     Unavailable,
 )
 from sbx.kernels.kernel import Kernel
+from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.languages import LANGUAGES, Language
 from sbx.protocol.runs import Event, Run, RunEnd, RunError, Status
 from sbx.runtime import request
 from sbx.runtime.access import Caller
 from sbx.runtime.clock import Clock
+from sbx.runtime.context import Context
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.live import LiveRun, SharedRoom
 from sbx.runtime.sandboxes import InUse, Sandboxes, SandboxView
@@ -40,7 +43,7 @@ from sbx.runtime.store import runs as rows
 from sbx.runtime.store.runs import RunRow, Wanted
 from sbx.telemetry import logs, metrics, spans
 
-Kind = Literal["python", "shell"]
+Kind = Literal["python", "shell"] | Language
 
 _log = logging.getLogger(__name__)
 _REPLAY_MAX = 64 << 20  # bytes, of all runs that have ended
@@ -61,8 +64,9 @@ _FORGOTTEN_AFTER_S = 1.0  # so that runs that ended together are forgotten toget
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What is to be run. `timeout_s` None: the policy's wall_time. `cwd`, `env` and `stdin` are for
-    a command only. `interactive`: input() asks by an InputRequest event, answered by
-    `RunHandle.answer`; without it, input() raises inside."""
+    a command or a script only, `args` for a script. `interactive`: input() asks by an InputRequest
+    event, answered by `RunHandle.answer`; without it, input() raises inside. `stdin_open`: a
+    command also reads what `RunHandle.write` is given."""
 
     kind: Kind
     code: str
@@ -70,9 +74,12 @@ class Ask:
     cwd: str | None = None
     env: Mapping[str, str] | None = None
     stdin: str | None = None
+    stdin_open: bool = False
     interactive: bool = False
     description: str | None = None
     tags: str | None = None
+    context: str = DEFAULT_CONTEXT
+    args: Sequence[str] = ()
 
     @property
     def size(self) -> int:
@@ -91,7 +98,7 @@ class RunHandle:
     def __init__(
         self,
         runs: "Runs",
-        talk: Conversation,
+        talk: Context,
         live: LiveRun,
         begun: rows.Begun,
         ask: Ask,
@@ -100,6 +107,7 @@ class RunHandle:
         self.run_id = begun.id
         self.sandbox_id = begun.sandbox_id
         self.conversation = begun.conversation
+        self.context = begun.context
         self.kind = begun.kind
         self._runs = runs
         self._talk = talk
@@ -167,6 +175,10 @@ class RunHandle:
         request.check_text(text, "answer", _ANSWER_MAX)
         self._answered += 1
         self._answers.put_nowait(text)
+
+    async def write(self, text: str | None) -> None:
+        """Feed the standard input of a command; see `LiveRun.write`."""
+        await self._live.write(text)
 
     # -- how it goes on ------------------------------------------------------------------------
 
@@ -240,7 +252,7 @@ class RunHandle:
 
 
 class _Queue:
-    """What goes on in one conversation and what waits there, in its order."""
+    """What goes on in one context and what waits there, in its order."""
 
     def __init__(self) -> None:
         self.cells: dict[RunHandle, None] = {}
@@ -262,7 +274,7 @@ class _Ended:
 
 
 class Runs:
-    """All runs of a service. `queue_max` cells of a conversation wait behind the one that runs, and
+    """All runs of a service. `queue_max` cells of a context wait behind the one that runs, and
     as many commands run beside it; what has ended is replayed for `replay_s` seconds."""
 
     def __init__(
@@ -287,7 +299,7 @@ class Runs:
         self._asked = 0
         self._history_max = history_max
         self._running: dict[str, RunHandle] = {}
-        self._queues: dict[tuple[str, str], _Queue] = {}
+        self._queues: dict[tuple[str, str, str], _Queue] = {}
         self._ended: OrderedDict[str, _Ended] = OrderedDict()  # by when they ended
         self._ended_size = 0
         self._forgetting: asyncio.Task[None] | None = None
@@ -321,8 +333,11 @@ class Runs:
         )
         in_use = await using.__aenter__()
         try:
+            within = in_use.conversation(conversation)
+            if ask.kind in LANGUAGES:
+                await within.find_tool(ask.kind)  # a refusal, not a run that failed
             self._check_room(in_use.view.id, conversation, ask)
-            return self._started(in_use.conversation(conversation), in_use.view.id, ask, using)
+            return self._started(within, in_use.view.id, ask, using)
         except BaseException as error:
             await using.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -340,13 +355,19 @@ class Runs:
             raise _no_run(run_id)
         return handle
 
-    async def interrupt(self, caller: Caller, sandbox_id: str, conversation: str) -> bool:
-        """Interrupt the cell whose turn it is, or the commands when there is no cell; False when
-        nothing runs. What waits goes on to wait."""
+    async def interrupt(
+        self,
+        caller: Caller,
+        sandbox_id: str,
+        conversation: str,
+        context: str = DEFAULT_CONTEXT,
+    ) -> bool:
+        """Interrupt the cell whose turn it is in a context, or its commands when there is no cell;
+        False when nothing runs. What waits goes on to wait."""
         view = await self._sandboxes.get(caller, sandbox_id)
         if not _reaches(caller, view, conversation):
             raise _no_conversation(conversation)
-        queue = self._queues.get((view.id, conversation))
+        queue = self._queues.get((view.id, conversation, context))
         current = queue.current() if queue is not None else []
         done = [await handle.interrupt() for handle in current]
         return any(done)
@@ -459,7 +480,7 @@ class Runs:
     # -- from its start to its end ---------------------------------------------------------------
 
     def _check_room(self, sandbox_id: str, conversation: str, ask: Ask) -> None:
-        queue = self._queues.get((sandbox_id, conversation))
+        queue = self._queues.get((sandbox_id, conversation, ask.context))
         most = self._queue_max + (ask.kind == "python")  # and the one that runs
         if queue is not None and len(queue.of(ask.kind)) >= most:
             raise _full(f"{self._queue_max} runs of this conversation wait", self._queue_max)
@@ -468,22 +489,34 @@ class Runs:
 
     def _started(
         self,
-        talk: Conversation,
+        within: Conversation,
         sandbox_id: str,
         ask: Ask,
         using: AbstractAsyncContextManager[InUse],
     ) -> RunHandle:
+        talk = within.contexts.find(ask.context)
         if ask.kind == "python":
             talk.checked(ask.code, ask.timeout_s)
             live = talk.new_run()
-        else:
+        elif ask.kind == "shell":
             live = talk.start_shell(
-                ask.code, timeout=ask.timeout_s, cwd=ask.cwd, env=ask.env, stdin=ask.stdin
+                ask.code,
+                timeout=ask.timeout_s,
+                cwd=ask.cwd,
+                env=ask.env,
+                stdin=ask.stdin,
+                stdin_open=ask.stdin_open,
             )
+        else:
+            program = within.prepare_script(
+                ask.code, ask.kind, args=ask.args, cwd=ask.cwd, env=ask.env, stdin=ask.stdin
+            )
+            live = talk.start_program(program, within.time_for_script(ask.timeout_s))
         begun = rows.Begun(
             id=live.run_id,
             sandbox_id=sandbox_id,
-            conversation=talk.name,
+            conversation=talk.conversation,
+            context=talk.name,
             kind=ask.kind,
             code=ask.code,
             started_at=self._clock.now(),
@@ -491,12 +524,12 @@ class Runs:
             tags=ask.tags,
         )
         handle = RunHandle(self, talk, live, begun, ask, using)
-        logs.bind(sandbox=sandbox_id, conversation=talk.name, run=live.run_id)
+        logs.bind(sandbox=sandbox_id, conversation=talk.conversation, run=live.run_id)
         live.shared = self._room
         self._asked += ask.size
         self._running[begun.id] = handle
         self._idle.clear()
-        queue = self._queues.setdefault((sandbox_id, talk.name), _Queue())
+        queue = self._queues.setdefault((sandbox_id, talk.conversation, talk.name), _Queue())
         if ask.kind == "python" and queue.cells:
             handle._waits()
         queue.of(ask.kind)[handle] = None
@@ -537,7 +570,7 @@ class Runs:
         self._prune_sometimes(handle.sandbox_id)
 
     def _leaves_queue(self, handle: RunHandle) -> None:
-        key = (handle.sandbox_id, handle.conversation)
+        key = (handle.sandbox_id, handle.conversation, handle.context)
         queue = self._queues.get(key)
         if queue is not None:
             queue.of(handle.kind).pop(handle, None)

@@ -21,6 +21,7 @@ from sbx.kernels.start import Starter
 from sbx.kernels.zygotes import key_of
 from sbx.policy import Policy, load, narrow, unsupported
 from sbx.runtime.data import Data
+from sbx.runtime.environments.directory import Environments
 from sbx.runtime.interpreter import interpreter_at, own_interpreter
 from sbx.runtime.kept import KeptSandbox, Place
 from sbx.runtime.sandbox import AsyncSandbox, Means
@@ -133,7 +134,7 @@ class Runtime:
             means,
             decided,
             loaded,
-            await _interpreter_of(decided),
+            await self._interpreter_of(decided),
             workspace=Path(workspace) if workspace is not None else None,
             uploads=Path(uploads) if uploads is not None else None,
             on_close=self._sandboxes.discard,
@@ -167,7 +168,7 @@ class Runtime:
             means,
             decided,
             loaded,
-            await _interpreter_of(decided),
+            await self._interpreter_of(decided),
             place,
             uids=self.settings.uid_range,
             on_close=self._sandboxes.discard,
@@ -196,7 +197,7 @@ class Runtime:
         means = self._started()
         loaded, _ = await self.decide(policy)
         decide_walls(loaded, self.capabilities)
-        paths = Paths("", "", await _interpreter_of(loaded), str(means.guest))
+        paths = Paths("", "", await self._interpreter_of(loaded), str(means.guest))
         key = key_of(loaded, loaded, self.capabilities, paths, means.filters)
         if key is None:
             raise errors.BadRequest(
@@ -263,6 +264,15 @@ class Runtime:
             )
         return self._means
 
+    async def _interpreter_of(self, policy: Policy) -> Interpreter:
+        """Raises PolicyError `interpreter_unavailable`, `environment_unavailable`."""
+        if policy.interpreter is None:
+            return own_interpreter()
+        if (name := policy.environment) is not None:
+            environments = Environments(self.settings.environments)
+            return await in_thread(environments.interpreter, name, policy.name)
+        return await interpreter_at(policy.interpreter)
+
     def _decide(
         self,
         policy: str | Path | Policy,
@@ -287,9 +297,3 @@ class Runtime:
                     hint="make the directory, or name the one that is meant",
                 )
         return loaded, policy
-
-
-async def _interpreter_of(policy: Policy) -> Interpreter:
-    if policy.interpreter is None:
-        return own_interpreter()
-    return await interpreter_at(policy.interpreter)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, Self
 from sbx import errors
 from sbx.isolation.forked import check_process
 from sbx.isolation.launch import Broker, Host
-from sbx.isolation.patience import to_the_end
+from sbx.isolation.patience import in_thread, to_the_end
 from sbx.isolation.plan import (
     Filters,
     GroupLimits,
@@ -30,9 +30,16 @@ from sbx.kernels.watcher import MemoryWatcher
 from sbx.kernels.zygotes import Key, key_of
 from sbx.policy import Policy
 from sbx.protocol.runs import Event, Run
+from sbx.protocol.usage import Usage
+from sbx.runtime.commands import Commands
+from sbx.runtime.contexts import Contexts
 from sbx.runtime.conversation import Conversation
+from sbx.runtime.environments.directory import check_there
 from sbx.runtime.files import OpenFiles, Ready, WorkspaceFiles, WorkspaceUploads, open_files
+from sbx.runtime.languages import Languages
 from sbx.runtime.questions import OnInput
+from sbx.runtime.terminals import Terminals
+from sbx.runtime.usage import Whole
 from sbx.workspace import DataDirectory, check_name
 
 DEFAULT_CONVERSATION = "default"
@@ -84,6 +91,7 @@ class AsyncSandbox:
         self._loaded = loaded  # as it was before a request narrowed it: what others share
         self._means = means
         self._interpreter = interpreter
+        self._languages = Languages(policy, interpreter)
         self._workspace = workspace
         self._uploads = uploads
         self._on_close = on_close
@@ -161,9 +169,44 @@ class AsyncSandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        stdin_open: bool = False,
     ) -> AsyncIterator[Event]:
-        """Run a shell command and follow it live."""
-        return self._default.stream_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+        """Run a shell command and follow it live; with `stdin_open`, `write_stdin` feeds it."""
+        return self._default.stream_shell(
+            command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
+        )
+
+    async def run_script(
+        self,
+        code: str,
+        language: str,
+        *,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        cwd: str | None = None,
+    ) -> Run:
+        """Run a script in another language and wait; see `Conversation.run_script`."""
+        return await self._default.run_script(
+            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
+        )
+
+    def stream_script(
+        self,
+        code: str,
+        language: str,
+        *,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        cwd: str | None = None,
+    ) -> AsyncIterator[Event]:
+        """Run a script in another language and follow it live."""
+        return self._default.stream_script(
+            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
+        )
 
     async def interrupt(self) -> bool:
         """Interrupt the cell that runs now; False when none does."""
@@ -176,6 +219,33 @@ class AsyncSandbox:
     @property
     def uploads(self) -> WorkspaceUploads:
         return self._default.uploads
+
+    async def write_stdin(self, run_id: str, text: str | None) -> None:
+        """Feed a command that was started with `stdin_open`; see `Conversation.write_stdin`."""
+        await self._default.write_stdin(run_id, text)
+
+    @property
+    def commands(self) -> Commands:
+        """Background commands of `default`."""
+        return self._default.commands
+
+    @property
+    def terminals(self) -> Terminals:
+        """Terminals of `default`."""
+        return self._default.terminals
+
+    async def usage(self) -> Usage:
+        """What the sandbox uses now, and the disk of `default`; nothing starts for it."""
+        return await self._default.usage()
+
+    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[Usage, None]:
+        """The same now and after each interval, until it is closed."""
+        return self._default.stream_usage(interval_s)
+
+    @property
+    def contexts(self) -> Contexts:
+        """Named kernels side by side over the files of `default`."""
+        return self._default.contexts
 
     @property
     def receipt(self) -> Receipt | None:
@@ -214,7 +284,13 @@ class AsyncSandbox:
 
     def _make_conversation(self, name: str) -> Conversation:
         return Conversation(
-            name, self.policy, self._open_files, self._start_kernel, self._means.grace_s
+            name,
+            self.policy,
+            self._open_files,
+            self._start_in,
+            self._means.grace_s,
+            languages=self._languages,
+            whole=self._whole,
         )
 
     async def start(self) -> Receipt:
@@ -282,7 +358,23 @@ class AsyncSandbox:
             new=new,
         )
 
+    @property
+    def _whole(self) -> Whole:
+        return Whole(self.id, lambda: self._means.broker.usage(self.id), self._pids)
+
+    def _pids(self) -> list[int]:
+        """Every process of its jails; from any thread."""
+        contexts = [
+            one for talk in list(self._conversations.values()) for one in talk.contexts.ending
+        ]
+        return [pid for one in contexts for pid in one.processes]
+
+    async def _start_in(self, _context: str, opened: OpenFiles) -> Kernel:
+        return await self._start_kernel(opened)
+
     async def _start_kernel(self, opened: OpenFiles) -> Kernel:
+        if self.policy.environment is not None:
+            await in_thread(check_there, self.policy, self._interpreter)
         ready = await opened.prepare()
         means = self._means
         paths = self._paths(opened, ready)

@@ -21,8 +21,8 @@ from sbx.protocol.runs import RunError
 from sbx.runtime.access import Caller
 from sbx.runtime.cargos import Cargos
 from sbx.runtime.clock import Clock
-from sbx.runtime.conversation import Conversation
-from sbx.runtime.kept import KeptSandbox
+from sbx.runtime.context import Context
+from sbx.runtime.kept import KeptSandbox, end_forgotten
 from sbx.runtime.kernel_limits import KernelLimits
 from sbx.runtime.leftovers import Leftovers
 from sbx.runtime.lifecycle import Act, State
@@ -59,6 +59,7 @@ __all__ = [
 
 LATEST = 253_402_300_799.0  # the last second that a date of four digits can tell
 _LIST_MAX = 500
+_FORGOTTEN = RunError("ConversationDeleted", "the conversation was deleted meanwhile", "")
 
 
 class Sandboxes:
@@ -91,8 +92,8 @@ class Sandboxes:
         """All that were not deleted."""
         return self._registry.every()
 
-    def live(self, sandbox_id: str) -> Sequence[Conversation]:
-        """The conversations with a live kernel, of a sandbox that the caller is known to see."""
+    def live(self, sandbox_id: str) -> Sequence[Context]:
+        """The contexts with a live kernel, of a sandbox that the caller is known to see."""
         one = self._registry.of_id(sandbox_id)
         return one.box.live if one is not None and one.box is not None else []
 
@@ -342,9 +343,12 @@ class Sandboxes:
             events.add(on, one.id, at, "conversation_deleted", conversation=name)
             return directories
 
-        gone = await self._store.write(act)
-        sharing = (other for other in self.every() if other.row.cargo_id == cargo.id)
-        await asyncio.gather(*(other.forget_conversation(name) for other in sharing))
+        async with one.naming:
+            gone = await self._store.write(act)
+            sharing = (other for other in self.every() if other.row.cargo_id == cargo.id)
+            open_ones = [other.forget_conversation(name) for other in sharing]
+        ends = (end_forgotten(talk, _FORGOTTEN) for talk in open_ones if talk is not None)
+        await asyncio.gather(*ends)
         await self.leftovers.remove_conversations(cargo, gone)
 
     # -- its story ------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """What an operator may choose, from keyword arguments or the environment (SBX_*)."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from platformdirs import user_config_path
+from platformdirs import user_config_path, user_data_path
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
@@ -14,10 +15,18 @@ _UIDS = 100_000_000
 _Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
+def _default_environments() -> Path:
+    """Not below /var/lib/sbx: that is for the process that parses HTTP to write to."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/sbx-environments")
+    return user_data_path("sbx") / "environments"
+
+
 class Settings(BaseSettings):
     """Settings of a runtime. Durations in seconds.
 
     `data_dir`: where workspaces lie; None is a private temporary directory, gone with the runtime.
+    `environments`: where those lie that `sbx env` makes, and policies name as `env:NAME`.
     `fast_path`: kernels may be forked and kept ready; False leaves only the cold path.
     `zygotes_max`: for how many policies at once; each zygote holds some 40 to 100 MiB.
     `uid_range`: first host uid and how many, from which a root broker gives each sandbox its own.
@@ -38,6 +47,7 @@ class Settings(BaseSettings):
     policy_dirs: tuple[Path, ...] = Field(
         default_factory=lambda: (user_config_path("sbx") / "policies",)
     )
+    environments: Path = Field(default_factory=_default_environments)
     bwrap: Path | None = None
     cgroups: bool = True
     uid_range: tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]] = (

@@ -2,13 +2,21 @@
 
 from collections.abc import Iterable
 
-from sbx.protocol.files import Entry, Listing
+from sbx.protocol.files import Copied, Entry, Kind, Listing, Matches
 from sbx.workspace import paths
+from sbx.workspace.copying import copy
+from sbx.workspace.expressions import Expression, Glob
+from sbx.workspace.moving import move
 from sbx.workspace.paths import Location, Part
+from sbx.workspace.permissions import check_mode, chmod
+from sbx.workspace.replacing import replace
+from sbx.workspace.search import Grep, Places, find
 from sbx.workspace.streams import Intake, OpenFile
 from sbx.workspace.tree import Relative, Tree
+from sbx.workspace.walk import Walk
 
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
+RESULTS_MAX = 10_000
 
 
 class Files:
@@ -27,12 +35,14 @@ class Files:
         *,
         uploads_apart: bool = False,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        total_max_bytes: int = 4 * DEFAULT_MAX_BYTES,
     ) -> None:
         self._files = files
         self._uploads = uploads
         self._shared = shared
         self._apart = uploads_apart
         self._max_bytes = max_bytes
+        self._total_max_bytes = total_max_bytes
 
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         """All bytes of a file. Raises TooLarge beyond `max_bytes`."""
@@ -86,6 +96,97 @@ class Files:
         listing.sort(key=lambda entry: entry.path)
         return listing
 
+    def find(
+        self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
+    ) -> Listing:
+        """What lies below the directory `path` and matches the glob; see `Glob` and `Listing`.
+
+        At most `max_results` of it, at most RESULTS_MAX. Raises BadRequest `invalid_pattern`.
+        """
+        base, places = self.places(path)
+        return find(places, base, pattern, Walk(), kind=kind, max_results=_results(max_results))
+
+    def grep(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        include: str | None = None,
+        max_matches: int = 1000,
+    ) -> Matches:
+        """The lines of the text files below `path` that have `pattern`: plain text, or with `regex`
+        an expression of RE2's. `include`: only files that match this glob. See `Matches`.
+
+        Raises BadRequest `invalid_pattern`.
+        """
+        expression = Expression(pattern, regex=regex, ignore_case=ignore_case)
+        only = None if include is None else Glob(include)
+        base, places = self.places(path)
+        return Grep(expression, only, Walk(), _results(max_matches)).run(places, base)
+
+    def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
+        """Copy a file, or a directory with all below it, to a path that is not there; `overwrite`
+        lets a file replace a file.
+
+        Raises Conflict `file_exists`, TooLarge `file_too_large`, `tree_too_large`.
+        """
+        of, to = self._at(source), self._at(target, changing=True)
+        return copy(
+            *of,
+            *to,
+            file_max=self._max_bytes,
+            total_max=self._total_max_bytes,
+            overwrite=overwrite,
+        )
+
+    def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Give a file, a symlink itself, or a directory another path that is not there; `overwrite`
+        lets a file replace a file. Raises Conflict `file_exists`."""
+        of, to = self._at(source, changing=True), self._at(target, changing=True)
+        move(
+            *of,
+            *to,
+            file_max=self._max_bytes,
+            total_max=self._total_max_bytes,
+            overwrite=overwrite,
+        )
+
+    def replace(self, path: str, old: str, new: str, *, count: int | None = 1) -> int:
+        """Replace a text that is in the file `count` times; None: as often as it is there, once at
+        least. How often it was. Raises Conflict `replace_count`, `file_changed`."""
+        tree, relative = self._at(path, changing=True)
+        return replace(tree, relative, old, new, count=count, max_bytes=self._max_bytes)
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Set the permissions of a file or a directory, 0 to 0o777. Raises Denied
+        `set_id_refused`, `file_not_permitted`, BadRequest `invalid_mode`."""
+        check_mode(mode)
+        tree, relative = self._at(path, changing=True)
+        chmod(tree, relative, mode)
+
+    def places(self, path: str) -> tuple[str, Places]:
+        """Where `path` is as the code inside sees it, and every tree that is seen there, with what
+        of it is: a mount of its own lies in another tree."""
+        tree, relative = self._at(path)
+        base = tree.shown(relative)
+        places: Places = [(tree, relative)]
+        places += (
+            (mounted, ())
+            for mounted in (self._uploads, self._shared)
+            if mounted is not None and mounted is not tree and mounted.view.startswith(f"{base}/")
+        )
+        return base, places
+
+    def view(self, path: str, *, changing: bool = False, into: bool = False) -> str:
+        """The path as the code inside sees it. `changing`: it is to be written; `into`: what lies
+        below it is, so that it may be one of the workspace's own directories."""
+        if into:
+            self._at(f"{path}/x", changing=True)
+        tree, relative = self._at(path, changing=changing)
+        return tree.shown(relative)
+
     def make_directory(self, path: str) -> None:
         """Make a directory and those it needs; one that is there is left as it is."""
         tree, relative = self._at(path, changing=True)
@@ -114,3 +215,7 @@ class Files:
 
     def _limit(self, max_bytes: int | None) -> int:
         return self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes)
+
+
+def _results(asked: int) -> int:
+    return max(1, min(asked, RESULTS_MAX))

@@ -7,6 +7,7 @@
         files/uploads/{temparea,generated}/   … its mount points
         uploads/                              mounted read-only on temparea
         staging/                              in no view: files half written, trees half removed
+        commands/                             in no view: what background commands printed
     {data}/removed/                           what is deleted, unreachable and on its way out
 
 Opaque names are random: no id of a caller is ever a path component. With an `owner` (the runtime
@@ -26,6 +27,7 @@ from sbx.errors import Broken, Denied, NotFound
 from sbx.linux import capabilities
 from sbx.protocol.files import Kind
 from sbx.workspace import beneath, paths
+from sbx.workspace.logs import CommandLogs
 from sbx.workspace.refusals import translated
 from sbx.workspace.removal import empty_directory, remove_tree
 from sbx.workspace.streams import Owner
@@ -90,6 +92,20 @@ class ConversationFiles:
             return self.files.stat(relative).kind
         except NotFound:
             return None
+
+    def logs(self) -> CommandLogs:
+        """What its background commands printed; the caller closes it after a few calls."""
+        with translated(str(self.path)):
+            root = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=self._staging)
+            try:
+                return CommandLogs(_directory(root, "commands", 0o700))
+            finally:
+                os.close(root)
+
+    @property
+    def staging(self) -> int:
+        """The directory fd of what is half written: in no view, on the file system of the files."""
+        return self._staging
 
     def tidy(self, deadline_s: float = 10.0) -> bool:
         """Remove what a crash left half written; only while nothing writes. True when all is."""

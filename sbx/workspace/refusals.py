@@ -37,6 +37,7 @@ _HINTS = {
     "not_a_file": "name a regular file",
     "is_a_directory": "name a file in it, or list the directory",
     "not_a_directory": "name a directory",
+    "into_itself": "choose a target that does not lie in what is copied or moved",
     "mount_point": "name something that lies in the workspace itself",
 }
 
@@ -78,6 +79,15 @@ def not_found(path: str) -> NotFound:
     )
 
 
+def file_exists(path: str) -> Conflict:
+    return Conflict(
+        f"'{path}' is there already",
+        code="file_exists",
+        hint="choose another name, or ask to overwrite a file",
+        details={"path": path},
+    )
+
+
 def translate(error: OSError, path: str) -> SbxError:
     """The error of ours for what linux said about `path`, as the code inside would name it."""
     number = error.errno or errno.EIO
@@ -86,6 +96,8 @@ def translate(error: OSError, path: str) -> SbxError:
     match number:
         case errno.ENOENT:
             return not_found(path)
+        case errno.EEXIST:
+            return file_exists(path)
         case errno.ENOSPC | errno.EDQUOT:
             return Unavailable(
                 f"there is no space left to write '{path}'",

@@ -8,6 +8,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import Self, TypeVar
 
+from sbx.linux.renameat2 import rename_new
 from sbx.workspace.beneath import Opener
 from sbx.workspace.refusals import is_a_directory, not_a_file, translated, wrong_path
 
@@ -58,16 +59,32 @@ class StagedFile:
             rest = rest[os.write(self.fd, rest) :]
         self.size += len(data)
 
-    def commit(self, parent: int, name: bytes, *, mode: int, owner: Owner | None) -> None:
-        """Make it `name` in the directory `parent`, replacing a file or symlink of that name."""
+    def commit(
+        self,
+        parent: int,
+        name: bytes,
+        *,
+        mode: int,
+        owner: Owner | None,
+        new: bool = False,
+        sync: bool = True,
+    ) -> None:
+        """Make it `name` in the directory `parent`, replacing a file or symlink of that name; with
+        `new` that raises FileExistsError."""
         assert self._name is not None
         if owner is not None:
             os.fchown(self.fd, *owner)
         os.fchmod(self.fd, mode & 0o777)
-        os.fsync(self.fd)
-        os.rename(os.fsencode(self._name), name, src_dir_fd=self._directory, dst_dir_fd=parent)
+        if sync:
+            os.fsync(self.fd)
+        temporary = os.fsencode(self._name)
+        if new:
+            rename_new(self._directory, temporary, parent, name)
+        else:
+            os.rename(temporary, name, src_dir_fd=self._directory, dst_dir_fd=parent)
         self._name = None
-        os.fsync(parent)
+        if sync:
+            os.fsync(parent)
 
     def __enter__(self) -> Self:
         return self

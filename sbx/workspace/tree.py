@@ -7,7 +7,7 @@ because it was looked at before, and each call is bounded in bytes, entries or t
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +19,7 @@ from sbx.workspace.measure import Usage, measure
 from sbx.workspace.refusals import is_a_directory, too_large, translated, wrong_path
 from sbx.workspace.removal import remove_tree
 from sbx.workspace.streams import Intake, OpenFile, Owner, StagedFile, drive, open_regular
+from sbx.workspace.walk import Walk
 
 Relative = tuple[str, ...]
 
@@ -45,7 +46,8 @@ class Tree:
         self.view = view
         self.owner = owner
         self.staging = staging
-        self._opener = opener or beneath.opener()
+        self.durable = True  # each file written is synced to the disk before it has its name
+        self.opener = opener or beneath.opener()
 
     @classmethod
     def at(
@@ -64,7 +66,7 @@ class Tree:
         """
         uid = os.geteuid() if self.owner is None else self.owner[0]
         return open_regular(
-            self._opener, self.fd, relative, shown=self.shown(relative), owner_uid=uid
+            self.opener, self.fd, relative, shown=self.shown(relative), owner_uid=uid
         )
 
     def read(self, relative: Relative, *, max_bytes: int) -> bytes:
@@ -82,28 +84,35 @@ class Tree:
         *,
         max_bytes: int,
         mode: int | None = None,
+        new: bool = False,
     ) -> int:
         """Make the file, and the directories it needs, and give its size in bytes.
 
         One step: a reader sees the old content or all of the new. A symlink of that name is
         replaced, not followed; after any failure what was there is untouched. Without a `mode` the
-        file keeps the permissions it has, or gets 0644; it never gets a set-id bit.
-        Raises TooLarge, InvalidPath, Denied, and Unavailable `no_space`.
+        file keeps the permissions it has, or gets 0644; it never gets a set-id bit. `new`: nothing
+        of that name may be there.
+        Raises TooLarge, InvalidPath, Denied, Conflict `file_exists`, and Unavailable `no_space`.
         """
         return drive(
-            self.writing(relative, max_bytes=max_bytes, mode=mode),
+            self.writing(relative, max_bytes=max_bytes, mode=mode, new=new),
             (data,) if isinstance(data, bytes) else data,
         )
 
     def writing(
-        self, relative: Relative, *, max_bytes: int, mode: int | None = None
+        self,
+        relative: Relative,
+        *,
+        max_bytes: int,
+        mode: int | None = None,
+        new: bool = False,
     ) -> Intake[int]:
         """`write`, a chunk at a time; see `Intake`."""
         path = self.shown(relative)
         if not relative:
             raise is_a_directory(path)
         with translated(path):
-            parent = self._parent(relative[:-1])
+            parent = self.parent(relative[:-1])
         try:
             with translated(path):
                 if mode is None:
@@ -116,7 +125,10 @@ class Tree:
                     with translated(path):
                         staged.write(chunk)
                 with translated(path):
-                    staged.commit(parent, encoded(relative[-1]), mode=mode, owner=self.owner)
+                    name = encoded(relative[-1])
+                    staged.commit(
+                        parent, name, mode=mode, owner=self.owner, new=new, sync=self.durable
+                    )
                 return staged.size
         finally:
             os.close(parent)
@@ -124,7 +136,7 @@ class Tree:
     def stat(self, relative: Relative) -> Entry:
         """What the name stands for; of a symlink the link itself. Raises NotFound, InvalidPath."""
         with translated(self.shown(relative)):
-            fd = self._opener(self.fd, relative, os.O_PATH | os.O_NOFOLLOW)
+            fd = self.opener(self.fd, relative, os.O_PATH | os.O_NOFOLLOW)
             try:
                 return entry_of(self.shown(relative), os.fstat(fd))
             finally:
@@ -139,7 +151,7 @@ class Tree:
         `relative` itself; a subdirectory that cannot be read makes the listing not `complete`.
         """
         return list_directory(
-            self._opener,
+            self.opener,
             self.fd,
             relative,
             view=self.view,
@@ -147,10 +159,23 @@ class Tree:
             max_depth=max_depth,
         )
 
+    def walk(
+        self, walk: Walk, relative: Relative = ()
+    ) -> Iterator[tuple[Relative, os.stat_result]]:
+        """All below a directory, as far as `walk` goes. Raises as `list`."""
+        return walk.below(self.opener, self.fd, relative, view=self.view)
+
+    def hold(self, relative: Relative) -> int:
+        """An O_PATH fd of what the name stands for, a symlink itself; the caller closes it.
+
+        Raises OSError.
+        """
+        return self.opener(self.fd, relative, os.O_PATH | os.O_NOFOLLOW)
+
     def make_directory(self, relative: Relative) -> None:
         """Make a directory and those it needs; one that is there is left as it is."""
         with translated(self.shown(relative)):
-            os.close(self._parent(relative))
+            os.close(self.parent(relative))
 
     def delete(self, relative: Relative, *, deadline_s: float = 30.0) -> bool:
         """Delete a file, a symlink (never what it leads to) or a whole directory.
@@ -163,7 +188,7 @@ class Tree:
             raise wrong_path(path, "reserved", "is the root of the workspace")
         name = encoded(relative[-1])
         with translated(path):
-            parent = self._opener(self.fd, relative[:-1], os.O_PATH | os.O_DIRECTORY)
+            parent = self.opener(self.fd, relative[:-1], os.O_PATH | os.O_DIRECTORY)
             try:
                 found = os.stat(name, dir_fd=parent, follow_symlinks=False)
                 if not stat.S_ISDIR(found.st_mode):
@@ -180,7 +205,7 @@ class Tree:
 
     def measure(self, *, max_entries: int = 1_000_000, deadline_s: float = 5.0) -> Usage:
         """What the tree takes on disk; see `Usage` for what not `complete` means."""
-        return measure(self._opener, self.fd, max_entries=max_entries, deadline_s=deadline_s)
+        return measure(self.opener, self.fd, max_entries=max_entries, deadline_s=deadline_s)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -197,18 +222,18 @@ class Tree:
         """The path as the code inside sees it, fit for a message."""
         return shown(self.view, relative)
 
-    def _parent(self, relative: Relative) -> int:
+    def parent(self, relative: Relative) -> int:
         """Open the directory `relative`, made if need be, each step from the root anew."""
         flags = os.O_RDONLY | os.O_DIRECTORY
         try:
-            return self._opener(self.fd, relative, flags)
+            return self.opener(self.fd, relative, flags)
         except FileNotFoundError:
             for depth, name in enumerate(relative):
                 self._make_one(relative[:depth], encoded(name))
-            return self._opener(self.fd, relative, flags)
+            return self.opener(self.fd, relative, flags)
 
     def _make_one(self, above: Relative, name: bytes) -> None:
-        parent = self._opener(self.fd, above, os.O_PATH | os.O_DIRECTORY)
+        parent = self.opener(self.fd, above, os.O_PATH | os.O_DIRECTORY)
         try:
             os.mkdir(name, 0o755, dir_fd=parent)
             if self.owner is not None:

@@ -131,7 +131,7 @@ os._exit = lambda code: time.sleep(600)
 threading.Thread(target=later).start()
 """
     assert (await send(box, later)).ok
-    pid1 = box._default._kernel.pid  # type: ignore[union-attr]
+    pid1 = box._default.contexts.default._kernel.pid  # type: ignore[union-attr]
     deadline = time.monotonic() + 10
     while os.path.exists(f"/proc/{pid1}") and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.05)

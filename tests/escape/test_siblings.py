@@ -79,7 +79,7 @@ async def other(runtime: Runtime, one: AsyncSandbox) -> AsyncIterator[AsyncSandb
 
 
 def jail_of(box: AsyncSandbox) -> Jail:
-    kernel = box._default._kernel
+    kernel = box._default.contexts.default._kernel
     assert kernel is not None
     return kernel._jail
 

@@ -122,7 +122,10 @@ async def sandbox(settings: ServiceSettings, broker: BrokerProcess) -> dict[str,
 def main(top: Path) -> None:
     data, sockets = top / "data", top / "run"
     sockets.mkdir(mode=0o700)
-    settings = ServiceSettings(data_dir=data, socket=sockets / "sbx.sock")
+    environments = top / "environments"  # not there, as on a host where nobody has made any
+    settings = ServiceSettings(
+        data_dir=data, socket=sockets / "sbx.sock", environments=environments
+    )
     account = privileges.account_of(settings)
     privileges.prepare_data(data, account)
     theirs = socket.socket(socket.AF_UNIX)

@@ -370,7 +370,8 @@ async def test_profiles_are_the_policies(client: httpx.AsyncClient) -> None:
     assert {"default", "python-default", "strict", "data-science"} <= set(items)
     one = items["python-default"]
     assert set(one) == {
-        "id", "image", "resources", "capabilities", "idle_timeout", "description", "containers"
+        "id", "image", "resources", "capabilities", "idle_timeout", "description", "containers",
+        "languages",
     }  # fmt: skip
     assert one["resources"] == {"cpus": 1.0, "memory": "1024m"}
     assert one["containers"] is None

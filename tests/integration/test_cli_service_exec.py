@@ -261,11 +261,42 @@ def test_what_goes_to_temparea_is_an_upload(served: Service, box: str, tmp_path:
     assert (got.returncode, (tmp_path / "back.csv").read_text()) == (0, "a,b\n")
 
 
+def test_directories_go_in_and_come_out(served: Service, box: str, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "sub" / "empty").mkdir(parents=True)
+    (tree / "sub" / "run").write_text("#!/bin/sh\necho ran\n")
+    (tree / "sub" / "run").chmod(0o755)
+    (tree / "é.bin").write_bytes(os.urandom(600_001))
+    (tree / "link").symlink_to("sub/run")
+    sent = served.quick("cp", "-r", tree, f"{box}:")
+    assert (sent.returncode, sent.stderr) == (0, "")
+    assert sent.stdout == f"{tree} -> {box}:tree\n"
+    assert served.quick("exec", box, "--shell", "-c", "tree/link").stdout == "ran\n"
+    assert served.quick("cp", "-r", f"{tree}/.", f"{box}:new/name").returncode == 0
+    assert served.quick("exec", box, "--shell", "-c", "new/name/sub/run").stdout == "ran\n"
+    got = served.quick("cp", "-r", f"{box}:tree", tmp_path / "back")
+    assert (got.returncode, got.stderr) == (
+        0,
+        "1 entries were left out: links, devices and pipes\n",
+    )
+    back = tmp_path / "back"
+    assert (back / "é.bin").read_bytes() == (tree / "é.bin").read_bytes()
+    assert (back / "sub" / "empty").is_dir()
+    assert not (back / "link").exists()
+    assert served.quick("cp", "-r", f"{box}:tree/sub", back).returncode == 0
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "trap" / "tree").mkdir(parents=True)
+    (tmp_path / "trap" / "tree" / "sub").symlink_to(tmp_path / "elsewhere")
+    trapped = served.quick("cp", "-r", f"{box}:tree", tmp_path / "trap")
+    assert "is a link" in refusal(trapped, 2)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_cp_says_what_is_wrong(served: Service, box: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     here = tmp_path / "a.txt"
     for words, said in (
-        ([tmp_path, f"{box}:"], "tar -cf"),
+        ([tmp_path, f"{box}:"], "use -r"),
         ([tmp_path / "missing", f"{box}:"], "missing"),
         ([here, tmp_path / "b.txt"], "ID:PATH"),
         ([f"{box}:a", f"{box}:b"], "both ends"),

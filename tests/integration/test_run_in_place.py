@@ -133,7 +133,7 @@ async def test_a_cell_that_is_followed_no_further_lets_go_of_the_turn(warm: Asyn
     """Also where the task that took it over is cancelled before its first step."""
 
     def cancel_the_new_task() -> None:
-        for task in warm.conversation("default")._tasks.values():
+        for task in warm.conversation("default").contexts.default._tasks.values():
             task.cancel()
 
     caller = asyncio.create_task(warm.run(FOREVER))

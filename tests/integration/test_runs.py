@@ -14,7 +14,7 @@ import pytest_asyncio
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.protocol.runs import Cause, Event, InputRequest, Run, RunEnd, RunStart, Status, Stdout
 from sbx.runtime.access import Caller
-from sbx.runtime.conversation import Conversation
+from sbx.runtime.context import Context
 from sbx.runtime.house import House
 from sbx.runtime.runs import Ask, RunHandle, Runs
 from sbx.runtime.settings import Settings
@@ -161,7 +161,7 @@ async def test_what_cannot_be_begun_is_raised_and_recorded(
     async def fail(*_: Any) -> None:
         raise Unavailable("no kernel for you", code="too_many_kernels")
 
-    monkeypatch.setattr(Conversation, "_ready", fail)
+    monkeypatch.setattr(Context, "ready", fail)
     handle = await talk.start("1")
     with pytest.raises(Unavailable, match="no kernel for you"):
         await (told(handle) if follow else handle.result())

@@ -77,25 +77,6 @@ async def test_bash_runs_beside_python(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("language", "package"),
-    [
-        ("javascript", "nodejs"),
-        ("typescript", "nodejs"),
-        ("java", "default-jdk"),
-        ("go", "golang"),
-    ],
-)
-async def test_other_languages_say_what_to_install(
-    client: httpx.AsyncClient, language: str, package: str
-) -> None:
-    session = await new_session(client)
-    reply = await run(client, session, "1", language=language)
-    assert code_of(reply) == (400, "language_unavailable")
-    assert reply.json()["error"]["details"]["install"] == package
-    assert package in reply.json()["error"]["hint"]
-
-
-@pytest.mark.parametrize(
     "change",
     [
         {"language": "perl"},

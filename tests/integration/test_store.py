@@ -314,6 +314,11 @@ def store_of_version(path: Path, version: int) -> None:
             " VALUES ('me', 'k', 'f', 201, x'7b7d', 1)"
         )
         events.add(on, "sandbox-1", 1.0, "created")
+        if version >= 2:
+            on.execute(
+                "INSERT INTO contexts (sandbox_id, conversation, name, created_at)"
+                " VALUES ('sandbox-1', 'default', 'other', 1)"
+            )
 
 
 TABLES = (
@@ -323,7 +328,10 @@ TABLES = (
 
 
 # What was shipped stands: stores of that version are out there. A change is a step of its own.
-SHIPPED = {1: "45d2d93078b43b3713f43fdbb344a86a72f7a7ec570e65a834023c2360f8626c"}
+SHIPPED = {
+    1: "45d2d93078b43b3713f43fdbb344a86a72f7a7ec570e65a834023c2360f8626c",
+    2: "7c62813a530bd92ab6cf63c02d4ecb2910c68a1ac10731e37811efbd1f2b07ff",
+}
 
 
 def test_steps_that_were_shipped_are_never_changed() -> None:
@@ -337,6 +345,8 @@ async def test_a_store_of_every_version_opens_with_its_rows(path: Path, version:
         assert await store.read(version_of) == len(shipped())
         for table in TABLES:
             assert len(await store.rows(f"SELECT * FROM {table}")) == 1, table
+        assert (await store.rows("SELECT context FROM runs"))[0]["context"] == "default"
+        assert len(await store.rows("SELECT * FROM contexts")) == (version >= 2)
     async with await Store.open(path):
         pass  # and again, now that nothing is left to migrate
 

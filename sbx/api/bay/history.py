@@ -15,13 +15,15 @@ from sbx.api.bay.models import (
 )
 from sbx.api.callers import CallerDep, HouseDep
 from sbx.api.errors import documented, iso
+from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import text_to_json
+from sbx.protocol.languages import Language
 from sbx.runtime.store.runs import RunRow
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/history", tags=["history"])
 
 # Bay's browser runs nothing here, so those two find nothing.
-Kind = Literal["python", "shell", "browser", "browser_batch"]
+Kind = Literal["python", "shell", "browser", "browser_batch"] | Language
 _NOT_TOLD: dict[str, Any] = {"output": None, "error": None}
 
 
@@ -86,7 +88,7 @@ async def annotate(
 def _entry(row: RunRow) -> HistoryEntry:
     told = _NOT_TOLD
     if row.run is not None:
-        told = shell_body(row.run, None) if row.kind == "shell" else python_body(row.run, None)
+        told = python_body(row.run, None) if row.kind == "python" else shell_body(row.run, None)
     return HistoryEntry(
         id=execution_id(row.id),
         exec_type=row.kind,
@@ -99,4 +101,5 @@ def _entry(row: RunRow) -> HistoryEntry:
         tags=row.tags,
         notes=row.notes,
         created_at=iso(row.started_at),
+        context=None if row.context == DEFAULT_CONTEXT else row.context,
     )

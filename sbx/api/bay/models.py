@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from sbx.api.errors import iso
 from sbx.protocol.events import error_to_json, run_to_json
+from sbx.protocol.languages import RunLanguage
 from sbx.protocol.runs import Run, Status
 
 Id = Annotated[str, StringConstraints(max_length=300)]
@@ -275,6 +276,8 @@ class HistoryEntry(BaseModel):
     learn_error: str | None = None
     learn_processed_at: Time | None = None
     created_at: Time
+    # Bay knows no contexts, so nothing is said of a run in the one that every conversation has.
+    context: str | None = Field(default=None, exclude_if=lambda name: name is None)
 
 
 class HistoryList(BaseModel):
@@ -328,6 +331,8 @@ class ProfileContainer(BaseModel):
 
 
 class Profile(BaseModel):
+    """Bay's, and `languages`: what its sandboxes run on this host without anything installed."""
+
     id: str
     image: str
     resources: Resources
@@ -335,6 +340,7 @@ class Profile(BaseModel):
     idle_timeout: int
     description: str | None
     containers: list[ProfileContainer] | None
+    languages: list[RunLanguage]
 
 
 class ProfileList(BaseModel):

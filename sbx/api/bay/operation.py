@@ -21,6 +21,8 @@ from sbx.api.bay.models import (
 from sbx.api.callers import CallerDep, HouseDep, OperatorDep
 from sbx.api.errors import documented
 from sbx.policy import Policy, PolicyInfo, available, load
+from sbx.protocol.languages import RunLanguage
+from sbx.runtime import languages
 from sbx.runtime.house import House
 
 router = APIRouter(tags=["operation"])
@@ -85,6 +87,11 @@ def _profiles(house: House, detail: bool) -> list[Profile]:
     return found
 
 
+def _languages(policy: Policy) -> list[RunLanguage]:
+    python: list[RunLanguage] = ["python"] if "python" in policy.capabilities else []
+    return [*python, *languages.available(policy)]
+
+
 def _profile(name: str, info: PolicyInfo, policy: Policy, house: House, detail: bool) -> Profile:
     resources = Resources(
         cpus=policy.limits.cpu_quota, memory=f"{policy.limits.memory_max // (1 << 20)}m"
@@ -103,4 +110,5 @@ def _profile(name: str, info: PolicyInfo, policy: Policy, house: House, detail: 
         idle_timeout=ceil(house.settings.idle_timeout),
         description=info.description or None,
         containers=[kernel] if detail else None,
+        languages=_languages(policy),
     )

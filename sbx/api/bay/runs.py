@@ -115,7 +115,7 @@ async def follow(
 ) -> Response:
     """The events of a run after `Last-Event-ID`, while it lives and for a minute after its end."""
     handle = await house.runs.attach(caller, sandbox_id, run_id_of(run_id))
-    body = shell_body if handle.kind == "shell" else python_body
+    body = python_body if handle.kind == "python" else shell_body
     events = _told(handle, lambda run: body(run, None), sse.last_event_id(request))
     return await sse.stream(events, request=request)
 

@@ -1,18 +1,53 @@
 """/v1 beyond Bay: what our own client needs so that a sandbox over there is like one in here.
 
 runs.py    runs of any conversation, their input and their interrupt
+commands.py  background commands, and the standard input of those that are runs
+usage.py   what a live sandbox uses
 life.py    start, stop and receipt of a conversation; inspect
+contexts.py  contexts of a conversation: kernels side by side
+terminals.py  terminals of a conversation, and a WebSocket to each
 files.py   files and uploads of any conversation, as raw bytes
+search.py, arrange.py, watch.py   found by name and content, moved and changed, followed
+archive.py, partials.py   directories as archives; uploads in pieces
 admin.py   keys, tokens, and the sandboxes of everybody: the operator's
 """
 
 from fastapi import APIRouter
 
-from sbx.api.native import admin, files, life, runs
+from sbx.api.native import (
+    admin,
+    archive,
+    arrange,
+    commands,
+    contexts,
+    files,
+    life,
+    partials,
+    runs,
+    search,
+    terminals,
+    usage,
+    watch,
+)
 from sbx.api.native.runs import ShortCut
 
 router = APIRouter()
-for part in (runs, life, files, admin):
+for part in (
+    runs,
+    life,
+    contexts,
+    files,
+    search,
+    arrange,
+    watch,
+    archive,
+    partials,
+    admin,
+    commands,
+    usage,
+    terminals,
+):
     router.include_router(part.router)
+router.include_router(commands.of_runs)
 
 __all__ = ["ShortCut", "router"]

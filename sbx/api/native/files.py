@@ -27,7 +27,7 @@ from sbx.telemetry import metrics
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"])
 _ERRORS = documented(404, 409, 413, 415, 429, 507)
 _BYTES: dict[str, Any] = {"content": {"application/octet-stream": {}}}
-_RAW: dict[str, Any] = {
+RAW: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
@@ -101,13 +101,13 @@ async def read(
 ) -> Response:
     """The bytes of a file, or a range of them."""
     talk, _ = await held.enter_async_context(
-        _talk(house, caller, sandbox_id, conversation, "files:read")
+        talking(house, caller, sandbox_id, conversation, "files:read")
     )
     stream = await held.enter_async_context(await talk.files.open_stream(path))
     return files_response(request, stream, name=stream.entry.name)
 
 
-@router.put("/files", responses=_ERRORS, openapi_extra=_RAW)
+@router.put("/files", responses=_ERRORS, openapi_extra=RAW)
 async def write(
     sandbox_id: str,
     conversation: str,
@@ -118,11 +118,11 @@ async def write(
 ) -> Written:
     """Make or replace a file in one step, with the directories it needs."""
     async with (
-        _talk(house, caller, sandbox_id, conversation, "files:write", makes=True) as (talk, view),
+        talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (talk, view),
         slot(request, caller),
     ):
         with metrics.uploading() as upload:
-            upload.size = await talk.files.write_stream(path, _body(request))
+            upload.size = await talk.files.write_stream(path, body_of(request))
     await record(
         house,
         caller,
@@ -140,7 +140,7 @@ async def delete(
     sandbox_id: str, conversation: str, path: Path, caller: CallerDep, house: HouseDep
 ) -> Deleted:
     """Delete a file, or a directory with all below it."""
-    async with _talk(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
         deleted = await talk.files.delete(path)
     await record(house, caller, "file.delete", view.id, conversation=conversation, path=path)
     return Deleted(deleted=deleted)
@@ -151,8 +151,8 @@ async def stat(
     sandbox_id: str, conversation: str, path: Path, caller: CallerDep, house: HouseDep
 ) -> EntryBody:
     """What a name stands for."""
-    async with _talk(house, caller, sandbox_id, conversation, "files:read") as (talk, _):
-        return _entry(await talk.files.stat(path))
+    async with talking(house, caller, sandbox_id, conversation, "files:read") as (talk, _):
+        return entry_body(await talk.files.stat(path))
 
 
 @router.get("/list", responses=_ERRORS)
@@ -165,9 +165,9 @@ async def list_(
     max_depth: Annotated[int, Query(ge=1, le=1000)] = 1,
 ) -> ListingBody:
     """What lies in a directory, by path."""
-    async with _talk(house, caller, sandbox_id, conversation, "files:read") as (talk, _):
+    async with talking(house, caller, sandbox_id, conversation, "files:read") as (talk, _):
         found = await talk.files.list(path, max_depth=max_depth)
-    return ListingBody(entries=[_entry(one) for one in found], complete=found.complete)
+    return ListingBody(entries=[entry_body(one) for one in found], complete=found.complete)
 
 
 @router.post("/directories", responses=_ERRORS)
@@ -175,7 +175,7 @@ async def make_directory(
     sandbox_id: str, conversation: str, asked: Directory, caller: CallerDep, house: HouseDep
 ) -> Done:
     """Make a directory, with those it lies in."""
-    async with _talk(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
+    async with talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
         talk,
         view,
     ):
@@ -194,12 +194,12 @@ async def uploads(
     sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
 ) -> UploadList:
     """What was put in, by name."""
-    async with _talk(house, caller, sandbox_id, conversation, "files:read") as (talk, _):
+    async with talking(house, caller, sandbox_id, conversation, "files:read") as (talk, _):
         found = await talk.uploads.list()
-    return UploadList(items=[_upload(one) for one in found])
+    return UploadList(items=[upload_body(one) for one in found])
 
 
-@router.put("/uploads/{name}", responses=_ERRORS, openapi_extra=_RAW)
+@router.put("/uploads/{name}", responses=_ERRORS, openapi_extra=RAW)
 async def put(
     sandbox_id: str,
     conversation: str,
@@ -210,37 +210,12 @@ async def put(
 ) -> UploadBody:
     """Put a file in, read-only inside; the same name replaces in one step."""
     async with (
-        _talk(house, caller, sandbox_id, conversation, "files:write", makes=True) as (talk, view),
+        talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (talk, view),
         slot(request, caller),
     ):
-        rules = FileRules.from_json(view.upload_limits) if view.upload_limits else None
-        limits = rules.within(view.policy) if rules is not None else None
-        with metrics.uploading() as upload:
-            made = await talk.uploads.put_stream(name, _body(request), limits)
-            upload.size = made.size
-        await rows.put(
-            house.store,
-            rows.UploadRow(
-                view.id,
-                conversation,
-                made.name,
-                made.size,
-                made.sha256,
-                made.uploaded_at,
-                caller.owner,
-            ),
-        )
-    await record(
-        house,
-        caller,
-        "upload.put",
-        view.id,
-        conversation=conversation,
-        name=made.name,
-        size=made.size,
-        sha256=made.sha256,
-    )
-    return _upload(made)
+        source = (name, body_of(request))
+        made = await store_upload(house, caller, conversation, talk, view, body=source)
+    return upload_body(made)
 
 
 @router.get("/uploads/{name}", response_class=Response, responses=_SENT)
@@ -255,7 +230,7 @@ async def get(
 ) -> Response:
     """The bytes of an upload, or a range of them."""
     talk, _ = await held.enter_async_context(
-        _talk(house, caller, sandbox_id, conversation, "files:read")
+        talking(house, caller, sandbox_id, conversation, "files:read")
     )
     stream = await held.enter_async_context(await talk.uploads.open_stream(name))
     etag = stream.upload.sha256 if stream.upload is not None else None
@@ -267,14 +242,60 @@ async def remove(
     sandbox_id: str, conversation: str, name: str, caller: CallerDep, house: HouseDep
 ) -> None:
     """Take an upload away."""
-    async with _talk(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
         await talk.uploads.delete(name)
         await rows.forget(house.store, view.id, conversation, name)
     await record(house, caller, "upload.delete", view.id, conversation=conversation, name=name)
 
 
+async def store_upload(
+    house: House,
+    caller: Caller,
+    conversation: str,
+    talk: Conversation,
+    view: SandboxView,
+    *,
+    body: tuple[str, AsyncIterator[bytes]] | None = None,
+    partial: tuple[str, str] | None = None,
+) -> Upload:
+    """Store an upload within its limits, and write down whose it is and who did it: of a name and
+    its `body`, or of the id and the checksum of a `partial` one."""
+    rules = FileRules.from_json(view.upload_limits) if view.upload_limits else None
+    limits = rules.within(view.policy) if rules is not None else None
+    with metrics.uploading() as upload:
+        if partial is not None:
+            made = await talk.uploads.put_partial(talk.files.partials, *partial, limits)
+        else:
+            assert body is not None
+            made = await talk.uploads.put_stream(*body, limits)
+        upload.size = made.size
+    await rows.put(
+        house.store,
+        rows.UploadRow(
+            view.id,
+            conversation,
+            made.name,
+            made.size,
+            made.sha256,
+            made.uploaded_at,
+            caller.owner,
+        ),
+    )
+    await record(
+        house,
+        caller,
+        "upload.put",
+        view.id,
+        conversation=conversation,
+        name=made.name,
+        size=made.size,
+        sha256=made.sha256,
+    )
+    return made
+
+
 @asynccontextmanager
-async def _talk(
+async def talking(
     house: House,
     caller: Caller,
     sandbox_id: str,
@@ -291,7 +312,7 @@ async def _talk(
         yield talk, use.view
 
 
-async def _body(request: Request) -> AsyncIterator[bytes]:
+async def body_of(request: Request) -> AsyncIterator[bytes]:
     """The bytes as they come. Raises BadRequest `truncated_body` when the sender goes."""
     try:
         async for chunk in request.stream():
@@ -302,9 +323,9 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         ) from None
 
 
-def _entry(entry: Entry) -> EntryBody:
+def entry_body(entry: Entry) -> EntryBody:
     return EntryBody(**asdict(entry))
 
 
-def _upload(upload: Upload) -> UploadBody:
+def upload_body(upload: Upload) -> UploadBody:
     return UploadBody(**asdict(upload))

@@ -11,6 +11,7 @@ from sbx.api.bay.sandboxes import shown
 from sbx.api.callers import CallerDep, HouseDep
 from sbx.api.errors import documented
 from sbx.errors import NotFound
+from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.runtime.access import Caller
 from sbx.runtime.sandboxes import SandboxView
 
@@ -28,6 +29,7 @@ class Kernel(BaseModel):
     """A live kernel: its walls, and its processes as the host numbers them, PID 1 first."""
 
     conversation: str
+    context: str
     busy: bool
     host_pids: list[int]
     receipt: dict[str, Any]
@@ -95,8 +97,9 @@ async def receipt(
     """Which walls stand around the live kernel; nothing starts for this."""
     view = await house.sandboxes.get(caller, sandbox_id)
     _check_bounds(caller, view, conversation)
-    live = {one.name: one for one in house.sandboxes.live(view.id)}
-    standing = live[conversation].receipt if conversation in live else None
+    live = {(one.conversation, one.name): one for one in house.sandboxes.live(view.id)}
+    kernel = live.get((conversation, DEFAULT_CONTEXT))
+    standing = kernel.receipt if kernel is not None else None
     return ReceiptBody(receipt=standing.to_dict() if standing is not None else None)
 
 
@@ -130,13 +133,15 @@ async def inspect(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Inspec
         ],
         kernels=[
             Kernel(
-                conversation=one.name,
+                conversation=one.conversation,
+                context=one.name,
                 busy=one.busy,
                 host_pids=one.processes,
                 receipt=one.receipt.to_dict(),
             )
             for one in live
-            if one.receipt is not None and caller.sees(view.user_id, view.agent_id, one.name)
+            if one.receipt is not None
+            and caller.sees(view.user_id, view.agent_id, one.conversation)
         ],
     )
 

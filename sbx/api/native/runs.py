@@ -8,14 +8,16 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from sbx.api import sse
 from sbx.api.callers import CallerDep, HouseDep, caller, house
 from sbx.api.errors import documented
+from sbx.protocol.contexts import DEFAULT_CONTEXT, check_context
 from sbx.protocol.events import run_to_json, text_from_json, to_json
+from sbx.protocol.languages import ARGUMENTS_MAX, Language
 from sbx.protocol.runs import Run
 from sbx.runtime.runs import Ask, RunHandle
 
@@ -28,19 +30,24 @@ _STREAM = {"content": sse.DOCUMENTED}
 
 class NewRun(BaseModel):
     """`timeout` in seconds, null for the policy's; `interactive`: input() asks by an event;
-    `stream`: events as they come; `attended`: the run is interrupted when the caller goes."""
+    `stream`: events as they come; `attended`: the run is interrupted when the caller goes;
+    `context`: in which kernel of the conversation; `args`: what a script is given; `stdin_open`: a
+    command also reads what `/runs/{run_id}/stdin` is given."""
 
-    kind: Literal["python", "shell"] = "python"
+    kind: Literal["python", "shell"] | Language = "python"
     code: str
     timeout: float | None = None
     cwd: str | None = None
     env: dict[str, str] | None = None
     stdin: str | None = None
+    stdin_open: bool = False
     interactive: bool = False
     stream: bool = False
     attended: bool = False
     description: Annotated[str, StringConstraints(max_length=100_000)] | None = None
     tags: Annotated[str, StringConstraints(max_length=4_000)] | None = None
+    context: str = DEFAULT_CONTEXT
+    args: Annotated[list[str], Field(max_length=ARGUMENTS_MAX)] = []
 
 
 class RunErrorBody(BaseModel):
@@ -98,7 +105,7 @@ class Done(BaseModel):
 async def run(
     sandbox_id: str, conversation: str, request: Request, caller: CallerDep, house: HouseDep
 ) -> Response:
-    """Run a cell or a command. Code that fails is a success of this call: `status` tells."""
+    """Run a cell, a command or a script. Code that fails is a success of this call."""
     asked = _read(await request.body())
     ask = Ask(
         kind=asked.kind,
@@ -107,9 +114,12 @@ async def run(
         cwd=asked.cwd,
         env=asked.env,
         stdin=asked.stdin,
+        stdin_open=asked.stdin_open,
         interactive=asked.interactive,
         description=asked.description,
         tags=asked.tags,
+        context=check_context(asked.context),
+        args=asked.args,
     )
     handle = await house.runs.start(caller, sandbox_id, conversation, ask)
     if asked.stream or sse.wanted(request):

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, StringConstraints
 
 from sbx.protocol.events import run_to_json
+from sbx.protocol.languages import RunLanguage
 from sbx.protocol.runs import Run
 from sbx.runtime.sessions import FileRules, SessionAsk, SessionStatus, reason_of
 from sbx.runtime.views import SandboxView
@@ -15,7 +16,6 @@ Count = Annotated[int, Field(ge=1, le=1 << 50)]
 Name = Annotated[str, StringConstraints(max_length=400)]  # ids are judged by the runtime: 400
 Unit = Literal["KB", "MB", "GB"]
 Status = Literal["pending", "running", "stopped", "error"]
-Language = Literal["python", "bash", "javascript", "typescript", "java", "go"]
 
 
 # -- sessions --------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Execution(BaseModel):
 
     conversation_id: Name
     code: str
-    language: Language = "python"
+    language: RunLanguage = "python"
     timeout: Annotated[float, Field(ge=1, le=3600)] = 60
     stream: bool = False
 

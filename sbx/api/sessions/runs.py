@@ -18,23 +18,16 @@ from sbx.api.sessions.models import (
     RunBody,
     run_body,
 )
-from sbx.errors import BadRequest, NotFound
+from sbx.errors import NotFound
 from sbx.protocol.events import to_json
 from sbx.protocol.runs import Event, RunEnd
-from sbx.runtime.runs import Ask, Kind, RunHandle
+from sbx.runtime.runs import Ask, RunHandle
 from sbx.runtime.sessions import check_id
 from sbx.runtime.store import uploads
 from sbx.runtime.views import SandboxView
 
 router = APIRouter(tags=["execution"])
 _STREAM: dict[str, Any] = {"content": {sse.MEDIA_TYPE: {}}}
-_KINDS: dict[str, Kind] = {"python": "python", "bash": "shell"}
-_NEEDS = {
-    "javascript": ("node", "nodejs"),
-    "typescript": ("node", "nodejs"),
-    "java": ("java", "default-jdk"),
-    "go": ("go", "golang"),
-}
 
 
 @router.post(
@@ -50,7 +43,7 @@ async def execute(
     call: `status` tells."""
     name = check_id("conversation_id", asked.conversation_id)
     demand(caller, view, "execute", name)
-    ask = Ask(kind=_kind(asked.language), code=asked.code, timeout_s=_timeout(asked, view))
+    ask = Ask(kind=asked.language, code=asked.code, timeout_s=_timeout(asked, view))
     if asked.stream or sse.wanted(request):
         handle = await house.runs.start(caller, view.id, name, ask)
         return await sse.stream(_told(handle, 0), request=request)
@@ -85,19 +78,6 @@ async def follow(run_id: str, request: Request, caller: CallerDep, house: HouseD
         raise NotFound(f"there is no run {run_id[:80]!r}")
     handle = await house.runs.attach(caller, None, run_id)
     return await sse.stream(_told(handle, sse.last_event_id(request)), request=request)
-
-
-def _kind(language: str) -> Kind:
-    """Raises BadRequest `language_unavailable`."""
-    if (kind := _KINDS.get(language)) is not None:
-        return kind
-    program, package = _NEEDS[language]
-    raise BadRequest(
-        f"{language} cannot be run here: it needs {program}",
-        code="language_unavailable",
-        hint=f"install {package} on the host of this service",
-        details={"language": language, "install": package, "available": list(_KINDS)},
-    )
 
 
 def _timeout(asked: Execution, view: SandboxView) -> float:

@@ -78,7 +78,7 @@ class Events(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What one jail uses now; None where this machine does not tell.
+    """What one jail, or a whole sandbox, uses now; None where this machine does not tell.
 
     Bytes, tasks, seconds. Memory charged before a process entered stays where it was charged.
     """
@@ -151,6 +151,9 @@ class SandboxGroup(Protocol):
 
     def make_jail(self, name: str) -> JailGroup:
         """A new group below this one. Raises FileExistsError; ValueError for a bad name."""
+
+    def usage(self) -> Usage:
+        """What all its jails use now; CPU and the peak also of those that have ended."""
 
     def throttle(self, on: bool) -> None:
         """Lifts the CPU quota, or puts it back: lift it while a jail of this sandbox dies.

@@ -33,6 +33,9 @@ class NoSandbox:
     def make_jail(self, name: str) -> "NoJail":
         return NoJail()
 
+    def usage(self) -> Usage:
+        return Usage()
+
     def throttle(self, on: bool) -> None:
         pass
 

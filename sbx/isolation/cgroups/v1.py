@@ -123,6 +123,20 @@ class V1Group:
         if (controlfile.read_optional(file) or "").strip() == "0":
             controlfile.write(file, "1")
 
+    def usage(self) -> Usage:
+        nanoseconds = controlfile.number(self._read("cpuacct", "cpuacct.usage"))
+        return Usage(
+            memory=controlfile.number(self._read("memory", "memory.usage_in_bytes")),
+            memory_peak=controlfile.number(self._read("memory", "memory.max_usage_in_bytes")),
+            tasks=controlfile.number(self._read("tasks", "pids.current")),
+            cpu_s=None if nanoseconds is None else nanoseconds / 1e9,
+        )
+
+    def _read(self, controller: str, file: str) -> str | None:
+        if controller not in self.trees:
+            return None
+        return controlfile.read_optional(f"{self.trees[controller]}/{file}")
+
     def apply(self, settings: list[Setting]) -> None:
         for setting in settings:
             if setting.controller in self.trees:
@@ -228,15 +242,6 @@ class V1Jail(V1Group):
             controlfile.field(self._read("tasks", "pids.events"), "max") or 0,
         )
 
-    def usage(self) -> Usage:
-        nanoseconds = controlfile.number(self._read("cpuacct", "cpuacct.usage"))
-        return Usage(
-            memory=controlfile.number(self._read("memory", "memory.usage_in_bytes")),
-            memory_peak=controlfile.number(self._read("memory", "memory.max_usage_in_bytes")),
-            tasks=controlfile.number(self._read("tasks", "pids.current")),
-            cpu_s=None if nanoseconds is None else nanoseconds / 1e9,
-        )
-
     def limits(self) -> Limits:
         trees = self.trees
         return Limits(
@@ -257,11 +262,6 @@ class V1Jail(V1Group):
     def _throttle(self, file: str) -> dict[str, int]:
         lines = (self._read("io", file) or "").splitlines()
         return {device: int(value) for device, value in (line.split() for line in lines)}
-
-    def _read(self, controller: str, file: str) -> str | None:
-        if controller not in self.trees:
-            return None
-        return controlfile.read_optional(f"{self.trees[controller]}/{file}")
 
 
 def _cpu_quota(group: str) -> float | None:

@@ -233,6 +233,15 @@ class V2Group:
         finally:
             os.close(descriptor)
 
+    def usage(self) -> Usage:
+        microseconds = controlfile.field(self._read("cpu.stat"), "usage_usec")
+        return Usage(
+            memory=controlfile.number(self._read("memory.current")),
+            memory_peak=controlfile.number(self._read("memory.peak")),  # since 5.19
+            tasks=controlfile.number(self._read("pids.current")),
+            cpu_s=None if microseconds is None else microseconds / 1e6,
+        )
+
     def _read(self, file: str) -> str | None:
         return controlfile.read_optional(f"{self.path}/{file}")
 
@@ -274,15 +283,6 @@ class V2Jail(V2Group):
         return Events(
             controlfile.field(self._read("memory.events"), "oom_kill") or 0,
             controlfile.field(self._read("pids.events"), "max") or 0,
-        )
-
-    def usage(self) -> Usage:
-        microseconds = controlfile.field(self._read("cpu.stat"), "usage_usec")
-        return Usage(
-            memory=controlfile.number(self._read("memory.current")),
-            memory_peak=controlfile.number(self._read("memory.peak")),  # since 5.19
-            tasks=controlfile.number(self._read("pids.current")),
-            cpu_s=None if microseconds is None else microseconds / 1e6,
         )
 
     def limits(self) -> Limits:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import run_from_json, run_to_json, value_to_json
 from sbx.protocol.runs import MimeBundle, Run, RunError, Status
 from sbx.runtime.store import Store
@@ -47,6 +48,7 @@ class RunRow:
     tags: str | None
     notes: str | None
     run: Run | None
+    context: str = DEFAULT_CONTEXT
 
     @property
     def success(self) -> bool:
@@ -79,6 +81,7 @@ class Begun:
     started_at: float
     description: str | None = None
     tags: str | None = None
+    context: str = DEFAULT_CONTEXT
 
 
 # -- writing: in a transaction of the store --------------------------------------------------------
@@ -88,7 +91,8 @@ def begin(on: sqlite3.Connection, begun: Begun) -> None:
     """Record that it runs, unless its end is recorded already."""
     on.execute(
         "INSERT INTO runs (id, sandbox_id, conversation, kind, code, status, started_at,"
-        " description, tags) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+        " description, tags, context) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (id) DO NOTHING",
         _first_fields(begun, RUNNING),
     )
 
@@ -97,8 +101,8 @@ def end(on: sqlite3.Connection, begun: Begun, run: Run, at: float) -> None:
     """Record how it ended, also where its beginning was not recorded."""
     on.execute(
         "INSERT INTO runs (id, sandbox_id, conversation, kind, code, status, started_at,"
-        " description, tags, cause, result, ended_at, duration_ms)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
+        " description, tags, context, cause, result, ended_at, duration_ms)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
         " status = excluded.status, cause = excluded.cause, result = excluded.result,"
         " ended_at = excluded.ended_at, duration_ms = excluded.duration_ms",
         (
@@ -241,6 +245,7 @@ def _row(row: sqlite3.Row) -> RunRow:
         tags=row["tags"],
         notes=row["notes"],
         run=None if result is None else run_from_json(msgspec.json.decode(result)),
+        context=row["context"],
     )
 
 
@@ -255,6 +260,7 @@ def _first_fields(begun: Begun, status: str) -> tuple[Any, ...]:
         begun.started_at,
         begun.description,
         begun.tags,
+        begun.context,
     )
 
 

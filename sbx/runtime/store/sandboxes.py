@@ -383,19 +383,20 @@ async def directories(store: Store) -> dict[str, frozenset[str]]:
     return {cargo: frozenset(inside) for cargo, inside in found.items()}
 
 
-async def kernels_left(store: Store) -> dict[str, frozenset[str]]:
-    """Which conversations of living sandboxes had a kernel whose variables nobody gave up, as their
-    events tell: started, and not stopped by request since."""
+async def kernels_left(store: Store) -> dict[str, frozenset[tuple[str, str]]]:
+    """Which contexts of living sandboxes, each by its conversation and its name, had a kernel whose
+    variables nobody gave up, as their events tell: started, and not stopped by request since."""
     rows = await store.rows(
-        "SELECT sandbox_id, json_extract(details, '$.conversation') AS name FROM events AS one"
+        "SELECT sandbox_id, json_extract(details, '$.conversation') AS name,"
+        " coalesce(json_extract(details, '$.context'), 'default') AS context FROM events AS one"
         " WHERE type = 'started' AND seq > COALESCE((SELECT MAX(seq) FROM events AS later"
         "  WHERE later.sandbox_id = one.sandbox_id AND type = 'stopped'"
         "  AND cause = 'requested'), 0)"
         " AND sandbox_id IN (SELECT id FROM sandboxes WHERE deleted_at IS NULL)"
     )
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[tuple[str, str]]] = {}
     for row in rows:
-        found.setdefault(row["sandbox_id"], set()).add(row["name"])
+        found.setdefault(row["sandbox_id"], set()).add((row["name"], row["context"]))
     return {sandbox: frozenset(names) for sandbox, names in found.items()}
 
 

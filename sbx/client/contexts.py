@@ -1,0 +1,167 @@
+"""The contexts of a conversation over there, with the methods of the embedded ones."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from sbx.client.runs import OnInput, RemoteRun
+from sbx.client.talk import Talk, cell, command_line, receipt_from
+from sbx.client.wire import target
+from sbx.errors import Broken
+from sbx.protocol.contexts import check_context
+from sbx.protocol.receipt import Receipt
+from sbx.protocol.runs import Event, Run
+
+
+class RemoteContext:
+    """One kernel of a conversation, in a service. Its methods may be called concurrently from one
+    event loop."""
+
+    def __init__(self, talk: Talk, name: str, receipt: Receipt | None = None) -> None:
+        self.name = name
+        self._talk = talk
+        self._path = f"{talk.path}/contexts{target(name)}"
+        self._receipt = receipt
+
+    @property
+    def conversation(self) -> str:
+        """The name of its conversation."""
+        return self._talk.conversation
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """Which walls stand around its live kernel, as last told here: a property cannot ask the
+        service."""
+        return self._receipt
+
+    async def read_receipt(self) -> Receipt | None:
+        """Which walls stand around its live kernel; None while there is none."""
+        self._receipt = _receipt((await self._talk.call("GET", self._path))["receipt"])
+        return self._receipt
+
+    async def run(
+        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
+    ) -> Run:
+        """Run a cell and wait for its result. Cancelling the call interrupts the cell."""
+        if on_input is not None:
+            run = self.start_run(code, timeout=timeout, on_input=on_input)
+            return await self._talk.awaited(run)
+        return await self._talk.run(self._here(cell(code, timeout, interactive=False)))
+
+    def stream(
+        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
+    ) -> AsyncIterator[Event]:
+        """Run a cell and follow it live; the last event carries the result. It runs from now on,
+        whether or not it is followed to its end."""
+        return self.start_run(code, timeout=timeout, on_input=on_input).events()
+
+    async def shell(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> Run:
+        """Run `/bin/bash -c command` beside its kernel and wait for its result."""
+        return await self._talk.run(self._here(command_line(command, timeout, cwd, env, stdin)))
+
+    def stream_shell(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> AsyncIterator[Event]:
+        """Run a command and follow it live; the last event carries the result."""
+        run = self.start_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+        return run.events()
+
+    async def interrupt(self) -> bool:
+        """Interrupt the cell that runs now; False when none does."""
+        return bool((await self._talk.call("POST", f"{self._path}/interrupt"))["interrupted"])
+
+    def start_run(
+        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
+    ) -> RemoteRun:
+        """Begin a cell; the run goes on whether or not anybody follows it."""
+        ask = cell(code, timeout, interactive=on_input is not None)
+        return self._talk.begin(self._here(ask), on_input)
+
+    def start_shell(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> RemoteRun:
+        """Begin a shell command; the run goes on whether or not anybody follows it."""
+        ask = command_line(command, timeout, cwd, env, stdin)
+        return self._talk.begin(self._here(ask), None)
+
+    async def give_up(self, run: RemoteRun) -> None:
+        """Nobody waits for this run any more: interrupt it, also while it waits for its turn."""
+        await run.interrupt()
+
+    async def restart(self) -> Receipt:
+        """End its kernel and what runs or waits in it, and start another: a clean namespace. Files
+        stay."""
+        told = await self._talk.patiently(f"{self._path}/restart", b"")
+        self._receipt = receipt_from(told["receipt"])
+        return self._receipt
+
+    async def stop(self) -> None:
+        """End its kernel and what runs in it; the next run starts another."""
+        await self._talk.call("POST", f"{self._path}/stop", again=True)
+        self._receipt = None
+
+    def _here(self, ask: dict[str, Any]) -> dict[str, Any]:
+        return {**ask, "context": self.name}
+
+
+class RemoteContexts:
+    """Named kernels side by side over the files of one conversation, in a service."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._path = f"{talk.path}/contexts"
+
+    async def create(self, name: str) -> RemoteContext:
+        """Another context, with its kernel started; where that fails there is none.
+
+        Raises BadRequest for the name, Conflict `context_exists` and `too_many_contexts`, Denied,
+        Closed, and what starting a kernel raises.
+        """
+        body = json.dumps({"name": check_context(name)}).encode("ascii")
+        return self._seen(await self._talk.patiently(self._path, body))
+
+    async def get(self, name: str) -> RemoteContext:
+        """The context of this name. Raises NotFound, BadRequest for the name, Closed."""
+        check_context(name)
+        return self._seen(await self._talk.call("GET", f"{self._path}{target(name)}"))
+
+    async def list(self) -> list[RemoteContext]:
+        """All of them, `default` first, the others by name."""
+        told = await self._talk.call("GET", self._path)
+        return [self._seen(one) for one in told["items"]]
+
+    async def delete(self, name: str) -> None:
+        """End its kernel and what runs or waits in it, for good; files stay. Raises NotFound,
+        BadRequest, Conflict `default_context`, Closed."""
+        check_context(name)
+        await self._talk.call("DELETE", f"{self._path}{target(name)}", again=False)
+
+    def _seen(self, told: Mapping[str, Any]) -> RemoteContext:
+        try:
+            return RemoteContext(self._talk, told["name"], _receipt(told["receipt"]))
+        except (TypeError, KeyError) as error:
+            raise Broken(f"a context that is none: {error}", code="foreign_reply") from error
+
+
+def _receipt(told: Mapping[str, Any] | None) -> Receipt | None:
+    return None if told is None else receipt_from(told)

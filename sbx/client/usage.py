@@ -1,0 +1,41 @@
+"""What a sandbox over there uses."""
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from sbx.client.connection import Lost
+from sbx.client.failures import failure
+from sbx.client.talk import Held
+from sbx.client.wire import connection_lost, query
+from sbx.errors import Broken
+from sbx.protocol.usage import Usage, usage_from_json
+
+
+async def usage(held: Held, path: str) -> Usage:
+    """`path` is that of the conversation."""
+    held.check()
+    return _usage((await held.wire.call("GET", f"{path}/usage")).json())
+
+
+async def stream_usage(held: Held, path: str, interval_s: float) -> AsyncGenerator[Usage, None]:
+    """One now, and one after each interval. A connection that breaks ends it: Unavailable."""
+    held.check()
+    address = f"{path}/usage{query({'interval_s': interval_s})}"
+    silence_s = max(60.0, interval_s)
+    try:
+        async with aclosing(held.wire.events("GET", address, silence_s=silence_s)) as events:
+            async for _, kind, data in events:
+                if kind == "failure":
+                    raise failure(data)
+                yield _usage(json.loads(data))
+    except Lost as lost:
+        raise connection_lost(held.wire.address, str(lost)) from lost
+
+
+def _usage(told: Mapping[str, Any]) -> Usage:
+    try:
+        return usage_from_json(told)
+    except (ValueError, TypeError) as error:
+        raise Broken(f"a usage that is none: {error}", code="foreign_reply") from error

@@ -1,0 +1,457 @@
+"""Pack a directory into an archive, or unpack one, inside the walls: a command like any other.
+
+    python -I archive.py pack DIRECTORY tar.gz|zip BYTES_MAX ENTRIES_MAX
+    python -I archive.py unpack DIRECTORY BYTES_MAX ENTRIES_MAX
+
+Hostile archives are read here, with the rights of the code inside, and nowhere else. Bytes cross as
+lines of base64, since what a command says is text; neither side holds more than a few blocks: what
+is packed waits in its pipe until it is taken, what is unpacked is sent as it is taken:
+
+    pack      ← a block, a line each
+    unpack    → a block, a line each      ← "+" for each that was taken; an empty line ends them
+
+The last line out is a JSON object that begins with "{": what was done, or `error` with one of the
+words of ERRORS. Standard library only.
+"""
+
+import base64
+import errno
+import gzip
+import io
+import json
+import os
+import stat
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO, NoReturn
+
+BLOCK = 48 * 1024  # bytes; 64 KiB of base64, which is one frame
+_LEVEL = 3  # of zlib: on source text eight times as fast as 9, and 15 % larger
+_COPY = 256 * 1024
+_NO_PLACE = frozenset(
+    {
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ENOTEMPTY,
+        errno.ETXTBSY,
+    }
+)
+ERRORS = (
+    "not_found",
+    "not_a_directory",
+    "not_permitted",
+    "too_large",
+    "not_an_archive",
+    "no_space",
+    "failed",
+)
+
+
+class Refusal(Exception):
+    """Ends the work; its text is one of ERRORS."""
+
+
+class _Out(io.RawIOBase):
+    """What is packed, on its way out, a block at a time."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Any) -> int:
+        self._held += data
+        self._position += len(data)
+        while len(self._held) >= BLOCK:
+            self._send(BLOCK)
+        return len(data)
+
+    def finish(self) -> None:
+        if self._held:
+            self._send(len(self._held))
+
+    def _send(self, size: int) -> None:
+        _say(base64.b64encode(self._held[:size]))
+        del self._held[:size]
+
+
+class _In(io.RawIOBase):
+    """What is to be unpacked, on its way in."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._held and not self._ended:
+            self._next()
+        piece = self._held[: len(buffer)]
+        self._held = self._held[len(piece) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def drain(self) -> None:
+        """Take what follows the archive, so that the other side can end."""
+        while not self._ended:
+            self._next()
+
+    def _next(self) -> None:
+        line = sys.stdin.buffer.readline(2 * BLOCK)
+        if not line.endswith(b"\n"):
+            os._exit(1)  # whoever sent it has gone
+        self._held = base64.b64decode(line)
+        self._ended = not self._held
+        if not self._ended:
+            _say(b"+")
+
+
+class _Budget:
+    """What one archive may take, in either direction."""
+
+    def __init__(self, most_bytes: int, most_entries: int) -> None:
+        self._bytes = most_bytes
+        self._entries = most_entries
+        self.bytes = self.entries = self.skipped = 0
+
+    def entry(self, size: int = 0) -> None:
+        self.entries += 1
+        self.take(size)
+        if self.entries > self._entries:
+            raise Refusal("too_large")
+
+    def take(self, size: int) -> None:
+        self.bytes += size
+        if self.bytes > self._bytes:
+            raise Refusal("too_large")
+
+
+# -- pack ------------------------------------------------------------------------------------------
+
+
+def pack(directory: str, form: str, budget: _Budget) -> None:
+    """Everything below `directory`; what is no file, directory or symlink is skipped."""
+    top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    out = _Out()
+    if form == "zip":
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as zipped:
+            for name, found, file in _below(top, budget):
+                _zip_one(zipped, name, found, file, budget)
+    else:
+        with (
+            gzip.GzipFile("", "wb", _LEVEL, out, mtime=0) as packed,
+            tarfile.open(
+                mode="w|", fileobj=packed, format=tarfile.PAX_FORMAT, bufsize=_COPY
+            ) as tar,
+        ):
+            for name, found, file in _below(top, budget):
+                _tar_one(tar, top, name, found, file, budget)
+    out.finish()
+
+
+def _below(top: int, budget: _Budget) -> Iterator[tuple[str, os.stat_result, BinaryIO | None]]:
+    """Names relative to `top`, directories before what is in them, and files held open: what was
+    looked at is what is read. No fd per level, no recursion, no name that is opened blindly."""
+    pending = [""]
+    while pending:
+        above = pending.pop()
+        try:
+            names = sorted(_names(top, above))
+        except OSError:
+            budget.skipped += 1
+            continue
+        for name in names:
+            path = f"{above}{name}"
+            try:
+                found = os.stat(path, dir_fd=top, follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    pending.append(f"{path}/")
+                    yield path, found, None
+                elif stat.S_ISLNK(found.st_mode):
+                    yield path, found, None
+                elif stat.S_ISREG(found.st_mode):
+                    with _opened(top, path) as file:
+                        yield path, os.fstat(file.fileno()), file
+                else:
+                    budget.skipped += 1
+            except OSError:  # vanished, or not to be read
+                budget.skipped += 1
+
+
+def _names(top: int, above: str) -> list[str]:
+    fd = os.open(above or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+def _opened(top: int, path: str) -> BinaryIO:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY, dir_fd=top)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError("swapped")
+    return os.fdopen(fd, "rb")
+
+
+def _tar_one(
+    tar: tarfile.TarFile,
+    top: int,
+    name: str,
+    found: os.stat_result,
+    file: BinaryIO | None,
+    budget: _Budget,
+) -> None:
+    member = tarfile.TarInfo(name)
+    member.mode = stat.S_IMODE(found.st_mode) & 0o777
+    member.mtime = int(found.st_mtime)
+    if file is not None:
+        budget.entry(found.st_size)
+        member.size = found.st_size
+        tar.addfile(member, _Exactly(file, found.st_size))  # type: ignore[arg-type]
+        return
+    budget.entry()
+    if stat.S_ISDIR(found.st_mode):
+        member.type = tarfile.DIRTYPE
+    else:
+        member.type = tarfile.SYMTYPE
+        member.linkname = os.readlink(name, dir_fd=top)
+    tar.addfile(member)
+
+
+class _Exactly:
+    """So many bytes of a file: cut where it grew, filled up with zeros where it shrank."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._left = size
+
+    def read(self, size: int) -> bytes:
+        wanted = min(size, self._left)
+        data = self._file.read(wanted)
+        self._left -= wanted
+        return data + bytes(wanted - len(data))
+
+
+def _zip_one(
+    zipped: zipfile.ZipFile,
+    name: str,
+    found: os.stat_result,
+    file: BinaryIO | None,
+    budget: _Budget,
+) -> None:
+    """Links are skipped: few programs unpack a zip's."""
+    shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if file is None and not stat.S_ISDIR(found.st_mode):
+        budget.skipped += 1
+        return
+    budget.entry(found.st_size if file is not None else 0)
+    member = zipfile.ZipInfo(shown if file is not None else f"{shown}/")
+    member.external_attr = (found.st_mode & 0o170777) << 16
+    member.compress_type = zipfile.ZIP_DEFLATED
+    if file is None:
+        zipped.writestr(member, b"")
+        return
+    exactly = _Exactly(file, found.st_size)
+    with zipped.open(member, "w", force_zip64=found.st_size > 1 << 30) as target:
+        while piece := exactly.read(_COPY):
+            target.write(piece)
+
+
+# -- unpack ----------------------------------------------------------------------------------------
+
+
+def unpack(directory: str, budget: _Budget) -> None:
+    """A tar, plain or compressed, or a zip, into `directory`, which is made where it is missing."""
+    os.makedirs(directory, exist_ok=True)
+    source = _In()
+    buffered = io.BufferedReader(source, 512 * 1024)
+    try:
+        if buffered.peek(4)[:4] in (b"PK\3\4", b"PK\5\6"):
+            _unzip(buffered, directory, budget)
+        else:
+            _untar(buffered, directory, budget)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zipfile.LargeZipFile) as error:
+        raise Refusal("not_an_archive") from error
+    source.drain()
+
+
+def _untar(source: BinaryIO, directory: str, budget: _Budget) -> None:
+    with tarfile.open(mode="r|*", fileobj=source, bufsize=_COPY) as tar:
+        for member in tar:
+            if not _stays(member):
+                budget.skipped += 1
+                continue
+            budget.entry(member.size if member.isreg() else 0)
+            with _skipping(budget):
+                _untar_one(tar, member, directory)
+
+
+def _stays(member: tarfile.TarInfo) -> bool:
+    """Whether it is a file, a directory or a link, and neither its name nor what it links to leads
+    out of the directory. `tarfile.data_filter` says the same, of Pythons that have it; here it only
+    spares the caller surprises, for the walls hold whatever an archive says."""
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        return False
+    above = os.path.dirname(member.name)
+    names = [member.name]
+    if member.issym():
+        names.append(f"{above}/{member.linkname}" if above else member.linkname)
+        if member.linkname.startswith("/"):
+            return False
+    elif member.islnk():
+        names.append(member.linkname)
+    folded = map(os.path.normpath, names)
+    return not any(name.startswith("/") or name.split("/")[0] == ".." for name in folded)
+
+
+def _untar_one(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: str) -> None:
+    target = os.path.join(directory, member.name)
+    if member.isdir():
+        os.makedirs(target, exist_ok=True)
+        return
+    with _placed(target) as temporary:
+        if member.issym():
+            os.symlink(member.linkname, temporary)
+        elif member.islnk():
+            os.link(os.path.join(directory, member.linkname), temporary, follow_symlinks=False)
+        else:
+            content = tar.extractfile(member)
+            assert content is not None
+            with _made(temporary, member.mode & 0o777) as file:
+                while piece := content.read(_COPY):
+                    file.write(piece)
+
+
+@contextmanager
+def _placed(target: str) -> Iterator[str]:
+    """A name beside `target` for what is to be there: it takes the place in one step, whatever has
+    that name by then, so that nothing that was put there is ever opened."""
+    above, _, name = target.rpartition("/")
+    if name in ("", ".", ".."):
+        raise NotADirectoryError(target)
+    os.makedirs(above, exist_ok=True)
+    temporary = f"{above}/.sbx-{os.urandom(8).hex()}"
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _made(path: str, mode: int) -> BinaryIO:
+    """A new file, which is its owner's to read and write in any case."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    os.fchmod(fd, mode | 0o600)
+    return os.fdopen(fd, "wb")
+
+
+@contextmanager
+def _skipping(budget: _Budget) -> Iterator[None]:
+    """An entry for which there is no place, because something else is there, is skipped."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_PLACE:
+            raise
+        budget.entries -= 1
+        budget.skipped += 1
+
+
+def _unzip(source: BinaryIO, directory: str, budget: _Budget) -> None:
+    """A zip begins at its end: it waits, whole, in a file without a name."""
+    with tempfile.TemporaryFile(dir=directory) as whole:
+        while piece := source.read(_COPY):
+            budget.take(len(piece))
+            whole.write(piece)
+        budget.bytes = 0
+        with zipfile.ZipFile(whole) as zipped:
+            for member in zipped.infolist():
+                budget.entry()
+                with _skipping(budget):
+                    _unzip_one(zipped, member, directory, budget)
+
+
+def _unzip_one(
+    zipped: zipfile.ZipFile, member: zipfile.ZipInfo, directory: str, budget: _Budget
+) -> None:
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    parts = member.filename.split("/")
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or ".." in parts or not parts[0]:
+        raise NotADirectoryError(member.filename)  # it leads out, or is no file: skipped
+    target = os.path.join(directory, *(part for part in parts if part not in ("", ".")))
+    if member.is_dir():
+        os.makedirs(target, exist_ok=True)
+        return
+    mode = (member.external_attr >> 16) & 0o777 or 0o644
+    with (
+        _placed(target) as temporary,
+        zipped.open(member) as content,
+        _made(temporary, mode) as file,
+    ):
+        while piece := content.read(_COPY):  # by what comes, not by what its head says
+            budget.take(len(piece))
+            file.write(piece)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _word(error: BaseException) -> str:
+    match error:
+        case Refusal():
+            return str(error)
+        case FileNotFoundError():
+            return "not_found"
+        case NotADirectoryError() | FileExistsError():
+            return "not_a_directory"
+        case PermissionError():
+            return "not_permitted"
+        case OSError(errno=errno.EROFS):
+            return "not_permitted"
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return "no_space"
+    return "failed"
+
+
+def main(words: list[str]) -> NoReturn:
+    told: dict[str, Any]
+    try:
+        if words[0] == "pack":
+            budget = _Budget(int(words[3]), int(words[4]))
+            pack(words[1], words[2], budget)
+        else:
+            budget = _Budget(int(words[2]), int(words[3]))
+            unpack(words[1], budget)
+        told = {"entries": budget.entries, "bytes": budget.bytes, "skipped": budget.skipped}
+    except Exception as error:  # noqa: BLE001  # the border: it is told, in one of our words
+        told = {"error": _word(error), "why": str(error)[:200]}
+    _say(json.dumps(told).encode("ascii"))
+    sys.stdout.buffer.flush()
+    os._exit(0)  # not by the ends of archives that will not be
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,33 @@
+"""renameat2(2): rename with a rule. Linux 3.15, and not on every file system.
+
+EEXIST  RENAME_NOREPLACE, and the new name is there
+EINVAL  the file system knows no such rule
+"""
+
+import errno
+import os
+
+from sbx.linux import libc
+
+_RENAME_NOREPLACE = 1
+
+
+def rename_new(source: int, name: bytes, target: int, new: bytes) -> None:
+    """Rename `name` in the directory fd `source` to `new` in `target`, where that is not there yet.
+
+    On a file system without the rule it is looked for first, and one that is made in that very
+    moment is replaced as by rename(2). Raises OSError, EEXIST above all.
+    """
+    try:
+        libc.call("renameat2", source, name, target, new, _RENAME_NOREPLACE)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise
+    else:
+        return
+    try:
+        os.stat(new, dir_fd=target, follow_symlinks=False)
+    except FileNotFoundError:
+        os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
+        return
+    raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))

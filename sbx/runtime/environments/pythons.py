@@ -1,0 +1,196 @@
+"""The Pythons of this host: found on PATH, where pyenv and uv keep theirs, or named by a path."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+from sbx.errors import BadRequest, Unavailable
+
+OLDEST = (3, 11)  # which also pyproject.toml says
+_ASK = """
+import importlib.util, json, sys, sysconfig
+pip = ""
+if importlib.util.find_spec("pip"):
+    import pip
+    pip = pip.__version__
+base = getattr(sys, "_base_executable", None) or sys.executable
+free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+venv = importlib.util.find_spec("venv") is not None
+print(json.dumps([sys.implementation.name, list(sys.version_info[:3]), base, free, venv, pip]))
+"""
+_ASK_SECONDS = 20.0
+_AT_ONCE = 4
+_MOST = 100
+_VERSION = re.compile(r"\d+(\.\d+){0,2}")
+_NAMED = re.compile(r"(?:/versions/|/cpython-|/python)(3\.\d+(?:\.\d+)?)[^/]*(?:/bin/python3?)?$")
+_NAME = re.compile(r"python(3(\.\d+)?)?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Python:
+    """One that answered. `executable` is no virtual environment's; `pip` its version or ""."""
+
+    version: tuple[int, int, int]
+    executable: str
+    implementation: str
+    free_threaded: bool
+    has_venv: bool
+    pip: str
+
+    @property
+    def text(self) -> str:
+        return ".".join(map(str, self.version))
+
+    @property
+    def unfit(self) -> str | None:
+        """Why no environment can be made of it; None if one can."""
+        if self.version < OLDEST:
+            return f"kernels need {OLDEST[0]}.{OLDEST[1]} or later"
+        if self.implementation != "cpython":
+            return f"kernels need CPython, and it is {self.implementation}"
+        if self.free_threaded:
+            return "kernels need a build with the global interpreter lock"
+        return None if self.has_venv else "it has no module venv"
+
+
+async def find(asked: str | None) -> Python:
+    """The newest Python of this host that `asked` means: a path, `3.12`, `3.12.1`, `python3.12`;
+    None is the one that sbx itself runs on.
+
+    Raises BadRequest `python_unsupported`, Unavailable `python_unavailable`.
+    """
+    if asked is None:
+        return _fit(await _named(sys.executable))
+    if "/" in asked:
+        return _fit(await _named(str(Path(asked).expanduser().absolute())))  # noqa: ASYNC240  # reads nothing
+    version = asked.removeprefix("python")
+    if not _VERSION.fullmatch(version):
+        raise BadRequest(
+            f"{asked!a} names no Python",
+            code="python_unsupported",
+            hint="a version as in 3.12, or the path of an executable",
+        )
+    parts = tuple(map(int, version.split(".")))
+    if parts < OLDEST[: len(parts)]:
+        raise _unsupported(f"Python {version} is too old: kernels need 3.11 or later")
+    found = await every(os.environ, parts)
+    suited = [one for one in found if one.version[: len(parts)] == parts]
+    if not suited:
+        found = await every(os.environ)
+        there = ", ".join(dict.fromkeys(one.text for one in found if one.unfit is None))
+        raise Unavailable(
+            f"this host has no Python {version}",
+            code="python_unavailable",
+            hint=f"it has {there or 'none that is found'}; install it, or name one by its path",
+        )
+    return next((one for one in suited if one.unfit is None), None) or _fit(suited[0])
+
+
+async def every(environment: Mapping[str, str], version: tuple[int, ...] = ()) -> list[Python]:
+    """All that are found and answer, the newest first; not asked are those that are by their path
+    of another version than `version`."""
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(path: str) -> Python | None:
+        async with room:
+            return await _asked(path)
+
+    found = dict.fromkeys([sys.executable, *_candidates(environment)])
+    candidates = [path for path in found if _may_be(path, version)][:_MOST]
+    return _distinct(one for one in await asyncio.gather(*map(ask, candidates)) if one is not None)
+
+
+def _may_be(path: str, version: tuple[int, ...]) -> bool:
+    """Whether the path, as in versions/3.12.1/bin/python3 or python3.12, names no other version."""
+    named = _NAMED.search(path)
+    numbers = [int(one) for one in named[1].split(".")] if named else []
+    return all(one == other for one, other in zip(numbers, version, strict=False))
+
+
+def _distinct(answers: Iterable[Python]) -> list[Python]:
+    """Each once, by the first name it was found by, the newest first."""
+    found: dict[str, Python] = {}
+    for one in answers:
+        found.setdefault(os.path.realpath(one.executable), one)
+    return sorted(found.values(), reverse=True)
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[str]:
+    for directory in os.get_exec_path(dict(environment)):
+        if os.path.isabs(directory):
+            yield from _pythons_in(Path(directory))
+    homes = [Path(environment.get("PYENV_ROOT") or "~/.pyenv").expanduser() / "versions"]
+    homes.append(Path(environment.get("UV_PYTHON_INSTALL_DIR") or user_data_path("uv") / "python"))
+    for home in homes:
+        with suppress(OSError):
+            for name in sorted(os.listdir(home)):
+                if os.access(path := home / name / "bin" / "python3", os.X_OK):
+                    yield str(path)
+
+
+def _pythons_in(directory: Path) -> Iterable[str]:
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return []
+    paths = (str(directory / name) for name in names if _NAME.fullmatch(name))
+    return [path for path in paths if os.access(path, os.X_OK)]
+
+
+async def _named(path: str) -> Python:
+    if (found := await _asked(path)) is None:
+        raise Unavailable(
+            f"{path} is no Python that answers",
+            code="python_unavailable",
+            hint="`sbx env pythons` shows those that do",
+        )
+    return found
+
+
+async def _asked(path: str) -> Python | None:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            path,
+            "-I",
+            "-c",
+            _ASK,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd="/",
+        )
+    except OSError:
+        return None
+    try:
+        async with asyncio.timeout(_ASK_SECONDS):
+            said, _ = await process.communicate()
+        implementation, version, base, free, has_venv, pip = json.loads(said)
+        numbers = (int(version[0]), int(version[1]), int(version[2]))
+        return Python(numbers, str(base), implementation, free, has_venv, str(pip))
+    except (TimeoutError, ValueError, IndexError, TypeError):
+        return None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _fit(python: Python) -> Python:
+    if (why := python.unfit) is not None:
+        raise _unsupported(f"Python {python.text} ({python.executable}) is none for sbx: {why}")
+    return python
+
+
+def _unsupported(message: str) -> BadRequest:
+    return BadRequest(
+        message, code="python_unsupported", hint="`sbx env pythons` shows those of this host"
+    )

@@ -1,0 +1,205 @@
+"""What a conversation's files are while they are open: descriptors, and whoever uses them now."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sbx import errors
+from sbx.policy import Policy
+from sbx.runtime.streams import Intakes
+from sbx.runtime.watches import Watches
+from sbx.workspace import (
+    ConversationFiles,
+    DataDirectory,
+    Files,
+    HostDirectory,
+    Tree,
+    Uploads,
+    protected_paths,
+)
+from sbx.workspace.paths import UPLOADS_APART
+
+T = TypeVar("T")
+
+Identity = tuple[int, int]  # device and inode
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a start of a jail finds in a directory of the host, and by what each path is known: its
+    owner may put another one there before it is mounted."""
+
+    pinned: tuple[str, ...]
+    protected: tuple[str, ...]
+    identities: Mapping[str, Identity]
+
+
+@dataclass(slots=True, eq=False)
+class OpenFiles:
+    """What a conversation's files are, held open: for the host's calls, and for its jail's mounts.
+
+    `uploads` is None where a directory of the host is mounted as the uploads, `measured` where the
+    files are not ours to limit. `identities` are (device, inode) of host directories by path.
+    """
+
+    files: Files
+    uploads: Uploads | None
+    measured: Tree | None
+    files_path: Path
+    uploads_path: Path
+    own: ConversationFiles
+    shared_path: Path | None = None
+    host_directory: HostDirectory | None = None
+    has_temparea: bool = True
+    identities: Mapping[str, Identity] = field(default_factory=dict)
+    held: ExitStack = field(default_factory=ExitStack)
+    working: set[asyncio.Future[Any]] = field(default_factory=set)
+    untouched: bool = False
+    intakes: Intakes = field(default_factory=Intakes)
+    watches: Watches = field(default_factory=Watches)
+    users: int = 0
+
+    async def call(self, act: Callable[[], T]) -> T:
+        """`act` in a worker thread. A call that is cancelled leaves its thread at work, and what
+        is open here stays open for it: a descriptor closed too early is soon that of another file.
+        """
+        work = asyncio.get_running_loop().run_in_executor(None, act)
+        self.working.add(work)
+        work.add_done_callback(self.working.discard)
+        return await asyncio.shield(work)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Within it nothing here is put away."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call or a file on its way in needs what is open here."""
+        return self.users > 0 or bool(self.working) or self.intakes.filling
+
+    async def prepare(self) -> Ready:
+        """See to the mount points and look at what is there, before each start of a jail.
+
+        Before the first one there is nothing to see in a workspace of our own: to open it was to
+        see to it, no jail has run in it since, and no API removes a mount point.
+        """
+        if self.untouched:
+            self.untouched = False
+            return Ready((), (), self.identities)
+        return await self.call(self._prepare)
+
+    def _prepare(self) -> Ready:
+        self.own.prepare(shared=self.shared_path is not None)
+        if self.host_directory is None:
+            return Ready((), (), self.identities)
+        found = protected_paths(self.host_directory)
+        seen = {
+            f"{self.host_directory.path}/{name}": self.host_directory.identity(name)
+            for name in (*found.pinned, *found.read_only)
+        }
+        return Ready(found.pinned, found.read_only, {**self.identities, **seen})
+
+    def put_away(self) -> None:
+        """Close what is not busy. A stream that is read has a descriptor of its own."""
+        assert not self.busy
+        self.held.close()
+
+    async def close(self) -> None:
+        self.watches.stop()
+        await self.intakes.stop()
+        if self.working:
+            await asyncio.wait(self.working)
+        self.held.close()
+
+
+def open_files(
+    data: DataDirectory,
+    sandbox: str,
+    conversation: str,
+    policy: Policy,
+    host: tuple[int, int],
+    workspace: Path | None,
+    uploads: Path | None,
+    *,
+    new: bool = True,
+) -> OpenFiles:
+    """Open the files of a conversation: of a `new` one, or of one in which jails have run.
+
+    `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails.
+
+    Raises Denied `workspace_owned_by_root`, NotFound, InvalidPath.
+    """
+    owner = host if host[0] != os.geteuid() else None
+    largest = policy.limits.file_size_max
+    with ExitStack() as held:
+        own = data.conversation(sandbox, conversation, owner=owner)
+        held.callback(own.close)
+        identities: dict[str, Identity] = {}
+        put: Uploads | None = own.uploads
+        uploads_path, uploads_tree = own.uploads_path, own.uploads.tree
+        if uploads is not None:
+            mounted = held.enter_context(
+                closing(HostDirectory.open(uploads, jail_uid=host[0], read_only=True))
+            )
+            identities[str(mounted.path)] = mounted.identity()
+            put, uploads_path, uploads_tree = None, mounted.path, mounted.tree()
+            held.callback(uploads_tree.close)
+        if workspace is None:
+            shared = data.shared(sandbox, owner=owner) if policy.shared else None
+            if shared is not None:
+                held.callback(shared.close)
+            opened = OpenFiles(
+                files=Files(
+                    own.files,
+                    uploads_tree,
+                    shared,
+                    max_bytes=largest,
+                    total_max_bytes=policy.limits.workspace_max,
+                ),
+                uploads=put,
+                measured=own.files,
+                files_path=own.files_path,
+                uploads_path=uploads_path,
+                own=own,
+                shared_path=data.shared_path(sandbox) if shared is not None else None,
+                identities=identities,
+                untouched=new and shared is None,
+            )
+        else:
+            directory = HostDirectory.open(workspace, jail_uid=host[0])
+            held.callback(directory.close)
+            identities[str(directory.path)] = directory.identity()
+            tree = directory.tree(owner=owner)
+            held.callback(tree.close)
+            has_temparea = _has_temparea(tree)
+            if not has_temparea:
+                uploads_tree.view = UPLOADS_APART
+            opened = OpenFiles(
+                files=Files(tree, uploads_tree, uploads_apart=not has_temparea, max_bytes=largest),
+                uploads=put,
+                measured=None,
+                files_path=directory.path,
+                uploads_path=uploads_path,
+                own=own,
+                host_directory=directory,
+                has_temparea=has_temparea,
+                identities=identities,
+            )
+        opened.held.push(held.pop_all())
+        return opened
+
+
+def _has_temparea(tree: Tree) -> bool:
+    try:
+        return tree.stat(("uploads", "temparea")).kind == "directory"
+    except errors.NotFound:
+        return False

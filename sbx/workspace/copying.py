@@ -1,0 +1,199 @@
+"""Copy a file, or a tree: made whole where the code inside does not see it, then renamed in place.
+
+Bounded in entries, bytes and time; beyond a bound, and after any failure, nothing is left of it.
+Symlinks are copied as links, whose text means nothing on this side; FIFOs, sockets, devices and
+hard links to files of others are left out.
+"""
+
+import os
+import secrets
+import stat
+
+from sbx.errors import InvalidPath, NotFound, TooLarge
+from sbx.linux.renameat2 import rename_new
+from sbx.protocol.files import Copied
+from sbx.workspace.beneath import encoded
+from sbx.workspace.refusals import invalid_path, not_a_file, too_large, translated, wrong_path
+from sbx.workspace.removal import remove_tree
+from sbx.workspace.tree import Relative, Tree
+from sbx.workspace.walk import Walk
+
+ENTRIES_MAX = 100_000
+DEADLINE_S = 60.0
+_REMOVE_S = 30.0
+
+
+def copy(
+    source: Tree,
+    of: Relative,
+    target: Tree,
+    to: Relative,
+    *,
+    file_max: int,
+    total_max: int,
+    overwrite: bool,
+) -> Copied:
+    """Copy what `of` names to `to`, with the directories that needs.
+
+    A file replaces one of that name where `overwrite` is set; a directory replaces nothing. Raises
+    NotFound, Conflict `file_exists`, TooLarge `file_too_large`, `tree_too_large`, and as writing.
+    """
+    refuse_into_itself(source, of, target, to)
+    kind = source.stat(of).kind
+    if kind == "file":
+        size = copy_file(source, of, target, to, max_bytes=file_max, new=not overwrite)
+        return Copied(1, size, complete=True)
+    if kind == "symlink":
+        raise wrong_path(source.shown(of), "symlink", "is a symlink, never followed from outside")
+    if kind != "directory":
+        raise not_a_file(source.shown(of))
+    return _Copying(source, of, target, to, file_max, total_max).run()
+
+
+def refuse_into_itself(source: Tree, of: Relative, target: Tree, to: Relative) -> None:
+    if source is target and to[: len(of)] == of:
+        raise invalid_path(
+            "into_itself", f"'{target.shown(to)}' lies in '{source.shown(of)}' itself"
+        )
+
+
+def copy_file(
+    source: Tree, of: Relative, target: Tree, to: Relative, *, max_bytes: int, new: bool
+) -> int:
+    """Its size in bytes; of a file that grows meanwhile, what it had."""
+    with source.open(of) as file:
+        if file.size > max_bytes:
+            raise too_large(file.path, max_bytes)
+        # An upload is read-only by its mode; a copy of it is to be worked on.
+        mode = stat.S_IMODE(os.fstat(file.fd).st_mode) & 0o777 | 0o600
+        return target.write(to, file.chunks(), max_bytes=max_bytes, mode=mode, new=new)
+
+
+class _Copying:
+    """One copy of a directory."""
+
+    def __init__(
+        self,
+        source: Tree,
+        of: Relative,
+        target: Tree,
+        to: Relative,
+        file_max: int,
+        total_max: int,
+    ) -> None:
+        self._source = source
+        self._of = of
+        self._target = target
+        self._to = to
+        self._file_max = file_max
+        self._total_max = total_max
+        self._walk = Walk(max_entries=ENTRIES_MAX, deadline_s=DEADLINE_S)
+        self._files = 0
+        self._bytes = 0
+        self._complete = True
+
+    def run(self) -> Copied:
+        shown = self._target.shown(self._to)
+        with translated(shown):
+            parent = self._target.parent(self._to[:-1])
+        try:
+            name = encoded(self._to[-1])
+            with _Staged(self._target, parent) as staged:
+                self._fill(staged.tree)
+                with translated(shown):
+                    staged.commit(parent, name)
+        finally:
+            os.close(parent)
+        return Copied(self._files, self._bytes, self._complete and self._walk.complete)
+
+    def _fill(self, made: Tree) -> None:
+        for below, found in self._source.walk(self._walk, self._of):
+            self._one(below, found, made, below[len(self._of) :])
+        if not self._walk.in_time:
+            raise _tree_too_large(f"takes longer than {DEADLINE_S:g} s", DEADLINE_S)
+        if self._walk.exhausted:
+            raise _tree_too_large(f"has more than {ENTRIES_MAX} entries", ENTRIES_MAX)
+
+    def _one(self, of: Relative, found: os.stat_result, made: Tree, to: Relative) -> None:
+        try:
+            if stat.S_ISDIR(found.st_mode):
+                made.make_directory(to)
+            elif stat.S_ISLNK(found.st_mode):
+                self._link(of, made, to)
+            elif stat.S_ISREG(found.st_mode):
+                self._file(of, made, to)
+            else:
+                self._complete = False
+        except NotFound:  # it vanished
+            return
+        except InvalidPath:  # swapped for something that is not copied
+            self._complete = False
+
+    def _file(self, of: Relative, made: Tree, to: Relative) -> None:
+        left = self._total_max - self._bytes
+        try:
+            size = copy_file(
+                self._source, of, made, to, max_bytes=min(self._file_max, left), new=False
+            )
+        except TooLarge:
+            if left < self._file_max:
+                what = f"has more than {self._total_max} bytes"
+                raise _tree_too_large(what, self._total_max) from None
+            raise
+        self._bytes += size
+        self._files += 1
+
+    def _link(self, of: Relative, made: Tree, to: Relative) -> None:
+        with translated(self._source.shown(of)):
+            fd = self._source.hold(of)
+            try:
+                text = os.readlink(b"", dir_fd=fd)
+            finally:
+                os.close(fd)
+            above = made.parent(to[:-1])
+            try:
+                os.symlink(text, encoded(to[-1]), dir_fd=above)
+            finally:
+                os.close(above)
+
+
+class _Staged:
+    """A directory under a temporary name, until `commit` gives it its real one; left without that
+    it is removed."""
+
+    def __init__(self, target: Tree, parent: int) -> None:
+        self._where = parent if target.staging is None else target.staging
+        self._name = f".sbx-{secrets.token_hex(16)}"
+        self._owner = target.owner
+        self._committed = False
+        with translated(target.view):
+            os.mkdir(self._name, 0o700, dir_fd=self._where)
+            fd = os.open(
+                self._name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._where
+            )
+        self.tree = Tree(fd, view=target.view, owner=target.owner, staging=target.staging)
+        self.tree.durable = False  # as cp(1): a tree is not synced file by file
+
+    def commit(self, parent: int, name: bytes) -> None:
+        if self._owner is not None and os.fstat(self.tree.fd).st_uid == os.geteuid():
+            os.fchown(self.tree.fd, *self._owner)
+        os.fchmod(self.tree.fd, 0o755)
+        rename_new(self._where, os.fsencode(self._name), parent, name)
+        self._committed = True
+
+    def __enter__(self) -> "_Staged":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.tree.close()
+        if not self._committed:
+            remove_tree(self._where, self._name, _REMOVE_S)
+
+
+def _tree_too_large(what: str, limit: float) -> TooLarge:
+    return TooLarge(
+        f"the directory {what}",
+        code="tree_too_large",
+        hint="copy its parts one by one, or have the code inside copy it",
+        details={"limit": limit},
+    )

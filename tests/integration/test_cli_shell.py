@@ -1,0 +1,266 @@
+"""`sbx shell`, driven by pexpect as a person would: against a service, and without one."""
+
+import os
+import re
+import shutil
+import signal
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pexpect
+import pytest
+from command import COMMAND, environment
+from serving import Service, service
+
+pytestmark = pytest.mark.core
+WAIT_S = 20.0
+PROMPT = "bash-[0-9.]+[$#] "
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Service]:
+    with service() as started:
+        yield started
+
+
+@pytest.fixture
+def sandbox(running: Service) -> Iterator[str]:
+    made = running.quick("create", "--json")
+    assert made.returncode == 0, made.stderr
+    name = re.search(r'"id": "([^"]+)"', made.stdout)
+    assert name is not None
+    yield name[1]
+    running.quick("rm", name[1])
+
+
+@contextmanager
+def shell(
+    *words: str | Path, size: tuple[int, int] = (24, 80), **env: str
+) -> Iterator["pexpect.spawn[bytes]"]:
+    """`sbx shell` on a pty of the test's own."""
+    command, *first = COMMAND
+    child = pexpect.spawn(
+        command,
+        [*first, "shell", *map(str, words)],
+        env=environment(TERM="xterm-256color", **env),
+        dimensions=size,
+        timeout=WAIT_S,
+        maxread=1 << 16,
+    )
+    child.delaybeforesend = None
+    try:
+        yield child
+    finally:
+        child.close(force=True)
+
+
+@contextmanager
+def attached(
+    running: Service, *words: str, **more: tuple[int, int]
+) -> Iterator["pexpect.spawn[bytes]"]:
+    with shell(*words, SBX_SOCKET=str(running.socket), **more) as child:  # type: ignore[arg-type]
+        yield child
+
+
+def ended(child: "pexpect.spawn[bytes]") -> int:
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus is not None
+    return int(child.exitstatus)
+
+
+def modes(child: "pexpect.spawn[bytes]") -> list[object]:
+    return list(termios.tcgetattr(child.child_fd))
+
+
+def left_by(child: "pexpect.spawn[bytes]") -> int:
+    """Press the key that detaches; the exit code."""
+    child.send(b"\x1d")
+    return ended(child)
+
+
+def test_a_shell_a_repl_and_ctrl_c(running: Service, sandbox: str) -> None:
+    with attached(running, sandbox) as child:
+        child.expect(PROMPT)
+        child.sendline("python3 -q || python -q")
+        child.expect(">>> ")
+        child.sendline("6 * 7")
+        child.expect("42")
+        child.expect(">>> ")
+        child.sendline("while True: pass\n")
+        time.sleep(0.3)
+        child.send(b"\x03")
+        child.expect("KeyboardInterrupt")
+        child.sendline("exit()")
+        child.expect(PROMPT)
+        child.sendline("exit 7")
+        assert ended(child) == 7
+
+
+def test_a_resize_reaches_who_runs_inside(running: Service, sandbox: str) -> None:
+    with attached(running, sandbox, size=(30, 90)) as child:
+        child.expect(PROMPT)
+        child.sendline("stty size")
+        child.expect("30 90")
+        told = "trap 'echo new size: $(stty size)' WINCH; echo wait''ing"
+        child.sendline(f'bash -c "{told}; while sleep 0.05; do :; done"'.replace("$", r"\$"))
+        child.expect("waiting")
+        child.setwinsize(41, 123)
+        child.expect("new size: 41 123")
+
+
+@pytest.mark.skipif(shutil.which("vi") is None, reason="this host has no vi")
+def test_vi_draws_and_leaves_the_screen(running: Service, sandbox: str) -> None:
+    with attached(running, sandbox) as child:
+        child.expect(PROMPT)
+        child.sendline("vi -u NONE notes.txt")
+        child.expect("notes.txt")
+        child.send(b"iwritten in vi\x1b:wq\r")
+        child.expect(PROMPT)
+        child.sendline("cat notes.txt | tr a-z A-Z")
+        child.expect("WRITTEN IN VI")
+
+
+def test_ten_megabytes_arrive(running: Service, sandbox: str) -> None:
+    with attached(running, sandbox) as child:
+        child.expect(PROMPT)
+        began = time.monotonic()
+        child.sendline("seq 1 1400000; echo all of'' it")
+        child.expect("all of it", timeout=60)
+        assert child.before is not None
+        assert len(child.before) > 10_000_000
+        assert b"1399999\r\n1400000\r\n" in child.before
+        assert time.monotonic() - began < 30
+        child.sendline("echo still here")
+        child.expect("still here\r\n")
+
+
+def test_one_that_detaches_finds_its_screen_again(running: Service, sandbox: str) -> None:
+    with attached(running, sandbox) as first:
+        first.expect(PROMPT)
+        first.sendline("for n in $(seq 1000); do echo line $n; done; secret=kept")
+        first.expect("line 1000")
+        first.expect(PROMPT)
+        assert left_by(first) == 0
+    with attached(running, sandbox) as second:
+        second.expect("line 999")
+        second.sendline("echo $secret")
+        second.expect("kept")
+
+
+def test_a_client_that_vanishes_leaves_its_terminal(running: Service, sandbox: str) -> None:
+    with attached(running, sandbox) as first, attached(running, sandbox, "--new") as other:
+        first.expect(PROMPT)
+        first.sendline("echo before; sleep 1; echo aft''er")
+        first.expect("before")
+        os.kill(first.pid, signal.SIGKILL)
+        other.expect(PROMPT)
+        other.sendline("echo other lives")
+        other.expect("other lives\r\n")
+        listed = running.quick("shell", sandbox, "--list", "--json")
+        names = re.findall(r'"id": "(term-[0-9a-f]+)"', listed.stdout)
+        assert len(names) == 2
+        with attached(running, sandbox, "--terminal", names[0]) as again:
+            again.expect("before")
+            again.expect("after")
+
+
+def test_two_clients_on_one_terminal(running: Service, sandbox: str) -> None:
+    with attached(running, sandbox) as one:
+        one.expect(PROMPT)
+        with attached(running, sandbox) as two:
+            two.expect(PROMPT)
+            one.sendline("echo seen by'' both")
+            one.expect("seen by both")
+            two.expect("seen by both")
+            two.sendline("exit")
+            assert ended(two) == 0
+            assert ended(one) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_caller_s_terminal_is_restored(
+    running: Service, sandbox: str, number: signal.Signals
+) -> None:
+    with attached(running, sandbox) as child:
+        before = modes(child)
+        child.expect(PROMPT)
+        child.sendline(r"printf '\033[?1049h\033[?25l'; echo raw''now")
+        child.expect("rawnow")
+        assert modes(child) != before
+        os.kill(child.pid, number)
+        child.expect(re.escape(b"\x1b[?1049l"))
+        deadline = time.monotonic() + 5
+        while modes(child) != before:
+            assert time.monotonic() < deadline, "the terminal stays raw"
+            time.sleep(0.02)
+        child.wait()
+        if number == signal.SIGKILL:
+            assert child.signalstatus == number
+        else:
+            assert child.exitstatus == 128 + number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_service_that_ends_is_said_and_the_terminal_restored(number: signal.Signals) -> None:
+    with service() as other:
+        name = re.search(r'"id": "([^"]+)"', other.quick("create", "--json").stdout)
+        assert name is not None
+        with attached(other, name[1]) as child:
+            before = modes(child)
+            child.expect(PROMPT)
+            other.process.send_signal(number)
+            child.expect("connection was lost|service ended|its kernel ended")
+            assert ended(child) in (3, 137)
+            assert modes(child) == before
+            other.process.wait(WAIT_S)
+
+
+@pytest.mark.needs("memory")  # which strict has as a hard wall
+def test_a_policy_without_processes_refuses(running: Service) -> None:
+    made = running.quick("create", "--policy", "strict", "--json")
+    name = re.search(r'"id": "([^"]+)"', made.stdout)
+    assert name is not None
+    with attached(running, name[1]) as child:
+        child.expect("does not offer shell|lets nothing start a process")
+        assert ended(child) == 3
+
+
+def test_without_a_terminal_it_says_what_to_do(running: Service, sandbox: str) -> None:
+    said = running.quick("shell", sandbox)
+    assert said.returncode == 2
+    assert "no terminal" in said.stderr
+    assert "sbx exec --shell" in said.stderr
+
+
+def test_json_opens_one_and_lists_it(running: Service, sandbox: str) -> None:
+    opened = running.quick("shell", sandbox, "--json", "-c", "echo hello; sleep 60")
+    assert opened.returncode == 0, opened.stderr
+    assert '"running": true' in opened.stdout
+    listed = running.quick("shell", sandbox, "--list")
+    assert "echo hello; sleep 60" in listed.stdout
+
+
+def test_embedded_without_a_service() -> None:
+    with shell("--policy", "default", SBX_SOCKET="/nowhere") as child:
+        before = modes(child)
+        child.expect(PROMPT)
+        child.sendline("echo $((40 + 2)) > f; cat f; exit 5")
+        child.expect("42")
+        assert ended(child) == 5
+        assert modes(child) == before
+
+
+def test_what_would_retitle_the_caller_s_window_does_not_pass(
+    running: Service, sandbox: str
+) -> None:
+    with attached(running, sandbox) as child:
+        child.expect(PROMPT)
+        child.sendline(r"printf '\033]0;pwned\007\033]52;c;cHduZWQ=\007\033[21t[%s]\n' end")
+        child.expect(re.escape("[end]"))
+        assert child.before is not None
+        assert b"\x1b]" not in child.before
+        assert b"\x1b[21t" not in child.before

@@ -1,0 +1,556 @@
+"""Environments of real wheels, from a directory: made, used by kernels, verified, removed."""
+
+import asyncio
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import COMMAND, environment, sbx, started
+from places import short_directory
+from service_process import service
+from wheelhouse import wheel, wheels_of_the_kernel
+
+from sbx import Runtime, errors
+from sbx.isolation.filters import load_filter
+from sbx.isolation.plan import Filters, Paths
+from sbx.kernels.zygotes import Key, key_of
+from sbx.policy import Policy, load
+from sbx.runtime.environments import pythons
+from sbx.runtime.environments.directory import Environments
+from sbx.runtime.settings import Settings
+
+_TINY = "HERE = 'in the environment'\n\ndef double(number):\n    return 2 * number\n"
+
+
+class House:
+    """Wheels, environments made of them, and policies that name these.
+
+    `hollow` are wheels of the same names with next to nothing in them, for what no kernel runs in:
+    such an environment is made in a third of the time.
+    """
+
+    def __init__(self, top: Path) -> None:
+        self.wheels, self.hollow, self.environments, self.policies = (
+            top / name for name in ("wheels", "hollow", "environments", "policies")
+        )
+        for directory in (self.wheels, self.hollow, self.policies):
+            directory.mkdir()
+        wheels_of_the_kernel(self.wheels)
+        wheel(self.hollow, "ipykernel", "9.0", {"ipykernel.py": "", "IPython.py": ""})
+        for directory in (self.wheels, self.hollow):
+            wheel(directory, "tiny", "1.0", {"tiny.py": _TINY.replace("2 *", "1 *")})
+            wheel(directory, "tiny", "2.0", {"tiny.py": _TINY})
+            wheel(directory, "needy", "1.0", {"needy.py": ""}, needs="tiny<2")
+        # No network: what is not among the wheels is not there.
+        self.variables = {
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(self.wheels),
+            "PIP_NO_CACHE_DIR": "1",
+            "SBX_ENVIRONMENTS": str(self.environments),
+            "SBX_POLICY_DIRS": json.dumps([str(self.policies)]),
+        }
+
+    @property
+    def hollow_variables(self) -> dict[str, str]:
+        return {**self.variables, "PIP_FIND_LINKS": str(self.hollow)}
+
+    def env(
+        self, *words: str | Path, more: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        return sbx("env", *words, env={**self.variables, **(more or {})})
+
+    def create(self, name: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+        """A hollow one."""
+        words = ("create", name, *words, "--installer", "pip")
+        return self.env(*words, more=self.hollow_variables)
+
+    def create_whole(self, name: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+        """One in which kernels run."""
+        return self.env("create", name, *words, "--installer", "pip")
+
+    def policy(self, name: str, environment: str, *, start: str = "fork") -> str:
+        (self.policies / f"{name}.toml").write_text(
+            f'schema = 1\nextends = "default"\ninterpreter = "env:{environment}"\n'
+            f'[pool]\nstart = "{start}"\nmin_idle = 0\n'
+        )
+        return name
+
+    def settings(self) -> Settings:
+        return Settings(environments=self.environments, policy_dirs=(self.policies,))
+
+    @property
+    def there(self) -> list[str]:
+        """Everything in the directory of environments, hidden or not."""
+        return sorted(os.listdir(self.environments)) if self.environments.is_dir() else []
+
+
+@pytest.fixture(scope="module")
+def house(own_temporary_directory: Path) -> Iterator[House]:
+    top = Path(tempfile.mkdtemp(prefix="environments-", dir=own_temporary_directory))
+    top.chmod(0o755)
+    made = House(top)
+    done = made.create_whole("small", "tiny")
+    assert done.returncode == 0, done.stderr
+    yield made
+    shutil.rmtree(top)
+
+
+@pytest.fixture
+async def runtime(house: House) -> AsyncIterator[Runtime]:
+    async with Runtime(house.settings()) as runtime:
+        yield runtime
+
+
+# -- made ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_it_is_told_with_versions_hashes_and_where_it_lies(house: House) -> None:
+    told = json.loads(house.env("show", "small", "--json").stdout)
+    assert {"name": "tiny", "version": "2.0"} in told["packages"]
+    assert told["requirements"] == ["tiny"]
+    assert told["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert told["algorithm"] == "sha256"
+    assert re.fullmatch(r"[0-9a-f]{64}", told["digest"])
+    lock = Path(told["lock_path"]).read_text()
+    assert re.search(r"^tiny==2\.0 \\\n    --hash=sha256:[0-9a-f]{64}$", lock, re.MULTILINE)
+    listed = house.env("list")
+    assert re.search(r"^small +3\.", listed.stdout, re.MULTILINE)
+
+
+@pytest.mark.core
+def test_pip_takes_its_lock_with_require_hashes(house: House, tmp_path: Path) -> None:
+    lock = house.environments / "small" / "requirements.lock"
+    words = ["-m", "pip", "download", "--require-hashes", "--no-deps", "-q", "-r", str(lock)]
+    subprocess.run(
+        [sys.executable, *words, "-d", str(tmp_path)],
+        env=environment(**house.variables),
+        check=True,
+        timeout=60,
+    )
+    assert (tmp_path / "tiny-2.0-py3-none-any.whl").is_file()
+
+
+def test_requirements_come_from_a_file_and_agree_with_packages(
+    house: House, tmp_path: Path
+) -> None:
+    (tmp_path / "requirements.txt").write_text("# what we need\nneedy >= 1  # and so tiny 1\n")
+    done = house.create("filed", "-r", tmp_path / "requirements.txt", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert {"name": "tiny", "version": "1.0"} in told["packages"]
+    assert done.stderr == ""
+    assert house.env("remove", "filed").returncode == 0
+    assert house.there == ["small"]
+
+
+def test_what_cannot_be_resolved_is_said_with_the_installer_s_lines_and_leaves_nothing(
+    house: House,
+) -> None:
+    done = house.create("impossible", "needy", "tiny==2.0")
+    assert done.returncode == 3
+    assert "conflict" in done.stderr.lower()
+    assert "hint: ask for fewer fixed versions" in done.stderr
+    assert house.there == ["small"]
+
+
+def test_hashes_of_a_file_must_be_those_of_the_index(house: House, tmp_path: Path) -> None:
+    (tmp_path / "r.txt").write_text("tiny==2.0 --hash=sha256:" + "0" * 64 + "\n")
+    done = house.create("swapped", "-r", tmp_path / "r.txt", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["code"] == "hash_mismatch"
+    assert house.there == ["small"]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "a" * 65, "x y", "-x", "a\n"])
+def test_a_hostile_name_is_refused(house: House, name: str) -> None:
+    environments = Environments(house.environments)
+    for act in (environments.claim, environments.get, environments.remove):
+        with pytest.raises(errors.BadRequest) as raised:
+            act(name)
+        assert raised.value.code == "invalid_environment"
+    assert house.there == ["small"]
+
+
+def test_a_hostile_name_is_a_wrong_call_of_the_command(house: House) -> None:
+    assert house.create("../up", "tiny").returncode == 2
+    assert house.env("remove", "--force", "..").returncode == 2
+    assert not (house.environments.parent / "up").exists()
+
+
+@pytest.mark.parametrize("word", ["--index-url=https://evil.example", "./tiny"])
+def test_an_option_in_place_of_a_package_is_refused(house: House, word: str) -> None:
+    done = house.env("create", "--json", "--", "steered", "tiny", word)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["code"] == "invalid_requirement"
+    assert house.there == ["small"]
+
+
+def test_a_name_that_is_taken_is_told_so(house: House) -> None:
+    done = house.create("small", "tiny")
+    assert done.returncode == 3
+    assert "there is an environment small already" in done.stderr
+    assert house.env("show", "small").returncode == 0
+
+
+def test_of_two_who_make_one_name_at_once_one_wins(house: House) -> None:
+    words = [*COMMAND, "env", "create", "raced", "tiny", "--installer", "pip", "--json"]
+    both = [
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE, env=environment(**house.hollow_variables), text=True
+        )
+        for _ in range(2)
+    ]
+    told = [json.loads(one.communicate(timeout=60)[0]) for one in both]
+    assert sorted(one.returncode for one in both) == [0, 3]
+    (lost,) = [one["error"]["code"] for one in told if "error" in one]
+    assert lost in ("environment_in_the_making", "environment_exists")
+    assert house.env("show", "raced", "--verify").returncode == 0
+    assert house.env("remove", "raced").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_creation_leaves_nothing(house: House, number: signal.Signals) -> None:
+    words = ("env", "create", "stopped", "tiny", "--installer", "pip")
+    with started(*words, env=house.hollow_variables) as process:
+        assert process.stderr is not None
+        while b"resolving" not in (line := process.stderr.readline()):
+            assert line, "it ended too early"
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+        assert b"nothing was made" in process.stderr.read()
+    assert house.there == ["small"]
+
+
+def test_what_a_killed_creation_leaves_is_none_and_gives_way(house: House) -> None:
+    words = ("env", "create", "killed", "tiny", "--installer", "pip")
+    with started(*words, env=house.hollow_variables) as process:
+        assert process.stderr is not None
+        while b"resolving" not in (line := process.stderr.readline()):
+            assert line, "it ended too early"
+        process.kill()
+        process.wait(30)
+    assert "killed" in house.there
+    assert house.env("show", "killed").returncode == 2
+    deadline = time.monotonic() + 30
+    while (done := house.create("killed", "tiny")).returncode == 3:  # until its pip has ended
+        assert "being made or removed" in done.stderr
+        assert time.monotonic() < deadline
+    assert done.returncode == 0, done.stderr
+    assert house.env("show", "killed", "--verify").returncode == 0
+    assert house.env("remove", "killed").returncode == 0
+    assert house.there == ["small"]
+
+
+def test_what_takes_too_long_is_ended_and_leaves_nothing(house: House) -> None:
+    done = house.create("slow", "tiny", "--timeout", "0.3")
+    assert done.returncode == 3
+    assert "did not end in time" in done.stderr
+    assert house.there == ["small"]
+
+
+# -- verified --------------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_a_changed_a_missing_and_an_added_file_are_found(house: House) -> None:
+    assert "are what they were" in house.env("show", "small", "--verify").stdout
+    site = next((house.environments / "small" / "venv" / "lib").glob("python3*/site-packages"))
+    before = (site / "tiny.py").read_bytes()
+    comm = (site / "comm" / "__init__.py").rename(site / "comm" / "moved.py")
+    try:
+        (site / "tiny.py").write_text(_TINY.replace("2", "3"))
+        done = house.env("show", "small", "--verify", "--json")
+        assert done.returncode == 1
+        found = json.loads(done.stdout)["verified"]
+        assert not found["ok"]
+        assert [Path(one).name for one in found["changed"]] == ["tiny.py"]
+        assert [Path(one).name for one in found["missing"]] == ["__init__.py"]
+        assert [Path(one).name for one in found["added"]] == ["moved.py"]
+    finally:
+        comm.rename(site / "comm" / "__init__.py")
+        (site / "tiny.py").write_bytes(before)
+    assert house.env("show", "small", "--verify").returncode == 0
+
+
+def test_a_list_of_hashes_that_was_changed_is_told_so(house: House) -> None:
+    listed = house.environments / "small" / "files.json"
+    before = listed.read_bytes()
+    try:
+        listed.write_bytes(before.replace(b'"file ', b'"fine ', 1))
+        done = house.env("show", "small", "--verify")
+        assert done.returncode == 3
+        assert "is not what it was" in done.stderr
+    finally:
+        listed.write_bytes(before)
+
+
+@pytest.mark.core
+def test_a_directory_that_others_can_write_to_is_not_used(house: House) -> None:
+    small = house.environments / "small"
+    small.chmod(0o777)
+    try:
+        with pytest.raises(errors.Denied) as raised:
+            Environments(house.environments).get("small")
+        assert raised.value.code == "environment_not_private"
+    finally:
+        small.chmod(0o755)
+
+
+def test_no_file_of_it_is_set_id_or_for_others_to_write(house: House) -> None:
+    for path in (house.environments / "small" / "venv").rglob("*"):
+        mode = path.lstat().st_mode
+        if not stat.S_ISLNK(mode):
+            assert mode & 0o444 == 0o444
+            assert not mode & (stat.S_ISUID | stat.S_ISGID | 0o022)
+
+
+# -- used ------------------------------------------------------------------------------------------
+
+_LOOK = """
+import os, sys, tiny
+try:
+    with open(tiny.__file__, "a"):
+        pass
+    written = "yes"
+except OSError as error:
+    written = type(error).__name__
+beside = os.path.exists(os.path.join(os.path.dirname(sys.prefix), "environment.json"))
+print(tiny.double(21), sys.prefix, written, beside)
+"""
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("start", ["cold", "fork"])
+async def test_a_jail_imports_from_it_and_cannot_write_to_it(
+    house: House, runtime: Runtime, start: str
+) -> None:
+    name = house.policy(f"small-{start}", "small", start=start)
+    async with await runtime.create(name) as box:
+        told = (await box.run(_LOOK)).stdout.split()
+        assert told[0] == "42"
+        assert told[1] == str(house.environments / "small" / "venv")
+        assert told[2] in ("OSError", "PermissionError")  # read-only, or another's
+        assert told[3] == "False"
+        assert box.receipt is not None
+        assert box.receipt.path == start
+        by_shell = await box.shell("python -c 'import tiny; print(tiny.HERE)'")
+        assert by_shell.stdout.strip() == "in the environment"
+
+
+@pytest.mark.core
+async def test_other_policies_do_not_see_it_and_zygotes_are_not_shared(
+    house: House, runtime: Runtime
+) -> None:
+    async with (
+        await runtime.create(house.policy("with-it", "small")) as one,
+        await runtime.create("default", narrower={"pool": {"min_idle": 0}}) as other,
+    ):
+        look = f"import os, sys; print(os.path.exists({str(house.environments)!r}), sys.prefix)"
+        assert (await one.run(look)).stdout.split()[0] == "True"
+        assert (await other.run(look)).stdout.split() == ["False", sys.prefix]
+        failed = await other.run("import tiny")
+        assert failed.error is not None
+        assert failed.error.name == "ModuleNotFoundError"
+        for box in (one, other):
+            assert box.receipt is not None
+            assert box.receipt.path == "fork"
+
+
+@pytest.mark.core
+async def test_an_environment_that_is_not_there_is_told_with_how_to_make_it(
+    house: House, runtime: Runtime
+) -> None:
+    with pytest.raises(errors.PolicyError) as raised:
+        await runtime.create(house.policy("without", "nowhere"))
+    assert raised.value.code == "environment_unavailable"
+    assert raised.value.hint is not None
+    assert "sbx env create nowhere" in raised.value.hint
+
+
+async def test_a_new_one_of_the_same_name_gets_a_zygote_of_its_own(
+    house: House, runtime: Runtime
+) -> None:
+    """A zygote has imported from the one before: it must not serve for the one after."""
+    policy = Policy(name="again", interpreter="env:again")
+    keys = []
+    for version in ("1.0", "2.0"):
+        done = await asyncio.to_thread(house.create, "again", f"tiny=={version}")
+        assert done.returncode == 0, done.stderr
+        keys += [await _key(house, runtime, policy) for _ in range(2)]
+        assert (await asyncio.to_thread(house.env, "remove", "again")).returncode == 0
+    assert keys[0] == keys[1] != keys[2] == keys[3]
+
+
+async def _key(house: House, runtime: Runtime, policy: Policy) -> Key | None:
+    found = Environments(house.environments).interpreter("again", policy.name)
+    filters = Filters(*(load_filter(name, platform.machine()) for name in ("default", "strict")))
+    return key_of(policy, policy, runtime.capabilities, Paths("", "", found, "/guest"), filters)
+
+
+@pytest.mark.core
+async def test_one_that_is_in_use_is_not_removed_without_force(
+    house: House, runtime: Runtime
+) -> None:
+    value = Policy(**load("default").model_dump() | {"interpreter": "env:small"})
+    for path in house.policies.glob("*.toml"):
+        path.unlink()
+    async with await runtime.create(value, narrower={"pool": {"start": "cold"}}) as box:
+        await box.run("1")
+        done = await asyncio.to_thread(house.env, "remove", "small", "--json")
+        assert done.returncode == 3
+        details = json.loads(done.stdout)["error"]["details"]
+        assert details["policies"] == []
+        assert details["processes"]
+    house.policy("names-it", "small")
+    done = await asyncio.to_thread(house.env, "remove", "small")
+    assert done.returncode == 3
+    assert "the policy names-it names it" in done.stderr
+
+
+async def test_a_sandbox_whose_environment_is_removed_by_force_says_so(
+    house: House, runtime: Runtime
+) -> None:
+    small = house.environments / "small"
+    async with await runtime.create(house.policy("losing-it", "small", start="cold")) as box:
+        assert (await box.run("1")).ok
+        await box.stop()
+        away = small.rename(house.environments / ".away")  # as if by --force
+        try:
+            with pytest.raises(errors.PolicyError) as raised:
+                await box.run("1")
+        finally:
+            away.rename(small)
+        assert raised.value.code == "environment_unavailable"
+        assert "was removed" in raised.value.message
+        assert (await box.run("1")).ok
+
+
+def test_sbx_run_and_the_synchronous_sandbox_use_it_too(house: House) -> None:
+    policy = house.policies / f"{house.policy('plain', 'small', start='cold')}.toml"
+    code = (
+        "from pathlib import Path; from sbx import Sandbox\n"
+        f"with Sandbox(Path({str(policy)!r})) as box:\n"
+        "    print(box.run('import tiny; tiny.double(21)').result)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(**house.variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == "42", done.stderr
+    ran = sbx("run", "--policy", "plain", "-c", "import tiny; tiny.HERE", env=house.variables)
+    assert ran.returncode == 0, ran.stderr
+    assert "in the environment" in ran.stdout
+
+
+def _others() -> list[pythons.Python]:
+    """The newest of each other minor version that this host has."""
+    found = asyncio.run(pythons.every(os.environ))
+    newest: dict[tuple[int, int], pythons.Python] = {}
+    for one in found:
+        if one.unfit is None and one.version[:2] != sys.version_info[:2]:
+            newest.setdefault(one.version[:2], one)
+    return list(newest.values())
+
+
+def test_another_python_of_the_host_runs_cells_cold_and_forked(
+    house: House, pytestconfig: pytest.Config
+) -> None:
+    others = _others()
+    if not others:
+        pytest.skip("this host has no other Python that kernels can run")
+    for python in others if pytestconfig.getoption("--full") else others[:1]:
+        done = house.create_whole("other", "tiny", "--python", ".".join(map(str, python.version)))
+        assert done.returncode == 0, done.stderr
+        told = asyncio.run(_versions(house))
+        assert told == [(python.text, "cold"), (python.text, "fork")]
+        assert house.env("remove", "other", "--force").returncode == 0
+
+
+async def _versions(house: House) -> list[tuple[str, str]]:
+    told = []
+    async with Runtime(house.settings()) as runtime:
+        for start in ("cold", "fork"):
+            async with await runtime.create(house.policy("other", "other", start=start)) as box:
+                done = await box.run(
+                    "import platform, ssl, tiny, threading\n"
+                    "ran = []\n"
+                    "thread = threading.Thread(target=ran.append, args=(tiny.double(21),))\n"
+                    "thread.start(); thread.join()\n"
+                    "assert ran == [42]\n"
+                    "print(platform.python_version())"
+                )
+                assert done.ok, done.error
+                assert done.stderr == ""
+                assert (await box.run("1/0")).error is not None
+                assert (await box.run("while True: pass", timeout=0.3)).status == "timeout"
+                assert (await box.run("ran")).result == "[42]"
+                assert box.receipt is not None
+                told.append((done.stdout.strip(), box.receipt.path))
+    (house.policies / "other.toml").unlink()
+    return told
+
+
+def test_a_python_that_is_too_old_or_not_there_is_refused(house: House) -> None:
+    old = house.create("old", "tiny", "--python", "3.10")
+    assert old.returncode == 2
+    assert "3.11 or later" in old.stderr
+    far = house.create("far", "tiny", "--python", "3.99")
+    assert far.returncode == 3
+    assert "this host has no Python 3.99" in far.stderr
+    none = house.create("none", "tiny", "--python", "/bin/true")
+    assert none.returncode == 3
+    assert house.there == ["small"]
+
+
+@pytest.mark.needs("root", "landlock", "seccomp")
+def test_a_service_that_gave_up_root_uses_those_that_were_there_at_its_start(
+    house: House,
+) -> None:
+    house.policy("early", "small")
+    variables = {**house.variables, "SBX_POLICIES": str(house.policies)}
+    del variables["SBX_POLICY_DIRS"]
+    with (
+        short_directory() as top,
+        service(top, env=variables) as started_service,
+        started_service.client() as client,
+    ):
+
+        def run(policy: str) -> Any:
+            made = client.post("/v1/sandboxes", json={"profile": policy}).json()["id"]
+            code = {"code": "import tiny; print(tiny.double(21))"}
+            return client.post(f"/v1/sandboxes/{made}/python/exec", json=code)
+
+        def told(policy: str) -> str:
+            done = run(policy)
+            assert done.status_code == 200, done.text
+            return str(done.json()["output"].strip())
+
+        assert told("early") == "42"
+        assert house.create("later", "tiny").returncode == 0
+        house.policy("late", "later")
+        late = run("late")
+        assert late.status_code == 403
+        assert late.json()["error"]["code"] == "not_granted"
+        assert "start the service again" in late.text
+        (house.policies / "late.toml").unlink()
+        assert house.env("remove", "later").returncode == 0
+        assert told("early") == "42"

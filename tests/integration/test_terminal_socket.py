@@ -1,0 +1,261 @@
+"""The WebSocket of a terminal, by a client that is not ours: who may attach, what it may say."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from live_app import Served, live, short_directory
+from sessions_calls import ensure, new_user
+from websockets.asyncio.client import ClientConnection, unix_connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from sbx.protocol.terminals import MESSAGE_MAX
+
+pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+ALLOWED = "https://allowed.example"
+WAIT_S = 20.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[Served]:
+    with short_directory() as directory:
+        async with live(directory, cors_origins=(ALLOWED,)) as served:
+            yield served
+
+
+class Place:
+    """A sandbox of an owner, and its key."""
+
+    def __init__(self, served: Served, owner: str, key: str, box: str) -> None:
+        self.served, self.owner, self.key, self.box = served, owner, key, box
+
+    def path(self, terminal: str = "", conversation: str = "default") -> str:
+        at = f"/v1/sandboxes/{self.box}/conversations/{conversation}/terminals"
+        return f"{at}/{terminal}" if terminal else at
+
+    async def open(self, conversation: str = "default", **asked: Any) -> str:
+        async with self.served.client(self.key) as client:
+            made = await client.post(self.path("", conversation), json=asked)
+            assert made.status_code == 201, made.text
+            return str(made.json()["id"])
+
+    def attach(
+        self, terminal: str, *, key: str | None = None, conversation: str = "default", **more: Any
+    ) -> Any:
+        headers = {"authorization": f"Bearer {key or self.key}", **more.pop("headers", {})}
+        return unix_connect(
+            str(self.served.socket),
+            f"ws://sbx{self.path(terminal, conversation)}/attach{more.pop('query', '')}",
+            additional_headers=headers,
+            max_size=None,
+            **more,
+        )
+
+    async def refusal(self, terminal: str, **more: Any) -> tuple[int, str]:
+        with pytest.raises(InvalidStatus) as refused:
+            async with self.attach(terminal, **more):
+                pass
+        told = json.loads(bytes(refused.value.response.body))
+        return refused.value.response.status_code, told["error"]["code"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def place(served: Served) -> AsyncIterator[Place]:
+    owner = new_user()
+    key = await served.key_of(owner)
+    async with served.client(key) as client:
+        assert (await ensure(client, owner)).status_code == 201
+        told = (await client.get(f"/v1/sandboxes/sb-session-{owner}-agent")).json()
+    yield Place(served, owner, key, told["id"])
+
+
+async def until(socket: ClientConnection, text: bytes) -> bytes:
+    seen = b""
+    async with asyncio.timeout(WAIT_S):
+        while text not in seen:
+            message = await socket.recv()
+            assert isinstance(message, bytes), message
+            seen += message
+    return seen
+
+
+async def closed(socket: ClientConnection) -> int | None:
+    """The code that ends it."""
+    async with asyncio.timeout(WAIT_S):
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await socket.recv()
+    return socket.close_code
+
+
+async def test_what_ran_and_how_it_ended(place: Place) -> None:
+    terminal = await place.open(command="read x; echo [$x]; exit 6")
+    async with place.attach(terminal, query="?rows=31&columns=97") as socket:
+        await socket.send(b"hello\n")
+        await until(socket, b"[hello]")
+        async with asyncio.timeout(WAIT_S):
+            while isinstance(message := await socket.recv(), bytes):
+                pass
+        assert json.loads(message) == {"type": "ended", "exit_code": 6, "reason": ""}
+        assert await closed(socket) == 1000
+    async with place.served.client(place.key) as client:
+        told = (await client.get(place.path(terminal))).json()
+        assert (told["rows"], told["columns"], told["exit_code"]) == (31, 97, 6)
+        shown = (await client.get(f"{place.path(terminal)}/screen")).json()
+        assert "[hello]" in shown["lines"]
+        assert (await client.delete(place.path(terminal))).status_code == 204
+        assert (await client.get(place.path(terminal))).status_code == 404
+
+
+async def test_resize_by_a_message_and_by_a_route(place: Place) -> None:
+    terminal = await place.open()
+    async with place.attach(terminal) as socket:
+        await socket.send(json.dumps({"type": "resize", "rows": 12, "columns": 34}))
+        await socket.send(b"stty size\n")
+        await until(socket, b"12 34")
+        async with place.served.client(place.key) as client:
+            size = {"rows": 13, "columns": 35}
+            assert (await client.post(f"{place.path(terminal)}/resize", json=size)).is_success
+        await socket.send(b"stty size\n")
+        await until(socket, b"13 35")
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("no JSON", 1003),
+        ('{"type": "else"}', 1003),
+        ('{"type": "resize", "rows": 0, "columns": 5}', 1003),
+        ('{"type": "resize", "rows": 5, "columns": 1000000}', 1003),
+        ("[" * 100_000, 1003),
+        (b"x" * (MESSAGE_MAX + 1), 1009),
+    ],
+    ids=["no JSON", "unknown", "no rows", "too many columns", "deep", "too long"],
+)
+async def test_a_message_that_is_none_ends_the_connection_only(
+    place: Place, message: str | bytes, code: int
+) -> None:
+    terminal = await place.open()
+    async with place.attach(terminal) as other:
+        async with place.attach(terminal) as socket:
+            with contextlib.suppress(ConnectionClosed):
+                await socket.send(message)
+            # Who still sends when the service has gone may not hear why.
+            assert await closed(socket) in ({code} if code != 1009 else {1009, 1006})
+        await other.send(b"echo still'' there\n")
+        await until(other, b"still there")
+
+
+async def test_what_nobody_reads_is_said_in_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbx.runtime.terminals._TYPING_S", 0.5)
+    terminal = await place.open(command="stty raw -echo; echo go; sleep 100")
+    async with place.attach(terminal) as socket:
+        await until(socket, b"go")
+        with contextlib.suppress(ConnectionClosed):
+            for _ in range(20):
+                await socket.send(b"x" * 65536)
+        assert await closed(socket) == 4408
+
+
+async def test_a_page_of_another_origin_may_not(place: Place) -> None:
+    terminal = await place.open()
+    for origin in ("https://evil.example", "null", "http://sbx:8080", "http://sbx.evil.example"):
+        assert await place.refusal(terminal, origin=origin) == (403, "forbidden")
+    for origin in (ALLOWED, "http://sbx"):
+        async with place.attach(terminal, origin=origin) as socket:
+            await socket.send(b"echo let'' in\n")
+            await until(socket, b"let in")
+
+
+async def test_who_is_not_known_or_may_not_see_it_is_refused(served: Served, place: Place) -> None:
+    terminal = await place.open()
+    stranger = await served.key_of(new_user())
+    assert await place.refusal(terminal, key="sk-nothing") == (401, "unauthorized")
+    assert await place.refusal(terminal, key=stranger) == (404, "not_found")
+    assert await place.refusal("term-000000000000") == (404, "not_found")
+    assert await place.refusal(terminal, query="?rows=x") == (400, "invalid_size")
+    assert (await place.refusal(terminal, query="?rows=%ff"))[0] == 400
+
+
+async def test_the_user_behind_the_socket_needs_no_key(served: Served) -> None:
+    async with served.client() as client:
+        box = (await client.post("/v1/sandboxes", json={})).json()["id"]
+        path = f"/v1/sandboxes/{box}/conversations/default/terminals"
+        terminal = (await client.post(path, json={})).json()["id"]
+    uri = f"ws://sbx{path}/{terminal}/attach"
+    async with unix_connect(str(served.socket), uri) as socket:
+        await socket.send(b"echo peer'' known\n")
+        await until(socket, b"peer known")
+
+
+async def test_a_token_of_another_conversation_does_not_reach_it(
+    served: Served, place: Place
+) -> None:
+    terminal = await place.open("mine")
+    bounds = {"user_id": place.owner, "ttl_s": 600.0}
+    make = served.house.access.make_token
+    _, mine = await make(place.owner, conversation_id="mine", **bounds)  # type: ignore[arg-type]
+    _, other = await make(place.owner, conversation_id="other", **bounds)  # type: ignore[arg-type]
+    _, reads = await make(place.owner, scopes=["files:read"], **bounds)  # type: ignore[arg-type]
+    async with place.attach(terminal, key=mine, conversation="mine") as socket:
+        await socket.send(b"echo my'' own\n")
+        await until(socket, b"my own")
+    for token in (other, reads):
+        status, _ = await place.refusal(terminal, key=token, conversation="mine")
+        assert status in (403, 404)
+    async with served.client(other) as client:
+        for reply in (
+            await client.get(place.path("", "mine")),
+            await client.get(f"{place.path(terminal, 'mine')}/screen"),
+            await client.delete(place.path(terminal, "mine")),
+            await client.post(place.path("", "mine"), json={}),
+        ):
+            assert reply.status_code == 404, reply.text
+
+
+async def test_a_terminal_is_only_in_its_own_conversation(place: Place) -> None:
+    terminal = await place.open("here")
+    await place.open("there")
+    assert await place.refusal(terminal, conversation="there") == (404, "not_found")
+
+
+async def test_an_idle_terminal_keeps_no_sandbox_and_an_attached_one_does(
+    served: Served, place: Place
+) -> None:
+    terminal = await place.open("kept")
+    box = served.house.sandboxes._registry.of_id(place.box)
+    assert box is not None
+    assert box.box is not None
+    async with place.attach(terminal, conversation="kept") as socket:
+        await until(socket, b"$ ")
+        assert box.users > 0
+        assert box.box.busy
+    async with asyncio.timeout(WAIT_S):
+        while box.users:  # noqa: ASYNC110  # nobody tells it
+            await asyncio.sleep(0.02)
+    assert not box.box.busy
+
+
+async def test_a_refused_upgrade_leaves_the_service_as_it_was(served: Served) -> None:
+    with pytest.raises(InvalidStatus):
+        async with unix_connect(str(served.socket), "ws://sbx/v1/nothing"):
+            pass
+    async with served.client() as client:
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_what_cannot_be_asked_for_is_said_in_the_usual_shape(
+    served: Served, place: Place
+) -> None:
+    async with served.client(place.key) as client:
+        wrong: httpx.Response = await client.post(place.path(), json={"rows": 0})
+        assert wrong.status_code == 422
+        assert (await client.get(place.path("term-none"))).status_code == 404
+        assert (await client.get(place.path("", "never-made"))).status_code == 404
