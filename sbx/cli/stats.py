@@ -1,6 +1,5 @@
 """`sbx stats`: what sandboxes use, once or live."""
 
-import asyncio
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +47,8 @@ def stats(
     The disk is that of one conversation. Numbers are of a cgroup; where this host gives none they
     are counted by the processes that live, best effort, and marked with ~.
     """
+    import asyncio  # not for `sbx --help`
+
     table = _Table()
 
     async def look(client: "Client") -> None:

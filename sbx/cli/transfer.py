@@ -1,6 +1,5 @@
 """`sbx cp`: files into a sandbox of a running service, and out of it."""
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -132,6 +131,8 @@ def _check_file(path: str) -> None:
 
 async def _is_directory(client: "Client", source: Place, conversation: str) -> bool:
     if source.sandbox_id is None:
+        import asyncio  # not for `sbx --help`
+
         return await asyncio.to_thread(os.path.isdir, source.path)
     where = client.sandbox(source.sandbox_id).conversation(conversation)
     return (await where.files.stat(source.path or ".")).kind == "directory"
