@@ -1,7 +1,8 @@
-"""From the kill of a live kernel until nothing is left: processes, mounts, cgroup.
+"""From the kill of a live kernel until it is gone.
 
-The clock stops when `stop` returns, and by then every process of the jail must have ended. The
-baseline's stops earlier, when its one process is gone.
+The clock stops when `stop` returns, and by then every process of the jail must have ended, and its
+namespaces and mounts with them; the empty cgroup is removed right after. The baseline's stops
+earlier, when its one process is gone.
 """
 
 import time

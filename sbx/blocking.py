@@ -21,6 +21,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -56,7 +57,7 @@ _END_S = 15.0
 class AsyncRun(Protocol):
     """A run that goes on by itself."""
 
-    def events(self) -> AsyncIterator[Event]: ...
+    def events(self) -> AsyncGenerator[Event, None]: ...
 
 
 class AsyncFiles(Protocol):
@@ -152,7 +153,7 @@ class AsyncConversation(AsyncKernel, Protocol):
     def terminals(self) -> "AsyncTerminals": ...
     async def write_stdin(self, run_id: str, text: str | None) -> None: ...
     async def usage(self) -> Usage: ...
-    def stream_usage(self, interval_s: float = 1.0) -> AsyncIterator[Usage]: ...
+    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[Usage, None]: ...
     def start_shell(
         self,
         command: str,
@@ -214,6 +215,7 @@ class Loop:
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
+        self._sources: set[AsyncGenerator[Any, None]] = set()
         self._workers = _Workers(thread_name_prefix="sbx-worker")
         self._loop.set_default_executor(self._workers)
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -244,6 +246,26 @@ class Loop:
             if not future.done():
                 future.cancel()
             raise
+
+    def each(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
+        """What an asynchronous generator gives, as it is asked for; closed when nobody asks any
+        more, and with the loop."""
+        end: Any = object()
+
+        async def following() -> T:
+            self._sources.add(source)
+            return await anext(source, end)
+
+        try:
+            while (one := self.call(following())) is not end:
+                yield one
+        finally:
+            with suppress(errors.SbxError):  # the loop has ended, and the generator with it
+                self.call(self._close(source))
+
+    async def _close(self, source: AsyncGenerator[Any, None]) -> None:
+        self._sources.discard(source)
+        await source.aclose()
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Run on the loop, and do not wait; nothing is done where the loop has ended."""
@@ -277,24 +299,9 @@ class Loop:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        # asyncio would close those within them at the same time, which none of them survives.
+        await asyncio.gather(*map(self._close, list(self._sources)), return_exceptions=True)
         await self._loop.shutdown_asyncgens()
-
-
-def _taken_from(loop: Loop, source: AsyncGenerator[T, None]) -> Iterator[T]:
-    """What an asynchronous generator on the loop gives; closed with this one."""
-
-    async def following() -> tuple[T] | None:
-        try:
-            return (await anext(source),)
-        except StopAsyncIteration:  # which no future carries well
-            return None
-
-    try:
-        while (one := loop.call(following())) is not None:
-            yield one[0]
-    finally:
-        if loop.running:
-            loop.call(source.aclose())
 
 
 async def _given_to(source: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -396,14 +403,14 @@ class BlockingFiles:
     def watch(self, path: str = ".", *, recursive: bool = True) -> Iterator[Change]:
         """What changes in a directory, and with `recursive` below it, from the `started` on that
         comes first, until the conversation ends. Raises Unavailable `too_many_watches`."""
-        return _taken_from(self._loop, self._inner.watch(path, recursive=recursive))
+        return self._loop.each(self._inner.watch(path, recursive=recursive))
 
     def archive(
         self, path: str = ".", *, format: Literal["tar.gz", "zip"] = "tar.gz"
     ) -> Iterator[bytes]:
         """The bytes of an archive of a directory, as they are packed, inside. An end without an
         error is a whole archive. Starts the kernel; raises Denied `processes_denied`."""
-        return _taken_from(self._loop, self._inner.archive(path, format=format))
+        return self._loop.each(self._inner.archive(path, format=format))
 
     def unpack(self, source: bytes | Iterable[bytes], path: str = ".") -> Unpacked:
         """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside; files of the same
@@ -483,9 +490,8 @@ class BlockingConversation:
 
     def stream_usage(self, interval_s: float = 1.0) -> Iterator[Usage]:
         """The same now and after each interval (0.2 to 3600 seconds), until it is closed."""
-        from sbx.blocking_commands import each
 
-        return each(self._loop, lambda: self._inner.stream_usage(interval_s))
+        return self._loop.each(self._inner.stream_usage(interval_s))
 
     @property
     def contexts(self) -> "BlockingContexts":
@@ -621,14 +627,8 @@ def followed(loop: Loop, kernel: AsyncKernel, begin: Callable[[], AsyncRun]) -> 
 
 
 def _events(loop: Loop, kernel: AsyncKernel, run: AsyncRun) -> Iterator[Event]:
-    events = run.events()
-
-    async def following() -> Event | None:
-        return await anext(events, None)
-
     try:
-        while (event := loop.call(following())) is not None:
-            yield event
+        yield from loop.each(run.events())
     except KeyboardInterrupt:
         loop.call(kernel.give_up(run))
         raise

@@ -2,15 +2,12 @@
 in a thread."""
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from sbx.blocking import Loop
-from sbx.errors import SbxError
 from sbx.protocol.commands import LOG_PIECE, CommandStatus, LogPiece
 
-T = TypeVar("T")
 STOP_GRACE_S = 2.0
 
 
@@ -21,7 +18,7 @@ class AsyncCommand(Protocol):
 
     async def status(self) -> CommandStatus: ...
     async def logs(self, offset: int = 0, *, limit: int = LOG_PIECE) -> LogPiece: ...
-    def follow(self, offset: int = 0) -> AsyncIterator[LogPiece]: ...
+    def follow(self, offset: int = 0) -> AsyncGenerator[LogPiece, None]: ...
     async def write(self, text: str | None) -> None: ...
     async def stop(self, *, grace_s: float = STOP_GRACE_S) -> CommandStatus: ...
     async def wait(self, timeout: float | None = None) -> CommandStatus: ...
@@ -68,7 +65,7 @@ class BlockingCommand:
 
     def follow(self, offset: int = 0) -> Iterator[LogPiece]:
         """What it wrote from this byte on, and what it writes, until it has ended."""
-        return each(self._loop, lambda: self._inner.follow(offset))
+        return self._loop.each(self._inner.follow(offset))
 
     def write(self, text: str | None) -> None:
         """Feed its standard input, which was left open at the start; None closes it. Raises
@@ -111,23 +108,3 @@ class BlockingCommands:
     def list(self) -> builtins.list[CommandStatus]:
         """Those that run and those that ended a while ago, the newest first."""
         return [*self._loop.call(self._inner.list())]
-
-
-def each(loop: Loop, begin: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-    """What an async generator gives, as it is asked for; closed when nobody asks any more."""
-
-    async def begun() -> AsyncIterator[T]:
-        return begin()
-
-    items: Any = loop.call(begun())
-    end: Any = object()
-
-    async def following() -> T:
-        return await anext(items, end)
-
-    try:
-        while (item := loop.call(following())) is not end:
-            yield item
-    finally:
-        with suppress(SbxError):  # the loop has ended, and the generator with it
-            loop.call(items.aclose())

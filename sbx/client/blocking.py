@@ -1,7 +1,7 @@
 """The client without asyncio: the same names, over an event loop in a thread of its own."""
 
 import os
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -272,13 +272,13 @@ class BlockingClient:
 
     def follow_events(self, sandbox_id: str, *, after: int = 0) -> Iterator[tuple[int, Json]]:
         """The same, and what comes."""
-        return self._each(self._client.follow_events(sandbox_id, after=after))
+        return self.loop.each(self._client.follow_events(sandbox_id, after=after))
 
     def run_events(
         self, sandbox_id: str, run_id: str, *, after: int = 0
     ) -> Iterator[tuple[int, Event]]:
         """The events of a run, while it lives and for a minute after its end."""
-        return self._each(self._client.run_events(sandbox_id, run_id, after=after))
+        return self.loop.each(self._client.run_events(sandbox_id, run_id, after=after))
 
     def interrupt_run(self, sandbox_id: str, run_id: str) -> bool:
         """End this run and no other, also while it waits for its turn."""
@@ -393,18 +393,6 @@ class BlockingClient:
         return self.loop.call(
             self._client.request(method, path, params=params, json=json, headers=headers)
         )
-
-    def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        end: Any = object()
-
-        async def following() -> T:
-            return await anext(items, end)
-
-        try:
-            while (item := self.loop.call(following())) is not end:
-                yield item
-        finally:
-            self.loop.call(items.aclose())
 
     async def _end(self) -> None:
         for box in self._made:

@@ -6,7 +6,7 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -56,7 +56,7 @@ class RemoteRun:
             raise self._outcome
         return self._outcome
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Every event from the first on; ends after the RunEnd."""
         position = 0
         while True:

@@ -6,7 +6,7 @@ that were recorded, from the first on. What is recorded is bounded by the policy
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from sys import getsizeof
 from typing import Any
@@ -111,7 +111,7 @@ class LiveRun:
     def done(self) -> bool:
         return self._outcome is not None
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Every event from the first on; ends after the RunEnd."""
         position = 0
         while await self._goes_on(position):

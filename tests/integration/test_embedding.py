@@ -462,3 +462,14 @@ def test_a_stream_starts_when_it_is_asked_for_and_says_at_once_what_is_wrong_wit
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert [event.type for event in events][-1] == "run_end"
+
+
+def test_what_is_followed_halfway_ends_without_a_word() -> None:
+    """asyncio's own end closes an iterator and the one within it at the same time."""
+    code, out, err = outcome("""
+box = sbx.Sandbox()
+followed = [box.files.watch(), box.stream_usage(60), box.stream("print(1); input()")]
+print(*[next(one) is not None for one in followed])
+box.close()
+""")
+    assert (code, out, err) == (0, "True True True\n", "")
