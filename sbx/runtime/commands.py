@@ -395,6 +395,13 @@ class Commands:
             await changed.wait()
 
     async def _read(self, log: CommandLog, offset: int, most: int) -> LogPiece:
+        """An empty piece is the end of the log."""
+        while (piece := await self._read_once(log, offset, most)) is None:
+            pass
+        return piece
+
+    async def _read_once(self, log: CommandLog, offset: int, most: int) -> LogPiece | None:
+        """None where a flood wrote over all of it meanwhile."""
         start, end = max(offset, log.begin), log.end
         if start >= end:
             return LogPiece(start, start, "")
@@ -417,6 +424,8 @@ class Commands:
             return LogPiece(end, end, "")
         if log.begin > start:  # written over meanwhile
             data, start = data[log.begin - start :], log.begin
+            if not data:
+                return None
         return piece_of(start, data, more=start + len(data) < end)
 
     async def _write(self, act: Callable[[], builtins.list[int]]) -> builtins.list[int]:

@@ -360,6 +360,7 @@ class Sandboxes:
         beyond the caller's bounds. Raises NotFound."""
         row = await self._row_of(caller, sandbox_id)
         limit = max(1, min(limit, _LIST_MAX))
+        await self._store.settled()
         found = await events.of_sandbox(
             self._store,
             row.id,
@@ -386,7 +387,7 @@ class Sandboxes:
         with one.followed() as changed:
             while True:
                 changed.clear()
-                await self._store.write(lambda on: None)  # what was queued before is there now
+                await self._store.settled()
                 for event in await events.of_sandbox(
                     self._store, row.id, after=after, conversation=within
                 ):

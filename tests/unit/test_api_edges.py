@@ -290,7 +290,7 @@ def test_the_routes_of_files_and_only_they_are_not_bounded() -> None:
             kinds = operation.get("requestBody", {}).get("content", {}).keys()
             takes_files = kinds & {"multipart/form-data", "application/octet-stream"}
             assert bool(takes_files) == (called in streamed), called
-    assert len(streamed) == 4
+    assert len(streamed) == 6
 
 
 async def test_no_byte_is_read_for_somebody_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class Differences:
 def contents(top: str, go_on: Callable[[], bool] = lambda: True) -> Contents:
     """Read every file below `top`, following no link. Blocks; ends early when `go_on` says no.
 
-    Raises OSError, and Unavailable `too_many_files`.
+    Raises OSError, and Unavailable `environment_too_large`.
     """
     entries: dict[str, str] = {}
     files = size = 0
@@ -57,7 +57,9 @@ def contents(top: str, go_on: Callable[[], bool] = lambda: True) -> Contents:
         if not go_on():
             break
         if len(entries) >= _FILES_MAX:
-            raise Unavailable(f"{top} holds more than {_FILES_MAX:,} files", code="too_many_files")
+            raise Unavailable(
+                f"{top} holds more than {_FILES_MAX:,} files", code="environment_too_large"
+            )
         said, length = _entry(path)
         entries[_name(os.path.relpath(path, top))] = said
         files += 1

@@ -94,6 +94,10 @@ class Store:
         """
         return await self._writer.run(act, begin="BEGIN IMMEDIATE")
 
+    async def settled(self) -> None:
+        """Return when everything queued before is committed, `write_later` included."""
+        await self._writer.run(lambda on: None)
+
     def write_later(self, act: Callable[[sqlite3.Connection], object]) -> None:
         """The same, in the same order, with nobody waiting: a failure is logged."""
         self._writer.later(act, begin="BEGIN IMMEDIATE")
