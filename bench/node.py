@@ -12,13 +12,15 @@ from bench import paths
 from bench.samples import Bench, NotMeasured, Progress, Samples, in_turn
 from sbx import Runtime
 from sbx.policy import load
+from sbx.runtime.environments.directory import Environments
 from sbx.runtime.languages import available
+from sbx.runtime.settings import Settings
 
 _SCRIPT = "console.log(6 * 7)"
 
 
 async def _node_oneshot(rounds: int, progress: Progress) -> Samples:
-    tool = available(load("default")).get("javascript")
+    tool = available(load("default"), Environments(Settings().environments)).get("javascript")
     if tool is None or tool.name != "node":
         raise NotMeasured("there is no node on this host")
     with tempfile.NamedTemporaryFile("w", suffix=".cjs") as file:

@@ -1,11 +1,14 @@
 """One WebSocket connection: uvicorn's protocol over the library websockets, with what it leaves.
 
 The user behind a Unix socket is put into the scope as for a request. Messages are bounded and not
-compressed (a small one could become a large one), and who answers no ping is cut off at once.
+compressed (a small one could become a large one), and who answers no ping is cut off at once. A
+head that the library does not take is answered, and a connection goes soon after what it was for:
+whoever reads nothing would hold it for ever.
 """
 
 import asyncio
 import logging
+import uuid
 from asyncio.transports import BaseTransport
 from typing import Any, cast
 
@@ -14,8 +17,12 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
+from sbx.api.errors import error_response
 from sbx.api.peers import PEER, peer_of
+from sbx.errors import BadRequest
 from sbx.protocol.terminals import MESSAGE_MAX, PING_S
+
+_GONE_S = 15.0  # from the end of what was told to that of the connection; uvicorn's own wait is 10
 
 
 class Attachment(WebSocketsSansIOProtocol):
@@ -30,6 +37,36 @@ class Attachment(WebSocketsSansIOProtocol):
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)
         self._peer = peer_of(cast("asyncio.Transport", transport))
+
+    def data_received(self, data: bytes) -> None:
+        """The first time it is all of the head, as it was parsed already."""
+        super().data_received(data)
+        if not self.handshake_initiated and not self.transport.is_closing():
+            self._refuse()
+
+    def _refuse(self) -> None:
+        request_id = str(uuid.uuid4())
+        reply = error_response(
+            BadRequest(
+                "the head of this request is none of a WebSocket",
+                code="validation_error",
+                hint="it has no body, and no line of more than 8 KiB",
+            ),
+            request_id,
+        )
+        lines = (b"%s: %s\r\n" % header for header in reply.raw_headers)
+        head = b"HTTP/1.1 400 Bad Request\r\nx-request-id: %s\r\nconnection: close\r\n%s\r\n" % (
+            request_id.encode("ascii"),
+            b"".join(lines),
+        )
+        self.transport.write(head + bytes(reply.body))
+        self.transport.close()
+
+    async def run_asgi(self) -> None:
+        try:
+            await super().run_asgi()
+        finally:
+            self.loop.call_later(_GONE_S, self.transport.abort)
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)

@@ -45,8 +45,13 @@ async def known(request: HTTPConnection) -> Caller:
     """
     found: Caller | None = getattr(request.state, "caller", None)
     if found is None:
-        found = request.state.caller = await _caller(request)
+        found = request.state.caller = await known_now(request)
     return found
+
+
+async def known_now(request: HTTPConnection) -> Caller:
+    """As `known`, found anew: whoever stays for long may have been known and be so no more."""
+    return await _caller(request)
 
 
 async def _caller(request: HTTPConnection) -> Caller:

@@ -3,7 +3,7 @@
 from typing import Literal
 from weakref import WeakSet
 
-from fastapi import Request
+from starlette.requests import HTTPConnection
 
 from sbx.api.settings import ServiceSettings
 from sbx.errors import Unavailable
@@ -47,7 +47,7 @@ class Shares:
         return Share(owner, self._held)
 
 
-def share(request: Request, kind: Kind) -> Share | None:
+def share(request: HTTPConnection, kind: Kind) -> Share | None:
     """One of the caller's; None where nobody is known, as on an app without a house. Raises as
     `Shares.take`."""
     caller: Caller | None = getattr(request.state, "caller", None)

@@ -17,6 +17,7 @@ from sbx.isolation.probe import Capabilities, Layer
 from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy, available, load, shipped_directory, unsupported
 from sbx.protocol.languages import LANGUAGES
+from sbx.runtime.environments.directory import Environments
 from sbx.runtime.languages import available as available_languages
 from sbx.runtime.languages import how_to_get
 from sbx.runtime.runtime import Runtime
@@ -124,12 +125,12 @@ async def examine() -> Examination:
             layers=(*capabilities.layers, *_other_layers(capabilities, settings)),
             verdicts=tuple(verdict(policy, capabilities) for policy in _shipped()),
             paths=tuple([await _live(runtime, path) for path in _PATHS]),
-            languages=await asyncio.to_thread(_languages),
+            languages=await asyncio.to_thread(_languages, Environments(settings.environments)),
         )
 
 
-def _languages() -> tuple[Spoken, ...]:
-    found = available_languages(load(_LIVE_POLICY))
+def _languages(environments: Environments) -> tuple[Spoken, ...]:
+    found = available_languages(load(_LIVE_POLICY), environments)
     return tuple(
         Spoken(one, found[one].path) if one in found else Spoken(one, None, how_to_get(one))
         for one in LANGUAGES

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from sbx import errors
 from sbx.client.failures import error_of
 from sbx.client.wire import Wire
-from sbx.protocol.terminals import MESSAGE_MAX, NOT_READ, PING_S, TYPED_MAX, check_size
+from sbx.protocol.terminals import MESSAGE_MAX, NOT_READ, PING_S, TYPED_MAX, UNKNOWN, check_size
 
 _CONNECT_S = 10.0
 _CLOSE_S = 1.0
@@ -131,6 +131,12 @@ def _lost(error: ConnectionClosed) -> errors.SbxError:
             "what was typed is not read inside",
             code="terminal_not_read",
             hint="interrupt what runs there, or put the data in a file",
+        )
+    if code == UNKNOWN:
+        return errors.Denied(
+            "the key or token opens nothing any more",
+            code="unauthorized",
+            hint="attach again with another one",
         )
     said = "the service ended" if code == 1012 else f"the connection was lost: {error}"
     return errors.Unavailable(

@@ -15,19 +15,22 @@ words of ERRORS. Standard library only.
 """
 
 import base64
+import bz2
 import errno
 import gzip
 import io
 import json
+import lzma
 import os
 import stat
 import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
 BLOCK = 48 * 1024  # bytes; 64 KiB of base64, which is one frame
 _LEVEL = 3  # of zlib: on source text eight times as fast as 9, and 15 % larger
@@ -43,6 +46,15 @@ _NO_PLACE = frozenset(
         errno.ENOTEMPTY,
         errno.ETXTBSY,
     }
+)
+_UNREADABLE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    RuntimeError,  # of a zip: encrypted, or by a method that is not known
 )
 ERRORS = (
     "not_found",
@@ -286,13 +298,20 @@ def unpack(directory: str, budget: _Budget) -> None:
             _unzip(buffered, directory, budget)
         else:
             _untar(buffered, directory, budget)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zipfile.LargeZipFile) as error:
+    except _UNREADABLE as error:
         raise Refusal("not_an_archive") from error
+    except OSError as error:
+        if error.errno is None:  # bz2 and gzip say so of their data
+            raise Refusal("not_an_archive") from error
+        raise
     source.drain()
 
 
-def _untar(source: BinaryIO, directory: str, budget: _Budget) -> None:
-    with tarfile.open(mode="r|*", fileobj=source, bufsize=_COPY) as tar:
+def _untar(source: "io.BufferedReader[_In]", directory: str, budget: _Budget) -> None:
+    with (
+        _plain(source) as plain,
+        tarfile.open(mode="r|", fileobj=plain, bufsize=_COPY) as tar,
+    ):
         for member in tar:
             if not _stays(member):
                 budget.skipped += 1
@@ -300,6 +319,19 @@ def _untar(source: BinaryIO, directory: str, budget: _Budget) -> None:
             budget.entry(member.size if member.isreg() else 0)
             with _skipping(budget):
                 _untar_one(tar, member, directory)
+
+
+def _plain(source: "io.BufferedReader[_In]") -> BinaryIO:
+    """What a compressed archive holds, a piece at a time. tarfile's own streams decompress a whole
+    buffer at once, and copy the rest of it for each piece: of zeros that is a thousand buffers."""
+    magic = source.peek(6)
+    if magic.startswith(b"\x1f\x8b"):
+        return cast("BinaryIO", gzip.GzipFile(fileobj=source))
+    if magic.startswith(b"BZh"):
+        return cast("BinaryIO", bz2.BZ2File(source))
+    if magic.startswith((b"\xfd7zXZ\0", b"\x5d\0\0\x80")):
+        return cast("BinaryIO", lzma.LZMAFile(source))
+    return source
 
 
 def _stays(member: tarfile.TarInfo) -> bool:

@@ -9,7 +9,7 @@ a large object.
 
 import re
 import struct
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,6 +18,7 @@ SMALL_MAX = 6 << 20
 BUNDLE_PARTS_MAX = 64
 JSON_PART_MAX = 2 << 20
 DEPTH_MAX = 64
+_REASON_MAX = 4096  # characters; it is remembered with a command that could not be started
 _HEADER = struct.Struct(">I")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -31,6 +32,10 @@ class Malformed(Exception):
 
     def __init__(self, said: str) -> None:
         super().__init__(said[:200].encode("unicode_escape").decode("ascii"))
+
+
+_Code = Annotated[int, msgspec.Meta(ge=0, le=255)]  # wait(2)
+_Signal = Annotated[int, msgspec.Meta(ge=1, le=64)]
 
 
 class _Content(msgspec.Struct, forbid_unknown_fields=True):
@@ -151,23 +156,24 @@ class Fed(_Content):
     """Of a standard input that was left open, or of a pty: bytes that were read, and whether it is
     open still."""
 
-    bytes: int
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
     open: bool
 
 
 class Tty(_Content):
-    data: bytes  # base64 on the wire: 1.33 for any bytes, where latin-1 is up to 6 for escapes
+    # base64 on the wire: 1.33 for any bytes, where latin-1 is up to 6 for escapes
+    data: Annotated[bytes, msgspec.Meta(min_length=1)]
 
 
 class Exited(_Content):
-    code: int | None = None
-    signal: int | None = None
-    error: str | None = None
+    code: _Code | None = None
+    signal: _Signal | None = None
+    error: Annotated[str, msgspec.Meta(max_length=_REASON_MAX)] | None = None
 
 
 class KernelExited(_Content):
-    code: int | None = None
-    signal: int | None = None
+    code: _Code | None = None
+    signal: _Signal | None = None
 
 
 KERNEL_FRAMES: dict[str, type[_Content]] = {

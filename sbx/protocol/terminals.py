@@ -14,6 +14,7 @@ and the close codes are
     1009   a message of the client is longer than `MESSAGE_MAX`
     1011   the client answered no ping, or the service failed
     1012   the service ends
+    4401   the key or token that attached the client opens nothing any more
     4408   what was typed is not read inside
 """
 
@@ -30,6 +31,7 @@ MESSAGE_MAX = 1 << 20  # bytes of one message, either way
 TYPED_MAX = 64 << 10  # bytes of one write to a terminal; larger ones are cut in several
 PING_S = 20.0  # seconds from ping to ping, and for its answer
 NOT_READ = 4408
+UNKNOWN = 4401
 NOT_A_MESSAGE = 1003
 
 

@@ -35,6 +35,7 @@ _BLOCK = 48 * 1024  # bytes, as the guest takes them
 _LINE_MAX = 128 * 1024
 _WINDOW = 1 << 20  # bytes of text on their way out
 _AHEAD = 16  # blocks on their way in
+_COUNT_MAX = 1 << 53  # of what is told: any reader's numbers hold that
 _SILENCE_S = 60.0  # of the guest, while it has something to do
 
 
@@ -69,11 +70,17 @@ class Archives:
             self._command(words, stdin="", window=_WINDOW) as command,
             aclosing(_lines(command)) as lines,
         ):
+            whole = True
             async for line in lines:
                 if line.startswith("{"):
                     _told(line, path)
                     return
-                yield _decoded(line)
+                piece = _decoded(line)
+                # Only the last block may be short: a flood of lines would bring next to nothing.
+                if not whole or len(piece) > _BLOCK:
+                    raise _failed("it sent a block that is none")
+                whole = len(piece) == _BLOCK
+                yield piece
         raise _failed("it ended without a word")
 
     async def unpack(self, path: str, chunks: AsyncIterable[bytes]) -> Unpacked:
@@ -86,7 +93,7 @@ class Archives:
         limits = self._policy.limits
         words = ("unpack", path, str(limits.workspace_max), str(limits.workspace_files))
         async with self._command(words, stdin=None, window=_WINDOW) as command:
-            ahead = asyncio.Semaphore(_AHEAD)
+            ahead = asyncio.BoundedSemaphore(_AHEAD)
             sending = asyncio.ensure_future(_send(command, chunks, ahead))
             try:
                 return await _taken(command, sending, ahead, path)
@@ -140,7 +147,10 @@ async def _taken(
     async with aclosing(_lines(command, sending)) as lines:
         async for line in lines:
             if line == "+":
-                ahead.release()
+                try:
+                    ahead.release()
+                except ValueError:
+                    raise _failed("it took what was not sent") from None
             elif line.startswith("{"):
                 told = _told(line, path)
                 return Unpacked(told["entries"], told["bytes"], told["skipped"])
@@ -200,9 +210,10 @@ def _told(line: str, path: str) -> dict[str, Any]:
     try:
         told = json.loads(line)
         if "error" not in told:
-            return {name: max(0, int(told[name])) for name in ("entries", "bytes", "skipped")}
+            counted = {name: int(told[name]) for name in ("entries", "bytes", "skipped")}
+            return {name: min(max(0, count), _COUNT_MAX) for name, count in counted.items()}
         word = str(told["error"])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise _failed("its last word is none of ours") from None
     match word:
         case "not_found":

@@ -25,6 +25,7 @@ from sbx.errors import BadRequest, SbxError
 from sbx.isolation.plan import Interpreter
 from sbx.policy import Policy
 from sbx.protocol.languages import LANGUAGES, Language
+from sbx.runtime.environments.directory import Environments
 from sbx.runtime.interpreter import own_interpreter
 
 STRIPS_TYPES = (22, 13)  # the first Node.js whose node:module has stripTypeScriptTypes
@@ -245,18 +246,30 @@ class Cache:
 _cache = Cache()
 
 
-def available(policy: Policy) -> dict[Language, Tool]:
+def available(policy: Policy, environments: Environments) -> dict[Language, Tool]:
     """The languages that jails of this policy can run by themselves, and by what; none where it
-    lets nothing start a process. What another interpreter than sbx's own brings is not looked for.
-    Blocks as `find`.
+    lets nothing start a process, or names an environment that is not there. What another
+    interpreter that is named by its path brings is not looked for. Blocks as `find`.
     """
     if not policy.processes or "shell" not in policy.capabilities:
         return {}
-    named = policy.interpreter
-    interpreter = own_interpreter() if named is None else Interpreter(named, ())
+    interpreter = _interpreter_of(policy, environments)
+    if interpreter is None:
+        return {}
     found = _cache.find(view_of(policy, interpreter))
     tools = {language: serving(language, found) for language in LANGUAGES}
     return {language: tool for language, tool in tools.items() if tool is not None}
+
+
+def _interpreter_of(policy: Policy, environments: Environments) -> Interpreter | None:
+    if policy.interpreter is None:
+        return own_interpreter()
+    if (name := policy.environment) is None:
+        return Interpreter(policy.interpreter, ())
+    try:
+        return environments.interpreter(name, policy.name)
+    except SbxError:
+        return None
 
 
 class Languages:

@@ -23,7 +23,7 @@ async def long_call() -> AsyncIterator[None]:
             await turn.acquire()
     except TimeoutError:
         raise errors.Unavailable(
-            f"{AT_ONCE} searches or copies go on already, and none of them ended",
+            f"{AT_ONCE} searches, copies or the like go on already, and none of them ended",
             code="too_many_searches",
             hint="try again, with a narrower path",
             details={"retry_after_s": 5},

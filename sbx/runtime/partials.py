@@ -18,6 +18,7 @@ from sbx import errors
 from sbx.isolation.patience import to_the_end
 from sbx.policy import Policy
 from sbx.protocol.files import PartialUpload
+from sbx.runtime.long_calls import long_call
 from sbx.runtime.open_files import OpenFiles
 from sbx.workspace import partials
 
@@ -76,9 +77,17 @@ class Partials:
             else:
                 path = opened.files.view(path, changing=True)
             self._check(path, size, upload=upload)
-            name = await opened.call(lambda: partials.make(opened.own.staging))
-        partial = _Partial(f"up-{secrets.token_hex(12)}", path, size, name, upload)
-        self._partials[partial.id] = partial
+            partial = _Partial(
+                f"up-{secrets.token_hex(12)}", path, size, partials.new_name(), upload
+            )
+            self._partials[partial.id] = partial  # before any wait: others count it
+            try:
+                await to_the_end(
+                    opened.call(lambda: partials.make(opened.own.staging, partial.name))
+                )
+            except BaseException:
+                await self._drop(partial, opened)
+                raise
         self._arm()
         return self._told(partial)
 
@@ -147,7 +156,8 @@ class Partials:
                     whole = partials.content(staging, partial.name, partial.size, sha256)
                     return store(opened, partial.path, whole)
 
-                outcome = await to_the_end(opened.call(act))
+                async with long_call():
+                    outcome = await to_the_end(opened.call(act))
                 self._remember(id, _Finished(sha256, partial.upload, outcome))
                 await self._drop(partial, opened)
             return outcome

@@ -14,6 +14,7 @@ the whole of it. Nothing in it is ever answered.
 import asyncio
 import re
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from sbx.protocol.terminals import TerminalScreen
@@ -34,6 +35,9 @@ _NOT_RAW = re.compile(
     rb"\x1b\[[?>=]?[\d;]*[cn]|\x1b\[\?[\d;]*\$p|\x1b[Z\]P_^X]|\x05|\x1b\[\?(?:47|1047|1049)h"
 )
 
+# One for all, and none that others wait for: each of several drawers would slow the loop down.
+_drawer = ThreadPoolExecutor(1, "sbx-screens")
+
 _Parts = list[bytearray | tuple[int, int]]
 
 
@@ -48,7 +52,8 @@ class Drawn:
 class Screen:
     """What a terminal was told, and what is to be seen of it. Belongs to one event loop."""
 
-    def __init__(self, rows: int, columns: int) -> None:
+    def __init__(self, rows: int, columns: int, drawing: asyncio.Lock | None = None) -> None:
+        """`drawing` is held by the one that is drawn, of all that share it."""
         self.size = (rows, columns)
         self._drawn = b""
         self._drawn_size = self.size
@@ -56,7 +61,7 @@ class Screen:
         self._since: deque[bytearray | tuple[int, int]] = deque()
         self._held = 0
         self._told = 0
-        self._drawing = asyncio.Lock()
+        self._drawing = drawing or asyncio.Lock()
 
     def add(self, data: bytes) -> None:
         """The terminal is told this."""
@@ -89,11 +94,9 @@ class Screen:
             modes, self._modes = b"".join(self._modes), {}
             unfinished = _unfinished(taken)
             before, size = self._drawn, self._drawn_size
-            work: asyncio.Future[Drawn] = asyncio.ensure_future(
-                asyncio.to_thread(_draw, before, size, modes, taken)
-            )
+            loop = asyncio.get_running_loop()
             try:
-                result = await asyncio.shield(work)
+                result = await loop.run_in_executor(_drawer, _draw, before, size, modes, taken)
             except asyncio.CancelledError:
                 # The next one draws it anew, from what there was.
                 self._since.extendleft(reversed(taken))

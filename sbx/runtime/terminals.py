@@ -174,9 +174,10 @@ class Terminal:
         command: TerminalCommand,
         context: Context,
         size: tuple[int, int],
+        drawing: asyncio.Lock,
     ) -> None:
         self.id = name
-        self.shows = Screen(*size)
+        self.shows = Screen(*size, drawing)
         self._asked = asked if asked is None else asked[:_SHOWN_MAX]
         self._command = command
         self._context = context
@@ -374,6 +375,7 @@ class Terminals:
         self._policy = policy
         self._context = context
         self._terminals: dict[str, Terminal] = {}  # the oldest first
+        self._drawing = asyncio.Lock()  # a conversation waits for its own screens first
         self._opening = 0
 
     @property
@@ -415,7 +417,7 @@ class Terminals:
         finally:
             self._opening -= 1
         name = f"term-{secrets.token_hex(6)}"
-        made = Terminal(name, command, process, self._context, (rows, columns))
+        made = Terminal(name, command, process, self._context, (rows, columns), self._drawing)
         self._terminals[name] = made
         return made
 

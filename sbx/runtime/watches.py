@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from sbx import errors
 from sbx.isolation.patience import to_the_end
 from sbx.protocol.files import Change
+from sbx.runtime.long_calls import long_call
 from sbx.workspace.watching import Watching
 
 T = TypeVar("T")
@@ -87,13 +88,14 @@ class Watches:
     async def _begun(
         self, threads: Threads, begin: Callable[[], tuple[str, Watching]]
     ) -> tuple[str, _Watch]:
-        opening = asyncio.ensure_future(threads.call(begin))
-        try:
-            base, watching = await to_the_end(opening)
-        except asyncio.CancelledError:
-            if not opening.cancelled() and opening.exception() is None:
-                opening.result()[1].close()
-            raise
+        async with long_call():
+            opening = asyncio.ensure_future(threads.call(begin))
+            try:
+                base, watching = await to_the_end(opening)
+            except asyncio.CancelledError:
+                if not opening.cancelled() and opening.exception() is None:
+                    opening.result()[1].close()
+                raise
         watch = _Watch(watching)
         if self._stopped:
             watch.stop()

@@ -41,7 +41,8 @@ def copy(
     refuse_into_itself(source, of, target, to)
     kind = source.stat(of).kind
     if kind == "file":
-        size = copy_file(source, of, target, to, max_bytes=file_max, new=not overwrite)
+        most = min(file_max, total_max)
+        size = copy_file(source, of, target, to, max_bytes=most, new=not overwrite)
         return Copied(1, size, complete=True)
     if kind == "symlink":
         raise wrong_path(source.shown(of), "symlink", "is a symlink, never followed from outside")
@@ -137,7 +138,7 @@ class _Copying:
             )
         except TooLarge:
             if left < self._file_max:
-                what = f"has more than {self._total_max} bytes"
+                what = f"has more than the {self._total_max} bytes that there is room for"
                 raise _tree_too_large(what, self._total_max) from None
             raise
         self._bytes += size

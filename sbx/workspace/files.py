@@ -17,13 +17,15 @@ from sbx.workspace.walk import Walk
 
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 RESULTS_MAX = 10_000
+_COPY_MAX = 4 * DEFAULT_MAX_BYTES
 
 
 class Files:
     """Routes each call to the tree its path means; borrows the trees and closes none of them.
 
     `shared` is None where the policy does not share: `/workspace/shared` is then a directory like
-    any other, only reserved. `uploads_apart` where a host directory is the workspace. All methods
+    any other, only reserved. `uploads_apart` where a host directory is the workspace.
+    `total_max_bytes` is what one tree may hold, None where that is not ours to say. All methods
     raise InvalidPath, and NotFound `file_not_found`; see `Tree` for what else.
     """
 
@@ -35,7 +37,7 @@ class Files:
         *,
         uploads_apart: bool = False,
         max_bytes: int = DEFAULT_MAX_BYTES,
-        total_max_bytes: int = 4 * DEFAULT_MAX_BYTES,
+        total_max_bytes: int | None = None,
     ) -> None:
         self._files = files
         self._uploads = uploads
@@ -128,18 +130,15 @@ class Files:
 
     def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
         """Copy a file, or a directory with all below it, to a path that is not there; `overwrite`
-        lets a file replace a file.
+        lets a file replace a file. It may take what the limit of the workspace leaves.
 
         Raises Conflict `file_exists`, TooLarge `file_too_large`, `tree_too_large`.
         """
         of, to = self._at(source), self._at(target, changing=True)
-        return copy(
-            *of,
-            *to,
-            file_max=self._max_bytes,
-            total_max=self._total_max_bytes,
-            overwrite=overwrite,
-        )
+        room = self._total_max_bytes
+        if room is not None:
+            room = max(0, room - to[0].measure().bytes)
+        return copy(*of, *to, file_max=self._max_bytes, total_max=_total(room), overwrite=overwrite)
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """Give a file, a symlink itself, or a directory another path that is not there; `overwrite`
@@ -149,7 +148,7 @@ class Files:
             *of,
             *to,
             file_max=self._max_bytes,
-            total_max=self._total_max_bytes,
+            total_max=_total(self._total_max_bytes),
             overwrite=overwrite,
         )
 
@@ -215,6 +214,10 @@ class Files:
 
     def _limit(self, max_bytes: int | None) -> int:
         return self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes)
+
+
+def _total(limit: int | None) -> int:
+    return _COPY_MAX if limit is None else limit
 
 
 def _results(asked: int) -> int:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 
 from sbx.errors import Denied
 from sbx.linux.renameat2 import rename_new
@@ -34,7 +35,8 @@ def move(
     except OSError as error:
         raise translate(error, moved) from error
     try:
-        _exists(above, encoded(of[-1]), moved)
+        # A directory would take the place of an empty one.
+        overwrite = overwrite and not _is_directory(above, encoded(of[-1]), moved)
         try:
             parent = target.parent(to[:-1])
         except OSError as error:
@@ -63,11 +65,13 @@ def move(
     source.delete(of)
 
 
-def _exists(above: int, name: bytes, shown: str) -> None:
+def _is_directory(above: int, name: bytes, shown: str) -> bool:
+    """Raises NotFound."""
     try:
-        os.stat(name, dir_fd=above, follow_symlinks=False)
+        found = os.stat(name, dir_fd=above, follow_symlinks=False)
     except OSError as error:
         raise translate(error, shown) from error
+    return stat.S_ISDIR(found.st_mode)
 
 
 def _rename(above: int, name: bytes, parent: int, new: bytes, *, overwrite: bool) -> None:

@@ -21,13 +21,15 @@ PIECE_MAX = 16 << 20  # bytes
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def make(staging: int) -> str:
-    """An empty one in the directory fd `staging`; its name there."""
-    name = f".sbx-partial-{secrets.token_hex(16)}"
+def new_name() -> str:
+    return f".sbx-partial-{secrets.token_hex(16)}"
+
+
+def make(staging: int, name: str) -> None:
+    """An empty one of that name in the directory fd `staging`."""
     with translated("the upload"):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         os.close(os.open(name, flags, 0o600, dir_fd=staging))
-    return name
 
 
 def appending(staging: int, name: str, offset: int, size: int, sha256: str) -> Intake[int]:

@@ -39,7 +39,7 @@ def replace(
             raise too_large(path, most)
         before = _identity(os.fstat(file.fd))
         content = b"".join(file.chunks())
-    replaced, found = replaced_bytes(content, old, new)
+    replaced, found = replaced_bytes(content, old, new, most=most)
     if found == 0 or (count is not None and found != count):
         wanted = "at least once" if count is None else f"{count} times"
         raise Conflict(
@@ -48,7 +48,7 @@ def replace(
             hint="read the file, and give more of the text around it; count says how often",
             details={"found": found, "expected": count},
         )
-    if len(replaced) > most:
+    if replaced is None:
         raise too_large(path, most)
     intake = tree.writing(relative, max_bytes=most)
     try:
@@ -70,8 +70,14 @@ def replace(
     raise AssertionError("an intake goes on after its end")
 
 
-def replaced_bytes(content: bytes, old: str, new: str) -> tuple[bytes, int]:
-    """The content with `old` replaced, and how often it was there; pure. Raises BadRequest."""
+def replaced_bytes(
+    content: bytes, old: str, new: str, *, most: int = SIZE_MAX
+) -> tuple[bytes | None, int]:
+    """The content with `old` replaced, and how often it was there; pure. None for one that would
+    have more than `most` bytes: it is not made, since it could be millions of times as large.
+
+    Raises BadRequest.
+    """
     if not old:
         raise BadRequest(
             "the text to be replaced is empty",
@@ -82,9 +88,16 @@ def replaced_bytes(content: bytes, old: str, new: str) -> tuple[bytes, int]:
     try:
         if encoding is None:
             wanted, given = old.encode(), new.encode()
-            return content.replace(wanted, given), content.count(wanted)
+            found = content.count(wanted)
+            if len(content) + found * (len(given) - len(wanted)) > most:
+                return None, found
+            return content.replace(wanted, given), found
         text = content.decode(encoding)
-        return text.replace(old, new).encode(encoding), text.count(old)
+        found = text.count(old)
+        if len(text) + found * (len(new) - len(old)) > most:  # no character has less than a byte
+            return None, found
+        replaced = text.replace(old, new).encode(encoding)
+        return (replaced if len(replaced) <= most else None), found
     except UnicodeEncodeError as error:
         raise BadRequest(
             f"the text cannot be written: {error.reason}",

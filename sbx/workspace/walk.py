@@ -5,6 +5,7 @@ import stat
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from sbx.workspace.beneath import Opener
 from sbx.workspace.listing import shown
@@ -14,6 +15,22 @@ Relative = tuple[str, ...]
 
 ENTRIES_MAX = 200_000
 DEADLINE_S = 10.0
+
+
+class _Below(NamedTuple):
+    """A directory that is still to be read, by the one above it: in a tree that is deep and wide a
+    tuple of all components for each would take gigabytes."""
+
+    above: "_Below | None"
+    name: str
+
+    def relative(self, top: Relative) -> Relative:
+        names = []
+        one: _Below | None = self
+        while one is not None:
+            names.append(one.name)
+            one = one.above
+        return (*top, *reversed(names))
 
 
 class Walk:
@@ -43,20 +60,21 @@ class Walk:
         self, opener: Opener, root: int, relative: Relative, *, view: str
     ) -> Iterator[tuple[Relative, os.stat_result]]:
         """Everything below the directory `relative`; raises NotFound and InvalidPath for itself."""
-        pending = deque([relative])
+        pending: deque[_Below | None] = deque([None])
         while pending and self._goes_on():
-            where = pending.popleft()
+            directory = pending.popleft()
+            where = relative if directory is None else directory.relative(relative)
             try:
                 fd = opener(root, where, os.O_RDONLY | os.O_DIRECTORY)
             except OSError as error:
-                if where == relative:
+                if directory is None:
                     raise translate(error, shown(view, relative)) from error
                 self.complete &= isinstance(error, FileNotFoundError)
                 continue
             try:
                 for name, found in self._entries(fd):
                     if stat.S_ISDIR(found.st_mode):
-                        pending.append((*where, name))
+                        pending.append(_Below(directory, name))
                     yield (*where, name), found
             finally:
                 os.close(fd)

@@ -1,8 +1,8 @@
 """What changes below a directory, by inotify: bookkeeping of which watch is which directory.
 
 The code inside creates, renames and removes directories while they are being watched, so a path
-that is told is where something was a moment ago, and no more. Bounded in directories; what is
-beyond the bound, or was lost, is told as an `overflow`.
+that is told is where something was a moment ago, and no more. Bounded in directories and in
+their depth; what is beyond a bound, or was lost, is told as an `overflow`.
 """
 
 import errno
@@ -19,6 +19,7 @@ from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk
 
 DIRECTORIES_MAX = 4096
+DEPTH_MAX = 128  # components of one: each is remembered, and 2,000 fit into a path
 CHANGES_MAX = 4096  # of one `read`; linux keeps the rest
 _READS = 8  # of one `read`: the code inside may write faster than anybody reads
 _NEW_S = 1.0  # for a look at all new directories of one `read`
@@ -146,7 +147,7 @@ class Watching:
         self._missed |= not walk.complete
 
     def _add(self, tree: Tree, relative: Relative) -> None:
-        if len(self._watched) >= self._most:
+        if len(self._watched) >= self._most or len(relative) > DEPTH_MAX:
             self._missed = True
             return
         try:

@@ -4,12 +4,14 @@ import pytest
 
 from sbx.policy import load
 from sbx.protocol.languages import Language
+from sbx.runtime.environments.directory import Environments
 from sbx.runtime.languages import available, how_to_get
+from sbx.runtime.settings import Settings
 
 
 def is_spoken(language: Language) -> bool:
     """Whether sandboxes of the policy `default` run this language here."""
-    return language in available(load("default"))
+    return language in available(load("default"), Environments(Settings().environments))
 
 
 def needs_language(language: Language) -> None:

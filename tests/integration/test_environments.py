@@ -200,6 +200,30 @@ def test_an_option_in_place_of_a_package_is_refused(house: House, word: str) -> 
     assert house.there == ["small"]
 
 
+def test_without_build_no_code_of_a_source_distribution_runs(house: House, tmp_path: Path) -> None:
+    source = tmp_path / "evil"
+    source.mkdir()
+    (source / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    packed = shutil.make_archive(str(tmp_path / "evil-1.0"), "gztar", tmp_path, "evil")
+    for path in (source, packed):
+        refused = house.create("evil", f"evil @ file://{path}")
+        assert "is no wheel" in refused.stderr
+        assert refused.returncode == 2
+    assert not (tmp_path / "ran").exists()
+    assert "evil" not in house.there
+
+
+def test_no_code_of_a_wheel_runs_while_it_is_installed(house: House, tmp_path: Path) -> None:
+    content = {"startup.pth": f"import os; open({str(tmp_path / 'ran')!r}, 'w')\n"}
+    wheel(tmp_path, "startup", "1.0", content)
+    (path,) = tmp_path.glob("startup-*.whl")
+    made = house.create("startup", f"startup @ file://{path}")
+    assert made.returncode == 0, made.stderr
+    assert list((house.environments / "startup").rglob("startup.pth"))
+    assert not (tmp_path / "ran").exists()
+    assert house.env("remove", "startup").returncode == 0
+
+
 def test_a_name_that_is_taken_is_told_so(house: House) -> None:
     done = house.create("small", "tiny")
     assert done.returncode == 3

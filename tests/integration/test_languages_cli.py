@@ -9,6 +9,7 @@ from speaking import needs_language
 
 from sbx.cli import doctor, examine
 from sbx.runtime import languages
+from sbx.runtime.environments.directory import Environments
 from sbx.runtime.languages import Found
 
 
@@ -55,10 +56,12 @@ def test_exec_runs_scripts_in_a_sandbox_of_the_service(tmp_path: Path) -> None:
         assert ended.returncode == 2
 
 
-def test_doctor_says_which_languages_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_which_languages_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(languages, "find", lambda view: Found(bash="/usr/bin/bash"))
     monkeypatch.setattr(languages, "_cache", languages.Cache())
-    told = {one.language: one for one in examine._languages()}
+    told = {one.language: one for one in examine._languages(Environments(tmp_path))}
     assert told["bash"].to_dict() == {
         "language": "bash",
         "available": True,

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +15,9 @@ from sessions_calls import ensure, new_user
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sbx.protocol.terminals import MESSAGE_MAX
+from sbx.api import attachments
+from sbx.api.native import terminals
+from sbx.protocol.terminals import MESSAGE_MAX, UNKNOWN
 
 pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
 ALLOWED = "https://allowed.example"
@@ -259,3 +262,112 @@ async def test_what_cannot_be_asked_for_is_said_in_the_usual_shape(
         assert wrong.status_code == 422
         assert (await client.get(place.path("term-none"))).status_code == 404
         assert (await client.get(place.path("", "never-made"))).status_code == 404
+
+
+def upgrade(path: str, *more: str) -> bytes:
+    """The head of a request for a WebSocket."""
+    lines = (
+        f"GET {path} HTTP/1.1",
+        "Host: sbx",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        *more,
+    )
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        upgrade("/" + "a" * 9000),
+        upgrade("/v1/nothing", "X-Long: " + "a" * 9000),
+        upgrade("/v1/nothing", "Content-Length: 5"),
+    ],
+    ids=["a long path", "a long header", "a body"],
+)
+async def test_a_head_that_the_library_does_not_take_is_answered(
+    served: Served, head: bytes
+) -> None:
+    """By nobody that is known: it would hold a connection for as long as it likes."""
+    answer = await served.raw(head, within_s=5)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    told = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert told["error"]["code"] == "validation_error"
+    assert told["error"]["request_id"].encode() in answer.partition(b"\r\n\r\n")[0]
+
+
+async def is_cut(writer: asyncio.StreamWriter) -> bool:
+    """Whether nobody is there any more to whom anything could be said."""
+    try:
+        for _ in range(10):
+            writer.write(b"\x89\x80\0\0\0\0")  # a ping
+            await writer.drain()
+            await asyncio.sleep(0.05)
+    except ConnectionError:
+        return True
+    return False
+
+
+async def test_who_leaves_and_reads_nothing_holds_no_connection(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attachments, "_GONE_S", 1.0)
+    terminal = await place.open(command="while :; do seq 1 100000; done")
+    path = f"{place.path(terminal)}/attach"
+    reader, writer = await asyncio.open_unix_connection(str(place.served.socket), limit=1 << 10)
+    try:
+        writer.write(upgrade(path, f"Authorization: Bearer {place.key}"))
+        await reader.readline()
+        await asyncio.sleep(1.0)  # until all of the way to here is full
+        writer.write(b"\x88\x82\0\0\0\0\x03\xe8")  # a close frame
+        await asyncio.sleep(3.0)
+        assert await is_cut(writer)
+    finally:
+        writer.transport.abort()
+        async with place.served.client(place.key) as client:
+            await client.delete(place.path(terminal))
+
+
+async def test_a_key_that_was_revoked_is_attached_no_more(
+    served: Served, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminals, "_KNOWN_S", 0.1)
+    key, text = await served.house.access.make_key(place.owner)
+    terminal = await place.open()
+    async with place.attach(terminal, key=text) as socket, place.attach(terminal) as other:
+        await until(socket, b"$ ")
+        await asyncio.sleep(0.3)
+        await socket.send(b"echo $((6*7))\n")
+        await until(socket, b"42")
+        await served.house.access.revoke_key(key.id)
+        assert await closed(socket) == UNKNOWN
+        await other.send(b"echo $((7*7))\n")
+        await until(other, b"49")
+
+
+async def test_an_owner_holds_no_more_of_them_than_other_streams() -> None:
+    """They are the connections of everybody."""
+    with short_directory() as directory:
+        async with live(directory, followers_per_owner=2) as served:
+            async with served.client() as client:
+                box = (await client.post("/v1/sandboxes", json={})).json()["id"]
+            key = await served.key_of(f"uid:{os.getuid()}")
+            place = Place(served, "", key, box)
+            terminal = await place.open()
+            async with place.attach(terminal), place.attach(await place.open()):
+                assert await place.refusal(terminal) == (429, "too_many_followers")
+            async with asyncio.timeout(WAIT_S):
+                while not await attaches(place, terminal):  # noqa: ASYNC110  # nobody tells it
+                    await asyncio.sleep(0.02)
+
+
+async def attaches(place: Place, terminal: str) -> bool:
+    """Whether there is room: who goes is noticed a moment later."""
+    try:
+        async with place.attach(terminal) as socket:
+            await until(socket, b"$ ")
+    except InvalidStatus as refused:
+        return refused.response.status_code != 429
+    return True

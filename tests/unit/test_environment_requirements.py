@@ -16,10 +16,19 @@ from sbx.runtime.environments.requirements import (
     locked,
     of_file,
     of_words,
+    refuse_sources,
 )
 
 _SHA = "sha256:" + "ab" * 32
 _OTHER = "sha256:" + "cd" * 32
+
+
+def test_without_building_a_url_is_one_of_a_wheel() -> None:
+    refuse_sources(of_words(["numpy", "x @ https://host/x-1-py3-none-any.whl?a=b#sha256=c"]))
+    for url in ("https://host/x-1.tar.gz", "file:///x", "https://host/?x.whl", "http://h/x#.whl"):
+        with pytest.raises(BadRequest) as raised:
+            refuse_sources(of_words([f"x @ {url}"]))
+        assert raised.value.code == "invalid_requirement"
 
 
 def test_words_become_canonical_requirements() -> None:

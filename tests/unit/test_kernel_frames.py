@@ -145,3 +145,38 @@ def test_both_sides_agree_on_the_bounds_of_a_bundle() -> None:
     assert guest.MAX_DEPTH <= frames.DEPTH_MAX
     assert guest.MAX_JSON <= frames.JSON_PART_MAX
     assert guest.MAX_PARTS <= frames.BUNDLE_PARTS_MAX
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("exited", {"code": 256}),
+        ("exited", {"code": -1}),
+        ("exited", {"signal": 0}),
+        ("exited", {"signal": 1 << 80}),
+        ("exited", {"error": "e" * 4097}),
+        ("kernel_exited", {"code": 1 << 80}),
+        ("fed", {"bytes": -1, "open": True}),
+        ("tty", {"data": ""}),
+    ],
+)
+def test_what_pid_1_says_of_a_command_is_what_linux_could_tell(
+    kind: str, content: dict[str, Any]
+) -> None:
+    """It is remembered, by the hundred: no size and no number of its own choice."""
+    with pytest.raises(Malformed):
+        SUPERVISOR.decode(body(kind, content))
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("exited", {"code": 255}),
+        ("exited", {"signal": 64}),
+        ("exited", {"error": "e" * 4096}),
+        ("fed", {"bytes": 0, "open": False}),
+        ("tty", {"data": "YQ=="}),
+    ],
+)
+def test_all_that_linux_does_tell_passes(kind: str, content: dict[str, Any]) -> None:
+    SUPERVISOR.decode(body(kind, content))

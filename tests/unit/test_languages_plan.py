@@ -12,7 +12,19 @@ from sbx.isolation.plan import Interpreter
 from sbx.policy import Policy, load
 from sbx.policy.model import Filesystem, Limits, Mount
 from sbx.protocol.languages import LANGUAGES, check_arguments, check_language, language_of
-from sbx.runtime.languages import Cache, Found, Tool, View, find, serving, unavailable, view_of
+from sbx.runtime.environments.directory import Environments
+from sbx.runtime.environments.record import ALGORITHM, FORMAT, Record
+from sbx.runtime.languages import (
+    Cache,
+    Found,
+    Tool,
+    View,
+    available,
+    find,
+    serving,
+    unavailable,
+    view_of,
+)
 from sbx.runtime.scripts import Program, Script, check_script, plan_script
 
 DEFAULT = load("default")
@@ -63,6 +75,37 @@ def test_a_compiler_of_the_workspace_makes_any_node_serve_typescript() -> None:
     old = Found(node="/node", node_version=(18, 19, 0))
     assert serving("typescript", old, compiler=True) == Tool("node", "/node")
     assert serving("typescript", Found(), compiler=True) is None
+
+
+def test_an_environment_brings_its_own_languages(tmp_path: Path) -> None:
+    environments = Environments(tmp_path / "environments")
+    policy = DEFAULT.model_copy(update={"interpreter": "env:science"})
+    assert available(policy, environments) == {}
+    programs = environments.top / "science" / "venv" / "bin"
+    claim = environments.claim("science")
+    try:
+        programs.mkdir(parents=True)
+        for name in ("python", "go"):
+            (programs / name).write_text("")
+            (programs / name).chmod(0o755)
+        told = dict.fromkeys(("made_at", "python", "base", "installer", "digest", "lock"), "")
+        claim.publish(
+            Record(
+                format=FORMAT,
+                name="science",
+                executable=f"{programs}/python",
+                prefixes=(str(programs.parent),),
+                requirements=(),
+                packages=(),
+                algorithm=ALGORITHM,
+                files=2,
+                bytes=0,
+                **told,
+            )
+        )
+    finally:
+        claim.end()
+    assert available(policy, environments)["go"] == Tool("go", f"{programs}/go")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

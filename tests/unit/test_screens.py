@@ -1,5 +1,6 @@
 """The last screen of a terminal: what was written, drawn again, bounded whatever it is."""
 
+import asyncio
 import time
 
 import pytest
@@ -120,3 +121,58 @@ async def test_hostile_bytes_cost_seconds_at_most_and_change_no_size(data: bytes
     assert (now.rows, now.columns) == (200, 500)
     assert len(drawn) < 1 << 20
     assert all(len(line) <= 500 * 8 for line in now.lines)
+
+
+FLOOD = b"".join(b"\x1b[%d;%dH\x1b[31ma\x1b[L\x1b[100@" % (n % 200, n % 500) for n in range(6000))
+
+
+def flooded(drawing: asyncio.Lock | None = None) -> Screen:
+    screen = Screen(200, 500, drawing)
+    screen.add(FLOOD)
+    return screen
+
+
+async def given_up(tasks: list[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_many_screens_at_once_take_no_thread_that_others_wait_for() -> None:
+    drawing: list[asyncio.Task[object]] = [
+        asyncio.create_task(flooded().drawn()) for _ in range(40)
+    ]
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    await asyncio.to_thread(time.monotonic)
+    waited_s = time.monotonic() - began
+    await given_up(drawing)
+    assert waited_s < 0.5
+
+
+async def test_a_conversation_waits_for_its_own_screens_first() -> None:
+    theirs, ours = asyncio.Lock(), Screen(5, 20, asyncio.Lock())
+    ours.add(b"\x1b[2Jours")
+    drawing: list[asyncio.Task[object]] = [
+        asyncio.create_task(flooded(theirs).drawn()) for _ in range(8)
+    ]
+    await asyncio.sleep(0.05)
+    await ours.drawn()
+    done = sum(task.done() for task in drawing)
+    await given_up(drawing)
+    assert done <= 2
+
+
+async def test_what_was_given_up_is_not_drawn() -> None:
+    """Whoever comes and goes again and again makes no queue that others wait in."""
+    first = asyncio.create_task(flooded().drawn())
+    await asyncio.sleep(0.05)
+    gone: list[asyncio.Task[object]] = [asyncio.create_task(flooded().drawn()) for _ in range(30)]
+    await asyncio.sleep(0.05)
+    await given_up(gone)
+    await first
+    began = time.monotonic()
+    ours = Screen(5, 20)
+    ours.add(b"ours")
+    await ours.drawn()
+    assert time.monotonic() - began < 2

@@ -1,6 +1,7 @@
 """Every walk, watch and copy has an end, and says where it was cut."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,35 @@ def test_a_walk_ends_at_its_deadline(tree: Tree) -> None:
     assert not walk.complete
 
 
+def test_what_a_walk_has_yet_to_read_takes_no_path_each(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    deep = top.joinpath(*["d"] * 500)
+    deep.mkdir(parents=True)
+    for number in range(3000):
+        (deep / str(number)).mkdir()
+    with Tree.at(top, view="/workspace") as deeper:
+        tracemalloc.start()
+        try:
+            found = sum(1 for _ in deeper.walk(Walk(max_entries=3600, deadline_s=30)))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert found == 3500
+    assert peak < 2 << 20  # with all components of each it is 12 MB
+
+
+def test_a_watch_ends_at_its_depth(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.joinpath(*["d"] * 200).mkdir(parents=True)
+    with Tree.at(top, view="/workspace") as deeper:
+        watching = Watching([(deeper, ())], recursive=True)
+        try:
+            assert len(watching._watched) == 129
+            assert watching.take_missed()
+        finally:
+            watching.close()
+
+
 def test_a_grep_ends_at_its_deadline_and_its_matches(tree: Tree) -> None:
     expression = Expression("line", regex=False, ignore_case=False)
     late = Grep(expression, None, Walk(deadline_s=0), 99).run([(tree, ())], "/workspace")
@@ -65,14 +95,28 @@ def test_a_copy_beyond_a_bound_leaves_nothing(
     assert sorted(os.listdir(tmp_path)) == ["d0", "d1", "d2", "d3"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_what_a_replacement_would_be_too_large_for_is_never_made(
+    tree: Tree, tmp_path: Path, encoding: str
+) -> None:
+    content = ("a" * (1 << 20)).encode(encoding)
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(TooLarge):  # it would be a TiB
+        Files(tree, None).replace("a", "a", "b" * (1 << 20), count=None)
+    with pytest.raises(Conflict) as refused:
+        Files(tree, None).replace("a", "a", "b" * (1 << 20), count=1)
+    assert (refused.value.code, refused.value.details["found"]) == ("replace_count", 1 << 20)
+    assert (tmp_path / "a").read_bytes() == content
+
+
 def test_a_file_that_is_written_meanwhile_is_not_replaced(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = replacing.replaced_bytes
 
-    def slow(content: bytes, old: str, new: str) -> tuple[bytes, int]:
+    def slow(content: bytes, old: str, new: str, *, most: int) -> tuple[bytes | None, int]:
         (tmp_path / "d0" / "f0").write_text("somebody else's")
-        return real(content, old, new)
+        return real(content, old, new, most=most)
 
     monkeypatch.setattr(replacing, "replaced_bytes", slow)
     with pytest.raises(Conflict) as refused:

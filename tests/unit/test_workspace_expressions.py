@@ -87,6 +87,7 @@ def test_plain_text_is_plain() -> None:
 def test_a_replacement_keeps_the_encoding(encoding: str) -> None:
     content = "é one\r\n\U0001f600 one".encode(encoding)
     replaced, count = replaced_bytes(content, "one", "öne")
+    assert replaced is not None
     assert (replaced.decode(encoding), count) == ("é öne\r\n\U0001f600 öne", 2)
 
 

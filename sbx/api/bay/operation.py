@@ -23,6 +23,7 @@ from sbx.api.errors import documented
 from sbx.policy import Policy, PolicyInfo, available, load
 from sbx.protocol.languages import RunLanguage
 from sbx.runtime import languages
+from sbx.runtime.environments.directory import Environments
 from sbx.runtime.house import House
 
 router = APIRouter(tags=["operation"])
@@ -87,9 +88,9 @@ def _profiles(house: House, detail: bool) -> list[Profile]:
     return found
 
 
-def _languages(policy: Policy) -> list[RunLanguage]:
+def _languages(policy: Policy, environments: Environments) -> list[RunLanguage]:
     python: list[RunLanguage] = ["python"] if "python" in policy.capabilities else []
-    return [*python, *languages.available(policy)]
+    return [*python, *languages.available(policy, environments)]
 
 
 def _profile(name: str, info: PolicyInfo, policy: Policy, house: House, detail: bool) -> Profile:
@@ -110,5 +111,5 @@ def _profile(name: str, info: PolicyInfo, policy: Policy, house: House, detail: 
         idle_timeout=ceil(house.settings.idle_timeout),
         description=info.description or None,
         containers=[kernel] if detail else None,
-        languages=_languages(policy),
+        languages=_languages(policy, Environments(house.settings.environments)),
     )

@@ -50,7 +50,7 @@ class Mode(BaseModel):
     """`mode` as a number: 420 is 0644."""
 
     path: Named
-    mode: Annotated[int, Field(ge=0, le=0o7777)]
+    mode: Annotated[int, Field(strict=True, ge=0, le=0o7777)]
 
 
 @router.post("/move", responses=_ERRORS)

@@ -15,15 +15,17 @@ from pydantic import BaseModel, Field, StringConstraints
 from starlette.websockets import WebSocketDisconnect
 
 from sbx.api.acts import record
-from sbx.api.callers import CallerDep, HouseDep, check_origin, house, known
+from sbx.api.callers import CallerDep, HouseDep, check_origin, house, known, known_now
 from sbx.api.errors import broken, documented, error_response
-from sbx.errors import BadRequest, Conflict, SbxError
+from sbx.api.shares import Share, share
+from sbx.errors import BadRequest, Conflict, Denied, SbxError
 from sbx.protocol.terminals import (
     COLUMNS_MAX,
     NOT_A_MESSAGE,
     NOT_READ,
     ROWS_MAX,
     TERMINALS_MAX,
+    UNKNOWN,
     TerminalStatus,
 )
 from sbx.runtime.terminals import Attached, Terminal
@@ -34,6 +36,7 @@ router = APIRouter(
 _ERRORS = documented(404, 409, 429, 504)
 _SEND_S = 30.0  # for a client to take one message, before it is cut off
 _ORDER_MAX = 4096  # characters
+_KNOWN_S = 5.0  # after which it is asked again who a client is
 _log = logging.getLogger(__name__)
 
 Rows = Annotated[int, Field(ge=1, le=ROWS_MAX)]
@@ -183,11 +186,14 @@ async def close(
 
 @router.websocket("/{terminal}/attach")
 async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal: str) -> None:
-    """See the module. `rows` and `columns` of the query set the size, as the client has it."""
+    """See the module. `rows` and `columns` of the query set the size, as the client has it. It is
+    one of the owner's followers."""
+    held: Share | None = None
     try:
         check_origin(socket)
         caller, whole = await known(socket), house(socket)
         size = _size(socket)
+        held = share(socket, "followers")
         async with whole.sandboxes.using(
             caller, sandbox_id, scope="execute", starts=False, conversation=conversation
         ) as use:
@@ -212,10 +218,13 @@ async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal
     except Exception:  # noqa: BLE001  # the border: a WebSocket has no other
         _log.exception("a WebSocket failed")
         await _refuse(socket, broken())
+    finally:
+        if held is not None:
+            held.end()
 
 
 class _Talk:
-    """One client: what it types and what it is shown, at the same time."""
+    """One client: what it types and what it is shown, for as long as it is known."""
 
     def __init__(self, socket: WebSocket, terminal: Terminal, client: Attached) -> None:
         self._socket = socket
@@ -224,7 +233,8 @@ class _Talk:
 
     async def run(self) -> None:
         """Until the terminal has ended and all was told, or the client is gone."""
-        tasks = {asyncio.create_task(self._shows()), asyncio.create_task(self._types())}
+        parts = (self._shows(), self._types(), self._is_known())
+        tasks = {asyncio.create_task(part) for part in parts}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -263,6 +273,12 @@ class _Talk:
                 await self._socket.close(NOT_A_MESSAGE, "not_a_message")
                 return
 
+    async def _is_known(self) -> None:
+        """Raises Denied once its key was revoked, or its token has expired."""
+        while True:
+            await asyncio.sleep(_KNOWN_S)
+            await known_now(self._socket)
+
 
 def _order(text: str) -> dict[str, Any]:
     if len(text) > _ORDER_MAX:
@@ -297,7 +313,7 @@ async def _refuse(socket: WebSocket, error: SbxError) -> None:
         request_id = getattr(socket.state, "request_id", None)
         await socket.send_denial_response(error_response(error, request_id))
     elif socket.application_state.name == "CONNECTED":
-        await socket.close(1011, error.code)
+        await socket.close(UNKNOWN if isinstance(error, Denied) else 1011, error.code)
 
 
 def _shown(status: TerminalStatus) -> TerminalBody:

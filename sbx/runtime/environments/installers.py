@@ -120,11 +120,14 @@ class Uv:
         said = await steps.run(
             *self.command,
             *("pip", "install", "--python", str(python), "--require-hashes", "--no-deps"),
-            *("--link-mode", "copy", "--compile-bytecode"),  # no file is shared with its cache
+            *("--link-mode", "copy"),  # no file is shared with its cache
             *_no_builds(self.build),
             *("-r", str(lock)),
         )
         _check(said, "environment_not_installed", "the packages could not be installed")
+        # Not by uv itself, whose compiler loads the .pth files of what was just installed.
+        library = python.parent.parent / "lib"
+        await steps.run(str(python), "-I", "-S", "-m", "compileall", "-qq", str(library))
 
 
 async def choose(choice: Choice, python: Python, steps: Steps, *, build: bool) -> Installer:

@@ -16,16 +16,18 @@ package among them.
 import asyncio
 import hashlib
 import importlib.metadata
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import msgspec
 from packaging.utils import canonicalize_name
 
-from sbx.errors import PolicyError, Unavailable
+from sbx.errors import Unavailable
 from sbx.isolation.patience import in_thread, to_the_end
 from sbx.isolation.plan import Interpreter
 from sbx.runtime.environments import installers, pythons, requirements
@@ -34,7 +36,9 @@ from sbx.runtime.environments.hashes import Contents, contents, make_readable
 from sbx.runtime.environments.record import ALGORITHM, FORMAT, Environment, Package, Record
 from sbx.runtime.environments.requirements import Wanted
 from sbx.runtime.environments.steps import Steps
-from sbx.runtime.interpreter import interpreter_at
+from sbx.runtime.interpreter import interpreter_of
+
+_ASK = "import json, sys; print(json.dumps([sys.base_prefix, sys.base_exec_prefix]))"
 
 Tell = Callable[[str, str], None]  # the step, and what there is to say of it
 
@@ -55,13 +59,16 @@ class Asked:
 async def create(environments: Environments, asked: Asked, tell: Tell) -> Environment:
     """Make it. However it fails, and also when it is cancelled, nothing of it is left.
 
-    Raises BadRequest (`invalid_environment`, `python_unsupported`, `hash_mismatch`), Conflict
-    (`environment_exists`, `environment_in_the_making`), Denied `environment_not_private`,
-    Unavailable (`python_unavailable`, `installer_unavailable`, `environment_unresolved`,
-    `environment_not_installed`, `environment_timeout`, `environment_broken`).
+    Raises BadRequest (`invalid_environment`, `invalid_requirement`, `python_unsupported`,
+    `hash_mismatch`), Conflict (`environment_exists`, `environment_in_the_making`), Denied
+    `environment_not_private`, Unavailable (`python_unavailable`, `installer_unavailable`,
+    `environment_unresolved`, `environment_not_installed`, `environment_timeout`,
+    `environment_broken`).
     """
     until = asyncio.get_running_loop().time() + asked.timeout_s
     checked(asked.name)
+    if not asked.build:
+        requirements.refuse_sources(asked.wanted)
     claim = await _claimed(environments, asked.name)
     try:
         python = await pythons.find(asked.python)
@@ -163,16 +170,22 @@ class _Making:
         return packages
 
     async def _check(self) -> Interpreter:
-        """What a sandbox is to be shown of it; its Python must start, and have the kernel."""
+        """What a sandbox is to be shown of it; its Python must start, and have the kernel.
+
+        Without its site-packages (-S): a .pth file in them is code, and would run here.
+        """
         self._say("check", "that a kernel can run")
-        try:
-            return await interpreter_at(str(self._executable))
-        except PolicyError as error:
+        said = await self._steps.run(str(self._executable), "-I", "-S", "-c", _ASK, keep=True)
+        if said.code != 0 or not await in_thread(_has_kernel, self._venv):
             raise Unavailable(
-                f"the new environment does not work: {error.message}",
+                "the new environment does not work: "
+                + ("it has no IPython" if said.code == 0 else "its Python does not start"),
                 code="environment_not_installed",
                 hint="choose another Python with --python, or other packages",
-            ) from error
+                details={"output": list(said.lines)[-20:]},
+            )
+        base = tuple(map(str, json.loads(said.out)))
+        return interpreter_of(str(self._executable), (str(self._venv), *base))
 
     async def _hash(self) -> Contents:
         self._say("files", "every file")
@@ -206,8 +219,16 @@ async def _claimed(environments: Environments, name: str) -> Claim:
     return claims[0]
 
 
+def _sites(venv: Path) -> list[str]:
+    return list(map(str, (venv / "lib").glob("python3*/site-packages")))
+
+
+def _has_kernel(venv: Path) -> bool:
+    """Looks for it, and imports nothing."""
+    return PathFinder.find_spec("IPython", _sites(venv)) is not None
+
+
 def _installed(venv: Path) -> tuple[Package, ...]:
-    sites = map(str, (venv / "lib").glob("python3*/site-packages"))
-    found = importlib.metadata.distributions(path=list(sites))
+    found = importlib.metadata.distributions(path=_sites(venv))
     packages = (Package(str(one.metadata["Name"]), one.version) for one in found)
     return tuple(sorted(packages, key=lambda one: one.name.lower()))

@@ -59,6 +59,20 @@ def of_file(text: str, name: str) -> list[Wanted]:
     return found
 
 
+def refuse_sources(wanted: Iterable[Wanted]) -> None:
+    """Raises BadRequest `invalid_requirement` for a URL that is none of a wheel.
+
+    pip, told to take wheels only, still builds what a URL names: its code would run here.
+    """
+    for one in wanted:
+        url = Requirement(one.text).url
+        if url is not None and not urlsplit(url).path.endswith(".whl"):
+            raise _invalid(
+                f"{one.text!a} is no wheel, and to build one runs its code on this host, as you",
+                hint="name a wheel (.whl), or give --build if you trust it",
+            )
+
+
 def with_kernel(wanted: Sequence[Wanted]) -> list[Wanted]:
     """What is asked of the resolver: the wanted, and what the kernel needs."""
     return [*wanted, *of_words([KERNEL])]

@@ -10,7 +10,15 @@ import pytest
 
 from both_faces.faces import Make
 from sbx import Sandbox
-from sbx.errors import BadRequest, Conflict, Denied, InvalidPath, NotFound, SbxError
+from sbx.errors import (
+    BadRequest,
+    Conflict,
+    Denied,
+    InvalidPath,
+    NotFound,
+    SbxError,
+    TooLarge,
+)
 
 pytestmark = pytest.mark.core
 
@@ -90,6 +98,9 @@ def test_files_and_directories_are_moved(box: Sandbox) -> None:
     fails(Conflict, "file_exists", box.files.move, "move/y.txt", "move/new/b/x.txt")
     fails(Conflict, "file_exists", box.files.move, "move/new", "move/y.txt")
     box.files.move("move/y.txt", "move/new/b/x.txt", overwrite=True)
+    box.files.make_directory("move/empty")
+    fails(Conflict, "file_exists", box.files.move, "move/new", "move/empty", overwrite=True)
+    box.files.delete("move/empty")
     assert box.files.read("move/new/b/x.txt") == "y"
     fails(NotFound, "file_not_found", box.files.move, "move/y.txt", "move/z")
     for source, target, reason in (
@@ -294,6 +305,42 @@ def test_what_is_in_a_hostile_archive_stays_out(box: Sandbox) -> None:
     assert error.details["reason"] == "read_only"
     fails(NotFound, "file_not_found", next, box.files.archive("nowhere"))
     fails(InvalidPath, "invalid_path", next, box.files.archive("hostile/set-id"))
+
+
+@pytest.mark.parametrize("form", ["gz", "bz2", "xz"])
+def test_what_is_almost_nothing_packed_is_unpacked_piece_by_piece(box: Sandbox, form: str) -> None:
+    held, size = io.BytesIO(), 200 << 20
+    with tarfile.open(fileobj=held, mode=f"w:{form}") as tar:  # type: ignore[call-overload]
+        member = tarfile.TarInfo("zeros")
+        member.size = size
+        tar.addfile(member, SparseZeros())
+    assert box.files.unpack(held.getvalue(), "zeros").bytes == size
+    assert box.files.stat("zeros/zeros").size == size
+    box.files.delete("zeros")
+
+
+class SparseZeros:
+    def read(self, size: int) -> bytes:
+        return bytes(size)
+
+
+def test_a_zip_that_cannot_be_read_says_so(box: Sandbox) -> None:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as zipped:
+        zipped.writestr("a", "b")
+    packed = bytearray(held.getvalue())
+    packed[6] |= 1
+    packed[packed.find(b"PK\1\2") + 8] |= 1  # encrypted
+    fails(BadRequest, "not_an_archive", box.files.unpack, bytes(packed), "encrypted")
+
+
+def test_copies_do_not_pass_the_limit_of_the_workspace(make: Make) -> None:
+    with make(narrower={"limits": {"workspace_max": "1MiB"}}) as box:
+        box.files.write("d/f", b"x" * 400_000)
+        box.files.copy("d", "e")
+        fails(TooLarge, "tree_too_large", box.files.copy, "d", "g")
+        fails(TooLarge, "file_too_large", box.files.copy, "d/f", "h")
+        assert not {"g", "h"} & {entry.name for entry in box.files.list()}
 
 
 def test_an_archive_takes_a_process(make: Make) -> None:
