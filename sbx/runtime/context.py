@@ -309,6 +309,8 @@ class Context:
         """`stop`, and runs that wait to begin end too; `told` says why, in the results."""
         check_process(self._pid)
         self._halting = told
+        for live in self._ladders:  # whoever closes the context meanwhile, that is their end
+            live.halted = live.halted or told
         try:
             for live, task in list(self._tasks.items()):
                 if not live.begun and not live.done:  # its task may take a while to go
@@ -413,7 +415,10 @@ class Context:
         try:
             await drive(live)
         except asyncio.CancelledError:
-            live.fail(self._closed("was closed while this ran"))
+            if live.halted is None:
+                live.fail(self._closed("was closed while this ran"))
+            else:
+                live.finish(Status.INTERRUPTED, error=live.halted)
             raise
         except Exception as error:  # noqa: BLE001  # the border: a task's failure is its run's
             live.fail(_as_ours(error))
@@ -607,7 +612,7 @@ class Context:
         self._disk.run_ended()
 
     async def _died(self, live: LiveRun, kernel: Kernel, why: Why | None) -> Run:
-        if self._gone is not None:
+        if self._gone is not None and live.halted is None:
             closed = self._closed("was closed while this ran")
             live.fail(closed)
             raise closed
@@ -656,8 +661,8 @@ class Context:
         exit_code: int | None = None,
     ) -> Run:
         error = verdict.explained((status, cause), self._policy.limits)
-        if status is Status.INTERRUPTED and self._halting is not None:
-            error = self._halting
+        if status is Status.INTERRUPTED:
+            error = live.halted or self._halting or error
         return live.finish(
             status, cause=cause, error=error, state_lost=state_lost, exit_code=exit_code
         )

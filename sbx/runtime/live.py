@@ -62,7 +62,8 @@ class LiveRun:
     """Collects the frames of one run.
 
     `over` says that more came than `output_max` bytes, or than there is `shared` room for; `begun`
-    that it waits no more (`on_begun` is told), `questions` how often the code has asked for input.
+    that it waits no more (`on_begun` is told), `questions` how often the code has asked for input;
+    `halted` why somebody ends it, from the moment they begin to.
     """
 
     def __init__(self, run_id: str, output_max: int) -> None:
@@ -70,6 +71,7 @@ class LiveRun:
         self.over = False
         self.begun = False
         self.questions = 0
+        self.halted: RunError | None = None
         self.on_begun: Callable[[], None] | None = None
         self.stdin: Stdin | None = None
         self.shared: SharedRoom | None = None

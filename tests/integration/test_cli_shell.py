@@ -152,18 +152,20 @@ def test_one_that_detaches_finds_its_screen_again(running: Service, sandbox: str
 
 
 def test_a_client_that_vanishes_leaves_its_terminal(running: Service, sandbox: str) -> None:
-    with attached(running, sandbox) as first, attached(running, sandbox, "--new") as other:
+    with attached(running, sandbox) as first:
         first.expect(PROMPT)
+        opened = running.quick("shell", sandbox, "--list", "--json")
+        (name,) = re.findall(r'"id": "(term-[0-9a-f]+)"', opened.stdout)
         first.sendline("echo before; sleep 1; echo aft''er")
         first.expect("before")
         os.kill(first.pid, signal.SIGKILL)
+    with attached(running, sandbox, "--new") as other:
         other.expect(PROMPT)
         other.sendline("echo other lives")
         other.expect("other lives\r\n")
         listed = running.quick("shell", sandbox, "--list", "--json")
-        names = re.findall(r'"id": "(term-[0-9a-f]+)"', listed.stdout)
-        assert len(names) == 2
-        with attached(running, sandbox, "--terminal", names[0]) as again:
+        assert len(re.findall(r'"id": "term-', listed.stdout)) == 2
+        with attached(running, sandbox, "--terminal", name) as again:
             again.expect("before")
             again.expect("after")
 
