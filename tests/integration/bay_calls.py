@@ -1,5 +1,6 @@
 """How the tests of the surfaces call, and read what comes back."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +11,18 @@ import httpx
 async def made(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     reply = await client.post("/v1/sandboxes", json=body)
     assert reply.status_code == 201, reply.text
+    told: dict[str, Any] = reply.json()
+    return told
+
+
+async def collected(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    """What a collection reports; asked for again while the reaper's own goes on."""
+    async with asyncio.timeout(20):
+        while (  # noqa: ASYNC110  # the reaper is no event of ours
+            reply := await client.post("/v1/admin/gc/run", json=body)
+        ).status_code == 423:
+            await asyncio.sleep(0.02)
+    assert reply.status_code == 200, reply.text
     told: dict[str, Any] = reply.json()
     return told
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from bay_calls import events, made
+from bay_calls import collected, events, made
 from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
 from sessions_calls import API, ensure, new_user, put, run, url
 
@@ -119,7 +119,7 @@ async def test_a_key_is_told_by_its_id_and_a_peer_by_its_uid(
         box = (await made(ann))["id"]
         asked = {"user_id": "u", "conversation_id": "c1", "scopes": ["files:read"]}
         token = (await ann.post("/v1/admin/tokens", json=asked)).json()
-        await ann.post("/v1/admin/gc/run")
+        await collected(ann)
         await ann.delete(f"/v1/sandboxes/{box}")
     assert said(served, f"ann {key['id']}") == [
         ("sandbox.create", box),

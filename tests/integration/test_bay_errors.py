@@ -7,7 +7,7 @@ from datetime import datetime
 import httpx
 import pytest
 import pytest_asyncio
-from bay_calls import made, refused
+from bay_calls import collected, made, refused
 from live_app import Served, live, short_directory
 
 from tests.fake_clock import FakeClock
@@ -62,7 +62,7 @@ async def test_an_expired_sandbox_refuses_every_use(client: httpx.AsyncClient) -
     assert (await client.get(url)).json()["status"] == "expired"
     listed = (await client.get("/v1/sandboxes", params={"status": "expired"})).json()
     assert [item["id"] for item in listed["items"]] == [told["id"]]
-    assert (await client.post("/v1/admin/gc/run")).status_code == 200
+    await collected(client)
     refused(await client.get(url), 404, "not_found")
     types = [event["type"] for event in (await client.get(f"{url}/events")).json()["items"]]
     assert "expired" in types
@@ -85,7 +85,7 @@ async def test_an_idle_kernel_is_stopped_and_files_stay(
     url = f"/v1/sandboxes/{(await made(client))['id']}"
     await client.post(f"{url}/python/exec", json={"code": "open('a', 'w').write('x')"})
     CLOCK.advance(small.house.settings.idle_timeout + 1)
-    results = (await client.post("/v1/admin/gc/run")).json()["results"]
+    results = (await collected(client))["results"]
     cleaned = {one["task_name"]: one["cleaned_count"] for one in results}
     told = (await client.get(url)).json()
     assert (told["status"], told["idle_expires_at"]) == ("idle", None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from bay_calls import made, refused
+from bay_calls import collected, made, refused
 from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -380,13 +380,13 @@ async def test_profiles_are_the_policies(client: httpx.AsyncClient) -> None:
 
 
 async def test_collection_reports_its_tasks(client: httpx.AsyncClient) -> None:
-    told = (await client.post("/v1/admin/gc/run")).json()
+    told = await collected(client)
     assert set(told) == {"results", "total_cleaned", "total_errors", "duration_ms"}
     assert {one["task_name"] for one in told["results"]} == {
         "idle_session", "expired_sandbox", "orphan_cargo", "orphan_container"
     }  # fmt: skip
     assert set(told["results"][0]) == {"task_name", "cleaned_count", "skipped_count", "errors"}
-    one = (await client.post("/v1/admin/gc/run", json={"tasks": ["idle_session"]})).json()
+    one = await collected(client, tasks=["idle_session"])
     assert [result["task_name"] for result in one["results"]] == ["idle_session"]
     wrong = await client.post("/v1/admin/gc/run", json={"tasks": ["x"]})
     refused(wrong, 422, "validation_error")
