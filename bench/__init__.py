@@ -13,6 +13,8 @@
     teardown.py         from the kill until nothing is left
     churn.py            create, run, destroy: how many in a second
     parallel_create.py  fifty asked for in the same instant
+    attacks.py          what one sandbox may do to use up its host; tests strike with it, too
+    neighbour.py        neighbour: how much slower the cells of another sandbox become meanwhile
     density.py          pss_idle, idle_cpu: what kernels cost that do nothing
     __main__.py         the command
 

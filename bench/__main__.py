@@ -17,6 +17,7 @@ from bench import (
     churn,
     cold_start,
     density,
+    neighbour,
     node,
     parallel_create,
     pty,
@@ -39,6 +40,7 @@ _MODULES = (
     parallel_create,
     density,
     service,
+    neighbour,
 )
 BENCHES = {bench.name: bench for module in _MODULES for bench in module.BENCHES}
 _REDRAW_S = 0.2

@@ -107,8 +107,7 @@ class AsyncUploads(Protocol):
 class AsyncKernel(Protocol):
     """What runs code, here or in a service."""
 
-    @property
-    def receipt(self) -> Receipt | None: ...
+    async def read_receipt(self) -> Receipt | None: ...
     async def run(
         self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
     ) -> Run: ...
@@ -606,12 +605,13 @@ class BlockingConversation:
 
     @property
     def receipt(self) -> Receipt | None:
-        """Which walls stand around the live kernel; None while there is none."""
-        check_process(self._loop.pid)
-        if (ask := getattr(self._inner, "read_receipt", None)) is not None:  # it is in a service
-            told: Receipt | None = self._loop.call(ask())
-            return told
-        return self._inner.receipt
+        """Which walls stand around the live kernel, read back from it now; None while there is
+        none."""
+        return self.read_receipt()
+
+    def read_receipt(self) -> Receipt | None:
+        """The same. What it says otherwise than at the start of the kernel is in `changed`."""
+        return self._loop.call(self._inner.read_receipt())
 
     def _follow(self, begin: Callable[[], AsyncRun]) -> Iterator[Event]:
         return followed(self._loop, self._inner, begin)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from sbx.blocking import AsyncKernel, Loop, OnInput, followed
-from sbx.protocol.handles import check_process
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run
 
@@ -101,12 +100,9 @@ class BlockingContext:
 
     @property
     def receipt(self) -> Receipt | None:
-        """Which walls stand around its live kernel; None while there is none."""
-        check_process(self._loop.pid)
-        if (ask := getattr(self._inner, "read_receipt", None)) is not None:  # it is in a service
-            told: Receipt | None = self._loop.call(ask())
-            return told
-        return self._inner.receipt
+        """Which walls stand around its live kernel, read back from it now; None while there is
+        none."""
+        return self._loop.call(self._inner.read_receipt())
 
 
 class BlockingContexts:

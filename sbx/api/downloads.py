@@ -4,6 +4,7 @@ import asyncio
 import re
 from contextlib import suppress
 from email.utils import formatdate, parsedate_to_datetime
+from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request, Response
@@ -13,6 +14,16 @@ from sbx.api.errors import error_response
 from sbx.api.shares import Share, share
 from sbx.errors import BadRequest
 from sbx.runtime.streams import FileStream
+
+_BYTES: dict[str, Any] = {
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+}
+SENT: dict[int | str, dict[str, Any]] = {
+    200: _BYTES,
+    206: {**_BYTES, "description": "The range that was asked for"},
+    304: {"description": "What the caller has is still the same"},
+}
+"""What `files_response` may answer but for errors, for the document of a route."""
 
 _STALLED_S = 60.0  # without the client taking one piece
 _RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.ASCII)

@@ -153,13 +153,15 @@ def confine(
     granted = grants(
         policies,
         broker.capabilities,
-        Filters(load_filter("default", machine), load_filter("strict", machine)),
+        Filters(*(load_filter(name, machine) for name in ("default", "strict", "allowlist"))),
         guest=_PROJECT,
         data=settings.data,
         writable=writable,
+        attachable=settings.attach_dirs,
     )
     broker.confine(granted)
     sources = {mount.source for policy, _ in policies for mount in policy.filesystem.mount}
+    sources.update(os.path.abspath(path) for path in settings.attach_dirs)
     for policy, interpreter in policies:
         if policy.environment is not None:
             sources.update(interpreter.prefixes)  # which are looked at, to see if they changed
@@ -283,8 +285,18 @@ def _readable(settings: ServiceSettings) -> list[str]:
         *map(str, settings.policy_dirs),
         str(settings.environments),
         *((str(settings.bwrap),) if settings.bwrap else ()),
+        *_secret_files(settings),
     ]
     return [path for path in dict.fromkeys(found) if os.path.exists(path)]
+
+
+def _secret_files(settings: ServiceSettings) -> Iterator[str]:
+    """Where policies say that the values of their secrets lie, which the proxy is to use."""
+    for info in available(settings.policy_dirs):
+        with suppress(SbxError):  # one that cannot be loaded was warned of
+            policy = load(info.name, search=settings.policy_dirs)
+            sources = [secret.source for secret in policy.secrets.values()]
+            yield from (one.removeprefix("file:") for one in sources if one.startswith("file:"))
 
 
 def _wrong(said: str) -> BadRequest:

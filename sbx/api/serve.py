@@ -35,6 +35,7 @@ from sbx.api.settings import ServiceSettings
 from sbx.api.sockets import Listener, described, listen_on_tcp, listen_on_unix
 from sbx.api.sse import FOLLOWING
 from sbx.errors import BadRequest, Broken
+from sbx.isolation.cgroups.aside import step_aside
 from sbx.isolation.launch import BrokerProcess, start_broker
 from sbx.runtime.house import House
 from sbx.runtime.store.runs import SERVICE_ENDED
@@ -70,6 +71,8 @@ def serve(settings: ServiceSettings, on_first_key: OnKey) -> None:
         if (most := max(1, files // _FILES_A_CONNECTION)) < settings.connections_max:
             _log.warning("only %d files may be open, so only %d connections", files, most)
             settings = settings.model_copy(update={"connections_max": most})
+        if settings.cgroups:
+            step_aside()
         if root:
             account = privileges.account_of(settings)
             privileges.prepare_data(settings.data, account)

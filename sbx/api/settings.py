@@ -122,6 +122,8 @@ class ServiceSettings(Settings):
         for name in ("socket", "data_dir", "environments"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, Path(os.path.abspath(path.expanduser())))
+        attach = (Path(os.path.abspath(path.expanduser())) for path in self.attach_dirs)
+        object.__setattr__(self, "attach_dirs", tuple(attach))
         return self
 
     @property
@@ -129,6 +131,11 @@ class ServiceSettings(Settings):
         """The data directory; a service always has one."""
         assert self.data_dir is not None
         return self.data_dir
+
+    @property
+    def private(self) -> tuple[Path, ...]:
+        """Whoever connects to the socket as its user is the operator."""
+        return (self.data, self.socket)
 
     @property
     def credentials_path(self) -> Path:

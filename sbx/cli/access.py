@@ -182,8 +182,5 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) -
 def _revoke(what: str, revoked: str, as_json: bool, socket: str | None, key: str | None) -> int:
     path = reach.of_admin(what, revoked)
     reach.ask(socket, key, lambda client: client.request("DELETE", path))
-    if as_json:
-        report.document({"revoked": revoked})
-    else:
-        write(STDOUT, f"{one_line(revoked)}\n")
+    report.outcome({"revoked": revoked}, one_line(revoked), as_json=as_json)
     return exits.Exit.OK

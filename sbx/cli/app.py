@@ -14,6 +14,7 @@ import typer
 from sbx import __version__, errors
 from sbx.cli import (
     access,
+    attaching,
     commands,
     config,
     contexts,
@@ -77,6 +78,9 @@ app.command()(_interruptible(sandboxes.inspect))
 app.command()(_interruptible(sandboxes.stop))
 app.command()(_interruptible(sandboxes.rm))
 app.command()(_interruptible(sandboxes.extend))
+app.command()(_interruptible(attaching.attach))
+app.command()(_interruptible(attaching.detach))
+app.command()(_interruptible(attaching.lift))
 app.add_typer(access.keys, name="key")
 app.add_typer(access.tokens, name="token")
 app.command()(_interruptible(upkeep.gc))

@@ -190,10 +190,7 @@ def start(
         return await started.status()
 
     told = _of(socket, key, sandbox_id, conversation, begin)
-    if as_json:
-        report.document(status_to_json(told))
-    else:
-        write(STDOUT, f"{one_line(told.id)}\n")
+    report.outcome(status_to_json(told), one_line(told.id), as_json=as_json)
     return exits.Exit.OK
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from sbx.cli import exits, reach, report
-from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.cli.terminal import one_line
 
 if TYPE_CHECKING:
     from sbx.client.contexts import RemoteContexts
@@ -99,8 +99,5 @@ def _of(
 
 
 def _done(name: str, what: str, *, as_json: bool) -> int:
-    if as_json:
-        report.document({"context": name, what: True})
-    else:
-        write(STDOUT, f"{one_line(name)}\n")
+    report.outcome({"context": name, what: True}, one_line(name), as_json=as_json)
     return exits.Exit.OK

@@ -15,7 +15,7 @@ from sbx import errors
 from sbx.isolation.plan import decide_walls
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.isolation.receipt import Receipt
-from sbx.policy import Policy, available, load, shipped_directory, unsupported
+from sbx.policy import Policy, available, load, shipped_directory
 from sbx.protocol.languages import LANGUAGES
 from sbx.runtime.environments.directory import Environments
 from sbx.runtime.languages import available as available_languages
@@ -123,7 +123,7 @@ async def examine() -> Examination:
             machine=capabilities.machine,
             root=capabilities.root,
             layers=(*capabilities.layers, *_other_layers(capabilities, settings)),
-            verdicts=tuple(verdict(policy, capabilities) for policy in _shipped()),
+            verdicts=tuple(verdict(policy, capabilities) for policy in shipped()),
             paths=tuple([await _live(runtime, path) for path in _PATHS]),
             languages=await asyncio.to_thread(_languages, Environments(settings.environments)),
         )
@@ -140,12 +140,13 @@ def _languages(environments: Environments) -> tuple[Spoken, ...]:
 def verdict(policy: Policy, capabilities: Capabilities) -> Verdict:
     """Pure, but for `lacks`: modules of the preload list that this environment has not."""
     try:
-        if (refusal := unsupported(policy)) is not None:
-            raise refusal
         walls = decide_walls(policy, capabilities)
     except errors.CannotEnforce as error:
         return Verdict(policy.name, False, cause=error.message, remedy=error.hint)
     weaker = tuple((wall.name, wall.means) for wall in walls if wall.weaker)
+    # How the disk is held is no policy's choice, and so not among its walls before a start.
+    disk = [one for one in capabilities.layers if one.name == "disk" and not one.found]
+    weaker += tuple((one.name, one.detail) for one in disk)
     lacks = () if policy.interpreter else _lacking(policy.preload)
     return Verdict(policy.name, True, weaker, lacks)
 
@@ -214,7 +215,8 @@ def _broker(capabilities: Capabilities) -> Layer:
     )
 
 
-def _shipped() -> list[Policy]:
+def shipped() -> list[Policy]:
+    """The policies that come with sbx."""
     shipped = shipped_directory().resolve()
     names = [one.name for one in available() if one.path.resolve().parent == shipped]
     return [load(name) for name in names]

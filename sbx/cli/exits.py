@@ -23,7 +23,7 @@ class Exit(IntEnum):
 EPILOG = """\b
 exit codes:
   0    it went well
-  1    the code raised
+  1    the code raised; for doctor --attack: an attack escaped
   2    the call was wrong: an option, a file, a policy
   3    refused: the policy says no, this machine cannot, or no service answers
   70   a bug of sbx

@@ -101,7 +101,8 @@ def _problems(file: Path) -> list["Problem"]:
     try:
         return check_file(file, search=_search())
     except NotFound as error:
-        return [Problem("there is no such file", file, hint=error.hint)]
+        hint = error.hint or "name a file; sbx policy show NAME shows a policy by its name"
+        return [Problem("there is no such file", file, hint=hint)]
     except SbxError as error:  # a directory of policies, not this file, is what is wrong
         return [Problem(error.message, hint=error.hint)]
 

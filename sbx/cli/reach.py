@@ -56,9 +56,14 @@ def ask(socket: str | None, key: str | None, work: "Callable[[Client], Awaitable
 
 def of_sandbox(sandbox_id: str, *rest: str) -> str:
     """The path of a sandbox, or of something in it; ids and names may hold any character."""
+    return "/v1/sandboxes/" + "/".join(_part(part) for part in (not_empty(sandbox_id), *rest))
+
+
+def not_empty(sandbox_id: str) -> str:
+    """Raises BadRequest for an empty id, which would be another path."""
     if not sandbox_id:
         raise BadRequest("the id of a sandbox is empty", hint="sbx ps lists them")
-    return "/v1/sandboxes/" + "/".join(_part(part) for part in (sandbox_id, *rest))
+    return sandbox_id
 
 
 def of_admin(*parts: str) -> str:

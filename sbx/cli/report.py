@@ -16,6 +16,14 @@ def document(value: Mapping[str, Any]) -> None:
     write(STDOUT, json.dumps(value) + "\n")
 
 
+def outcome(value: Mapping[str, Any], line: str, *, as_json: bool) -> None:
+    """What was done: the document, or the one line that the next command takes."""
+    if as_json:
+        document(value)
+    else:
+        write(STDOUT, f"{line}\n")
+
+
 def error(problem: SbxError, *, as_json: bool) -> None:
     """The one way in which a command says why it failed."""
     if as_json:

@@ -97,10 +97,7 @@ def create(
     made = reach.ask(
         socket, key, lambda client: client.request("POST", "/v1/sandboxes", json=asked)
     )
-    if as_json:
-        report.document(made)
-    else:
-        write(STDOUT, f"{scrub(made['id'])}\n")
+    report.outcome(made, scrub(made["id"]), as_json=as_json)
     return exits.Exit.OK
 
 
@@ -175,15 +172,18 @@ def inspect(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Everything about one sandbox: its conversations, host pids, and the receipt of its walls."""
+    """Everything about one sandbox: its conversations, host pids, and the receipt of its walls.
+
+    The walls are read back from linux now; --json has all of it, the namespaces too.
+    """
     path = reach.of_sandbox(sandbox_id, "inspect")
     told = reach.ask(socket, key, lambda client: client.request("GET", path))
     if as_json:
         report.document(told)
     else:
-        from sbx.cli import toml
+        from sbx.cli.inspection import show
 
-        write(STDOUT, scrub(toml.dumps(told)))
+        show(told)
     return exits.Exit.OK
 
 

@@ -46,6 +46,10 @@ _KILLED = {
         "write less, or use a policy that allows more",
     ),
     Cause.CPU: ("it used more CPU than the policy allows", None),
+    Cause.TRIPWIRE: (
+        "a planted credential was used, and the sandbox is frozen",
+        "look at what ran in it; an operator may lift this, or delete the sandbox",
+    ),
     Cause.CRASHED: ("the kernel process ended by itself", None),
 }
 

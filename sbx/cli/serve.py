@@ -31,6 +31,14 @@ def serve(
         list[Path] | None,
         typer.Option(help="A directory of policies. Repeatable.", metavar="DIR"),
     ] = None,
+    attach_dirs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The operator may attach this directory, or one below it, to sandboxes that live."
+            " Repeatable.",
+            metavar="DIR",
+        ),
+    ] = None,
     socket_group: Annotated[
         str | None, typer.Option(help="The group that may connect too.", metavar="GROUP")
     ] = None,
@@ -86,6 +94,7 @@ def serve(
             "listen": listen,
             "data_dir": data_dir,
             "policy_dirs": policies or None,
+            "attach_dirs": attach_dirs or None,
             "socket_group": socket_group,
             "socket_mode": socket_mode,
             "cors_origins": cors_origin or None,

@@ -58,16 +58,21 @@ def verify(
         Path | None,
         typer.Option(envvar="SBX_DATA_DIR", help="The service's data directory.", metavar="DIR"),
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option("--signed-by", help="The key; else audit_key beside the log.", metavar="FILE"),
+    ] = None,
     as_json: reach.Json = False,
 ) -> int:
-    """Whether nobody changed, added, moved or took out a line. Needs no running service.
+    """Whether nobody changed, added, moved or took out a line, and signatures where there is the
+    key. Needs no running service.
 
     That its end was cut off shows only beside an earlier head, so keep those that this prints.
     """
     from sbx.telemetry.audit import verify as verified
 
     path = file or _log_of(data_dir)
-    found = verified(path)
+    found = verified(path, key := _key_of(path, key_file))
     if as_json:
         report.document(
             {
@@ -77,14 +82,21 @@ def verify(
                 "broken_at": found.broken_at,
                 "head": found.head,
                 "torn": found.torn,
+                "signed": found.signed,
+                "signatures_checked": key is not None,
             }
         )
     elif found.ok:
-        write(STDOUT, f"{one_line(str(path))}: ok, {found.count} lines, head {found.head}\n")
+        checked = "signed" if key is not None else "with signatures that no key was there to check"
+        signed = f"{found.signed} {checked}"
+        write(
+            STDOUT, f"{one_line(str(path))}: ok, {found.count} lines, {signed}, head {found.head}\n"
+        )
     else:
         report.failure(
             f"{path}: the chain is broken at line {found.broken_at}",
-            "that line, or one before it, was changed, moved or taken out since it was written",
+            "that line, or one before it, was changed, moved or taken out since it was written; "
+            "or it was signed with another key",
         )
     return exits.Exit.OK if found.ok else exits.Exit.FAILED
 
@@ -95,3 +107,11 @@ def _log_of(data_dir: Path | None) -> Path:
 
         data_dir = read_settings().settings.data
     return data_dir / "audit.jsonl"
+
+
+def _key_of(log: Path, key_file: Path | None) -> bytes | None:
+    """Raises Unavailable for a key that was named, or is there, and cannot be read."""
+    from sbx.runtime.secret_files import read_secret
+
+    path = key_file or log.with_name("audit_key")
+    return read_secret(path) if key_file is not None or path.exists() else None

@@ -15,6 +15,7 @@ from sbx.client.files import OnProgress, RemoteFiles, RemoteUploads
 from sbx.client.records import Page, SandboxInfo, Session
 from sbx.client.sandbox import DEFAULT_CONVERSATION, RemoteSandbox
 from sbx.client.wire import Params
+from sbx.protocol.attachments import Attachment
 from sbx.protocol.files import Upload
 from sbx.protocol.runs import Event
 
@@ -99,6 +100,25 @@ class ConnectedSandbox(ConnectedConversation):
     def conversation(self, name: str) -> ConnectedConversation:
         """A conversation by name; made at its first use when there is none."""
         return ConnectedConversation(self._loop, self._loop.call(_named(self._box, name)))
+
+    def attach(
+        self, source: str | Path, target: str | None = None, *, read_only: bool = True
+    ) -> str:
+        """Show one more directory of the service's host inside; the path there. See
+        `RemoteSandbox.attach`."""
+        return self._loop.call(self._box.attach(source, target, read_only=read_only))
+
+    def detach(self, target: str) -> None:
+        """Show it no more."""
+        self._loop.call(self._box.detach(target))
+
+    def attachments(self) -> tuple[Attachment, ...]:
+        """What is attached now, by the path inside."""
+        return self._loop.call(self._box.attachments())
+
+    def lift(self) -> bool:
+        """Let kernels start again after a trip-wire was sprung; False where none was."""
+        return self._loop.call(self._box.lift())
 
     def stop(self) -> None:
         """End every kernel; files stay, and the next run starts another one."""
@@ -367,6 +387,10 @@ class BlockingClient:
     def revoke_token(self, token_id: str) -> None:
         """It opens nothing any more."""
         self.loop.call(self._client.revoke_token(token_id))
+
+    def lift(self, sandbox_id: str) -> bool:
+        """Let a sandbox run again whose trip-wire was sprung; False where none was."""
+        return self.loop.call(self._client.lift(sandbox_id))
 
     def collect(self, tasks: Sequence[str] | None = None) -> Json:
         """Collect now what is idle, expired or left over."""

@@ -320,6 +320,12 @@ class Client:
         """It opens nothing any more."""
         await self.request("DELETE", target("v1", "admin", "tokens", token_id))
 
+    async def lift(self, sandbox_id: str) -> bool:
+        """Let a sandbox run again whose trip-wire was sprung, whoever owns it; False where none
+        was."""
+        path = target("v1", "admin", "sandboxes", sandbox_id, "lift")
+        return bool((await self._json("POST", path))["lifted"])
+
     async def collect(self, tasks: Sequence[str] | None = None) -> Json:
         """Collect now what is idle, expired or left over."""
         body = {"tasks": None if tasks is None else list(tasks)}

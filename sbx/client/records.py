@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from sbx.errors import Broken
+from sbx.protocol.attachments import Attachment
 
 T = TypeVar("T")
 
@@ -63,6 +64,13 @@ def sandbox_info(told: Any) -> SandboxInfo:
             expires_at=_maybe(told["expires_at"]),
             idle_expires_at=_maybe(told["idle_expires_at"]),
         ),
+    )
+
+
+def attachment(told: Any) -> Attachment:
+    return _read(
+        "an attachment",
+        lambda: Attachment(told["source"], told["target"], bool(told["read_only"])),
     )
 
 

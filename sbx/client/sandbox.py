@@ -1,7 +1,9 @@
 """A sandbox over there, with the methods of the embedded `AsyncSandbox`."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -10,11 +12,12 @@ from sbx.client.commands import RemoteCommands
 from sbx.client.contexts import RemoteContexts
 from sbx.client.conversation import RemoteConversation
 from sbx.client.files import RemoteFiles, RemoteUploads
-from sbx.client.records import SandboxInfo, sandbox_info
+from sbx.client.records import SandboxInfo, attachment, sandbox_info
 from sbx.client.runs import OnInput
 from sbx.client.talk import Held
 from sbx.client.terminals import RemoteTerminals
-from sbx.client.wire import Wire, target
+from sbx.client.wire import Wire, query, target
+from sbx.protocol.attachments import Attachment
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run
 from sbx.protocol.usage import Usage
@@ -35,6 +38,7 @@ class RemoteSandbox:
         self._wire = wire
         self._held = Held(wire, sandbox_id)
         self._path = target("v1", "sandboxes", sandbox_id)
+        self._operated = target("v1", "admin", "sandboxes", sandbox_id)
         self._conversations: dict[str, RemoteConversation] = {}
         self._closing = asyncio.Lock()
 
@@ -174,6 +178,40 @@ class RemoteSandbox:
         if (found := self._conversations.get(name)) is None:
             found = self._conversations[name] = RemoteConversation(self._held, name)
         return found
+
+    async def attach(
+        self, source: str | Path, target: str | None = None, *, read_only: bool = True
+    ) -> str:
+        """Show one more directory of the service's host inside, also in kernels that live; the path
+        there, /mnt/NAME unless `target` says otherwise. For the operator, and of what the
+        service's setting `attach_dirs` names; until it is detached, or the service ends.
+
+        Raises Denied `forbidden` and `not_granted`, and as `AsyncSandbox.attach`.
+        """
+        self._held.check()
+        asked = {"source": str(source), "target": target, "read_only": read_only}
+        body = json.dumps(asked).encode()
+        reply = await self._wire.call("POST", f"{self._operated}/attachments", body=body)
+        return attachment(reply.json()).target
+
+    async def detach(self, target: str) -> None:
+        """Show it no more. Raises NotFound `not_attached`, Denied `forbidden`."""
+        self._held.check()
+        asked = query({"target": target})
+        await self._wire.call("DELETE", f"{self._operated}/attachments{asked}")
+
+    async def attachments(self) -> tuple[Attachment, ...]:
+        """What is attached now, by the path inside. For the operator."""
+        self._held.check()
+        reply = await self._wire.call("GET", f"{self._operated}/attachments")
+        return tuple(attachment(one) for one in reply.json()["items"])
+
+    async def lift(self) -> bool:
+        """Let kernels start again after a trip-wire was sprung; False where none was. For the
+        operator."""
+        self._held.check()
+        reply = await self._wire.call("POST", f"{self._operated}/lift")
+        return bool(reply.json()["lifted"])
 
     async def start(self) -> Receipt:
         """Start the kernel of `default` now instead of at its first run."""

@@ -22,6 +22,7 @@ kernel's side is one IPython, spoken to over the kernel socket:
     locality      what every fork writes to, kept together in memory
     output        stdout, stderr and the file descriptors 1 and 2, in order, as frames
     commands      `!cmd`
+    egress        copies what is for the proxy from the loopback to a Unix socket
     comms         the `comm` package over frames
     import_rules  what a policy lets a cell import: a courtesy to the user, never a wall
 

@@ -28,6 +28,7 @@ import threading
 from _signal import signal as set_handler  # type: ignore[import-not-found]  # no enum: 1 µs, not 9
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any, NoReturn
 
 import IPython
@@ -42,6 +43,8 @@ from sbx.guest.output import Output
 from sbx.guest.shell import SandboxShell, describe
 
 _CHUNK = 65536  # larger ones are mapped and unmapped for every read: 30 µs
+_MATCHES_MAX = 10_000
+_PAYLOADS_MAX = 1000
 _BROKEN = 70  # EX_SOFTWARE: the loop's own task ended, which only a bug of ours can do
 
 
@@ -282,7 +285,7 @@ class Kernel:
         reply = {
             "status": "ok",
             "execution_count": shell.execution_count - 1,
-            "payload": shell.payload_manager.read_payload(),
+            "payload": shell.payload_manager.read_payload()[:_PAYLOADS_MAX],
         }
         shell.payload_manager.clear_payload()
         error = result.error_before_exec or result.error_in_exec
@@ -298,7 +301,7 @@ class Kernel:
         position = len(code) if position is None else int(position)
         with provisionalcompleter():
             found = self.shell.Completer.completions(code, position)
-            completions = list(rectify_completions(code, found))
+            completions = list(islice(rectify_completions(code, found), _MATCHES_MAX))
         types = [
             {
                 "start": item.start,

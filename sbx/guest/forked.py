@@ -278,6 +278,7 @@ def _seal(walls: Mapping[str, Any], domain: "_Domain | None", like: Mapping[str,
             raise seal.SealError("landlock", OSError(95, "this linux has none"))
         abi = domain.enter(walls)
     seal.add_filter(walls["filter"])
+    seal.add_filter(walls["jail_filter"])
     return abi
 
 
@@ -361,6 +362,7 @@ def _rehearse_seal(walls: Mapping[str, Any], domain: _Domain | None) -> None:
         seal.check_unprivileged,
         *([domain.rehearse] if domain is not None else []),
         lambda: seal.add_filter(walls["filter"]),
+        lambda: seal.add_filter(walls["jail_filter"]),
     ]
 
     def act() -> None:
@@ -438,6 +440,7 @@ def _follow(
         os.close(supervisor_fd)
         prctl.set_dumpable(True)
         _seal(walls, domain, like)
+        seal.enter_files_only_domain(walls)
         seal.add_filter(walls["kernel_filter"])
     return boot
 

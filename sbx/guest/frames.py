@@ -35,6 +35,9 @@ MAX_DEPTH = 64
 MAX_JSON = 2 * 1024 * 1024
 """… bytes of a part that is JSON and no string …"""
 
+MAX_STRINGS = 1 << 17
+"""… strings in all of its JSON, keys among them: half of what the host bears in a frame …"""
+
 MAX_PARTS = 64
 """… and parts of one bundle. A frame beyond any of these would end the kernel as malformed."""
 
@@ -95,6 +98,12 @@ def check_json(value: Any) -> int:
     if size > MAX_JSON:
         raise FrameError(f"JSON of {size} bytes: the limit is {MAX_JSON}")
     return size
+
+
+def strings_in(encoded: bytes) -> int:
+    """How many strings this JSON has, keys among them."""
+    text = encoded.replace(b"\\\\", b"")
+    return (text.count(b'"') - text.count(b'\\"')) // 2
 
 
 def receive(sock: socket.socket) -> Frame | None:

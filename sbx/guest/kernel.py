@@ -34,6 +34,8 @@ class KernelConfig:
     """Bytes a run may output, when its request does not say; None is without end."""
     mime_max: int = 8 * 1024 * 1024
     """Bytes of one rich output; what is larger makes way for a note."""
+    planted: Mapping[str, str] | None = None
+    """Files to be made below /tmp before the first cell: their paths, and what is in them."""
 
 
 class Prepared(NamedTuple):
@@ -112,12 +114,21 @@ def start(parked: Parked, config: KernelConfig) -> NoReturn:
     """
     for name, value in (("HOME", config.home), ("USER", config.user), ("LOGNAME", config.user)):
         os.environ[name] = value
+    for path, text in (config.planted or {}).items():
+        _plant(path, text)
     os.chdir(config.cwd)
     sys.argv = [""]
     # Last of all: a file in the workspace may shadow a module from here on, not before.
     sys.path.insert(0, "")
     gc.enable()
     parked.kernel.run(config, parked.missing)
+
+
+def _plant(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def serve(sock: socket.socket, config: KernelConfig) -> NoReturn:

@@ -13,6 +13,16 @@ from typing import Any, NoReturn
 
 from sbx.linux import landlock, prctl, procfs, seccomp
 
+_FILES_ONLY = (
+    landlock.Files.EXECUTE
+    | landlock.Files.MAKE_SOCK
+    | landlock.Files.MAKE_FIFO
+    | landlock.Files.MAKE_SYM
+    | landlock.Files.MAKE_REG
+    | landlock.Files.MAKE_DIR
+    | landlock.Files.REFER
+)
+
 
 class SealError(Exception):
     """A wall that could not be put up, with its name and the reason; fatal to the jail."""
@@ -77,6 +87,27 @@ def enter_domain(walls: Mapping[str, Any]) -> int:
         with ruleset(walls) as domain:
             domain.enter()
             return domain.domain.abi
+    except OSError as error:
+        raise SealError("landlock", error) from error
+
+
+def enter_files_only_domain(walls: Mapping[str, Any]) -> None:
+    """The kernel's second domain, where the policy takes processes away: made to match the filter.
+
+    No program is executed from anywhere, whatever calls of linux do that; sockets, FIFOs and links
+    are made in no directory, and files and directories in those of `files_only` alone: POSIX shared
+    memory and semaphores are files of /dev/shm. No TCP port is bound or reached. (Code is still
+    mapped: what Python imports is not executed in linux's sense.)
+    """
+    if not walls["files_only"]:
+        return
+    try:
+        with landlock.Ruleset(tcp=True, only=_FILES_ONLY) as domain:
+            # A domain that says nothing of REFER takes renames between directories away.
+            domain.allow("/", landlock.Files.REFER)
+            for path in walls["files_only"]:
+                domain.allow(path, landlock.Files.MAKE_REG | landlock.Files.MAKE_DIR)
+            domain.enter()
     except OSError as error:
         raise SealError("landlock", error) from error
 

@@ -45,7 +45,7 @@ from traitlets import Any as AnyTrait
 from traitlets import Bool, Instance, Type, default
 from traitlets.config import Config
 
-from sbx.guest import commands, frames, import_rules
+from sbx.guest import commands, frames, import_rules, refusals
 from sbx.guest.import_rules import ImportRules, Violation
 
 MIME_MAX = 8 * 1024 * 1024
@@ -54,6 +54,7 @@ MIME_MAX = 8 * 1024 * 1024
 _TEXT_KEPT = 256 * 1024  # characters left of a text that was too large
 _MESSAGE_MAX = 64 * 1024
 _TRACEBACK_MAX = 512 * 1024
+_LINES_MAX = 10_000
 _HANDLER_FILE = os.path.join(os.path.dirname(__file__), "dispatch.py")
 
 # IPython's advice after SystemExit; there is no prompt here to be left.
@@ -97,11 +98,15 @@ def bounded(data: Mapping[str, Any], limit: int) -> dict[str, Any]:
     """
     if len(data) > frames.MAX_PARTS:
         raise frames.FrameError(f"{len(data)} formats at once: the limit is {frames.MAX_PARTS}")
-    sizes = {mime: _size(value) for mime, value in data.items()}
+    measured = {mime: _measure(value) for mime, value in data.items()}
+    sizes = {mime: size for mime, (size, _) in measured.items()}
     kept = dict(data)
     notes = []
     for mime in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        too_much_json = sizes[mime] > frames.MAX_JSON and not isinstance(data[mime], (str, bytes))
+        strings = sum(measured[name][1] for name in kept)
+        too_much_json = not isinstance(data[mime], (str, bytes)) and (
+            sizes[mime] > frames.MAX_JSON or strings > frames.MAX_STRINGS
+        )
         if sum(sizes[name] for name in kept) <= limit and not too_much_json:
             continue
         if mime == "text/plain":
@@ -127,19 +132,25 @@ def cut(text: str, length: int) -> str:
     return f"{text[:length]}\n… [cut: {len(text)} characters in all]"
 
 
-def _size(value: Any) -> int:
+def _measure(value: Any) -> tuple[int, int]:
+    """Bytes, and strings where it is JSON and none itself."""
     if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
+        return len(value) if value.isascii() else len(value.encode(errors="surrogatepass")), 0
     if isinstance(value, bytes):
-        return len(value) * 4 // 3
+        return len(value) * 4 // 3, 0
     if frames.too_deep(value):
         raise frames.FrameError(f"nested deeper than {frames.MAX_DEPTH} levels")
-    return len(frames.encode("", {"": value}))
+    encoded = frames.encode("", {"": value})
+    return len(encoded), frames.strings_in(encoded)
 
 
 def _checked(metadata: dict[str, Any] | None) -> dict[str, Any]:
     if metadata:
         frames.check_json(metadata)
+        if (strings := _measure(metadata)[1]) > frames.MAX_STRINGS:
+            raise frames.FrameError(
+                f"metadata of {strings} strings: the limit is {frames.MAX_STRINGS}"
+            )
     return metadata or {}
 
 
@@ -574,10 +585,16 @@ class SandboxShell(InteractiveShell):
         return super().getoutput(cmd, split=split, depth=depth + 1)
 
     def _refuse_script_magics(self) -> None:
-        """%%bash and its kin start their processes without asking `system`."""
+        """%%bash and its kin start their processes without asking `system`; and os.system answers
+        with a number where linux refuses, 32512 or -1, as of a program that was not found."""
 
         def refuse(line: str = "", cell: str = "") -> None:
             raise ProcessesRefused
+
+        def system(command: object) -> int:
+            raise ProcessesRefused
+
+        os.system = system
 
         for name in _SCRIPT_MAGICS:
             if self.find_cell_magic(name) is not None:  # loads them, so that none comes later
@@ -597,7 +614,16 @@ class SandboxShell(InteractiveShell):
         if self.displayhook.is_active:
             self.error_in_display = True
         self.last_error = error_content(etype, evalue, stb)
+        if isinstance(evalue, Exception) and (why := self._why_refused(evalue)):
+            self.last_error["evalue"] += f". {why}"
+            self.last_error["traceback"].append(why)
         self.publish("error", self.last_error)
+
+    def _why_refused(self, error: Exception) -> str | None:
+        try:
+            return refusals.reason(error, processes=self.processes)
+        except Exception:  # noqa: BLE001 - user code: an error's own attributes
+            return None
 
 
 def _without_handler(below: types.TracebackType | None) -> types.TracebackType | None:
@@ -674,7 +700,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def _bounded_lines(lines: list[str]) -> list[str]:
-    if sum(map(len, lines)) <= _TRACEBACK_MAX:
+    if sum(map(len, lines)) <= _TRACEBACK_MAX and len(lines) <= _LINES_MAX:
         return lines
     # The end says what happened, the beginning where the cell stood.
     part = _TRACEBACK_MAX // 8

@@ -36,6 +36,7 @@ import select
 import selectors
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -48,6 +49,9 @@ _CHUNK = 1 << 16
 _OUTBOX_MAX = 1 << 20
 _PIPE_READS = 4
 _SPAWN_FAILED = 126
+_PROXY = ("127.0.0.1", 3128)
+_BACKLOG = 128
+_STARTS_WITHIN_S = 0.05
 OOM_SUPERVISOR, OOM_KERNEL, _OOM_COMMAND = 0, 500, 700  # above what PID 1 was started with
 
 
@@ -107,6 +111,9 @@ class Supervisor:
         self._decoder = frames.FrameReader()
         self._outbox = bytearray()
         self._paused: list[tuple[_Command, int]] = []
+        self._way_out: socket.socket | None = None
+        self._relay_pid = 0
+        self._relay_since = 0.0
         self._wakeup, wakeup_writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         control.setblocking(False)
         self._selector.register(control, selectors.EVENT_READ, self._converse)
@@ -136,6 +143,13 @@ class Supervisor:
             self.tell("kernel_exited", {})
 
         self._selector.register(kernel_fd, selectors.EVENT_READ, ended)
+
+    def open_way_out(self) -> None:
+        """Listen where programs look for their proxy, before anything else inside can. What copies
+        for them is forked with the first connection: see `sbx.guest.egress`."""
+        self._way_out = socket.create_server(_PROXY, backlog=_BACKLOG)
+        self._way_out.setblocking(False)
+        self._selector.register(self._way_out, selectors.EVENT_READ, self._start_relay)
 
     def tell(self, kind: str, content: Mapping[str, Any], name: str | None = None) -> None:
         """Put a frame in the outbox; it leaves as soon as the runtime takes it."""
@@ -359,6 +373,41 @@ class Supervisor:
             os.close(command.stdin)
             command.stdin = -1
 
+    # -- the way out ----------------------------------------------------------------------------
+
+    def _start_relay(self) -> None:
+        assert self._way_out is not None
+        try:
+            self._oom.set(_OOM_COMMAND)
+            pid = os.fork()
+            if pid == 0:
+                _become_relay(self._way_out)
+        except OSError:  # the jail has no task left
+            self._hang_up_on_waiting()
+            return
+        finally:
+            self._oom.set(OOM_SUPERVISOR)
+        self._relay_pid, self._relay_since = pid, time.monotonic()
+        self._selector.unregister(self._way_out)  # it accepts from now on
+
+    def _relay_ended(self, status: int) -> None:
+        """Somebody killed it, or it had nothing to do: the next connection starts another one."""
+        assert self._way_out is not None
+        self._relay_pid = 0
+        lived_s = time.monotonic() - self._relay_since
+        if (os.WIFEXITED(status) and status) or lived_s < _STARTS_WITHIN_S:
+            self._hang_up_on_waiting()  # else one that cannot start would be forked without end
+        self._selector.register(self._way_out, selectors.EVENT_READ, self._start_relay)
+
+    def _hang_up_on_waiting(self) -> None:
+        assert self._way_out is not None
+        for _ in range(_BACKLOG):
+            try:
+                waiting, _ = self._way_out.accept()
+            except OSError:
+                return
+            waiting.close()
+
     # -- children -------------------------------------------------------------------------------
 
     def _woken(self) -> None:
@@ -376,6 +425,8 @@ class Supervisor:
             if pid == self._kernel_pid:
                 self._kernel_pid = 0
                 self.tell("kernel_exited", _outcome(status))
+            elif pid == self._relay_pid:
+                self._relay_ended(status)
             elif command := self._by_pid.pop(pid, None):
                 self._end(command, status)
 
@@ -426,6 +477,7 @@ def main() -> NoReturn:
             seal.check_unprivileged()
             seal.limit(walls["rlimits"])
             abi = seal.enter_domain(walls)
+            seal.add_filter(walls["jail_filter"])
             kernel_pid = os.fork()
             if kernel_pid == 0:
                 oom.close()
@@ -455,6 +507,8 @@ def serve(
     supervisor = Supervisor(control, kernel_pid, walls, oom)
     if kernel_fd is not None:
         supervisor.watch_kernel(kernel_fd)
+    if walls["way_out"]:
+        supervisor.open_way_out()
     supervisor.tell("ready", {"landlock": abi})
     supervisor.run()
 
@@ -463,6 +517,7 @@ def _seal_kernel(sock: socket.socket, walls: Any) -> None:
     try:
         os.setsid()
         seal.enter_domain(walls)
+        seal.enter_files_only_domain(walls)
         seal.add_filter(walls["kernel_filter"])
     except BaseException as error:  # noqa: BLE001  # whatever it is, no user code may run here
         sock.sendall(frames.encode("refused", seal.refusal(error)))
@@ -501,6 +556,23 @@ def _become_command(
         os.write(2, f"{content['argv'][0]}: {error}\n".encode(errors="replace"))
     finally:
         os._exit(_SPAWN_FAILED)
+
+
+def _become_relay(listener: socket.socket) -> NoReturn:
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        seal.close_all_but((listener.fileno(),))
+        from sbx.guest import egress  # by this process alone: most jails never need it
+
+        egress.serve(listener)
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
+        os.write(2, f"the way out: {error!r}\n".encode())
+    finally:
+        os._exit(1)
 
 
 def _obey_at(terminal: Terminal, order: frames.Frame) -> None:

@@ -10,6 +10,7 @@
     spawn.py     … how it starts a bwrap; slots.py numbers the descriptors
     staging.py   … where it puts what a jail's uid could not walk to
     zygotes.py   … how it starts zygotes, and lets what they fork into a sandbox
+    attaching.py … how it mounts one more directory into a jail that lives
     launch.py    the runtime's end of the broker's socket: Broker, Zygote, Jail
     facts.py     what linux says of a jail's processes
     receipt.py   which walls are truly in force around one live kernel

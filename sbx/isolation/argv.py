@@ -8,6 +8,7 @@ broker puts each file in its slot before it becomes bwrap.
 
 from collections.abc import Callable, Sequence
 
+from sbx.isolation.attaching import TOP
 from sbx.isolation.plan import (
     INSIDE_GID,
     INSIDE_UID,
@@ -85,11 +86,15 @@ def _view(
                 argv += ["--perms", "0755", "--dir", path]
                 made.add(path)
         argv += _mount(mount, staged(index))
-    for path in mount_points:
-        argv += ["--perms", "0755", "--dir", path]
+    for point in mount_points:
+        for path in (*_above(point), point):
+            if path not in made:
+                argv += ["--perms", "0755", "--dir", path]
+                made.add(path)
     for index, file in enumerate(files):
         argv += ["--perms", "0444", "--file", str(DATA_FD + index), file.target]
     argv += ["--dir", "/sandbox", "--symlink", WORKSPACE, "/sandbox/workspace"]
+    argv += ["--perms", "0755", "--dir", TOP]  # where `attaching` may mount later
     argv += ["--remount-ro", "/dev", "--remount-ro", "/"]
     return argv
 

@@ -12,6 +12,9 @@ It talks on a SOCK_SEQPACKET socket, its fd 0: one JSON object a packet.
     → {"seq": n, "do": "confine"}, with one fd: a file of JSON, see `confinement`      ← {}
     → {"seq": n, "do": "make_sandbox", "sandbox": id, "limits": {…}, "uid": n|null} ← {"uid", "gid"}
     → {"seq": n, "do": "drop_sandbox", "sandbox": id}                     ← {}
+    → {"seq": n, "do": "look_at_disk", "path": data directory}
+                                              ← {"layer": {…}, "device": "MAJOR:MINOR"|null, …}
+    → {"seq": n, "do": "charge", "path", "bytes_max", "inodes_max"}       ← {"charged": bool}
     → {"seq": n, "do": "usage", "sandbox": id}
                         ← {"version", "memory", "memory_peak", "tasks", "cpu_s", "jails", "network"}
     → {"seq": n, "do": "launch", "sandbox", "jail", "bwrap", "args": […], "command": […],
@@ -24,7 +27,12 @@ It talks on a SOCK_SEQPACKET socket, its fd 0: one JSON object a packet.
       with two fds, as for `launch`             ← {"pid": PID 1's, "kernel": pid}, once parked
     → {"seq": n, "do": "enter", "jail": id, "sandbox": id, "mounts": [{"source", "target",
        "writable", "expected": [dev, ino]|null}, …], "tmpfs": […], "environment": {…}}  ← {"limits"}
-    → {"seq": n, "do": "inspect", "jail": id}   ← {"pid1": facts, "kernel": facts, "limits": {…}}
+    → {"seq": n, "do": "inspect", "jail": id, "fresh": bool}
+                            ← {"pid1": facts, "kernel": facts, "limits": {…}, "in_group": bool|null}
+    → {"seq": n, "do": "attach", "jail": id, "source", "target", "read_only": bool,
+       "expected": [dev, ino]|null}             ← {}, once it can be seen inside
+    → {"seq": n, "do": "detach", "jail": id, "target"}                    ← {}
+    → {"seq": n, "do": "unlinked", "jail": id, "device": st_dev}          ← {"bytes", "files"}
     → {"seq": n, "do": "counters", "jail": id}  ← {"oom_kills", "pids_max_hits"}
     → {"seq": n, "do": "kill", "jail": id}      ← {}; the `gone` event says when it is over
     ← {"seq": n, "ok": {…}}  or  {"seq": n, "error": {"code", "message", "hint", "details"}}
@@ -55,7 +63,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbx.errors import Broken, Denied, SbxError, Unavailable
@@ -71,6 +79,9 @@ _STDERR_MAX = 4096
 _LAST_WORDS_S = 3.0
 _REMOVE_S = 1.0
 _DIES_BY_ITSELF_S = 0.03
+_UNLINKED_S = 0.01
+_SHORT_S = 0.5
+_SHORT_LOOK_S = 0.005
 _NO_GROUPS = cgroups.CgroupCapabilities(
     version=0,
     controllers={},
@@ -97,7 +108,10 @@ class _Sandbox:
     become: tuple[int, int] | None
     spare: _Group | None = None
     jails: int = 0
+    memory: int | None = None  # says when it has run out
+    short_until: float = 0.0
     dying: set[str] = field(default_factory=set)
+    dropped: bool = False
 
     def make_spare(self) -> None:
         self.jails += 1
@@ -135,6 +149,7 @@ class _Jail:
     kernel: int | None = None
     kernel_fd: int | None = None
     answered: bool = False
+    attached: dict[str, int] = field(default_factory=dict)
 
 
 class Broker:
@@ -153,12 +168,13 @@ class Broker:
         self._confined = False
         self._confinement: Confinement | None = None
         self._bwrap: str | None = None
+        self._attaching: set[int] = set()
         self._serving = True
 
     def serve(self) -> None:
         self._watch(self._sock.fileno(), self._receive)
         while self._serving:
-            self._turn(self._unthrottle_dying())
+            self._turn(_sooner(self._unthrottle_dying(), self._end_short()))
         self._end()
 
     # -- orders ---------------------------------------------------------------------------------
@@ -212,6 +228,10 @@ class Broker:
                 return None  # answered before all of it is done
             case "drop_sandbox":
                 return self._drop_sandbox(order["sandbox"])
+            case "look_at_disk":
+                return self._look_at_disk(order["path"])
+            case "charge":
+                return _charge(order)
             case "usage":
                 return self._usage(order["sandbox"])
             case "launch":
@@ -228,7 +248,12 @@ class Broker:
             case "enter":
                 return self._enter(order)
             case "inspect":
-                return self._inspect(self._jail(order["jail"]))
+                return self._inspect(self._jail(order["jail"]), fresh=order["fresh"])
+            case "attach" | "detach":
+                self._attach(order)
+                return None  # answered when the child that does it has ended
+            case "unlinked":
+                return _unlinked(self._jail(order["jail"]), order["device"])
             case "counters":
                 return _counters(self._jail(order["jail"]))
             case "kill":
@@ -306,6 +331,12 @@ class Broker:
             made.make_spare()
         except OSError as error:  # the first jail makes it then, and is told why it cannot
             _say(f"no group could be made ahead: {error}")
+        try:
+            made.memory = group.watch_memory()
+        except OSError as error:
+            _say(f"a jail that is out of memory will not end as a whole: {error}")
+        if made.memory is not None:
+            self._watch(made.memory, lambda: self._is_short(made))
 
     def _check_uid(self, uid: int) -> None:
         if self._confined and uid not in self._uids:
@@ -335,8 +366,46 @@ class Broker:
     def _drop_sandbox(self, name: str) -> dict[str, Any]:
         sandbox = self._sandboxes.pop(name, None)
         if sandbox is not None:
-            sandbox.group.remove(_REMOVE_S)
+            if sandbox.memory is not None:
+                self._unwatch(sandbox.memory)
+                os.close(sandbox.memory)
+                sandbox.memory = None
+            self._remove_group(sandbox)
         return {}
+
+    def _remove_group(self, sandbox: _Sandbox) -> None:
+        """A jail that takes long to die holds it, and takes it along when it is buried."""
+        sandbox.dropped = True
+        try:
+            sandbox.group.remove(_REMOVE_S)
+        except TimeoutError:
+            if not any(jail.sandbox is sandbox for jail in self._jails.values()):
+                raise
+
+    def _is_short(self, sandbox: _Sandbox) -> None:
+        assert sandbox.memory is not None
+        with suppress(BlockingIOError):
+            os.read(sandbox.memory, 8)
+        sandbox.short_until = time.monotonic() + _SHORT_S
+
+    def _end_short(self) -> float | None:
+        """End each jail in which a process was killed for memory: those that waited for it would
+        hang, or go on with a part of their state. linux says that memory ran out before it kills,
+        so this looks for a while; seconds to the next look."""
+        now = time.monotonic()
+        short = [one for one in self._sandboxes.values() if one.short_until > now]
+        for jail in self._jails.values() if short else ():
+            if jail.sandbox in short and jail.name not in self._dying and jail.group is not None:
+                with suppress(OSError):  # then its counters are read when it has ended
+                    if jail.group.group.events().oom_kills > 0:
+                        self._kill(jail)
+        return _SHORT_LOOK_S if short else None
+
+    @staticmethod
+    def _look_at_disk(path: str) -> dict[str, Any]:
+        from sbx.isolation import storage
+
+        return {"layer": asdict(storage.layer(path)), **storage.mounted(path)._asdict()}
 
     def _usage(self, name: str) -> dict[str, Any]:
         sandbox = self._sandboxes.get(name)
@@ -553,11 +622,70 @@ class Broker:
             self._close_setup(jail)
         return {"limits": jail.group.limits._asdict()}
 
-    def _inspect(self, jail: _Jail) -> dict[str, Any]:
+    def _inspect(self, jail: _Jail, *, fresh: bool) -> dict[str, Any]:
+        """What linux says of its processes now, and with `fresh` of its group: else the limits as
+        they were when that was made, which somebody who waits for a start need not read again."""
         if jail.pid1 is None or jail.group is None:
             raise Broken("the jail is in no sandbox yet")
         kernel = jail.kernel or next(iter(procfs.children(jail.pid1)), None)
-        return {**facts.read(jail.pid1, kernel), "limits": jail.group.limits._asdict()}
+        read = facts.read(jail.pid1, kernel)
+        if not fresh:
+            return {**read, "limits": jail.group.limits._asdict(), "in_group": None}
+        group = jail.group.group
+        inside = {jail.pid1, kernel} <= {*group.pids(), None} if group.path else None
+        return {**read, "limits": group.limits()._asdict(), "in_group": inside}
+
+    def _attach(self, order: dict[str, Any]) -> None:
+        """Mount a directory into a jail that lives, or take it away: see `attaching`."""
+        from sbx.isolation import attaching
+
+        jail, target = self._jail(order["jail"]), order["target"]
+        if jail.pid1_fd is None or jail.group is None:
+            raise Broken("the jail is in no sandbox yet")
+        if not self._own_namespaces:
+            raise attaching.refuse_without_namespaces()
+        if not attaching.is_target(target):
+            raise Broken(f"nothing is attached at {target}")
+        attach = order["do"] == "attach"
+        if attach:
+            if target in jail.attached:
+                raise attaching.taken(target)
+            tree = attaching.open_source(
+                order["source"], order["expected"], read_only=order["read_only"]
+            )
+        elif (tree := jail.attached.pop(target, -1)) < 0:
+            raise attaching.not_there(target)
+        self._mount(jail, target, tree, attach=attach, seq=order["seq"])
+
+    def _mount(self, jail: _Jail, target: str, tree: int, *, attach: bool, seq: int | None) -> None:
+        """Start the child that does it; with `seq`, what becomes of it is answered."""
+        from sbx.isolation import attaching
+
+        assert jail.pid1_fd is not None
+        try:
+            child = attaching.begin(jail.pid1_fd, target, tree, attach=attach)
+        except BaseException:
+            os.close(tree)
+            raise
+        self._attaching.add(child.pid)
+
+        def ended() -> None:
+            self._unwatch(child.pidfd)
+            self._attaching.discard(child.pid)
+            error = attaching.end(child, target)
+            there = jail.name in self._jails
+            if seq is not None:
+                told = attaching.gone() if error is not None and not there else error
+                outcome = {"ok": {}} if told is None else {"error": told.to_dict()}
+                self._send({"seq": seq, **outcome})
+            if there and seq is not None and attach == (error is None):
+                jail.attached[target] = tree  # attached, or not to be detached now
+            elif there and attach and error is not None and error.code == "attach_failed":
+                self._mount(jail, target, tree, attach=False, seq=None)  # it may have come so far
+            else:
+                os.close(tree)
+
+        self._watch(child.pidfd, ended)
 
     def _kill(self, jail: _Jail | None) -> dict[str, Any]:
         if jail is None:
@@ -630,6 +758,8 @@ class Broker:
             os.close(jail.pid1_fd)
         if jail.kernel_fd is not None:
             os.close(jail.kernel_fd)
+        for tree in jail.attached.values():
+            os.close(tree)
         counters = _counters(jail)
         del self._jails[jail.name]
         # Before anything is cleared away: the next order is obeyed after that in any case.
@@ -661,7 +791,7 @@ class Broker:
         """
         monitors = {jail.started.monitor for jail in self._jails.values() if jail.started}
         monitors |= {zygote.started.monitor for zygote in self._zygotes.values()}
-        for pid in set(procfs.children(os.getpid())) - monitors:
+        for pid in set(procfs.children(os.getpid())) - monitors - self._attaching:
             os.kill(pid, signal.SIGKILL)
             ending = os.pidfd_open(pid)
             try:
@@ -677,6 +807,8 @@ class Broker:
         try:
             if jail.group is not None:
                 _remove(jail.group.group)
+            if jail.sandbox is not None and jail.sandbox.dropped:
+                self._remove_group(jail.sandbox)
         except OSError as error:
             _say(f"the cgroup of jail {jail.name} is left: {error}")
         try:
@@ -755,13 +887,23 @@ def _in_child(act: Callable[[], object]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def _charge(order: dict[str, Any]) -> dict[str, Any]:
+    from sbx.isolation import storage
+
+    limits = {"bytes_max": order["bytes_max"], "inodes_max": order["inodes_max"]}
+    return {"charged": storage.charge(order["path"], **limits)}
+
+
 def _layers(hierarchy: cgroups.Hierarchy) -> list[probe.Layer]:
     """What the groups can limit, in the words of the other layers."""
     found = hierarchy.capabilities
     layers = []
-    for name in ("memory", "tasks", "cpu"):
+    for name in cgroups.CONTROLLERS:
         if name in found.controllers:
-            layers.append(probe.Layer(name, True, f"cgroup v{found.version}"))
+            detail = f"cgroup v{found.version}"
+            if name == "io" and found.version == 1:
+                detail += ": direct and synchronous writes only, not those through the page cache"
+            layers.append(probe.Layer(name, True, detail))
         else:
             missing = found.missing[name]
             layers.append(
@@ -795,6 +937,22 @@ def _counters(jail: _Jail) -> dict[str, int]:
         _say(f"what the group of jail {jail.name} counted is not known: {error}")
         events = cgroups.Events()
     return {"oom_kills": events.oom_kills, "pids_max_hits": events.pids_max_hits}
+
+
+def _unlinked(jail: _Jail, device: int) -> dict[str, int]:
+    """Every order waits meanwhile, so only a few thousand files are looked at each time."""
+    roots = [pid for pid in (jail.pid1, jail.kernel) if pid is not None]
+    pids = [pid for root in roots for pid in procfs.descendants(root)]
+    try:
+        found, files = procfs.unlinked_of(pids, device, _UNLINKED_S)
+    except PermissionError as error:
+        _say(f"a jail hides which files it holds open: {error}")
+        found = files = 0
+    return {"bytes": found, "files": files}
+
+
+def _sooner(one_s: float | None, other_s: float | None) -> float | None:
+    return min((due_s for due_s in (one_s, other_s) if due_s is not None), default=None)
 
 
 def _network(jails: Sequence[int]) -> list[int] | None:

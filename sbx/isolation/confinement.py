@@ -8,17 +8,19 @@ filter, the files and the source of every mount, and refuses with Denied `not_gr
     options     the skeleton of bwrap's words is one of those that a plan has; only mounts, files
                 and variables differ, and each of these is one that a plan could have
     sources     what the policies show, at their places, read-only; and of the data directory the
-                files of a conversation, opened beneath it with no symlink on the way, and mounted
-                by the open file: nothing that is swapped meanwhile is mounted
+                files of a conversation, and the directory of a proxy's socket, the only socket that
+                is ever shown: each opened beneath it with no symlink on the way, and mounted by the
+                open file: nothing that is swapped meanwhile is mounted
     filter      the shipped one. A zygote demands it, and Landlock, of every jail that it forks
     zygotes     no file of the data directory, no variable and no import that no policy names
+    attaching   read-only, and of the directories that the settings name for it, or below them
 
 What it can still do: start jails of any granted kind with any code, limits and variables inside,
 so without a policy's narrower limits and second filter; mix what several policies show; show a jail
 the files of any sandbox, which it can read and write itself; give a jail what it has open itself;
-and, in jails of the cold path, leave out Landlock and rlimits, which the boot frame brings. Such a
-jail has the namespaces, the uid of the range, no capability, the filter and the read-only view all
-the same. And it can end every sandbox.
+set the disk quota of any conversation; and, in jails of the cold path, leave out Landlock and
+rlimits, which the boot frame brings. Such a jail has the namespaces, the uid of the range, no
+capability, the filter and the read-only view all the same. And it can end every sandbox.
 """
 
 import os
@@ -41,7 +43,9 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"[1-9][0-9]*")
 _KEPT = re.compile(
     r"sandboxes/[0-9a-f]{32}/(?:(shared)|[0-9a-f]{32}/(files|files/uploads|uploads))"
+    r"|(egress)/[0-9a-f]{32}"
 )
+_CHARGED = re.compile(r"sandboxes/[0-9a-f]{32}/(?:shared|[0-9a-f]{32})")
 _BINDS = ("--bind", "--ro-bind", "--bind-try", "--ro-bind-try")
 _BINDING = ("landlock", "read", "write", "devices", "filter")
 
@@ -124,6 +128,11 @@ class Confinement:
         self._preload = frozenset(told["preload"])
         self._walls = told["walls"]
         self._filter = load_filter("default", platform.machine()).program.hex()
+        self._attachable = {
+            top: os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            for top in told.get("attachable", ())
+            if os.path.isdir(top) and not _is_below(os.path.realpath(top), told["writable"])
+        }
         self._data = told["data"]
         self._data_fd = os.open(
             self._data, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -143,6 +152,12 @@ class Confinement:
                     yield self._start_zygote(order)
                 case "enter":
                     yield self._enter(order, held)
+                case "look_at_disk":
+                    yield {**order, "path": self._data}
+                case "charge":
+                    yield {**order, "path": self._charged(order["path"], held)}
+                case "attach":
+                    yield self._attach(order, held)
                 case "fork":
                     _check_name(order["jail"])
                     yield order
@@ -190,6 +205,15 @@ class Confinement:
                 raise _denied(f"no policy shows {mount['source']} at {mount['target']}")
             mounts.append({**mount, "source": opened})
         return {**order, "mounts": mounts}
+
+    def _attach(self, order: dict[str, Any], held: ExitStack) -> dict[str, Any]:
+        source = order["source"]
+        if order["read_only"] is not True or not isinstance(source, str):
+            raise _denied("what is attached is read-only")
+        for top, opened in self._attachable.items():
+            if source == top or source.startswith(f"{top}/"):
+                return {**order, "source": _held_beneath(opened, source[len(top) :], held)}
+        raise _denied(f"{source} is in none of the directories that may be attached (attach_dirs)")
 
     def _words(self, order: Mapping[str, Any], grant: _Grant) -> Words:
         """bwrap's words and the command, all but the sources looked at."""
@@ -248,22 +272,37 @@ class Confinement:
         found = _KEPT.fullmatch(relative)
         if found is None or relative == source:
             raise _denied(f"{source} is nothing of a sandbox")
-        try:
-            fd = openat2.openat2(
-                self._data_fd,
-                relative.encode(),
-                os.O_PATH | os.O_DIRECTORY,
-                resolve=openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS,
-            )
-        except OSError as error:
-            raise _denied(f"{source} cannot be shown: {error.strerror}") from error
-        held.callback(os.close, fd)
-        return found[1] or found[2], f"/proc/self/fd/{fd}/."
+        return found[1] or found[2] or found[3], self._held(relative, held)
+
+    def _held(self, relative: str, held: ExitStack) -> str:
+        """A path that leads to this directory of the data directory for as long as `held` is."""
+        return _held_beneath(self._data_fd, relative, held)
+
+    def _charged(self, path: str, held: ExitStack) -> str:
+        """A conversation's directory, or what conversations share, held open."""
+        relative = path.removeprefix(f"{self._data}/")
+        if _CHARGED.fullmatch(relative) is None or relative == path:
+            raise _denied(f"{path} is nothing of a sandbox")
+        return self._held(relative, held)
 
     def _check_tmpfs(self, told: Iterable[Sequence[Any]]) -> None:
         for path, size, mode in told:
             if (mode, path) not in self._zygotes.tmpfs or type(size) is not int or size <= 0:
                 raise _denied(f"no jail has a tmpfs {path} like that")
+
+
+def _held_beneath(top: int, relative: str, held: ExitStack) -> str:
+    try:
+        fd = openat2.openat2(
+            top,
+            (relative.strip("/") or ".").encode(),
+            os.O_PATH | os.O_DIRECTORY,
+            resolve=openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS,
+        )
+    except OSError as error:
+        raise _denied(f"{relative} cannot be shown: {error.strerror}") from error
+    held.callback(os.close, fd)
+    return f"/proc/self/fd/{fd}/."
 
 
 @contextmanager

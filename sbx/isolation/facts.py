@@ -3,6 +3,8 @@
 Read by the broker, or by the runtime where it is allowed to: that spares a turn of the broker.
 """
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from sbx.linux import procfs
@@ -19,3 +21,9 @@ def read(pid1: int, kernel: int | None) -> dict[str, Any]:
         if kernel is None
         else {**procfs.credentials(kernel)._asdict(), "namespaces": procfs.namespaces(kernel)},
     }
+
+
+@functools.cache
+def own_namespaces() -> Mapping[str, int]:
+    """Those of this process, which no jail may be in."""
+    return procfs.namespaces("self")

@@ -4,6 +4,7 @@ Made from the plans themselves, so that nothing is said twice: whatever `plan` a
 policy, and of one that a request narrowed, is granted.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sbx.isolation.plan import (
     Interpreter,
     LaunchPlan,
     Paths,
+    WayOut,
     ZygotePlan,
     plan,
     zygote_plan,
@@ -35,9 +37,11 @@ def grants(
     guest: Path,
     data: Path,
     writable: Sequence[Path],
+    attachable: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """For `BrokerProcess.confine`, as plain data. A policy that this host refuses grants nothing.
 
+    `attachable`: directories that may be attached to a jail that lives, and all below them.
     `writable`: where the confined process can write, so that nothing there is shown by a policy.
     """
     jail: dict[str, set[Any]] = {name: set() for name in _PARTS}
@@ -45,7 +49,8 @@ def grants(
     preload: set[str] = set()
     walls: list[dict[str, Any]] = []
     for policy, interpreter in policies:
-        paths = Paths("files", "uploads", interpreter, str(guest), "shared")
+        way_out = WayOut("egress") if policy.network.mode == "proxy" else None
+        paths = Paths("files", "uploads", interpreter, str(guest), "shared", way_out=way_out)
         for variant in _variants(policy):
             try:
                 planned = plan(variant, capabilities, paths, filters)
@@ -62,6 +67,7 @@ def grants(
         "preload": sorted(preload),
         "walls": walls,
         "data": str(data),
+        "attachable": [os.path.abspath(path) for path in attachable],
         "writable": [str(path.resolve()) for path in writable],
     }
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sbx import errors
-from sbx.isolation import cgroups, facts, spawn, staging
+from sbx.isolation import cgroups, facts, spawn, staging, storage
 from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.forked import check_process
 from sbx.isolation.patience import in_thread, to_the_end
@@ -34,6 +34,9 @@ _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from sbx.isolation.broker import main; main()"
 _ORDER_S = 30.0
 _END_S = 5.0
+# All tasks of a fork bomb have to run once more to end: with 40 others ready to run on two cores
+# 5 s were not enough.
+_KILLED_S = 30.0
 _BEHIND_S = 0.002
 _OF_A_ZYGOTE = {"start_zygote": "import what is preloaded", "fork": "fork a jail"}
 _PACKET_MAX = 1 << 18
@@ -89,6 +92,7 @@ class Jail:
         self.control, self._control_inside = _pair()
         self.kernel, self._kernel_inside = _pair()
         self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._gone_by: float | None = None
 
     @property
     def plan(self) -> LaunchPlan:
@@ -105,7 +109,8 @@ class Jail:
         """The seal, as the boot frame tells it. A forked jail loads by itself the filter that
         bubblewrap loads into the others."""
         return self.plan.seal.to_json() | {
-            "filter": self.plan.filter.program.hex() if self.zygote is not None else None
+            "filter": self.plan.filter.program.hex() if self.zygote is not None else None,
+            "way_out": self.plan.way_out,
         }
 
     @property
@@ -128,25 +133,56 @@ class Jail:
         return await asyncio.shield(self._end)
 
     async def kill(self) -> End:
-        """SIGKILL to everything inside; returns when it is gone, Broken after 5 seconds."""
-        if not self.gone:
-            with contextlib.suppress(errors.SbxError):  # a broker that ends takes every jail along
-                await self._broker.order("kill", jail=self.name)
+        """SIGKILL to everything inside; returns when it is gone, Broken `_KILLED_S` after the
+        first kill: nobody waits for it anew."""
+        if self.gone:
+            return self._end.result()
+        self._gone_by = self._gone_by or asyncio.get_running_loop().time() + _KILLED_S
         try:
-            async with asyncio.timeout(_END_S):
+            async with asyncio.timeout_at(self._gone_by):
+                with contextlib.suppress(errors.SbxError):  # a broker that ends takes it along
+                    await self._broker.order("kill", jail=self.name)
                 return await self.end()
         except TimeoutError:
             raise errors.Broken(
-                f"the jail {self.name} was killed and is not gone after {_END_S:g} s"
+                f"the jail {self.name} was killed and is not gone after {_KILLED_S:g} s"
             ) from None
 
-    async def inspect(self) -> dict[str, Any]:
-        """What linux says of PID 1 and the kernel: ids, capabilities, seccomp, namespaces."""
-        if self.pid is not None and self._limits is not None:
+    async def inspect(self, *, fresh: bool = False) -> dict[str, Any]:
+        """What linux says of PID 1 and the kernel: ids, capabilities, seccomp, namespaces; with
+        `fresh` also of the limits of their group, and whether they are in it."""
+        if not fresh and self.pid is not None and self._limits is not None:
             # Where /proc is hidden, or the jail is another user's, only the broker may look.
             with contextlib.suppress(OSError):
                 return {**facts.read(self.pid, self.kernel_pid), "limits": self._limits}
-        return await self._broker.order("inspect", jail=self.name)
+        return await self._broker.order("inspect", jail=self.name, fresh=fresh)
+
+    async def attach(
+        self, source: str, target: str, *, read_only: bool, expected: tuple[int, int]
+    ) -> None:
+        """Show a directory of the host at `target` from now on; it is the (device, inode)
+        `expected`. Raises Conflict `already_attached` and `target_moved`, Broken `jail_gone` and
+        `path_replaced`, Denied `not_granted`, Unavailable `attach_unavailable`, `attach_failed`."""
+        await self._broker.order(
+            "attach",
+            jail=self.name,
+            source=source,
+            target=target,
+            read_only=read_only,
+            expected=expected,
+        )
+
+    async def detach(self, target: str) -> None:
+        """Show it no more. Raises NotFound `not_attached`, and as `attach`."""
+        await self._broker.order("detach", jail=self.name, target=target)
+
+    async def unlinked(self, device: int) -> tuple[int, int]:
+        """Bytes and number of the files on a file system that its processes hold open and that have
+        no name any more, where only the broker may look; of what it can see in a few ms."""
+        if self.gone:
+            return 0, 0
+        told = await self._broker.order("unlinked", jail=self.name, device=device)
+        return told["bytes"], told["files"]
 
     async def counters(self) -> End:
         """The cgroup's counters so far; those of its end when it is gone already."""
@@ -308,6 +344,7 @@ class Broker:
         self._jails: dict[str, Jail] = {}
         self._zygotes: dict[str, Zygote] = {}
         self.capabilities: Capabilities | None = None
+        self.disk: str | None = None
 
     @classmethod
     async def start(
@@ -349,8 +386,25 @@ class Broker:
             **await self.order("make_sandbox", sandbox=name, limits=asdict(limits), uid=uid)
         )
 
+    async def look_at_disk(self, path: str) -> None:
+        """Learn whether conversations below this directory can have a hard quota, and on which disk
+        they lie; `capabilities` says so from then on, and `disk` is "MAJOR:MINOR" or None."""
+        told = await self.order("look_at_disk", path=path)
+        assert self.capabilities is not None
+        self.disk = told["device"]
+        self.capabilities = storage.with_disk(self.capabilities, told, path)
+
+    async def charge(self, path: str, *, bytes_max: int, inodes_max: int) -> bool:
+        """Give a conversation's directory a hard quota; False for one that is too old to count.
+
+        Raises Broken where linux refuses.
+        """
+        told = await self.order("charge", path=path, bytes_max=bytes_max, inodes_max=inodes_max)
+        return bool(told["charged"])
+
     async def drop_sandbox(self, name: str) -> None:
-        """Kill what is left of a sandbox and remove its cgroup. A broker that is gone did so."""
+        """Kill what is left of a sandbox and remove its cgroup, which goes later where a jail takes
+        long to die. A broker that is gone did so."""
         if self.alive:
             await self.order("drop_sandbox", sandbox=name)
 
@@ -693,10 +747,17 @@ def _broker_died() -> errors.Broken:
 
 def _revive(raw: Mapping[str, Any]) -> errors.SbxError:
     """The broker's error as the class a caller can catch."""
-    unavailable = ("launch_failed", "unavailable", "zygote_failed", "zygote_gone")
+    unavailable = (
+        *("launch_failed", "unavailable", "zygote_failed", "zygote_gone"),
+        *("attach_failed", "attach_unavailable"),
+    )
     kind: type[errors.SbxError] = errors.Broken
     if raw["code"] in unavailable:
         kind = errors.Unavailable
     elif raw["code"] == "not_granted":
         kind = errors.Denied
+    elif raw["code"] in ("already_attached", "target_moved"):
+        kind = errors.Conflict
+    elif raw["code"] == "not_attached":
+        kind = errors.NotFound
     return kind(raw["message"], code=raw["code"], hint=raw.get("hint"), details=raw.get("details"))

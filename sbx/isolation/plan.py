@@ -6,6 +6,7 @@ anything was started; `best-effort` walls fall to the next weaker means, which t
 the receipt repeats.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,10 @@ WORKSPACE = "/workspace"
 TEMPAREA = f"{WORKSPACE}/uploads/temparea"
 UPLOADS_BESIDE_A_HOST_DIRECTORY = "/uploads"
 HOME_BESIDE_A_HOST_DIRECTORY = "/home/sandbox"
+WAY_OUT = "/run/sbx"
+CERTIFICATES = "certificates.pem"
+_PROXY = "http://127.0.0.1:3128"
+_NO_PROXY = "localhost,127.0.0.1,::1"
 _HOME_SIZE = 64 << 20
 _WEAKER_DATA_FACTOR = 2  # RLIMIT_DATA counts reserved stacks too: at 1 it stops 60 idle threads
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
@@ -43,8 +48,19 @@ class Interpreter:
 
 
 @dataclass(frozen=True, slots=True)
+class WayOut:
+    """Where the proxy of one sandbox listens: a directory of the host that holds `egress.sock`,
+    and with `certificates` the ones to trust inside. `environment`: placeholders of secrets."""
+
+    directory: str
+    certificates: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Paths:
-    """The host's directories that one jail is shown. `guest` holds the package `sbx`."""
+    """The host's directories that one jail is shown. `guest` holds the package `sbx`; `disk` is by
+    which means the files keep to their size."""
 
     files: str
     uploads: str
@@ -55,6 +71,8 @@ class Paths:
     has_temparea: bool = True
     pinned: tuple[str, ...] = ()
     protected: tuple[str, ...] = ()
+    disk: "Wall | None" = None
+    way_out: WayOut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +126,21 @@ class Wall:
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """What the sandbox's cgroup gets; None is not limited. Bytes, tasks, cpus."""
+    """What the sandbox's cgroup gets; None is no limit. Bytes, tasks, cpus; `io` as `IoLimit`."""
 
     memory_max: int | None
     tasks_max: int | None
     cpu_quota: float | None
+    io: tuple[tuple[str, int | None, int | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What the guest does to itself before it looks at anything of the user's, in plain data."""
+    """What the guest does to itself before it looks at anything of the user's, in plain data.
+
+    `jail_filter` comes on top of the plan's own in every process, `kernel_filter` on that in the
+    kernel, with a Landlock domain to match: `files_only` names where files can be made then.
+    """
 
     landlock: bool
     read: tuple[str, ...]
@@ -125,6 +148,8 @@ class Seal:
     devices: tuple[str, ...]
     rlimits: tuple[tuple[str, int], ...]
     kernel_filter: Filter | None
+    jail_filter: Filter | None = None
+    files_only: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -134,6 +159,8 @@ class Seal:
             "devices": self.devices,
             "rlimits": dict(self.rlimits),
             "kernel_filter": self.kernel_filter.program.hex() if self.kernel_filter else None,
+            "jail_filter": self.jail_filter.program.hex() if self.jail_filter else None,
+            "files_only": self.files_only,
         }
 
 
@@ -143,6 +170,7 @@ class LaunchPlan:
 
     `mounts` are what every jail of the policy is shown and `own_mounts` what this one is, each in
     the order in which they are made: the system first, then the files of the conversation on it.
+    With a `way_out` PID 1 listens on the loopback for what is to go to the proxy.
     """
 
     bwrap: str
@@ -157,6 +185,7 @@ class LaunchPlan:
     walls: tuple[Wall, ...]
     network: str = "none"
     writable_home: str = field(default=WORKSPACE)
+    way_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +216,7 @@ class Filters:
 
     default: Filter
     strict: Filter
+    allowlist: Filter
 
 
 def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filters) -> LaunchPlan:
@@ -195,25 +225,31 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
     weaker = {wall.name for wall in walls if wall.weaker}
     assert capabilities.bwrap is not None  # decide_walls refused otherwise
     home = HOME_BESIDE_A_HOST_DIRECTORY if paths.host_directory else WORKSPACE
+    own_home = (home,) if paths.host_directory else ()
+    files_only = (WORKSPACE, "/tmp", *own_home)  # not /dev/shm: it is memory to share
     return LaunchPlan(
         bwrap=capabilities.bwrap,
         options=capabilities.bwrap_options,
         mounts=_mounts(policy, paths, staged=capabilities.root),
         own_mounts=_own_mounts(paths, staged=capabilities.root),
         files=_etc(policy.user, home),
-        environment=_environment(policy, paths.interpreter, home),
+        environment=_environment(policy, paths.interpreter, home, paths.way_out),
         command=_command(paths.interpreter, "boot"),
         filter=filters.default,
         seal=Seal(
             landlock="landlock" not in weaker,
             read=("/",),
-            write=(WORKSPACE, "/tmp", "/dev/shm", *((home,) if paths.host_directory else ())),
+            write=(WORKSPACE, "/tmp", "/dev/shm", *own_home),
             devices=tuple(f"/dev/{name}" for name in _DEVICES),
             rlimits=_rlimits(policy, weaker),
             kernel_filter=filters.strict if policy.filter == "strict" else None,
+            jail_filter=filters.allowlist if policy.filter != "default" else None,
+            files_only=files_only if policy.filter == "strict" and "landlock" not in weaker else (),
         ),
-        walls=walls,
+        walls=walls if paths.disk is None else (*walls, paths.disk),
+        network=_network(policy),
         writable_home=home,
+        way_out=paths.way_out is not None,
     )
 
 
@@ -225,11 +261,14 @@ def zygote_plan(policy: Policy, capabilities: Capabilities, paths: Paths) -> Zyg
     """
     assert capabilities.bwrap is not None  # decide_walls refused otherwise
     home = HOME_BESIDE_A_HOST_DIRECTORY if paths.host_directory else WORKSPACE
-    targets = (bind.target for bind in _own_mounts(paths, staged=False))
+    targets = [bind.target for bind in _own_mounts(paths, staged=False)]
+    targets += [WAY_OUT] if policy.network.mode == "proxy" else []
     return ZygotePlan(
         bwrap=capabilities.bwrap,
         mounts=_mounts(policy, paths, staged=capabilities.root),
-        mount_points=tuple(one for one in targets if not one.startswith(f"{WORKSPACE}/")),
+        mount_points=tuple(
+            one for one in dict.fromkeys(targets) if not one.startswith(f"{WORKSPACE}/")
+        ),
         files=_etc(policy.user, home),
         environment=_environment(policy, paths.interpreter, home),
         command=_command(paths.interpreter, "zygote"),
@@ -249,6 +288,7 @@ def decide_walls(policy: Policy, capabilities: Capabilities) -> tuple[Wall, ...]
     return tuple(
         _decide(name, getattr(policy.walls, name), capabilities, weaker_means)
         for name, weaker_means in _WEAKER_MEANS.items()
+        if name != "io" or slows_io(policy)
     )
 
 
@@ -259,7 +299,13 @@ _WEAKER_MEANS: Mapping[str, str | None] = {
     "memory": "RLIMIT_DATA a process, and a watcher that sums the jail's memory and kills",
     "tasks": "RLIMIT_NPROC in the jail's own user namespace",
     "cpu": "nothing but the wall time of a run",
+    "io": "nothing: reads and writes take what the disk gives",
 }
+
+
+def slows_io(policy: Policy) -> bool:
+    """Whether a limit of the policy speaks of io: without one no wall is asked for."""
+    return min(policy.limits.io_read_max, policy.limits.io_write_max) < math.inf
 
 
 def _decide(name: str, demanded: str, capabilities: Capabilities, weaker: str | None) -> Wall:
@@ -319,6 +365,7 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
        a mount point cannot be renamed away and replaced, and on it the uploads, read-only.
     2. In a host directory: what would run later on the host, read-only where it exists, and the
        directories above it pinned like `uploads`.
+    3. The directory of the proxy's socket, read-only: to connect to one is no write.
     """
     view = [Bind(paths.files, WORKSPACE, writable=True, staged=staged)]
     if paths.host_directory:
@@ -335,6 +382,8 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
             Bind(f"{paths.files}/{name}", f"{WORKSPACE}/{name}", writable=writable, staged=staged)
             for name in names
         ]
+    if paths.way_out is not None:
+        view.append(Bind(paths.way_out.directory, WAY_OUT, staged=staged))
     return tuple(view)
 
 
@@ -355,7 +404,7 @@ def _etc(user: str, home: str) -> tuple[DataFile, ...]:
 
 
 def _environment(
-    policy: Policy, interpreter: Interpreter, home: str
+    policy: Policy, interpreter: Interpreter, home: str, way_out: WayOut | None = None
 ) -> tuple[tuple[str, str], ...]:
     """What every process inside starts with. Caches and configuration go to /tmp, never to $HOME:
     a file planted there would otherwise be read before the seal, or run in the next kernel."""
@@ -384,7 +433,41 @@ def _environment(
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
-    return tuple({**ours, **policy.env}.items())
+    return tuple({**ours, **_way_to_the_proxy(policy, way_out), **policy.env}.items())
+
+
+def _way_to_the_proxy(policy: Policy, way_out: WayOut | None) -> dict[str, str]:
+    """How programs find the proxy, and trust it where it ends their TLS; each reads another name.
+
+    The address is the same for every jail, and a zygote's environment has it; certificates and
+    placeholders are a sandbox's own, and come with it.
+    """
+    if policy.network.mode != "proxy":
+        return {}
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    found = dict.fromkeys([*names, *map(str.lower, names)], _PROXY)
+    found |= {"NO_PROXY": _NO_PROXY, "no_proxy": _NO_PROXY}
+    if way_out is not None and way_out.certificates:
+        found |= dict.fromkeys(_TRUST, f"{WAY_OUT}/{CERTIFICATES}")
+    return found | dict(way_out.environment if way_out is not None else ())
+
+
+_TRUST = (
+    "SSL_CERT_FILE",  # OpenSSL, and so Python's ssl
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "PIP_CERT",
+    "GIT_SSL_CAINFO",
+    "NODE_EXTRA_CA_CERTS",
+)
+
+
+def _network(policy: Policy) -> str:
+    """The rule, as a receipt says it."""
+    if policy.network.mode == "none":
+        return "none"
+    hosts = len(policy.network.allow)
+    return f"proxy: {hosts} host{'' if hosts == 1 else 's'}"
 
 
 def _command(interpreter: Interpreter, script: str) -> tuple[str, ...]:

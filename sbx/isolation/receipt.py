@@ -2,11 +2,15 @@
 
 What linux says of the processes (ids, capabilities, no_new_privs, seccomp, namespaces) comes from
 the broker, which reads it on the host. Landlock shows in no file: its ABI is the word of our own
-guest, given before any user code ran. A plan that was not carried out is refused here.
+guest, given before any user code ran. The hashes are those of the programs that linux was handed;
+it tells how many are loaded, and not which. A plan that was not carried out is refused here.
+
+`make_receipt` is for the start, `read_again` for a kernel that lives: it refuses nothing, and says
+what is otherwise than it was.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,18 +19,32 @@ from sbx.isolation.plan import LaunchPlan
 from sbx.protocol.receipt import Receipt as Receipt
 
 _SECCOMP_FILTER_MODE = 2
+_READ = (
+    "host_uid",
+    "namespaces",
+    "no_new_privs",
+    "capabilities",
+    "seccomp_mode",
+    "filters",
+    "limits",
+)
 
 
 def make_receipt(
     plan: LaunchPlan,
     facts: Mapping[str, Any],
     *,
+    host: Mapping[str, int],
     landlock_abi: int,
+    read_at: float = 0.0,
     python: str = "",
     preload_failed: Mapping[str, str] = MappingProxyType({}),
     path: str = "cold",
 ) -> Receipt:
-    """Compare what linux says with what was planned. Raises CannotEnforce naming the layer."""
+    """Compare what linux says with what was planned. Raises CannotEnforce naming the layer.
+
+    `host`: the runtime's own namespaces, of which the kernel may have none.
+    """
     pid1, kernel = facts["pid1"], facts["kernel"]
     if kernel is None:
         raise _not_in_force("namespaces", "the kernel process cannot be seen from the host")
@@ -39,7 +57,14 @@ def make_receipt(
             raise _not_in_force("seccomp", "no_new_privs is not set")
         if process["seccomp"] != _SECCOMP_FILTER_MODE:
             raise _not_in_force("seccomp", "no filter is loaded")
+    for name, number in kernel["namespaces"].items():
+        if number == host.get(name):
+            raise _not_in_force("namespaces", f"the kernel is in the {name} namespace of the host")
     filters = {"default": plan.filter.sha256}
+    if plan.seal.jail_filter is not None:
+        filters["allowlist"] = plan.seal.jail_filter.sha256
+        if pid1["filters"] < len(filters):
+            raise _not_in_force("seccomp", "PID 1 lacks its second filter")
     if plan.seal.kernel_filter is not None:
         filters["strict"] = plan.seal.kernel_filter.sha256
         if kernel["filters"] < len(filters):
@@ -59,7 +84,41 @@ def make_receipt(
         walls=tuple(asdict(wall) for wall in plan.walls),
         python=python,
         preload_failed=dict(preload_failed),
+        host_namespaces=dict(host),
+        seccomp_mode=kernel["seccomp"],
+        filters=kernel["filters"],
+        read_at=read_at,
     )
+
+
+def read_again(
+    standing: Receipt, facts: Mapping[str, Any], *, host: Mapping[str, int], read_at: float
+) -> Receipt:
+    """The receipt of a kernel that started with `standing`, by what linux says of it now.
+
+    Of PID 1 and the kernel, whichever has the weaker wall is told.
+    """
+    processes = [facts["pid1"], facts["kernel"]]
+    now = replace(
+        standing,
+        host_uid=facts["kernel"]["uid"],
+        namespaces=facts["kernel"]["namespaces"],
+        no_new_privs=all(process["no_new_privs"] for process in processes),
+        capabilities=processes[0]["capabilities"] | processes[1]["capabilities"],
+        seccomp_mode=min(process["seccomp"] for process in processes),
+        filters=facts["kernel"]["filters"],
+        limits=facts["limits"],
+        host_namespaces=dict(host),
+        read_at=read_at,
+    )
+    changed = {
+        name: {"was": getattr(standing, name), "now": getattr(now, name)}
+        for name in _READ
+        if getattr(standing, name) != getattr(now, name)
+    }
+    if facts.get("in_group") is False:
+        changed["in_group"] = {"was": True, "now": False}
+    return replace(now, changed=changed)
 
 
 def _not_in_force(layer: str, cause: str) -> CannotEnforce:

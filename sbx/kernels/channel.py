@@ -23,6 +23,7 @@ _HELD_BYTES = 4 << 20
 _FRAMES_A_WINDOW = 1000
 _WINDOW_S = 0.1
 _READ = 1 << 16
+_UNREAD_MAX = 64 << 20  # bytes for one who does not read: many times the largest request
 
 
 class ChannelClosed(Exception):
@@ -50,6 +51,7 @@ class Channel(asyncio.BufferedProtocol):
         self._window = 0.0
         self._in_window = 0
         self._cause: str | None = None
+        self.fault: str | None = None  # the same, where the other side was cut off for what it did
         self._waiting: asyncio.Future[None] | None = None
         self._draining: asyncio.Future[None] | None = None
         self._transport: Any = None
@@ -80,6 +82,10 @@ class Channel(asyncio.BufferedProtocol):
         if self._cause is not None:
             raise ChannelClosed(self._cause)
         self._transport.write(frames.encode(kind, content, name))
+        # Only where it has not read for a while is this asked at all.
+        if self._draining is not None and self._transport.get_write_buffer_size() > _UNREAD_MAX:
+            self._cut_off("it does not read what it is sent")
+            raise ChannelClosed("it does not read what it is sent")
 
     async def send(self, kind: str, content: Any, name: str | None = None) -> None:
         """Send a frame; waits while the inside does not read. Raises ChannelClosed."""
@@ -115,6 +121,11 @@ class Channel(asyncio.BufferedProtocol):
             self._transport.abort()
         self._wake()
 
+    def _cut_off(self, fault: str) -> None:
+        _log.warning("a kernel was cut off: %s", fault)
+        self.fault = fault
+        self.close(fault)
+
     # -- asyncio.BufferedProtocol -----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -130,8 +141,7 @@ class Channel(asyncio.BufferedProtocol):
                 self._frames.append(self._dialect.decode(body))
                 self._held += len(body)
         except frames.Malformed as error:
-            _log.warning("a kernel was cut off for what it sent: %s", error)
-            self.close(f"it sent what no kernel of ours sends: {error}")
+            self._cut_off(f"it sent what no kernel of ours sends: {error}")
             return
         self._limit_rate(len(bodies))
         if not self._paused and (len(self._frames) > _HELD_FRAMES or self._held > _HELD_BYTES):

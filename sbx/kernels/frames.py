@@ -18,9 +18,10 @@ SMALL_MAX = 6 << 20
 BUNDLE_PARTS_MAX = 64
 JSON_PART_MAX = 2 << 20
 DEPTH_MAX = 64
+STRINGS_MAX = 1 << 18  # in a frame, keys among them: 40 MiB and 0.2 s
 _REASON_MAX = 4096  # characters; it is remembered with a command that could not be started
 _HEADER = struct.Struct(">I")
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -35,6 +36,7 @@ class Malformed(Exception):
 
 
 _Code = Annotated[int, msgspec.Meta(ge=0, le=255)]  # wait(2)
+_Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # JSON has longer ones
 _Signal = Annotated[int, msgspec.Meta(ge=1, le=64)]
 
 
@@ -60,7 +62,7 @@ class UpdateDisplayData(DisplayData):
 
 class ExecuteResult(_Content):
     data: dict[str, msgspec.Raw]
-    execution_count: int | None
+    execution_count: _Count | None
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
     cut: bool = False
 
@@ -109,8 +111,8 @@ class KernelReady(_Content):
 
 class ExecuteReply(_Content):
     status: Literal["ok", "error", "aborted"]
-    execution_count: int | None = None
-    payload: list[msgspec.Raw] = []
+    execution_count: _Count | None = None
+    payload: msgspec.Raw = msgspec.Raw(b"[]")
     user_expressions: msgspec.Raw = msgspec.Raw(b"{}")
     ename: str = ""
     evalue: str = ""
@@ -119,8 +121,8 @@ class ExecuteReply(_Content):
 
 class CompleteReply(_Content):
     matches: list[str]
-    cursor_start: int
-    cursor_end: int
+    cursor_start: _Count
+    cursor_end: _Count
     status: str
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -227,6 +229,15 @@ _envelope = msgspec.json.Decoder(_Envelope)
 # size would be a list of millions: 800 MiB and a second of the loop for 24 MiB, measured.
 _LARGE = frozenset({"stream", "display_data", "update_display_data", "execute_result", "output"})
 
+# What makes us build a dict or a list of strings. Two million keys in one bundle were 280 MiB, and
+# kept the loop for seconds; a kernel that nobody reads from had them held for ever.
+_BUILT = frozenset(
+    (
+        *("display_data", "update_display_data", "execute_result", "error"),
+        *("ready", "inspect_reply", "complete_reply"),
+    )
+)
+
 
 class Dialect:
     """The frames that one of the two sockets may carry."""
@@ -241,12 +252,24 @@ class Dialect:
             decoder = self._decoders[envelope.type]
             if len(body) > SMALL_MAX and envelope.type not in _LARGE:
                 raise Malformed(f"a frame of type {envelope.type} of {len(body)} bytes")
+            if envelope.type in _BUILT and len(body) > 2 * STRINGS_MAX and _is_crowded(body):
+                raise Malformed(f"a frame of type {envelope.type} of too many strings")
             content = decoder.decode(envelope.content)
         except KeyError as error:
             raise Malformed(f"a frame of unknown type {str(error)[:80]}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Malformed(str(error)[:200]) from None
         return Frame(content, envelope.id, len(body))
+
+
+def _is_crowded(body: bytes | bytearray | memoryview) -> bool:
+    """Whether this JSON has more than STRINGS_MAX strings, told without building any: a quote that
+    no backslash stands before begins or ends one."""
+    text = bytes(body)
+    if text.count(b'"') <= 2 * STRINGS_MAX:
+        return False
+    text = text.replace(b"\\\\", b"")
+    return text.count(b'"') - text.count(b'\\"') > 2 * STRINGS_MAX
 
 
 KERNEL = Dialect(KERNEL_FRAMES)

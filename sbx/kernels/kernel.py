@@ -15,23 +15,29 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
 from sbx import errors
+from sbx.isolation.facts import own_namespaces
 from sbx.isolation.launch import End, Jail
 from sbx.isolation.patience import to_the_end
-from sbx.isolation.receipt import Receipt, make_receipt
+from sbx.isolation.receipt import Receipt, make_receipt, read_again
 from sbx.kernels import frames
 from sbx.kernels.channel import Channel, ChannelClosed
 from sbx.protocol.runs import Cause, RunError
 
 _log = logging.getLogger(__name__)
 _BEYOND_WINDOW = 2 << 20  # bytes: what a pipe held when a command ended comes beyond its window
+_REHEARSED = 1 << 10
 _TERMINAL_WINDOW = 256 << 10  # bytes of a terminal that may be on their way
 _UNREAD_MAX = 256 << 10  # bytes typed that nobody inside has read
 _ACTIVE_S = 2.0  # for how long a terminal counts as busy after the last byte
+_UNGUESSED = 10**16
+_LAST_COUNT_S = 1.0  # for the counters of a jail that does not end
 _LAST_WORDS_S = 0.1  # in which to read what was sent by one who has ended
 
 
@@ -181,10 +187,12 @@ class Kernel:
         self._allow_stdin = False
         self._in_cell = False
         self.on_busy: Callable[[], None] | None = None
+        self.on_output: Callable[[frames.Frame], bool] | None = None  # True: it ends for this
         self.killed_for: Cause | None = None
         self.cut_off: str | None = None
         self.left: RunError | None = None  # why its owner ended it, where that was no limit
         self.seen = (0, 0)
+        self._left_with: End | None = None  # the counters of a jail that does not end
         self.receipt: Receipt
 
     @classmethod
@@ -234,6 +242,8 @@ class Kernel:
             self.receipt = make_receipt(
                 jail.plan,
                 facts,
+                host=own_namespaces(),
+                read_at=time.time(),
                 landlock_abi=sealed.landlock,
                 python=ready.python,
                 preload_failed=ready.preload_failed,
@@ -255,6 +265,18 @@ class Kernel:
         if cells.closed:
             control.close("the kernel hung up")
         self._listening = asyncio.create_task(self._listen())
+
+    async def read_receipt(self) -> Receipt | None:
+        """The receipt by what linux says now; None when the kernel has ended meanwhile."""
+        try:
+            facts = await self._jail.inspect(fresh=True)
+        except errors.Broken:
+            if self._jail.gone or not self.alive:
+                return None
+            raise
+        if facts["kernel"] is None:
+            return None
+        return read_again(self.receipt, facts, host=own_namespaces(), read_at=time.time())
 
     def close(self) -> None:
         """Let go of the sockets; the jail ends by that."""
@@ -284,11 +306,15 @@ class Kernel:
         """Every process of the jail, as the host numbers them, PID 1 first."""
         return self._jail.processes()
 
+    async def unlinked(self, device: int) -> tuple[int, int]:
+        """Bytes and number of its files without a name on a file system, as the broker sees it."""
+        return await self._jail.unlinked(device)
+
     async def begin(
         self, code: str, *, allow_stdin: bool, output_max: int, silent: bool = False
     ) -> None:
         """Start a cell; `next` gives what it causes. Raises KernelDied."""
-        self._turn = str(next(self._names))
+        self._turn = self._name()
         self._allow_stdin = allow_stdin
         request = {
             "code": code,
@@ -300,6 +326,13 @@ class Kernel:
         self._in_cell = True
         self._becomes_busy()
         await self._ask("execute_request", request, self._turn)
+
+    async def rehearse(self) -> None:
+        """Run a cell that does nothing: the pages that a first one writes to are copied by then,
+        which takes longer than all the rest of it. Raises as `next`."""
+        await self.begin("None", allow_stdin=False, output_max=_REHEARSED, silent=True)
+        while not isinstance((await self.next()).content, frames.ExecuteReply):
+            pass
 
     @property
     def has_next(self) -> bool:
@@ -385,14 +418,32 @@ class Kernel:
         return command
 
     async def kill(self, cause: Cause | None = None) -> End:
-        """End everything inside and wait until it is gone. `cause`: the limit it crossed."""
+        """End everything inside and wait until it is gone. `cause`: the limit it crossed.
+
+        What takes too long to die is left to the broker, which buries it then: whoever ended it, or
+        is told of its end, goes on.
+        """
         self.killed_for = self.killed_for or cause
         by_us = self.alive
+        self._note_fault()
         self.close()
         if self._listening is not None:
             self._listening.cancel()
         self._end_commands(by_us=by_us)
-        return await self._jail.kill()
+        return await self._end_jail()
+
+    async def _end_jail(self) -> End:
+        try:
+            return await self._jail.kill()
+        except errors.Broken as error:
+            cause = error
+        if self._left_with is None:
+            _log.warning("a jail is left to the broker: %s", cause)
+            self._left_with = End("", *self.seen)
+            with contextlib.suppress(errors.SbxError, TimeoutError):
+                async with asyncio.timeout(_LAST_COUNT_S):
+                    self._left_with = await self._jail.counters()
+        return self._left_with
 
     async def counters(self) -> End:
         """The jail's counters now; `seen` keeps them, to be compared with the next ones."""
@@ -403,13 +454,17 @@ class Kernel:
     # -- cells ----------------------------------------------------------------------------------
 
     async def _request(self, kind: str, content: Any) -> Any:
-        name = str(next(self._names))
+        name = self._name()
         await self._ask(kind, content, name)
         wanted = frames.KERNEL_FRAMES[kind.replace("_request", "_reply")]
         while True:
             frame = await self._answer(name)
             if isinstance(frame.content, wanted):
                 return frame.content
+
+    def _name(self) -> str:
+        """Of a request to the kernel: nobody can answer it who has not read it."""
+        return f"{next(self._names)}{secrets.randbelow(_UNGUESSED):016d}"
 
     async def _ask(self, kind: str, content: Any, name: str | None) -> None:
         try:
@@ -426,7 +481,13 @@ class Kernel:
             raise await self._cut_off("it said `ready` twice")
         if frame.id is not None and frame.id != name:
             raise await self._cut_off("it answered what was not asked")
+        if self.on_output is not None and self.on_output(frame):
+            self.killed_for = self.killed_for or Cause.TRIPWIRE
+            raise await self._cut_off("it used a planted credential")
         return frame
+
+    def _note_fault(self) -> None:
+        self.cut_off = self.cut_off or self._cells.fault or self._control.fault
 
     async def _cut_off(self, cause: str) -> KernelDied:
         _log.warning("a kernel was cut off: %s", cause)
@@ -452,6 +513,9 @@ class Kernel:
         try:
             while True:
                 frame = await self._control.receive()
+                if self.on_output is not None and self.on_output(frame):
+                    self.killed_for = self.killed_for or Cause.TRIPWIRE
+                    break
                 match frame.content:
                     case frames.Output() | frames.Tty() | frames.Exited() as told:
                         command = self._commands.get(frame.id or "")
@@ -468,16 +532,17 @@ class Kernel:
                     case frames.Fed() as fed:
                         if (reader := self._commands.get(frame.id or "")) is not None:
                             reader._fed(fed)
+                    case frames.KernelExited():
+                        break
                     case _:
+                        self.cut_off = "its supervisor spoke out of turn"
                         break
         except ChannelClosed:
             pass
+        self._note_fault()
         self._cells.close("the kernel ended")
         self._end_commands()
-        try:
-            await self._jail.kill()
-        except errors.SbxError as error:
-            _log.warning("a jail is left to its cgroup: %s", error)
+        await self._end_jail()
 
     def _end_commands(self, *, by_us: bool = False) -> None:
         for command in self._commands.values():

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,10 +24,10 @@ from sbx import errors
 from sbx.isolation.forked import check_process
 from sbx.isolation.launch import Broker, Zygote
 from sbx.isolation.patience import to_the_end
-from sbx.isolation.plan import LaunchPlan
 from sbx.kernels import upkeep
-from sbx.kernels.kernel import Kernel
-from sbx.kernels.pool import Pool, destroy
+from sbx.kernels.kernel import Kernel, KernelDied
+from sbx.kernels.order import Order
+from sbx.kernels.pool import Berth, Furnished, Pool, destroy
 from sbx.kernels.zygotes import Clock, Key, Lineage, unavailable
 from sbx.linux import memory
 from sbx.telemetry import metrics, spans
@@ -42,21 +42,6 @@ _AT_ONCE = (os.cpu_count() or 1) + 1  # more would only get ready together, and 
 _TRIES = 3
 _FINAL = (errors.BadRequest, errors.NotFound, errors.Conflict, errors.Denied)
 _FINAL_CODES = ("broker_died", "broker_silent", "used_after_fork", "path_replaced")
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One kernel that is wanted. `key` None: by the cold path. `pooled`: it may be a parked one.
-
-    `identities` are the (device, inode) that host paths of the plan must still have.
-    """
-
-    sandbox: str
-    plan: LaunchPlan
-    identities: Mapping[str, tuple[int, int]]
-    config: Mapping[str, Any]
-    key: Key | None
-    pooled: bool = True
 
 
 @dataclass(slots=True)
@@ -129,8 +114,28 @@ class Starter:
         spans.record("sbx.acquire", took_s, path=tried.path, sandbox=order.sandbox)
         return kernel
 
-    async def warm(self, key: Key, count: int) -> None:
-        """Return when `count` kernels are parked, which are then kept for a while at least.
+    def take_berth(self, key: Key | None, furnished: Furnished) -> Berth | None:
+        """A kernel in a home for a new sandbox, the caller's from here on; None where none is
+        ready, and from then on some may be. Nothing is started for it."""
+        check_process(self._pid)
+        if key is None or key.unfit or not self._most or not key.max_idle:
+            return None
+        try:
+            pool = self._pool(key)
+        except errors.Unavailable:
+            return None  # whoever starts a kernel is told
+        with pool.in_use():
+            return pool.take_berth(furnished)
+
+    def served_ahead(self, sandbox: str) -> None:
+        """A kernel out of a berth begins to serve: nobody waited for it."""
+        self.starts = self.starts.with_served("pool")
+        metrics.acquired("pool", 0.0)
+        spans.record("sbx.acquire", 0.0, path="pool", sandbox=sandbox)
+
+    async def warm(self, key: Key, count: int, furnished: Furnished | None = None) -> None:
+        """Return when `count` kernels are parked, which are then kept for a while at least; in a
+        berth where it is said how those are made.
 
         Raises BadRequest for more than the policy keeps, and Unavailable or what a fork raised
         when they cannot be had.
@@ -146,14 +151,17 @@ class Starter:
             )
         pool = self._pool(key)
         with pool.in_use():
-            pool.expect(count)
-            for _ in range(count + _TRIES):
-                if pool.parked >= count:
+            await pool.expect(count, furnished)
+            for _ in range(2 * key.max_idle + _TRIES):
+                if pool.settled:
                     return
                 if self._is_short():
                     raise unavailable("the host is short of memory")
-                await self._park(pool)
-        if pool.parked < count:
+                if pool.lacks:
+                    await self._park(pool)
+                else:
+                    await self._move_in(pool)
+        if not pool.settled:
             raise unavailable("kernels end as soon as they are parked")
 
     def parked(self, key: Key) -> int:
@@ -293,6 +301,25 @@ class Starter:
         await pool.park()
         self.starts = self.starts.with_parked()
 
+    async def _move_in(self, pool: Pool) -> None:
+        """Raises as `park`; what could not move in costs its zygote what a failed start does."""
+
+        async def enter(kernel: Kernel, order: Order) -> Kernel:
+            tried = _Tried(time.monotonic() + self._deadline_s, "pool")
+            zygote = kernel.jail.zygote
+            try:
+                async with tried.fast():
+                    await self._enter(kernel, order, tried)
+                    await _rehearsed(kernel)
+            except errors.SbxError as error:
+                if not isinstance(error, _FINAL) and error.code not in _FINAL_CODES:
+                    await pool.distrust(error, zygote)
+                raise
+            kernel.receipt = replace(kernel.receipt, path=tried.path)
+            return kernel
+
+        await pool.move_in(enter)
+
     async def _refill(self) -> None:
         """Park one kernel after the other while a pool lacks one, and nobody waits for a start.
 
@@ -312,7 +339,7 @@ class Starter:
             if self._wake is not None:
                 self._wake.cancel()
                 self._wake = None
-            rests = [s for p in self._pools.values() if p.lacks and (s := p.lineage.rests_s)]
+            rests = [s for p in self._pools.values() if not p.settled and (s := p.lineage.rests_s)]
             if rests:
                 self._wake = self._clock.call_later(min(rests), self._work.set)
 
@@ -326,7 +353,10 @@ class Starter:
             if self._is_short():
                 return
             try:
-                await self._park(pool)
+                if pool.lacks:
+                    await self._park(pool)
+                else:
+                    await self._move_in(pool)
             except errors.SbxError as error:
                 self.starts = self.starts.with_failed("park", error.message)
                 _log.warning("no kernel could be parked: %s", error)
@@ -334,8 +364,10 @@ class Starter:
     def _lacking(self) -> Pool | None:
         if not self._broker.alive:
             return None
-        lacking = (p for p in self._pools.values() if p.lacks and not p.lineage.rests_s)
-        return next(lacking, None)
+        for pool in self._pools.values():
+            if not pool.settled and not pool.lineage.rests_s:
+                return pool
+        return None
 
     def _begin_tending(self) -> None:
         self._tick = None
@@ -389,6 +421,17 @@ class Starter:
             if not self._waiting and not self._closed:
                 loop = asyncio.get_running_loop()
                 self._rest = loop.call_later(_REST_S, self._nobody_waits.set)
+
+
+async def _rehearsed(kernel: Kernel) -> None:
+    try:
+        await kernel.rehearse()
+    except BaseException as error:
+        await destroy(kernel)
+        if isinstance(error, KernelDied):
+            message = f"the kernel ended in its rehearsal: {error}"
+            raise errors.Broken(message, code="start_failed") from None
+        raise
 
 
 @asynccontextmanager

@@ -80,7 +80,11 @@ def key_of(
     if narrowed.pool.start == "cold":
         return None
     shared = loaded.model_copy(
-        update={"filesystem": narrowed.filesystem, "preload": narrowed.preload}
+        update={
+            "filesystem": narrowed.filesystem,
+            "preload": narrowed.preload,
+            "network": loaded.network.model_copy(update={"mode": narrowed.network.mode}),
+        }
     )
     planned = zygote_plan(shared, capabilities, paths)
     return Key(

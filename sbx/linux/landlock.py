@@ -145,12 +145,17 @@ class Ruleset:
         scope_signals: bool = False,
         scope_abstract_sockets: bool = False,
         tcp: bool = False,
+        only: Files | None = None,
         made: int | None = None,
     ) -> None:
-        """`made`: the fd of one that another process made with the same words, to go on with."""
+        """`only`: the rights it is to be about, all others stay as they are (save REFER, which any
+        domain takes away). `made`: the fd of one that another process made with the same words, to
+        go on with."""
         self.domain = domain = _obtainable(
             tcp=tcp, signals=scope_signals, abstract_sockets=scope_abstract_sockets
         )
+        if only is not None:
+            self.domain = domain = domain._replace(handled=domain.handled & only)
         self._handled = int(domain.handled)  # an IntFlag takes 5 µs and 20 pages for an `&`
         if made is not None:
             self._fd = made

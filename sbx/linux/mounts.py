@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import stat
+import sys
 from enum import IntFlag
 
 from sbx.linux import libc
@@ -49,6 +50,7 @@ _OPEN_TREE_CLONE = 1
 _OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 _MOVE_MOUNT_F_EMPTY_PATH = 0x04
 _MOVE_MOUNT_T_EMPTY_PATH = 0x40
+_STATX_MNT_ID, _MNT_ID_AT = 0x1000, 144  # which field, and its place in struct statx
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
 
 
@@ -162,6 +164,29 @@ def make_read_only(path: str) -> None:
         ctypes.byref(attributes),
         ctypes.sizeof(attributes),
     )
+
+
+def set_read_only(mounted: int, *, on: bool) -> None:
+    """Make the one mount whose top directory the fd names read-only, or writable; what is mounted
+    below it stays as it is. EINVAL where the fd names no top of a mount."""
+    attributes = _MountAttr(**{"attr_set" if on else "attr_clr": _MOUNT_ATTR_RDONLY})
+    libc.syscall(
+        "mount_setattr",
+        _NR_MOUNT_SETATTR,
+        mounted,
+        b"",
+        _AT_EMPTY_PATH,
+        ctypes.byref(attributes),
+        ctypes.sizeof(attributes),
+    )
+
+
+def number_of(fd: int) -> int:
+    """Which mount a file was opened on, as linux numbers them: statx(2), linux 5.8. Two mounts of
+    one file system differ."""
+    found = ctypes.create_string_buffer(256)
+    libc.call("statx", fd, b"", _AT_EMPTY_PATH, _STATX_MNT_ID, found)
+    return int.from_bytes(found.raw[_MNT_ID_AT : _MNT_ID_AT + 8], sys.byteorder)
 
 
 def attach(tree: int, target: int) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterator
+import stat
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
@@ -173,6 +175,49 @@ def memfds(pid: int) -> dict[int, int]:
     return found
 
 
+def unlinked(pid: int, device: int, deadline: float) -> dict[int, int]:
+    """Bytes of each regular file of one file system that the process holds open or mapped and that
+    has no name any more, by inode number: they take room on the disk and no walk meets them.
+
+    Of what can be looked at until `deadline`, by time.monotonic. What is mapped only, and not open,
+    shows to root alone. Raises PermissionError where the process hides its files from the caller.
+    """
+    found: dict[int, int] = {}
+    for part in ("fd", "map_files"):
+        try:
+            names = os.listdir(f"/proc/{pid}/{part}")
+        except (FileNotFoundError, ProcessLookupError):
+            break
+        except PermissionError:
+            if part == "fd":
+                raise
+            break
+        for name in names:
+            if time.monotonic() > deadline:
+                return found
+            with suppress(OSError):
+                file = os.stat(f"/proc/{pid}/{part}/{name}")
+                if not file.st_nlink and file.st_dev == device and stat.S_ISREG(file.st_mode):
+                    found[file.st_ino] = file.st_blocks * 512
+    return found
+
+
+def unlinked_of(pids: Sequence[int], device: int, at_most_s: float) -> tuple[int, int]:
+    """The bytes and the number of such files of many processes, begun anywhere among them: where
+    there are too many to be looked at in the time, others are looked at each time.
+
+    Raises PermissionError where one of them hides its files from the caller.
+    """
+    deadline = time.monotonic() + at_most_s
+    begin = int.from_bytes(os.urandom(2)) % max(1, len(pids))
+    found: dict[int, int] = {}
+    for pid in (*pids[begin:], *pids[:begin]):
+        if time.monotonic() > deadline:
+            break
+        found |= unlinked(pid, device, deadline)
+    return sum(found.values()), len(found)
+
+
 def heap() -> Iterator[tuple[int, int]]:
     """Start and end of each range of this process's memory that no file is behind, and that it can
     write to."""
@@ -184,7 +229,7 @@ def heap() -> Iterator[tuple[int, int]]:
             yield int(start, 16), int(end, 16)
 
 
-def namespaces(pid: int) -> dict[str, int]:
+def namespaces(pid: int | Literal["self"]) -> dict[str, int]:
     """The inode numbers that name the namespaces of a process, by their names in namespaces(7)."""
     names = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
     return {name: os.stat(f"/proc/{pid}/ns/{name}").st_ino for name in names}

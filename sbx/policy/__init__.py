@@ -14,8 +14,16 @@ this host can give is decided later, by `sbx.isolation`.
 May import: sbx.errors, pydantic, the standard library.
 """
 
-from sbx.policy.load import PolicyInfo, available, check, load, reference, shipped_directory
-from sbx.policy.model import Policy, describe, fingerprint, unsupported
+from sbx.policy.load import (
+    PolicyInfo,
+    available,
+    check,
+    load,
+    reference,
+    shipped_directory,
+    unchanged,
+)
+from sbx.policy.model import Policy, describe, fingerprint
 from sbx.policy.narrow import narrow
 from sbx.policy.problems import Problem
 
@@ -31,5 +39,5 @@ __all__ = [
     "narrow",
     "reference",
     "shipped_directory",
-    "unsupported",
+    "unchanged",
 ]

@@ -1,16 +1,20 @@
-"""Checks of single values and lists: names, paths, domains, modules.
+"""Checks of single values and lists: names, paths, hosts, modules.
 
 Each takes a value, returns it in its canonical form and raises what pydantic passes on as one
 sentence; outside of pydantic that is a ValueError.
 """
 
+import ipaddress
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
+from typing import Any
 
 from pydantic import AfterValidator, BeforeValidator
 
+from sbx.policy import destinations
 from sbx.policy.problems import invalid, shown
 from sbx.policy.units import KIB, format_size
 
@@ -21,10 +25,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-_DOMAIN = re.compile(
-    r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
-)
+_METHOD = re.compile(r"[A-Z]{1,20}")
+_PATH_PATTERN = re.compile(r"/[!-)+-~]*\*?")
+_HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_SECRET_SOURCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:/[ -~]+")
 _FILE_TYPE = re.compile(r"[a-z0-9_+-]{1,16}(\.[a-z0-9_+-]{1,16})?")
+_MOST_SECRETS = 100
 _MOST_ENV = 64 * KIB  # linux refuses a single string of 128 KiB, and argv needs room too
 
 
@@ -128,14 +134,6 @@ def module_name(value: str) -> str:
     return value
 
 
-def domain(value: str) -> str:
-    if not _DOMAIN.fullmatch(value) or len(value) > 253:
-        raise invalid(
-            f"{shown(value)} is not a domain", hint='write "pypi.org" or "*.pypi.org", lower case'
-        )
-    return value
-
-
 def file_type(value: str) -> str:
     if not _FILE_TYPE.fullmatch(value):
         raise invalid(
@@ -144,13 +142,143 @@ def file_type(value: str) -> str:
     return value
 
 
+# --- the network ---
+
+
+def destination(value: str) -> str:
+    """A host that may be reached, with or without a port."""
+    try:
+        return str(destinations.parse(value))
+    except ValueError:
+        raise invalid(f"{shown(value)} is not a host to reach", hint=_how_to_name(value)) from None
+
+
+def _how_to_name(value: str) -> str:
+    """What is most likely wrong with a host that nobody can reach."""
+    host = value.partition(":")[0]
+    labels = host.removeprefix("*.").split(".")
+    if "/" not in value and "*" in host.removeprefix("*.") and host != "*":
+        return 'a wildcard stands alone at the beginning: "*.example.org", all names below it'
+    if "/" not in value and "*" in host and len(labels) < 2:
+        return 'a wildcard needs a domain of two parts or more behind it, such as "*.example.org"'
+    if value != value.lower() and "/" not in value:
+        return f"write it in lower case: {shown(value.lower())}"
+    with suppress(ValueError):
+        ipaddress.ip_network(value, strict=False)
+        return "name single addresses; a network of them stands in allow_private only"
+    return (
+        'write "example.org", "*.example.org" or "example.org:8443", in lower case and '
+        "without http://"
+    )
+
+
+def host_pattern(value: str) -> str:
+    """A host without a port: a name, all names below one, or an address."""
+    if not destinations.is_name(value) and not destinations.is_address(value):
+        raise invalid(
+            f"{shown(value)} is not a host",
+            hint='write "example.org" or "*.example.org": lower case, no port, no http://',
+        )
+    return value
+
+
+def private_host(value: str) -> str:
+    """A host, or a network of addresses, that may be private."""
+    try:
+        network = ipaddress.ip_network(value, strict=True)
+    except ValueError:
+        return host_pattern(value)
+    plain = str(network.network_address) if network.num_addresses == 1 else str(network)
+    if value not in (plain, str(network)):
+        raise invalid(f'{shown(value)} is not written plainly; did you mean "{plain}"?')
+    return plain
+
+
+def method(value: str) -> str:
+    if not _METHOD.fullmatch(value) or value == "CONNECT":
+        raise invalid(f"{shown(value)} is not a method of HTTP", hint='write "GET", in capitals')
+    return value
+
+
+def path_pattern(value: str) -> str:
+    if not _PATH_PATTERN.fullmatch(value) or len(value) > 2000:
+        raise invalid(
+            f"{shown(value)} is not a path of a URL",
+            hint='write "/v1/users", or "/v1/*" for all that begins so; * only at the end',
+        )
+    if (
+        "?" in value
+        or "#" in value
+        or "%" in value
+        or posixpath.normpath(value)
+        not in (
+            value,
+            value.rstrip("/"),
+        )
+    ):
+        raise invalid(
+            f"{shown(value)} is not a plain path",
+            hint="no query, no fragment, no escapes, no . or .. and no //",
+        )
+    return value
+
+
+def header(value: str) -> str:
+    if not _HEADER.fullmatch(value):
+        raise invalid(f"{shown(value)} is not the name of a header, such as Authorization")
+    if value.lower() in _NO_SECRETS_HEADER:
+        raise invalid(
+            f"{value} says where a request goes or how it is framed: no place for a secret"
+        )
+    return value
+
+
+_NO_SECRETS_HEADER = frozenset(
+    {
+        *("connection", "content-length", "host", "keep-alive", "proxy-authorization"),
+        *("proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+    }
+)
+
+
+def secret_name(value: str) -> str:
+    if not _ENV_NAME.fullmatch(value):
+        raise invalid(f"{shown(value)} is not a secret's name: letters, digits and _")
+    return value
+
+
+def secret_source(value: str) -> str:
+    """Where on the host the runtime finds the value; a policy never holds it."""
+    if not _SECRET_SOURCE.fullmatch(value):
+        raise invalid(
+            "is not where a secret lies",  # whatever it is, it may be the secret itself
+            hint='write "env:NAME", a variable of the runtime, or "file:/path"; the value itself '
+            "never stands in a policy",
+        )
+    if value.startswith("file:"):
+        try:
+            plain_path(value.removeprefix("file:"))
+        except ValueError:
+            raise invalid("is not a plain absolute path after file:") from None
+    return value
+
+
+def secrets(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    if len(value) > _MOST_SECRETS:
+        raise invalid(f"holds more than {_MOST_SECRETS} secrets")
+    variables = [secret.env for secret in value.values()]
+    if twice := [name for name in variables if variables.count(name) > 1]:
+        raise invalid(f"two secrets would be {twice[0]} inside")
+    return MappingProxyType(dict(sorted(value.items())))
+
+
 # --- paths ---
 
 # Targets that sbx fills itself. Whatever covered one of them, or lay above it, would move a wall.
 RESERVED = (
     *("/bin", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr"),
     *("/dev", "/proc", "/run", "/sys", "/tmp"),  # noqa: S108  # inside, not the host's
-    *("/home", "/opt/sbx", "/sandbox", "/uploads", "/workspace"),
+    *("/home", "/mnt", "/opt/sbx", "/sandbox", "/uploads", "/workspace"),
 )
 
 # Never shown: /proc and /sys of the host, devices, and sockets (docker.sock is a way out).

@@ -15,6 +15,7 @@ import functools
 import os
 import re
 import stat
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,13 +27,14 @@ from pydantic import ValidationError
 from sbx.errors import Broken, NotFound, Unavailable
 from sbx.policy.checks import policy_name
 from sbx.policy.imports import refusals
-from sbx.policy.model import SCHEMA, Policy, unsupported
+from sbx.policy.model import SCHEMA, Policy
 from sbx.policy.problems import Problem, explain, nearest, policy_error, shown
 
 ALIASES = {"python-default": "default"}
 _LARGEST_FILE = 256 * 1024
 _LONGEST_CHAIN = 16
 _REMEMBERED = 64  # texts and chains: to judge one takes 1 to 3 ms, at each new sandbox
+_RACY_NS = 2_000_000_000  # a file that changes twice within one tick of a clock shows it once
 _FILE_KEYS = ("schema", "extends", *(key for key in Policy.model_fields if key != "name"))
 _NOT_INHERITED = ("description", "expect")
 _ENVIRONMENT = "SBX_POLICIES"
@@ -62,6 +64,20 @@ class _Layer:
     @property
     def extends(self) -> Any:
         return self.table.get("extends")
+
+
+_Stamp = tuple[int, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A policy, and what every file and directory was like that its name led to."""
+
+    policy: Policy
+    seen: dict[Path, _Stamp | None]
+
+
+_known: dict[tuple[str, tuple[Path, ...], str], _Known] = {}
 
 
 class _ProblemsError(Exception):
@@ -107,23 +123,60 @@ def load(policy: str | Path, *, search: Sequence[Path] = ()) -> Policy:
     `too_many_open_files`.
     """
     try:
-        return _validate(_chain(_locate(policy, search), search))
+        chain = _chain(_locate(policy, search), search)
+        found = _validate(chain)
     except _ProblemsError as faulty:
         raise policy_error(faulty.problems, code=faulty.code) from None
+    if isinstance(policy, str):
+        _remember(policy, tuple(search), [layer.path for layer in chain], found)
+    return found
+
+
+def unchanged(policy: str, *, search: Sequence[Path] = ()) -> Policy | None:
+    """What `load` gave last time, if it would again: a few calls of stat(2), and nothing is read.
+
+    None where a file or a directory that was looked into has changed, or so lately that its times
+    need not show a second change.
+    """
+    known = _known.get((policy, tuple(search), os.environ.get(_ENVIRONMENT, "")))
+    if known is None or any(_stamp(path) != stamp for path, stamp in known.seen.items()):
+        return None
+    return known.policy
+
+
+def _remember(name: str, search: tuple[Path, ...], files: Sequence[Path], found: Policy) -> None:
+    places = {shipped_directory(), *search, *map(Path, _named_directories())}
+    places |= {file.parent for file in files}
+    names = {name, *(file.stem for file in files)}
+    candidates = {place / f"{one}.toml" for place in places for one in names}
+    seen = {path: _stamp(path) for path in (*places, *candidates, *files)}
+    newest = max((stamp[-1] for stamp in seen.values() if stamp), default=0)
+    if time.time_ns() - newest < _RACY_NS:
+        return
+    while len(_known) >= _REMEMBERED:
+        _known.pop(next(iter(_known)))
+    _known[name, search, os.environ.get(_ENVIRONMENT, "")] = _Known(found, seen)
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    try:
+        its = os.stat(path)
+    except OSError:
+        return None
+    return its.st_dev, its.st_ino, its.st_mode, its.st_size, its.st_mtime_ns, its.st_ctime_ns
 
 
 @_with_files
 def check(path: Path, *, search: Sequence[Path] = ()) -> list[Problem]:
     """Everything that is wrong with the policy in that file; empty if nothing is.
 
-    Unlike `load`, this also names what no host can enforce yet. Raises NotFound for no such file.
+    Raises NotFound for no such file.
     """
     try:
-        policy = _validate(_chain(_locate(path, search), search))
+        _validate(_chain(_locate(path, search), search))
     except _ProblemsError as faulty:
         return faulty.problems
-    error = unsupported(policy)
-    return [Problem(error.message, path, error.details["key"], hint=error.hint)] if error else []
+    return []
 
 
 @_with_files
@@ -155,11 +208,15 @@ def shipped_directory() -> Path:
 # --- finding ----------------------------------------------------------------------------------
 
 
+def _named_directories() -> list[str]:
+    return [part for part in os.environ.get(_ENVIRONMENT, "").split(os.pathsep) if part]
+
+
 def _own_directories(search: Sequence[Path]) -> list[Path]:
     """The user's directories, in order. One that does not exist is passed over, one that cannot be
     read is not: what it holds might take a name."""
     # An empty entry means the working directory in PATH; here it would be a trap in a cloned tree.
-    named = [Path(part) for part in os.environ.get(_ENVIRONMENT, "").split(os.pathsep) if part]
+    named = [Path(part) for part in _named_directories()]
     directories = [directory for directory in (*search, *named) if os.path.lexists(directory)]
     for directory in directories:
         if not directory.is_dir():

@@ -3,12 +3,14 @@
     Policy
     ├── capabilities, processes, user, env, interpreter, preload, filter, shared
     ├── filesystem   what of the host is seen, read-only
-    ├── network      none, or a proxy with a list of domains
+    ├── network      none, or a proxy with a list of hosts
+    ├── secrets      which the proxy puts into requests; inside there are placeholders
     ├── limits       what a jail may use up
     ├── uploads      what a user may put in
     ├── walls        what must stand (hard) and what may be replaced by weaker means (best-effort)
     ├── imports      what a cell may import; a courtesy, the walls are what protects
     ├── pool         how its kernels are started, and how many are kept ready
+    ├── tripwire     fake credentials, whose use freezes a sandbox
     └── expect       examples that are checked at load and executed by tests/escape
 
 A value that came out of here is canonical: sets are sorted, what one entry already says is dropped.
@@ -17,6 +19,7 @@ The defaults are those of `policies/default.toml`, which gives the reasons and i
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
@@ -31,10 +34,9 @@ from pydantic import (
     model_validator,
 )
 
-from sbx.errors import CannotEnforce
 from sbx.policy import checks
 from sbx.policy.problems import invalid
-from sbx.policy.units import GIB, KIB, MIB, Cpu, Duration, Size
+from sbx.policy.units import GIB, KIB, MIB, Cpu, Duration, Rate, Size
 
 SCHEMA = 1
 MOST_IDLE = 256  # kernels; each holds some 10 MiB of its own
@@ -64,6 +66,7 @@ _Module = Annotated[str, Field(max_length=200), AfterValidator(checks.module_nam
 _Count = Annotated[int, Field(strict=True, ge=1, le=1 << 31)]
 _ListOrAny = tuple[str, ...] | Literal["any"]
 _TMPFS = "linux takes a tmpfs of 0 as one without a limit"
+_Rate = Annotated[Rate, checks.at_least(64 * KIB, "less would look like a hang")]
 _Some = Annotated[Size, checks.at_least(1, "0 would mean none at all, or no limit")]
 
 
@@ -118,21 +121,71 @@ class Filesystem(Table):
         return self
 
 
+class Rule(Table):
+    """What may be asked of `host`, which has no rule but such: one of `methods` at one of `paths`.
+
+    A path ends in * where all that begins so is meant. Only what the proxy can read is held to it:
+    plain HTTP, and TLS that it ends itself.
+    """
+
+    host: Annotated[str, AfterValidator(checks.host_pattern)]
+    methods: Annotated[_ListOrAny, checks.any_or(checks.method, checks.sorted_set)] = "any"
+    paths: Annotated[_ListOrAny, checks.any_or(checks.path_pattern, checks.sorted_set)] = "any"
+
+
 class Network(Table):
-    """`none`: only a loopback of its own. `proxy`: the domains of `allow`, and no other way out."""
+    """`none`: only a loopback of its own. `proxy`: the hosts of `allow`, and no other way out.
+
+    An entry is a name, an address, or `*.` and a name for all below it, with a port or with those
+    of the web, 80 and 443. What a name leads to must be a public address, unless the name or the
+    address is in `allow_private`. `connections_max` are open at once in all conversations of a
+    sandbox; `bytes_max` is what goes through the proxy of one sandbox, both ways together, until
+    the sandbox is stopped; `time_max` the longest that one connection lasts.
+    """
 
     mode: Literal["none", "proxy"] = "none"
     allow: Annotated[
-        tuple[Annotated[str, AfterValidator(checks.domain)], ...],
+        tuple[Annotated[str, AfterValidator(checks.destination)], ...],
         Field(max_length=checks.MOST_ENTRIES),
         AfterValidator(checks.sorted_set),
     ] = ()
+    rule: Annotated[tuple[Rule, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
+    allow_private: Annotated[
+        tuple[Annotated[str, AfterValidator(checks.private_host)], ...],
+        Field(max_length=checks.MOST_ENTRIES),
+        AfterValidator(checks.sorted_set),
+    ] = ()
+    connections_max: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 32
+    bytes_max: _Some = GIB
+    time_max: Annotated[Duration, AfterValidator(_some_time)] = 600.0
 
     @model_validator(mode="after")
-    def _allow_needs_the_proxy(self) -> "Network":
-        if self.allow and self.mode == "none":
-            raise invalid('allow means something only with mode = "proxy"')
+    def _only_with_the_proxy(self) -> "Network":
+        for name in ("allow", "rule", "allow_private"):
+            if getattr(self, name) and self.mode == "none":
+                raise invalid(f'{name} means something only with mode = "proxy"')
         return self
+
+
+class Secret(Table):
+    """A secret that code inside can use and not read: the variable `env` holds a placeholder there.
+
+    The proxy puts the real value in its place, in `header` of requests to `hosts` and nowhere else;
+    over plain HTTP only with `allow_plain`. The runtime reads it where `from` says: `env:NAME`, a
+    variable of its own, or `file:/path`.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    env: Annotated[str, AfterValidator(checks.env_name)]
+    hosts: Annotated[
+        tuple[Annotated[str, AfterValidator(checks.host_pattern)], ...],
+        Field(min_length=1, max_length=checks.MOST_ENTRIES),
+        AfterValidator(checks.sorted_set),
+    ]
+    header: Annotated[str, AfterValidator(checks.header)] = "Authorization"
+    source: Annotated[str, AfterValidator(checks.secret_source)] = Field(alias="from")
+    allow_plain: StrictBool = False
 
 
 class Limits(Table):
@@ -140,7 +193,9 @@ class Limits(Table):
 
     `wall_time` is the longest that one run may take, and the ceiling of a run's own time-out.
     `output_max` is what one run may print; `file_size_max` the largest single file;
-    `workspace_max` and `workspace_files` what a conversation may keep.
+    `workspace_max` and `workspace_files` what a conversation may keep, directories counted as
+    files, and the same again what conversations share. `io_read_max` and `io_write_max` are bytes a
+    second of all jails of a sandbox together, on the disk of the workspace.
     """
 
     memory_max: Annotated[Size, checks.at_least(32 * MIB, "below it no interpreter starts")] = GIB
@@ -154,6 +209,8 @@ class Limits(Table):
     shm_size: Annotated[Size, checks.at_least(64 * KIB, _TMPFS)] = 64 * MIB
     workspace_max: _Some = GIB
     workspace_files: _Count = 50_000
+    io_read_max: _Rate = math.inf
+    io_write_max: _Rate = math.inf
 
 
 class Uploads(Table):
@@ -169,7 +226,7 @@ class Walls(Table):
     """hard: refuse to start without it. best-effort: the next weaker means, named in the receipt.
 
     There is nothing weaker than namespaces and seccomp: without them nothing starts anyhow.
-    No limit of a policy speaks of `io` yet, so that wall asks for nothing yet.
+    `io` asks for something where `limits.io_read_max` or `limits.io_write_max` does.
     """
 
     namespaces: Strength = "hard"
@@ -217,6 +274,32 @@ class Pool(Table):
         return self
 
 
+class Tripwire(Table):
+    """Fake credentials that are planted inside, other ones in each sandbox. Who uses one has looked
+    for secrets: the sandbox is frozen, and an operator told.
+
+    `env` names the variables that hold one; `file` plants some in a file, too, which
+    AWS_SHARED_CREDENTIALS_FILE names. `host_suffix` ends the fake host name in a variable *_URL,
+    *_URI or *_DSN. `watch`: what passes the proxy, files through the API, what is written out.
+    """
+
+    enabled: StrictBool = False
+    env: Annotated[
+        tuple[Annotated[str, AfterValidator(checks.env_name)], ...],
+        Field(min_length=1, max_length=32),
+        AfterValidator(checks.sorted_set),
+    ] = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "GITHUB_TOKEN")
+    file: StrictBool = True
+    host_suffix: Annotated[
+        str, Field(max_length=200, pattern=r"\A[a-z0-9]([a-z0-9-]*\.)*[a-z0-9-]*[a-z0-9]\z")
+    ] = "corp.internal"
+    watch: Annotated[
+        tuple[Literal["files", "network", "output"], ...],
+        Field(min_length=1),
+        AfterValidator(checks.sorted_set),
+    ] = ("files", "network", "output")
+
+
 class Expect(Table):
     """An example: what becomes of the cell `run` under this policy, and why.
 
@@ -235,7 +318,7 @@ class Policy(Table):
     """What is allowed. Equal and hashable by value; see `fingerprint` for a name of that value.
 
     `processes` says whether a cell may start any, and goes with `filter`: the strict one has no
-    fork and no exec, the default one cannot take them away. `shell` starts processes by its nature.
+    fork and no exec, the others cannot take them away. `shell` starts processes by its nature.
     `interpreter` None is the runtime's own environment, else the path of a Python, or `env:NAME`.
     """
 
@@ -243,7 +326,7 @@ class Policy(Table):
     description: _Text = ""
     capabilities: Annotated[tuple[Capability, ...], AfterValidator(_in_order)] = _CAPABILITIES
     processes: StrictBool = True
-    filter: Literal["default", "strict"] = "default"
+    filter: Literal["default", "allowlist", "strict"] = "default"
     shared: StrictBool = False
     user: Annotated[str, AfterValidator(checks.user_name)] = "sandbox"
     interpreter: _Interpreter | None = None
@@ -258,11 +341,17 @@ class Policy(Table):
     ] = Field(default_factory=lambda: MappingProxyType({}))
     filesystem: Filesystem = Filesystem()
     network: Network = Network()
+    secrets: Annotated[
+        Mapping[Annotated[str, AfterValidator(checks.secret_name)], Secret],
+        AfterValidator(checks.secrets),
+        PlainSerializer(dict, dict[str, Secret]),
+    ] = Field(default_factory=lambda: MappingProxyType({}))
     limits: Limits = Limits()
     uploads: Uploads = Uploads()
     walls: Walls = Walls()
     imports: Imports = Imports()
     pool: Pool = Pool()
+    tripwire: Tripwire = Tripwire()
     expect: Annotated[tuple[Expect, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
 
     def __hash__(self) -> int:
@@ -293,6 +382,20 @@ class Policy(Table):
             )
         return self
 
+    @model_validator(mode="after")
+    def _proxy_can_be_reached(self) -> "Policy":
+        if self.network.mode == "proxy" and self.filter == "strict":
+            raise invalid(
+                'network.mode = "proxy" contradicts filter = "strict", which lets nothing connect',
+                hint='set network.mode = "none", or filter = "default" and processes = true',
+            )
+        if self.secrets and self.network.mode != "proxy":
+            raise invalid('secrets mean something only with network.mode = "proxy"')
+        for name, secret in self.secrets.items():
+            if secret.env in self.env:
+                raise invalid(f"env.{secret.env} is set already, and secrets.{name} would set it")
+        return self
+
 
 def describe(policy: Policy) -> dict[str, Any]:
     """The whole policy as JSON, every value with its unit and `schema`; nothing is left out."""
@@ -304,18 +407,3 @@ def fingerprint(policy: Policy) -> str:
     and examples share it."""
     said = policy.model_dump(mode="json", exclude={"description", "expect"})
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def unsupported(policy: Policy) -> CannotEnforce | None:
-    """What this version cannot enforce on any host; None if it can do all the policy asks.
-
-    Who starts a jail asks this first: `if error := unsupported(policy): raise error`.
-    """
-    if policy.network.mode == "proxy":
-        return CannotEnforce(
-            f"policy {policy.name}: this version of sbx has no egress proxy, so network.mode = "
-            '"proxy" cannot be enforced',
-            hint='set network.mode = "none"',
-            details={"layer": "network", "key": "network.mode", "policy": policy.name},
-        )
-    return None

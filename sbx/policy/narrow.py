@@ -4,26 +4,31 @@ A request is a mapping of the shape of a policy file: {"limits": {"memory_max": 
 does not speak of stays as the policy says. What each key may become:
 
     limits, uploads, pool              a smaller number; of allowed_types a part; pool.start cold
-    capabilities, preload, network,
-    filesystem                         a part of the list; network.mode none
+    capabilities, preload, filesystem  a part of the list
+    network                            mode none; of allow and allow_private a part; smaller caps;
+                                       rules that let through less
+    secrets                            fewer, each for a part of its hosts
     imports                            of allow a part; forbid is added to what is forbidden
     walls                              best-effort may become hard
-    processes, shared                  false; filter: strict
+    processes, shared                  false; filter: allowlist, or strict
     env                                further variables; those of the policy stay as they are
 
-What follows is taken along: without processes the filter is strict and there is no shell, without
-the proxy there are no domains, and of fewer kernels at most fewer are kept at least. A narrowed
-policy keeps its name and loses its examples, which are no longer promised.
+What follows is taken along: without processes the filter is strict, there is no shell and no proxy,
+without the proxy there are no hosts and no secrets, and of fewer kernels at most fewer are kept at
+least. A secret that is named keeps what is not said of it: {"secrets": {"CRM": {}}} leaves that one
+and no other. A narrowed policy keeps its name and loses its examples, which are no longer promised.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import ipaddress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter, le
 from typing import Any
 
 from pydantic import ValidationError
 
 from sbx.errors import BadRequest
-from sbx.policy.model import Limits, Policy, Uploads, Walls
+from sbx.policy import destinations
+from sbx.policy.model import Limits, Policy, Rule, Secret, Uploads, Walls
 from sbx.policy.problems import explain, shown
 
 
@@ -71,21 +76,92 @@ def _forbids_as_much(asked: Any, allowed: Any) -> bool:
     return _covered(allowed, asked)
 
 
+_CAPS = ("connections_max", "bytes_max", "time_max")
+
+
 def _one_of(*weakest_last: str) -> Callable[[Any, Any], bool]:
     rank = {word: index for index, word in enumerate(weakest_last)}
     return lambda asked, allowed: rank[asked] <= rank[allowed]
 
 
+def _hosts(asked: Any, allowed: Any) -> bool:
+    known = [destinations.parse(entry) for entry in allowed]
+    return all(any(one.covers(destinations.parse(entry)) for one in known) for entry in asked)
+
+
+def _private(asked: Any, allowed: Any) -> bool:
+    return all(any(_private_covers(known, entry) for known in allowed) for entry in asked)
+
+
+def _private_covers(known: str, entry: str) -> bool:
+    try:
+        network, part = ipaddress.ip_network(known), ipaddress.ip_network(entry)
+    except ValueError:
+        return destinations.host_covers(known, entry)
+    return part.version == network.version and part.subnet_of(network)  # type: ignore[arg-type]
+
+
+def _rules(asked: Sequence[Rule], allowed: Sequence[Rule]) -> bool:
+    """Rules only ever add up for one host, and a host without any is free: so each rule that is
+    asked for lies within one that there is, or speaks of hosts of which none speaks; and hosts with
+    a rule keep one."""
+    return all(
+        any(_rule_covers(known, rule) for known in allowed)
+        or not any(destinations.overlap(known.host, rule.host) for known in allowed)
+        for rule in asked
+    ) and all(
+        any(destinations.host_covers(rule.host, known.host) for rule in asked) for known in allowed
+    )
+
+
+def _rule_covers(known: Rule, rule: Rule) -> bool:
+    return (
+        destinations.host_covers(known.host, rule.host)
+        and _part_or_any(rule.methods, known.methods)
+        and (
+            known.paths == "any"
+            or (
+                rule.paths != "any"
+                and all(any(_path_covers(path, one) for path in known.paths) for one in rule.paths)
+            )
+        )
+    )
+
+
+def _path_covers(known: str, path: str) -> bool:
+    return known == path or (known.endswith("*") and path.startswith(known[:-1]))
+
+
+def _secrets(asked: Mapping[str, Secret], allowed: Mapping[str, Secret]) -> bool:
+    return all(
+        name in allowed and _secret_covers(allowed[name], secret) for name, secret in asked.items()
+    )
+
+
+def _secret_covers(known: Secret, secret: Secret) -> bool:
+    return (
+        (secret.env, secret.header, secret.source) == (known.env, known.header, known.source)
+        and secret.allow_plain <= known.allow_plain
+        and all(
+            any(destinations.host_covers(h, host) for h in known.hosts) for host in secret.hosts
+        )
+    )
+
+
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
+    "network.mode": _one_of("none", "proxy"),
     "capabilities": _part,
     "processes": le,
     "shared": le,
-    "filter": _one_of("strict", "default"),
+    "filter": _one_of("strict", "allowlist", "default"),
     "preload": _part,
     "filesystem.read": _part,
     "filesystem.mount": _part,
-    "network.mode": _one_of("none", "proxy"),
-    "network.allow": _part,
+    "network.allow": _hosts,
+    "network.rule": _rules,
+    "network.allow_private": _private,
+    **{f"network.{name}": le for name in _CAPS},
+    "secrets": _secrets,
     "imports.allow": _covered,
     "imports.forbid": _forbids_as_much,
     **{f"limits.{name}": le for name in Limits.model_fields},
@@ -101,6 +177,8 @@ ASKABLE = {key.partition(".")[0] for key in _ORDER} | {"env"}
 
 def _wider(policy: Policy, asked: Policy) -> Iterator[tuple[str, Any, Any]]:
     for key, order in _ORDER.items():
+        if key == "network.rule" and not asked.network.allow:
+            continue  # no rule speaks of a host that can be reached
         value, allowed = attrgetter(key)(asked), attrgetter(key)(policy)
         if not order(value, allowed):
             yield key, _said(asked, key), _said(policy, key)
@@ -159,6 +237,12 @@ def _overlay(policy: Policy, request: dict[str, Any]) -> dict[str, Any]:
     for key, value in request.items():
         merged = isinstance(value, dict) and isinstance(table.get(key), dict)
         table[key] = {**table[key], **value} if merged else value
+    if isinstance(asked := request.get("secrets"), dict):
+        known = policy.model_dump(mode="json")["secrets"]
+        table["secrets"] = {
+            name: {**known.get(name, {}), **said} if isinstance(said, dict) else said
+            for name, said in asked.items()
+        }
     imports = table["imports"]
     if isinstance(imports, dict) and isinstance(imports["forbid"], list | tuple):
         imports["forbid"] = [*policy.imports.forbid, *imports["forbid"]]
@@ -173,16 +257,22 @@ def _take_along(policy: Policy, table: dict[str, Any], request: dict[str, Any]) 
     if processes is not None:
         implied: dict[str, Any] = {
             "processes": processes,
-            "filter": "default" if processes else "strict",
+            "filter": _filter_with(policy) if processes else "strict",
         }
         if not processes:
             implied["capabilities"] = [c for c in policy.capabilities if c != "shell"]
         table.update({key: value for key, value in implied.items() if key not in request})
     match request.get("network"):
-        case {"mode": "none", **others} if "allow" not in others:
-            table["network"]["allow"] = []
+        case {"mode": "none", **others}:
+            _take_proxy_away(table, others, request)
         case {"allow": [_, *_], **others} if "mode" not in others:
             table["network"]["mode"] = "proxy"
+        case None if processes is False and "network" not in request:
+            table["network"]["mode"] = "none"
+            _take_proxy_away(table, {}, request)
+    proxied = isinstance(table["network"], dict) and table["network"].get("mode") == "proxy"
+    if proxied and policy.filter == "strict" and not {"filter", "processes"} & request.keys():
+        table.update(filter="default", processes=True)  # it connects, which strict lets nobody do
     match request.get("pool"):
         case {"max_idle": int(most), **others} if "min_idle" not in others and most >= 0:
             table["pool"]["min_idle"] = int(min(policy.pool.min_idle, most))
@@ -190,12 +280,26 @@ def _take_along(policy: Policy, table: dict[str, Any], request: dict[str, Any]) 
             table["pool"]["max_idle"] = max(policy.pool.max_idle, least)
 
 
+def _take_proxy_away(
+    table: dict[str, Any], said: Mapping[Any, Any], request: Mapping[str, Any]
+) -> None:
+    for name in ("allow", "rule", "allow_private"):
+        if name not in said:
+            table["network"][name] = []
+    if "secrets" not in request:
+        table["secrets"] = {}
+
+
+def _filter_with(policy: Policy) -> str:
+    return "default" if policy.filter == "strict" else policy.filter
+
+
 def _wanted_processes(request: dict[str, Any]) -> bool | None:
     match request:
         case {"processes": bool(wanted)}:
             return wanted
-        case {"filter": "strict" | "default" as word}:
-            return bool(word == "default")
+        case {"filter": "strict" | "allowlist" | "default" as word}:
+            return bool(word != "strict")
         case {"capabilities": [*words]} if "shell" in words:
             return True
     return None

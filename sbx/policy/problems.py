@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from sbx.errors import PolicyError
@@ -159,7 +160,7 @@ def _did_you_mean(given: object, choices: str) -> str:
 
 def _unknown(loc: Sequence[Any], key: str, model: type[BaseModel], top: Sequence[str]) -> Problem:
     *path, last = loc
-    keys = list(_table_at(path, model).model_fields) if path else top
+    keys = list(_keys(_table_at(path, model))) if path else top
     table = dotted([part for part in path if isinstance(part, str)])
     meant = _meant(str(last), table, keys, model)
     return Problem(
@@ -178,6 +179,8 @@ _ALSO_CALLED = {
     "cpus": "limits.cpu_quota",
     "environment": "env",
     "mounts": "filesystem.mount",
+    "hosts": "network.allow",
+    "domains": "network.allow",
 }
 
 
@@ -194,22 +197,28 @@ def _meant(word: str, table: str, keys: Sequence[str], model: type[BaseModel]) -
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Every dotted key below a model; of a table its keys, not itself."""
-    for name, field in model.model_fields.items():
+    for name, field in _keys(model).items():
         if inner := _table_in(field.annotation):
             yield from all_keys(inner, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
 
 
+def _keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a table by the words of a file."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
 def _table_at(path: Iterable[Any], model: type[BaseModel]) -> type[BaseModel]:
     for part in path:
-        if isinstance(part, str):
-            model = _table_in(model.model_fields[part].annotation) or model
+        # Beside keys there are the places of a list, and the names in a table of tables.
+        if isinstance(part, str) and (field := _keys(model).get(part)) is not None:
+            model = _table_in(field.annotation) or model
     return model
 
 
 def _table_in(annotation: object) -> type[BaseModel] | None:
-    """The model that a field holds, alone or in a list."""
+    """The model that a field holds, alone, in a list or by names."""
     for held in (annotation, *get_args(annotation)):
         if isinstance(held, type) and issubclass(held, BaseModel):
             return held

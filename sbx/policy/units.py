@@ -2,6 +2,7 @@
 
     size       "64KiB" "512MiB" "1.5GiB" "2TiB" "100B", or a plain number of bytes
     duration   "500ms" "60s" "5min" "2h" "1d", or a plain number of seconds; whole milliseconds
+    rate       a size a second, or "none": no limit
     cpu        "100%" is one CPU, "150%" one and a half; 1.5 means the same, a bare 150 is refused
 
 `format_*` writes what `parse_*` reads back to the same value. A wrong unit is an error that names
@@ -51,6 +52,15 @@ def format_size(size: int) -> str:
         if size >= length and size % length == 0:
             return f"{size // length}{unit}"
     return "0B"
+
+
+def parse_rate(value: object) -> float:
+    """Bytes a second; "none" is infinity, so that any other is smaller."""
+    return math.inf if value in ("none", math.inf) else parse_size(value)
+
+
+def format_rate(rate: float) -> str:
+    return "none" if rate == math.inf else format_size(int(rate))
 
 
 def parse_duration(value: object) -> float:
@@ -135,6 +145,9 @@ def _wrong_unit(
 
 Size = Annotated[
     int, BeforeValidator(parse_size), PlainSerializer(format_size, str, when_used="json")
+]
+Rate = Annotated[
+    float, BeforeValidator(parse_rate), PlainSerializer(format_rate, str, when_used="json")
 ]
 Duration = Annotated[
     float, BeforeValidator(parse_duration), PlainSerializer(format_duration, str, when_used="json")

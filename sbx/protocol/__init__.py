@@ -3,6 +3,7 @@
     runs.py       a run, live as events and at its end as one result
     events.py     both as JSON, and back
     files.py      entries of a workspace, uploads
+    attachments.py  directories of the host, attached while a sandbox lives
     receipt.py    which walls stand around a kernel
     addresses.py  where a service listens
     handles.py    what may not be used after a fork

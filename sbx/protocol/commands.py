@@ -37,6 +37,7 @@ class CommandCause(StrEnum):
     CPU = "cpu"
     DISK = "disk"
     OUTPUT = "output"
+    TRIPWIRE = "tripwire"  # a planted credential was used in its sandbox
     CRASHED = "crashed"  # the kernel whose jail it ran in died by itself
     INTERRUPTED = "interrupted"  # a cell that did not end was killed, and its kernel with it
     STOPPED = "stopped"  # the kernel was stopped or restarted on request

@@ -29,6 +29,7 @@ class Cause(StrEnum):
     DISK = "disk"
     OUTPUT = "output"
     CRASHED = "crashed"
+    TRIPWIRE = "tripwire"  # it used a planted credential
 
 
 @dataclass(frozen=True, slots=True)

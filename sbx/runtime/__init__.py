@@ -5,6 +5,7 @@ One program's own, gone with it:
     settings.py      what an operator may choose
     runtime.py       Runtime: one broker, one data directory, the sandboxes of one process
     sandbox.py       AsyncSandbox: what a caller owns; sequences, and does not know how
+    means.py         what all of them share; home.py: one made ahead, for whoever comes next
     conversation.py  one workspace, and the kernels over it
     contexts.py      those kernels by name: `default`, and others beside it
     context.py       one of them, at most one live; its runs in their order
@@ -16,8 +17,14 @@ One program's own, gone with it:
     commands.py      background commands; command_log.py: what they print, on its way to the disk
     usage.py         what a live sandbox uses
     verdict.py       how a run ended, decided from what was seen
-    disk.py          what stands in for a disk quota
+    quota.py         a disk quota, where the host gives one; disk.py: what stands in for it
+    egress/          the proxy that a networked sandbox speaks to; outlet.py: its place beside one;
+                     decisions.py: what it decided, told within bounds
+    attacks/         the built-in attacks of `sbx doctor --attack`
     files.py         the files of a conversation, in worker threads
+    attachments.py   directories of the host, attached to a sandbox that lives; grounds.py: from
+                     where a service does so
+    tripwires.py     fake credentials, whose use freezes a sandbox
     data.py          where a runtime's workspaces lie, held by a lock
     blocking.py      the one runtime of a process, that every synchronous Sandbox in it shares
     store/           what the service remembers: one SQLite file, one writer

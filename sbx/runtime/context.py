@@ -128,6 +128,11 @@ class Context:
         """Which walls stand around the live kernel; None while there is none."""
         return self._kernel.receipt if self._kernel is not None and self._kernel.alive else None
 
+    async def read_receipt(self) -> Receipt | None:
+        """The same, read back from the live jail now: what `changed` since it started is named."""
+        kernel = self._kernel
+        return await kernel.read_receipt() if kernel is not None and kernel.alive else None
+
     @property
     def alive(self) -> bool:
         """Whether it has a live kernel."""
@@ -294,6 +299,18 @@ class Context:
             self._had_kernel = False
         for live in ending:
             await live.ended()
+
+    def condemn(self, cause: Cause) -> None:
+        """From now on nothing is run on its kernel, which ends for this; what runs is told so."""
+        if self._kernel is not None and self._kernel.alive:
+            self._kernel.killed_for = self._kernel.killed_for or cause
+            self._kernel.close()
+
+    async def end_for(self, cause: Cause) -> None:
+        """The same, and wait until nothing of it is left."""
+        self.condemn(cause)
+        if self._kernel is not None:
+            await self._kernel.kill()
 
     async def restart(self) -> Receipt:
         """End the kernel and what runs or waits in it, and start another: a clean namespace. Files

@@ -96,6 +96,10 @@ class Conversation:
         """Which walls stand around the live kernel of `default`; None while there is none."""
         return self._default.receipt
 
+    async def read_receipt(self) -> Receipt | None:
+        """The same, read back from the live jail now: what `changed` since it started is named."""
+        return await self._default.read_receipt()
+
     @property
     def alive(self) -> bool:
         """Whether any of its contexts has a live kernel."""

@@ -49,6 +49,7 @@ class Data:
                     code="data_dir_in_use",
                     hint="give each runtime a data_dir of its own, or end the other one",
                 )
+            self.directory.sweep_egress(_SWEEP_S)
             if self._temporary:
                 name.rename(path / _LOCK)  # a sweeper takes what has this name and nobody holds
             elif not keep:

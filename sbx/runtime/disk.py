@@ -1,25 +1,48 @@
-"""What stands in for a disk quota: look at the workspace, and end the kernel that makes it grow."""
+"""By which means a conversation's files keep to their size, and the one that is ours: look, and
+kill.
+
+    quota     linux refuses what goes beyond: sbx.isolation.storage. Nothing is looked at
+    watched   the files are looked at while anything runs, and the kernel that made them grow is
+              ended; between two looks they can grow, and what is there then stays
+
+A look walks the files and asks the jail's processes for files that have no name any more. It comes
+every half second, and sooner when the file system has lost as much room as the files had left: so
+who writes fast is found fast. Not seen are unlinked files on their way through a socket, and by an
+unprivileged runtime those that are mapped and not open.
+"""
 
 import asyncio
 import logging
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from sbx import errors
+from sbx.isolation.patience import to_the_end
 from sbx.kernels.kernel import Kernel
 from sbx.linux import procfs
 from sbx.policy.model import Limits
 from sbx.protocol.runs import Cause
 from sbx.runtime.files import OpenFiles
 from sbx.workspace import Usage
+from sbx.workspace.measure import Enough
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.5
+_TICK_S = 0.1  # each is a call of a thread and of statvfs(2), 60 µs
+_SHORT_CELL_S = 0.02  # what is written within it shows at the next look, and to nothing before
+_STEP = 64 << 20  # may be written before the first look of a kernel: it knows nothing yet
+_STEP_FILES = 5_000
+_HELD_S = 0.1
+_NAMES = 5  # of a workspace, which are there before anything is put into it
 _ROUND_S = 10.0
 _ENTRIES = 200_000
 _SCAN_S = 0.4
+_SCAN_MAX_S = 3.2  # of a tree so deep, or so wide, that 0.4 s did not do
 
 
 class Shared:
@@ -55,8 +78,8 @@ class DiskWatch:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, kernel: Kernel, opened: OpenFiles) -> None:
-        """From now on watch what this kernel does, until `close`."""
-        if opened.measured is not None:
+        """From now on watch what this kernel does, until `close`; nothing where linux does."""
+        if opened.measured is not None and not opened.has_quota:
             self._task = asyncio.create_task(self._look(kernel, opened))
 
     def run_began(self) -> None:
@@ -86,29 +109,77 @@ class DiskWatch:
     async def _look(self, kernel: Kernel, opened: OpenFiles) -> None:
         limits, shared = self._limits, self._shared
         rounds = _Rounds.of_this_loop()
+        room, scan_s = _Room(_STEP, _STEP_FILES), _SCAN_S
         await self._active.wait()
         while True:
             self._active.clear()
             shared.stir.add(self)
-            await asyncio.sleep(_PERIOD_S)
+            await room.last(opened)
             async with shared.looking:
-                used, quiet = await _measured(kernel, opened)
+                began = time.monotonic()
                 most = max(limits.workspace_max, shared.tolerated[0])
-                most_files = max(limits.workspace_files, shared.tolerated[1])
-                if used.bytes > most or used.files > most_files:
+                most_files = max(limits.workspace_files + _NAMES, shared.tolerated[1])
+                enough = Enough(most, most_files)
+                used, quiet = await _measured(kernel, opened, scan_s, enough)
+                if used.bytes > most or used.inodes > most_files:
                     shared.suspects |= shared.stir
                 if self in shared.suspects:
-                    shared.tolerated = (used.bytes, used.files)
                     shared.forget(self)
-                    await kernel.kill(Cause.DISK)
+                    await to_the_end(self._end(kernel, opened))
                     return
-                if used.bytes <= limits.workspace_max and used.files <= limits.workspace_files:
+                scan_s = _SCAN_S if used.complete else min(_SCAN_MAX_S, 2 * scan_s)
+                within = used.inodes <= limits.workspace_files + _NAMES
+                if within and used.bytes <= limits.workspace_max:
                     shared.tolerated = (0, 0)
+                left = most - used.bytes, most_files - used.inodes
+                room = _Room(*left, taking_s=time.monotonic() - began)
             if not self._busy and not self._active.is_set():
                 shared.stir.discard(self)
             if not self._busy:
                 with rounds.asking(quiet, self._active.set):
                     await self._active.wait()
+
+    async def _end(self, kernel: Kernel, opened: OpenFiles) -> None:
+        """End it at once, and see then how much there is to tolerate: a look that stopped as soon
+        as it knew enough did not tell."""
+        await kernel.kill(Cause.DISK)
+        used, _ = await _measured(kernel, opened, _SCAN_MAX_S, None)
+        self._shared.tolerated = (used.bytes, used.inodes)
+
+
+class _Room:
+    """How much the file system may lose before the next look, whoever takes it: as much as the
+    files had left at the last one, which took `taking_s`."""
+
+    def __init__(self, left: int, files_left: int, *, taking_s: float = 0.0) -> None:
+        self._left = left
+        self._files_left = files_left
+        self._tick_s = max(_TICK_S, min(_PERIOD_S, taking_s))  # a slow tree is not walked all day
+        self._at_first: tuple[int, int] | None = None
+
+    async def last(self, opened: OpenFiles) -> None:
+        """Return when it is time to look. Not at once is anything asked: most cells are over soon,
+        and should not share the interpreter with a thread that is of no use to them."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _PERIOD_S
+        await asyncio.sleep(_SHORT_CELL_S)
+        while (wait_s := due - loop.time()) > 0:
+            if await self._is_taken(opened):
+                return
+            await asyncio.sleep(min(self._tick_s, wait_s))
+
+    async def _is_taken(self, opened: OpenFiles) -> bool:
+        tree = opened.measured
+        assert tree is not None
+        try:
+            told = await opened.call(lambda: os.fstatvfs(tree.fd))
+        except OSError:
+            return False
+        free = told.f_bfree * told.f_frsize, told.f_ffree
+        if self._at_first is None:
+            self._at_first = free
+        taken, files_taken = (a - b for a, b in zip(self._at_first, free, strict=True))
+        return taken > self._left or files_taken > self._files_left
 
 
 class _Quiet:
@@ -164,18 +235,42 @@ class _Rounds:
             self._arm()
 
 
-async def _measured(kernel: Kernel, opened: OpenFiles) -> tuple[Usage, _Quiet]:
+async def _measured(
+    kernel: Kernel, opened: OpenFiles, scan_s: float, enough: Enough | None
+) -> tuple[Usage, _Quiet]:
     """What the files take, and what is quiet as long as that is so. Where they cannot be looked at,
     they take nothing: the next look may."""
-    tree = opened.measured
-    assert tree is not None
-
-    def look() -> tuple[Usage, _Quiet]:
-        quiet = _Quiet(kernel)  # before the look: what is written meanwhile is for the next one
-        return tree.measure(max_entries=_ENTRIES, deadline_s=_SCAN_S), quiet
-
     try:
-        return await opened.call(look)
+        used, quiet, unlinked = await opened.call(lambda: _look(kernel, opened, scan_s, enough))
+        if unlinked is None:
+            unlinked = await kernel.unlinked(_device(opened))
     except (OSError, errors.SbxError) as error:
         _log.warning("a workspace could not be measured: %s", error)
         return Usage(0, 0, complete=False), _Quiet(kernel)
+    return replace(used, bytes=used.bytes + unlinked[0], files=used.files + unlinked[1]), quiet
+
+
+def _look(
+    kernel: Kernel, opened: OpenFiles, scan_s: float, enough: Enough | None
+) -> tuple[Usage, _Quiet, tuple[int, int] | None]:
+    """The larger of what the conversation and what all conversations keep; what is quiet, taken
+    before the look, as what is written meanwhile is for the next one; and the bytes and the number
+    of unlinked files, None where only the broker may look."""
+    quiet = _Quiet(kernel)
+    trees = [tree for tree in (opened.measured, opened.shared) if tree is not None]
+    looks = [tree.measure(max_entries=_ENTRIES, deadline_s=scan_s, enough=enough) for tree in trees]
+    used = replace(
+        looks[0],
+        bytes=max(one.bytes for one in looks),
+        files=max(one.inodes for one in looks) - looks[0].directories,
+    )
+    try:
+        unlinked = procfs.unlinked_of(kernel.processes(), _device(opened), _HELD_S)
+    except PermissionError:
+        return used, quiet, None
+    return used, quiet, unlinked
+
+
+def _device(opened: OpenFiles) -> int:
+    assert opened.measured is not None
+    return os.fstat(opened.measured.fd).st_dev

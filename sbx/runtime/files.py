@@ -22,6 +22,7 @@ from sbx.runtime.open_files import Identity, OpenFiles, Ready, open_files
 from sbx.runtime.partials import Partials
 from sbx.runtime.request import demand
 from sbx.runtime.streams import FileStream, opened_stream
+from sbx.runtime.tripwires import Tripwires, look, reader_of
 from sbx.workspace import Entry, Files, Listing, OpenFile, Upload, UploadLimits, Uploads
 from sbx.workspace.watching import Watching
 
@@ -51,6 +52,7 @@ class WorkspaceFiles:
         beside: Beside,
     ) -> None:
         """`beside`: the kernel in whose jail archives are made and read."""
+        self.tripwires: Tripwires | None = None
         self._open = open_files
         self._policy = policy
         self._archives = Archives(policy, beside)
@@ -69,26 +71,33 @@ class WorkspaceFiles:
             ) from None
 
     async def read_bytes(self, path: str) -> bytes:
-        return await self._call(lambda files: files.read(path))
+        content = await self._call(lambda files: files.read(path))
+        await look(self.tripwires, "a download", content)
+        return content
 
     async def write(self, path: str, content: str | bytes) -> int:
         """Write a file in one step, with the directories it needs; its size in bytes."""
         data = _encoded(content)
+        await look(self.tripwires, "a file that came in", data)
         return await self._call(lambda files: files.write(path, data))
 
     async def open_stream(self, path: str) -> FileStream:
         """Open a file of any size to be read in pieces; the caller closes it."""
         opened = await self._opened()
+        reader = await reader_of(self.tripwires, "a download")
         with opened.in_use():
-            return await opened_stream(opened, lambda: (opened.files.open(path), None))
+            return await opened_stream(opened, lambda: (opened.files.open(path), None), reader)
 
     async def write_stream(
         self, path: str, chunks: AsyncIterable[bytes], *, max_bytes: int | None = None
     ) -> int:
         """`write`, from a source of any size; cancelled or failed, it leaves what was there."""
         opened = await self._opened()
+        reader = await reader_of(self.tripwires, "a file that came in")
         intake = opened.files.writing(path, max_bytes=max_bytes)
-        return await opened.intakes.fill(opened, intake, chunks)
+        return await opened.intakes.fill(
+            opened, intake, reader.pieces(chunks) if reader else chunks
+        )
 
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
         return await self._call(lambda files: files.list(path, max_depth=max_depth))
@@ -208,6 +217,7 @@ class WorkspaceUploads:
     """What a user put into the conversation, read-only inside at /workspace/uploads/temparea."""
 
     def __init__(self, open_files: Callable[[], Awaitable[OpenFiles]], policy: Policy) -> None:
+        self.tripwires: Tripwires | None = None
         self._open = open_files
         self._limits = _upload_limits(policy)
 
@@ -222,6 +232,7 @@ class WorkspaceUploads:
 
     async def put_bytes(self, name: str, content: bytes) -> Upload:
         data = _encoded(content)
+        await look(self.tripwires, "an upload", data)
         return await self._call(lambda uploads: uploads.put(name, data, self._limits))
 
     async def put_stream(
@@ -232,8 +243,11 @@ class WorkspaceUploads:
         Raises as `put`; cancelled or failed, it leaves what was there.
         """
         opened, uploads = await self._opened()
+        reader = await reader_of(self.tripwires, "an upload")
         intake = uploads.putting(name, self._limits if limits is None else limits)
-        return await opened.intakes.fill(opened, intake, chunks)
+        return await opened.intakes.fill(
+            opened, intake, reader.pieces(chunks) if reader else chunks
+        )
 
     async def put_partial(
         self, partials: Partials, id: str, sha256: str, limits: UploadLimits | None = None
@@ -253,15 +267,18 @@ class WorkspaceUploads:
     async def open_stream(self, name: str) -> FileStream:
         """Open an upload to be read in pieces; the caller closes it."""
         opened, uploads = await self._opened()
+        reader = await reader_of(self.tripwires, "a download")
         with opened.in_use():
-            return await opened_stream(opened, lambda: _opened_upload(uploads, name))
+            return await opened_stream(opened, lambda: _opened_upload(uploads, name), reader)
 
     async def list(self) -> tuple[Upload, ...]:
         return await self._call(lambda uploads: uploads.list())
 
     async def read_bytes(self, name: str) -> bytes:
         most = self._limits.max_file_size or (1 << 62)
-        return await self._call(lambda uploads: uploads.read(name, max_bytes=most))
+        content = await self._call(lambda uploads: uploads.read(name, max_bytes=most))
+        await look(self.tripwires, "a download", content)
+        return content
 
     async def delete(self, name: str) -> None:
         await self._call(lambda uploads: uploads.delete(name))

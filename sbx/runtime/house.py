@@ -2,6 +2,7 @@
 
 {data}/store.sqlite        what is remembered
 {data}/audit.jsonl         who did what
+{data}/audit_key           what signs it
 {data}/token_secret        what signs tokens
 {data}/sandboxes/ removed/ files (workspace/layout.py)
 """
@@ -26,6 +27,7 @@ from sbx.runtime.replies import Replies
 from sbx.runtime.runs import Runs
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandboxes import Sandboxes
+from sbx.runtime.secret_files import secret_at
 from sbx.runtime.settings import Settings
 from sbx.runtime.store import Store
 from sbx.runtime.store.runs import SERVICE_ENDED
@@ -83,12 +85,13 @@ class House:
         await held.enter_async_context(self.runtime)  # whose lock says that the data are ours
         self.store = await Store.open(data / "store.sqlite")
         held.push_async_callback(self.store.close)
-        self.audit = await Audit.open(data / "audit.jsonl", clock=clock.now)
+        key = await asyncio.to_thread(secret_at, data / "audit_key")
+        self.audit = await Audit.open(data / "audit.jsonl", clock=clock.now, key=key)
         held.push_async_callback(self.audit.close)
         await recover(self.store, clock, self.runtime)
         self.access = Access(self.store, clock, data / "token_secret", os.geteuid())
         self.replies = Replies(self.store, clock)
-        self.sandboxes = Sandboxes(self.store, clock, self.runtime, settings)
+        self.sandboxes = Sandboxes(self.store, clock, self.runtime, settings, self.audit)
         await self.sandboxes.load()
         await self.sandboxes.leftovers.collect(briefly=True)
         self.runs = Runs(

@@ -9,19 +9,28 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from sbx.isolation.patience import in_thread
-from sbx.isolation.plan import Interpreter, Paths
+from sbx.isolation.plan import Interpreter
 from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
+from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import RunError
+from sbx.runtime.attachments import Attachments
 from sbx.runtime.context import Context
 from sbx.runtime.contexts import Memory
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files import OpenFiles
+from sbx.runtime.home import Home
+from sbx.runtime.means import Means
 from sbx.runtime.open_limit import OpenLimit
-from sbx.runtime.sandbox import DEFAULT_CONVERSATION, AsyncSandbox, Means
+from sbx.runtime.sandbox import DEFAULT_CONVERSATION, AsyncSandbox
 from sbx.runtime.sessions import check_id
+from sbx.runtime.tripwires import Sprung
+
+if TYPE_CHECKING:
+    from sbx.runtime.egress import Decision
 
 _ENTRIES = 20_000
 _MEASURE_S = 0.2
@@ -33,10 +42,12 @@ class Place:
 
     `directory` is an opaque name, `uid` the host uid of its files (None: that of the runtime).
     `directory_of` gives a conversation's opaque name, and whether it is new, unless who asks is
-    not wanted any more by then; `starting` is entered
-    around the start of a kernel in a context of it, and may refuse it; `lost` says whether the
-    context had a kernel that was ended unasked; `contexts` remembers which there are. `exists` says
+    not wanted any more by then; `starting` is entered around the start of a kernel in a context of
+    it, and may refuse it; `started` is told of the walls around each that did; `lost` says whether
+    the context had a kernel that was ended unasked; `contexts` remembers which there are; `decided`
+    hears what its proxy let through, or did not, and `sprung` which trip-wire. `exists` says
     whether there is a conversation of this name, and `limit` how many hold their files open.
+    `attachments` are there longer than this sandbox is open.
     """
 
     id: str
@@ -44,10 +55,14 @@ class Place:
     uid: int | None
     directory_of: Callable[[str, Callable[[], bool]], Awaitable[tuple[str, bool]]]
     starting: Callable[[str, str], AbstractAsyncContextManager[None]]
+    started: Callable[[str, str, Receipt], None]
     lost: Callable[[str, str], bool]
     contexts: Callable[[str], Memory]
     exists: Callable[[str], Awaitable[bool]]
     limit: OpenLimit
+    decided: "Callable[[Decision], None]"
+    sprung: Callable[[Sprung], None]
+    attachments: Attachments
 
 
 class KeptSandbox(AsyncSandbox):
@@ -63,6 +78,7 @@ class KeptSandbox(AsyncSandbox):
         *,
         uids: tuple[int, int],
         on_close: Callable[[AsyncSandbox], None],
+        home: Home | None = None,
     ) -> None:
         super().__init__(
             means,
@@ -74,15 +90,16 @@ class KeptSandbox(AsyncSandbox):
             on_close=on_close,
             id=place.id,
             directory=place.directory,
+            home=home,
         )
         self._place = place
+        self._attachments = place.attachments
         self._uids = uids
 
     async def prepare(self) -> None:
         """As of any sandbox; no conversation is opened for it."""
         await self._make_group(self._place.uid)
-        shared = "" if self.policy.shared else None
-        paths = Paths("", "", self._interpreter, str(self._means.guest), shared)
+        paths = self._means.paths_of_any(self._interpreter, self.policy)
         first, count = self._uids
         self._decide_key(paths, foreign_uid=not first <= self._host.uid < first + count)
 
@@ -100,6 +117,17 @@ class KeptSandbox(AsyncSandbox):
     def busy(self) -> bool:
         """Whether anything runs, waits to run, or starts."""
         return any(one.busy for one in self._conversations.values())
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether a kernel that was made ahead for it waits here, and nothing goes on."""
+        home = self._home
+        return home is not None and home.kernel is not None and not self.busy
+
+    async def end_unused(self) -> None:
+        """End that kernel, where nobody has used it yet."""
+        if self._home is not None:
+            await self._home.end_kernel()
 
     @property
     def stateful(self) -> set[tuple[str, str]]:
@@ -137,6 +165,7 @@ class KeptSandbox(AsyncSandbox):
         """End every kernel and every run, those that wait included; `told` says why."""
         for one in list(self._conversations.values()):
             await one.halt(told)
+        await self.end_unused()
 
     def forget(self, name: str) -> Conversation | None:
         """One of the same name is another one from now on; whoever forgets it ends it, by
@@ -169,11 +198,27 @@ class KeptSandbox(AsyncSandbox):
 
     async def _open_kept(self, name: str, wanted: Callable[[], bool]) -> OpenFiles:
         directory, new = await self._place.directory_of(name, wanted)
+        home = self._home
+        if home is not None and directory == home.conversation and (held := home.take_files()):
+            return held
         return await self._open_files_in(directory, new=new)
 
     async def _start_counted(self, name: str, context: str, opened: OpenFiles) -> Kernel:
-        async with self._place.starting(name, context):
-            return await self._start_kernel(opened)
+        try:
+            async with self._place.starting(name, context):
+                kernel = await self._start_kernel(opened)
+        except BaseException:
+            await self.end_unused()  # no more of them than there may be
+            raise
+        self._place.started(name, context, kernel.receipt)
+        return kernel
+
+    def _decided(self, decision: "Decision") -> None:
+        self._place.decided(decision)
+
+    def _on_sprung(self, sprung: Sprung) -> None:
+        self._place.sprung(sprung)
+        super()._on_sprung(sprung)
 
     async def _leave_files(self) -> None:
         pass

@@ -100,13 +100,17 @@ class Leftovers:
         """Remove what the store does not know; how many directories that were.
 
         Safe beside whatever goes on: a directory is known before it is made, and what is there is
-        listed before the store is asked.
+        listed before the store is asked. Homes that nobody owns yet are asked for in between: one
+        that got an owner before is known to the store by now.
         """
         data = self._runtime.data
         there = await in_thread(self._listed)
+        homes = self._runtime.homes
         known = await rows.directories(self._store)
         found = 0
         for sandbox, conversations in there.items():
+            if sandbox in homes:
+                continue
             if sandbox not in known:
                 found += 1
                 await in_thread(partial(data.remove, sandbox, deadline_s=self._remove_s))

@@ -23,6 +23,11 @@ class State(StrEnum):
     EXPIRED = "expired"
     DELETED = "deleted"
 
+    @classmethod
+    def named(cls, name: str | None) -> "State | None":
+        """The state of this name; None where there is none."""
+        return cls(name) if name in set(cls) else None
+
 
 class Act(StrEnum):
     USE = "use"  # of files: needs no kernel, and starts none

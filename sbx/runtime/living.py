@@ -8,7 +8,7 @@ without one is short and awaits nothing.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,13 +16,18 @@ from typing import Any
 from sbx import errors
 from sbx.isolation.patience import to_the_end
 from sbx.policy import Policy
+from sbx.protocol.attachments import Attachment
 from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import RunError
 from sbx.runtime import lifecycle
+from sbx.runtime.attachments import Attachments, not_attached
 from sbx.runtime.clock import Clock
 from sbx.runtime.context import Context
 from sbx.runtime.contexts import Memory
 from sbx.runtime.conversation import Conversation
+from sbx.runtime.decisions import Decisions
+from sbx.runtime.home import Home
 from sbx.runtime.kept import KeptSandbox, Place
 from sbx.runtime.kernel_limits import KernelLimits
 from sbx.runtime.lifecycle import Act, Facts, State
@@ -33,14 +38,17 @@ from sbx.runtime.store import Store, contexts, events
 from sbx.runtime.store import sandboxes as rows
 from sbx.runtime.store.contexts import ContextRow
 from sbx.runtime.store.sandboxes import CargoRow, ConversationRow, SandboxRow
+from sbx.runtime.tripwires import CODE as TRIPWIRE
+from sbx.runtime.tripwires import Sprung, refusal
 from sbx.runtime.uids import own_uid
 from sbx.runtime.views import SandboxView
 from sbx.telemetry import metrics
+from sbx.telemetry.audit import Audit
 
 CONVERSATIONS_MAX = 1000
 _TOUCHED_EVERY_S = 60.0
 _MIB = 1 << 20
-_NO_FAILURE = {"stopped", "closed", "too_many_kernels", "sandbox_expired", "not_found"}
+_NO_FAILURE = {"stopped", "closed", "too_many_kernels", "sandbox_expired", "not_found", "tripwire"}
 _log = logging.getLogger(__name__)
 
 STOPPED = RunError("SandboxStopped", "the sandbox was stopped while this ran", "")
@@ -52,7 +60,8 @@ _CAUSES = {EXPIRED.name: "expired", DELETED.name: "deleted"}  # as metrics tell 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What every sandbox of a house uses. `cargos`: those that were not deleted, by id."""
+    """What every sandbox of a house uses. `cargos`: those that were not deleted, by id; `audit`:
+    who remembers for good, where there is somebody."""
 
     store: Store
     clock: Clock
@@ -61,13 +70,17 @@ class Keep:
     kernels: KernelLimits
     cargos: dict[str, CargoRow]
     open_limit: OpenLimit
+    audit: Audit | None = None
 
 
 class Living:
     """See the module. `users` are inside `Sandboxes.using`; `starts` are kernels on their way."""
 
-    def __init__(self, keep: Keep, row: SandboxRow, lost: Lost = frozenset()) -> None:
-        """`lost`: the contexts whose kernel ended with an earlier runtime."""
+    def __init__(
+        self, keep: Keep, row: SandboxRow, lost: Lost = frozenset(), *, new: bool = False
+    ) -> None:
+        """`lost`: the contexts whose kernel ended with an earlier runtime. `new`: it was made just
+        now, so there is nothing of it in the store that is not known here."""
         self.row = row
         self.users = 0
         self.starts = 0
@@ -80,11 +93,14 @@ class Living:
         self._lock = asyncio.Lock()
         self.naming = asyncio.Lock()  # held while a conversation is made or deleted
         self._policies: tuple[Policy, Policy] | None = None
-        self._conversations: dict[str, ConversationRow] | None = None
-        self._contexts: dict[str, set[str]] | None = None  # beside `default`, by conversation
+        self._attachments: Attachments | None = None
+        self._conversations: dict[str, ConversationRow] | None = {} if new else None
+        # Beside `default`, by conversation.
+        self._contexts: dict[str, set[str]] | None = {} if new else None
         self._idle_at: float | None = None
         self._touched_at = 0.0
         self._followers: set[asyncio.Event] = set()
+        self._decisions = Decisions(row.id, row.owner, keep.audit, self.tell, keep.clock.now)
 
     # -- what it is now -------------------------------------------------------------------------
 
@@ -187,43 +203,88 @@ class Living:
 
     # -- using it -------------------------------------------------------------------------------
 
-    async def opened(self) -> KeptSandbox:
-        """Its box, opened at the first call. Raises as `check` and `Runtime.open`."""
+    async def opened(self, *, to_start: str | None = None) -> KeptSandbox:
+        """Its box, opened at the first call. `to_start`: the conversation that wants a kernel; a
+        new sandbox may get one that is ready. Raises as `check` and `Runtime.open`."""
         self.check(Act.USE)
         if self.box is None:
             async with self._lock:
                 self.check(Act.USE)
                 if self.box is None:
-                    await to_the_end(self._open())
+                    await to_the_end(self._open(to_start))
         assert self.box is not None
         return self.box
 
-    async def _open(self) -> None:
+    async def _open(self, to_start: str | None) -> None:
         keep = self._keep
         try:
             loaded, decided = await self.policy()
             await self.conversations()
+            attachments = await self._known_attachments()
             if self._contexts is None:
                 self._contexts = await contexts.of_sandbox(keep.store, self.id)
-            if self.cargo.uid is None and keep.runtime.capabilities.root:
-                uid = await own_uid(keep.store, self.cargo.id, keep.settings.uid_range)
-                self._change_cargo(uid=uid)
-            place = Place(
-                id=self.id,
-                directory=self.cargo.directory,
-                uid=self.cargo.uid,
-                directory_of=self._directory_of,
-                starting=self._starting,
-                lost=lambda conversation, context: (conversation, context) in self._lost,
-                contexts=self._memory_of,
-                exists=self._exists,
-                limit=keep.open_limit,
-            )
-            self.box = await keep.runtime.open(loaded, decided, place)
+            async with AsyncExitStack() as undo:
+                home = await self._ready_home(loaded, decided, to_start)
+                if home is not None:
+                    undo.push_async_callback(home.leave_group)
+                if self.cargo.uid is None and keep.runtime.capabilities.root:
+                    uid = await own_uid(keep.store, self.cargo.id, keep.settings.uid_range)
+                    self._change_cargo(uid=uid)
+                place = self._place(attachments)
+                self.box = await keep.runtime.open(loaded, decided, place, home)
+                undo.pop_all()
         except errors.SbxError as error:
             self._failed(error)
             raise
         self.touch()
+
+    def _place(self, attachments: Attachments) -> Place:
+        return Place(
+            id=self.id,
+            directory=self.cargo.directory,
+            uid=self.cargo.uid,
+            directory_of=self._directory_of,
+            starting=self._starting,
+            started=self._started,
+            lost=lambda conversation, context: (conversation, context) in self._lost,
+            contexts=self._memory_of,
+            exists=self._exists,
+            limit=self._keep.open_limit,
+            decided=self._decisions.add,
+            sprung=self._sprung,
+            attachments=attachments,
+        )
+
+    async def _ready_home(
+        self, loaded: Policy, decided: Policy, conversation: str | None
+    ) -> Home | None:
+        """One that was made ahead, for a sandbox in which nothing was kept or run before; its first
+        conversation lies there then."""
+        cargo, runtime = self.cargo, self._keep.runtime
+        known = await self.conversations()
+        new = cargo.managed_by == self.id and cargo.uid is None and not known
+        if conversation is None or not new or self.row.request:
+            return None
+        home = await runtime.ready_home(loaded, decided)
+        if home is None:
+            return None
+        uid = home.host.uid if runtime.capabilities.root else None
+        row = ConversationRow(self.id, conversation, home.conversation, self._now, self._now)
+        move = partial(
+            rows.move_in, cargo_id=cargo.id, directory=home.directory, uid=uid, conversation=row
+        )
+        try:
+            moved = await self._keep.store.write(move)
+        except BaseException:
+            await home.give_up()
+            raise
+        if not moved:
+            await home.give_up()
+            return None
+        runtime.known(home)
+        self._change_cargo(directory=home.directory, uid=uid)
+        known[conversation] = row
+        return home
 
     def touch(self) -> None:
         """It is used: put off its idle time-out."""
@@ -246,6 +307,41 @@ class Living:
         """A stop by request counts until the next use."""
         if self.row.stopped:
             self._remember(stopped=False, failure=self.row.failure)
+
+    # -- attachments ----------------------------------------------------------------------------
+
+    @property
+    def attached(self) -> tuple[Attachment, ...]:
+        """What is attached to it, also while it is closed."""
+        return self._attachments.there if self._attachments is not None else ()
+
+    async def attach(self, source: str, target: str | None, *, read_only: bool) -> Attachment:
+        """See `Attachments.attach`. Nothing starts, nor is it opened, for this: its next kernels
+        show it too."""
+        self.check(Act.USE)
+        attachments = await self._known_attachments()
+        made = await attachments.attach(source, target, read_only=read_only)
+        self.tell("attached", target=made.target, read_only=made.read_only)
+        return made
+
+    async def detach(self, target: str) -> None:
+        """See `Attachments.detach`."""
+        if self._attachments is None:
+            raise not_attached(target)
+        await self._attachments.detach(target)
+        self.tell("detached", target=target)
+
+    async def _known_attachments(self) -> Attachments:
+        """Those that there are for as long as this process lives, however often it is closed."""
+        _, policy = await self.policy()
+        if self._attachments is None:
+            runtime = self._keep.runtime
+            self._attachments = Attachments(
+                policy.shared,
+                possible=runtime.capabilities.own_namespaces,
+                grounds=runtime.grounds,
+            )
+        return self._attachments
 
     # -- conversations --------------------------------------------------------------------------
 
@@ -334,6 +430,10 @@ class Living:
     async def _starting(self, conversation: str, context: str) -> AsyncIterator[None]:
         """Around the start of a kernel: its limits before, and what becomes of it."""
         self.check(Act.START)
+        if self.frozen:
+            assert self.row.failure is not None
+            details = self.row.failure.get("details", {})
+            raise refusal(details.get("wire", ""), details.get("where", ""))
         self.starts += 1
         try:
             await self._keep.kernels.admit(self)
@@ -352,6 +452,38 @@ class Living:
             self.tell("started", **_told_of(conversation, context))
         finally:
             self.starts -= 1
+
+    def _started(self, conversation: str, context: str, receipt: Receipt) -> None:
+        """The walls around a kernel go into the audit log, signed; nobody waits for that."""
+        if self._keep.audit is None:
+            return
+        about = {"owner": self.row.owner, **_told_of(conversation, context)}
+        told = partial(_receipt_told, receipt, about)
+        self._keep.audit.note_by("sbx", "kernel.start", self.id, told)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether a trip-wire was sprung: no kernel starts until an operator lifts that."""
+        return self.row.failure is not None and self.row.failure.get("code") == TRIPWIRE
+
+    def _sprung(self, sprung: Sprung) -> None:
+        """At once: its kernels are still on their way out."""
+        told = {"wire": sprung.wire, "where": sprung.where}
+        self._remember(stopped=False, failure=refusal(**told).to_dict())
+        self.tell("tripwire", **told)
+        if self._keep.audit is not None:
+            self._keep.audit.note("sbx", "tripwire", self.id, owner=self.row.owner, **told)
+
+    def lift(self) -> bool:
+        """Let it start kernels again; False where it was not frozen."""
+        if not self.frozen:
+            return False
+        self.row = replace(self.row, failure=None)
+        self._remember(stopped=False, failure=None)
+        if self.box is not None and self.box.tripwires is not None:
+            self.box.tripwires.lift()
+        self.tell("lifted")
+        return True
 
     def _failed(self, error: errors.SbxError) -> None:
         self._remember(stopped=False, failure=error.to_dict())
@@ -494,7 +626,10 @@ class Living:
         assert box is not None
         self._lost |= box.stateful
         self._idle_at = None
-        await box.close()
+        try:
+            await box.close()
+        finally:
+            self._decisions.tell_left_out()
 
     # -- its story ------------------------------------------------------------------------------
 
@@ -513,6 +648,8 @@ class Living:
         self.tell("stopped", cause, kernels=kernels)
 
     def _remember(self, *, stopped: bool, failure: Mapping[str, Any] | None) -> None:
+        if self.frozen:
+            failure = self.row.failure  # a stop, or another failure, does not lift that
         self.row = replace(
             self.row, stopped=stopped, failure=dict(failure) if failure is not None else None
         )
@@ -539,6 +676,13 @@ def _told_of(conversation: str, context: str) -> dict[str, str]:
     """Which kernel an event is about; `default` needs no name."""
     beside = {} if context == DEFAULT_CONTEXT else {"context": context}
     return {"conversation": conversation, **beside}
+
+
+def _receipt_told(receipt: Receipt, about: Mapping[str, str]) -> dict[str, Any]:
+    told = receipt.to_dict()
+    # The reasons of `preload_failed` are the guest's own words, as long as it likes.
+    told["preload_failed"] = sorted(module[:80] for module in told["preload_failed"])[:20]
+    return {**about, "sha256": receipt.digest, "receipt": told}
 
 
 def _not_ready(sandbox_id: str, error: errors.SbxError) -> errors.Unavailable:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sbx import errors
+from sbx.isolation.plan import Wall
 from sbx.policy import Policy
 from sbx.runtime.streams import Intakes
 from sbx.runtime.watches import Watches
@@ -43,7 +44,9 @@ class OpenFiles:
     """What a conversation's files are, held open: for the host's calls, and for its jail's mounts.
 
     `uploads` is None where a directory of the host is mounted as the uploads, `measured` where the
-    files are not ours to limit. `identities` are (device, inode) of host directories by path.
+    files are not ours to limit; where it `has_quota`, linux does, and `disk` says so in a receipt.
+    `shared` is what conversations share, if they do. `identities` are (device, inode) of host
+    directories by path.
     """
 
     files: Files
@@ -59,6 +62,9 @@ class OpenFiles:
     held: ExitStack = field(default_factory=ExitStack)
     working: set[asyncio.Future[Any]] = field(default_factory=set)
     untouched: bool = False
+    shared: Tree | None = None
+    has_quota: bool = False
+    disk: Wall | None = None
     intakes: Intakes = field(default_factory=Intakes)
     watches: Watches = field(default_factory=Watches)
     users: int = 0
@@ -171,6 +177,7 @@ def open_files(
                 uploads_path=uploads_path,
                 own=own,
                 shared_path=data.shared_path(sandbox) if shared is not None else None,
+                shared=shared,
                 identities=identities,
                 untouched=new and shared is None,
             )

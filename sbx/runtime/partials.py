@@ -20,6 +20,7 @@ from sbx.policy import Policy
 from sbx.protocol.files import PartialUpload
 from sbx.runtime.long_calls import long_call
 from sbx.runtime.open_files import OpenFiles
+from sbx.runtime.tripwires import Tripwires, reader_of
 from sbx.workspace import partials
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class Partials:
         self._finished: dict[str, _Finished] = {}  # for who did not hear that it was
         self._timer: asyncio.TimerHandle | None = None
         self._sweeping: set[asyncio.Task[None]] = set()
+        self.tripwires: Tripwires | None = None
 
     async def begin(self, path: str, size: int, *, upload: bool = False) -> PartialUpload:
         """Begin one of `size` bytes for the file `path`, or with `upload` for an upload of that
@@ -149,12 +151,14 @@ class Partials:
                     details={"offset": partial.offset},
                 )
             opened = await self._opened()
+            reader = await reader_of(self.tripwires, "a file that came in")
             with opened.in_use():
                 staging = opened.own.staging
 
                 def act() -> T:
                     whole = partials.content(staging, partial.name, partial.size, sha256)
-                    return store(opened, partial.path, whole)
+                    read = reader.passed(whole) if reader is not None else whole
+                    return store(opened, partial.path, read)
 
                 async with long_call():
                     outcome = await to_the_end(opened.call(act))

@@ -65,6 +65,13 @@ class Registry:
             raise unknown(sandbox_id)
         return self.found(caller, sandbox_id, scope)
 
+    def operated(self, caller: Caller, sandbox_id: str) -> Living:
+        """For the operator, whoever owns it; his own by its session's id too."""
+        one = self.known(caller, sandbox_id) or self._by_id.get(sandbox_id)
+        if one is None or one.row.deleted_at is not None or not caller.operator:
+            raise unknown(sandbox_id)
+        return one
+
     def check_room(self, owner: str) -> None:
         mine = sum(one.row.owner == owner for one in self._by_id.values())
         for there, limit in (

@@ -8,28 +8,32 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sbx import errors
 from sbx.isolation.filters import load_filter
 from sbx.isolation.forked import check_process
 from sbx.isolation.launch import Broker, BrokerProcess
 from sbx.isolation.patience import in_thread, to_the_end
-from sbx.isolation.plan import Filters, Interpreter, Paths, decide_walls
+from sbx.isolation.plan import Filters, Interpreter, decide_walls
 from sbx.isolation.probe import Capabilities
 from sbx.kernels.start import Starter
-from sbx.kernels.zygotes import key_of
-from sbx.policy import Policy, load, narrow, unsupported
+from sbx.kernels.zygotes import Key, key_of
+from sbx.policy import Policy, load, narrow, unchanged
 from sbx.runtime.data import Data
 from sbx.runtime.environments.directory import Environments
+from sbx.runtime.grounds import Grounds
+from sbx.runtime.home import Home, furnished, home_of
 from sbx.runtime.interpreter import interpreter_at, own_interpreter
 from sbx.runtime.kept import KeptSandbox, Place
-from sbx.runtime.sandbox import AsyncSandbox, Means
+from sbx.runtime.means import Means
+from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
 from sbx.telemetry.starts import Starts
 from sbx.workspace import DataDirectory
 
 _PREPARED_AT_ONCE = 2 * (os.cpu_count() or 1)  # more would only get ready together, and all late
+_Box = TypeVar("_Box", bound=AsyncSandbox)
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -71,7 +75,8 @@ class Runtime:
             await to_the_end(self._open_data())
             assert self._data is not None
             machine = platform.machine()
-            filters = Filters(load_filter("default", machine), load_filter("strict", machine))
+            names = ("default", "strict", "allowlist")
+            filters = Filters(*(load_filter(name, machine) for name in names))
             if self._started_broker is not None:
                 self._broker = Broker.adopt(self._started_broker)
             else:
@@ -80,6 +85,7 @@ class Runtime:
                     uids=settings.uid_range,
                     groups=settings.cgroups,
                 )
+            await self._broker.look_at_disk(str(self._data.directory.path))
         except BaseException:
             await self.close()
             raise
@@ -95,6 +101,7 @@ class Runtime:
             filters=filters,
             guest=_PACKAGE_ROOT,
             grace_s=settings.interrupt_grace,
+            disk_quota=settings.disk_quota,
         )
         return self
 
@@ -109,6 +116,13 @@ class Runtime:
         assert self._broker is not None
         assert self._broker.capabilities is not None
         return self._broker.capabilities
+
+    @property
+    def grounds(self) -> Grounds:
+        """From where a service may attach directories, when it is asked to."""
+        settings = self.settings
+        confined = self._started_broker is not None
+        return Grounds(settings.attach_dirs, settings.private, writable=not confined)
 
     async def create(
         self,
@@ -130,23 +144,23 @@ class Runtime:
         """
         means = self._started()
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)
+        interpreter = await self._interpreter_of(decided)
+        home = None
+        if workspace is None and uploads is None:
+            home = self._home(loaded, decided, interpreter)
         box = AsyncSandbox(
             means,
             decided,
             loaded,
-            await self._interpreter_of(decided),
+            interpreter,
             workspace=Path(workspace) if workspace is not None else None,
             uploads=Path(uploads) if uploads is not None else None,
             on_close=self._sandboxes.discard,
+            home=home,
         )
-        self._sandboxes.add(box)
-        try:
-            async with self._room:
-                await box.prepare()
-        except BaseException:
-            await box.close()
-            raise
-        return box
+        if home is not None:
+            self.known(home)  # whoever closes the box removes it
+        return await self._prepared(box)
 
     async def decide(
         self,
@@ -157,22 +171,37 @@ class Runtime:
     ) -> tuple[Policy, Policy]:
         """The policy as it was loaded, and as the request narrows it; raises as `create` does, but
         for what this host cannot enforce."""
+        if isinstance(policy, str):
+            policy = unchanged(policy, search=self.settings.policy_dirs) or policy
         if isinstance(policy, Policy) and not policy.filesystem.mount:
             return self._decide(policy, narrower, env)  # which then reads no file
         return await asyncio.to_thread(self._decide, policy, narrower, env)
 
-    async def open(self, loaded: Policy, decided: Policy, place: Place) -> KeptSandbox:
-        """A sandbox whose files outlive it, made or made again. Raises CannotEnforce."""
+    async def ready_home(self, loaded: Policy, decided: Policy) -> Home | None:
+        """One with a kernel for a new sandbox, the caller's from here on: to be given to `open`, or
+        up. None where none is ready; it is asked for, so some may be from then on."""
+        self._started()
+        return self._home(loaded, decided, await self._interpreter_of(decided))
+
+    def _home(self, loaded: Policy, decided: Policy, interpreter: Interpreter) -> Home | None:
         means = self._started()
-        box = KeptSandbox(
-            means,
-            decided,
-            loaded,
-            await self._interpreter_of(decided),
-            place,
-            uids=self.settings.uid_range,
-            on_close=self._sandboxes.discard,
-        )
+        wanted = furnished(means, loaded, decided, interpreter)
+        if wanted is None:
+            return None
+        decide_walls(decided, self.capabilities)
+        key = self._key(means, loaded, decided, interpreter)
+        return home_of(means.starter.take_berth(key, wanted), key)
+
+    def _key(
+        self, means: Means, loaded: Policy, decided: Policy, interpreter: Interpreter
+    ) -> Key | None:
+        """By which zygote kernels of any workspace of ours may be forked; of a policy that
+        `decide_walls` has not refused."""
+        paths = means.paths_of_any(interpreter, decided)
+        return key_of(loaded, decided, self.capabilities, paths, means.filters)
+
+    async def _prepared(self, box: _Box) -> _Box:
+        """One that is closed with the runtime, or at once where it cannot be had."""
         self._sandboxes.add(box)
         try:
             async with self._room:
@@ -182,30 +211,62 @@ class Runtime:
             raise
         return box
 
+    def known(self, home: Home) -> None:
+        """Its directory is in a store now."""
+        self._started().homes.discard(home.directory)
+
+    @property
+    def homes(self) -> frozenset[str]:
+        """The directories of sandboxes that nobody owns yet."""
+        return frozenset(self._started().homes)
+
+    async def open(
+        self, loaded: Policy, decided: Policy, place: Place, home: Home | None = None
+    ) -> KeptSandbox:
+        """A sandbox whose files outlive it, made or made again; `home`, whose directory is the
+        place's, ends with it also where this raises. Raises CannotEnforce."""
+        means = self._started()
+        box = KeptSandbox(
+            means,
+            decided,
+            loaded,
+            await self._interpreter_of(decided),
+            place,
+            uids=self.settings.uid_range,
+            on_close=self._sandboxes.discard,
+            home=home,
+        )
+        return await self._prepared(box)
+
     @property
     def data(self) -> DataDirectory:
         """Where the files of its sandboxes lie."""
         return self._started().data
 
-    async def warm(self, policy: str | Path | Policy = "default", *, count: int = 1) -> None:
+    async def warm(
+        self, policy: str | Path | Policy = "default", *, count: int = 1, new: bool = False
+    ) -> None:
         """Return when `count` kernels of the policy are ready for whoever asks first.
 
-        They are kept for a minute at least; without this the pool fills after the first kernel.
+        With `new` they are sealed in empty workspaces already, for sandboxes that are made from now
+        on; else they are for those that exist, and for directories of the host. They are kept for a
+        minute at least; without this the pool fills after the first kernel.
         Raises what `create` raises of a policy, BadRequest `limit_widened` for more than its
         pool.max_idle, and Unavailable with the cause when this host forks none, or none now.
         """
         means = self._started()
         loaded, _ = await self.decide(policy)
         decide_walls(loaded, self.capabilities)
-        paths = Paths("", "", await self._interpreter_of(loaded), str(means.guest))
-        key = key_of(loaded, loaded, self.capabilities, paths, means.filters)
+        interpreter = await self._interpreter_of(loaded)
+        key = self._key(means, loaded, loaded, interpreter)
         if key is None:
             raise errors.BadRequest(
                 f'policy {loaded.name} says pool.start = "cold", so none of its kernels is forked',
                 code="pool_unavailable",
                 hint='take start = "cold" out of the policy',
             )
-        await means.starter.warm(key, count)
+        wanted = furnished(means, loaded, loaded, interpreter) if new else None
+        await means.starter.warm(key, count, wanted)
 
     @property
     def starts(self) -> Starts:
@@ -286,8 +347,6 @@ class Runtime:
         loaded = policy
         if request:
             policy = narrow(policy, request)
-        if (refusal := unsupported(policy)) is not None:
-            raise refusal
         for number, mount in enumerate(policy.filesystem.mount):
             if not Path(mount.source).is_dir():
                 raise errors.PolicyError(

@@ -1,68 +1,52 @@
 """A sandbox: what a caller owns. It sequences; how anything is done is known by what it calls."""
 
 import asyncio
+import logging
 import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from sbx import errors
 from sbx.isolation.forked import check_process
-from sbx.isolation.launch import Broker, Host
+from sbx.isolation.launch import Host
 from sbx.isolation.patience import in_thread, to_the_end
-from sbx.isolation.plan import (
-    Filters,
-    GroupLimits,
-    Interpreter,
-    Paths,
-    decide_walls,
-    plan,
-)
-from sbx.isolation.probe import Capabilities
+from sbx.isolation.plan import Interpreter, Paths, WayOut, decide_walls
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.start import Order, Starter
 from sbx.kernels.watcher import MemoryWatcher
 from sbx.kernels.zygotes import Key, key_of
 from sbx.policy import Policy
-from sbx.protocol.runs import Event, Run
+from sbx.protocol.attachments import Attachment
+from sbx.protocol.runs import Cause, Event, Run
 from sbx.protocol.usage import Usage
+from sbx.runtime.attachments import Attachments
 from sbx.runtime.commands import Commands
 from sbx.runtime.contexts import Contexts
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.environments.directory import check_there
 from sbx.runtime.files import OpenFiles, Ready, WorkspaceFiles, WorkspaceUploads, open_files
+from sbx.runtime.home import Home
 from sbx.runtime.languages import Languages
+from sbx.runtime.means import Means
+from sbx.runtime.outlet import Outlet
 from sbx.runtime.questions import OnInput
+from sbx.runtime.quota import limited, refused
 from sbx.runtime.terminals import Terminals
+from sbx.runtime.tripwires import Sprung, Tripwires
 from sbx.runtime.usage import Whole
-from sbx.workspace import DataDirectory, check_name
+from sbx.workspace import check_name
 
+if TYPE_CHECKING:
+    from sbx.runtime.egress import Decision
+
+_log = logging.getLogger(__name__)
 DEFAULT_CONVERSATION = "default"
 _CONVERSATIONS_MAX = 1000
-_MIME_MAX = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What a runtime has, and every sandbox of it uses."""
-
-    broker: Broker
-    starter: Starter
-    data: DataDirectory
-    filters: Filters
-    guest: Path
-    grace_s: float
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the host can do, as the broker found it."""
-        assert self.broker.capabilities is not None
-        return self.broker.capabilities
 
 
 class AsyncSandbox:
@@ -84,8 +68,10 @@ class AsyncSandbox:
         on_close: Callable[["AsyncSandbox"], None],
         id: str | None = None,
         directory: str | None = None,
+        home: Home | None = None,
     ) -> None:
-        """`id` and `directory` (an opaque name): those of one that was closed with its files."""
+        """`id` and `directory` (an opaque name): those of one that was closed with its files.
+        `home`: what was made ahead for it; its first conversation gets the kernel."""
         self.id = id or f"sandbox-{secrets.token_hex(6)}"
         self.policy = policy
         self._loaded = loaded  # as it was before a request narrowed it: what others share
@@ -95,9 +81,25 @@ class AsyncSandbox:
         self._workspace = workspace
         self._uploads = uploads
         self._on_close = on_close
+        self._home = home
+        self._group = home.group if home is not None else self.id
+        if home is not None:
+            directory = home.directory
         self._directory = directory or means.data.new_name()
         self._conversations: dict[str, Conversation] = {}
         self._watcher: MemoryWatcher | None = None
+        self.tripwires: Tripwires | None = None
+        if policy.tripwire.enabled:
+            key = means.data.path / "tripwire_key"
+            self.tripwires = Tripwires(policy.tripwire, self.id, key, self._on_sprung)
+        self._freezing: asyncio.Task[None] | None = None
+        self._outlet: Outlet | None = None
+        if policy.network.mode == "proxy":
+            wires = self.tripwires.at_proxy if self.tripwires is not None else None
+            self._outlet = Outlet(self.id, policy, means.data, self._decided, wires)
+        self._attachments = Attachments(
+            policy.shared and workspace is None, possible=means.capabilities.own_namespaces
+        )
         self._host: Host
         self._key: Key | None = None
         self._pid = os.getpid()
@@ -114,21 +116,29 @@ class AsyncSandbox:
         if self._workspace is not None:
             uid = await asyncio.to_thread(_owner_of, self._workspace)
         await self._make_group(uid)
-        paths = self._paths(await self._default.opened(), Ready((), (), {}))
+        opened = await self._default.opened()
+        paths = self._means.paths(opened, Ready((), (), {}), self._interpreter)
         self._decide_key(paths, foreign_uid=paths.host_directory)
 
     async def _make_group(self, uid: int | None) -> None:
         """The cgroup and host uid of its jails; None lets the broker choose the uid."""
         capabilities = self._means.capabilities
+        if (refusal := refused(self._means.disk_quota, capabilities)) is not None:
+            raise refusal
         walls = {wall.name: wall for wall in decide_walls(self.policy, capabilities)}
-        limits = self.policy.limits
-        group = GroupLimits(limits.memory_max, limits.tasks_max, limits.cpu_quota)
-        self._host = await self._means.broker.make_sandbox(self.id, group, uid)
+        if self._home is not None:
+            self._host = self._home.host
+        else:
+            limits = self._means.group_limits(self.policy)
+            self._host = await self._means.broker.make_sandbox(self._group, limits, uid)
         if walls["memory"].weaker:
-            self._watcher = MemoryWatcher(limits.memory_max)
+            self._watcher = MemoryWatcher(self.policy.limits.memory_max)
 
     def _decide_key(self, paths: Paths, *, foreign_uid: bool) -> None:
         """By which zygote its kernels may be forked. `foreign_uid`: not of the broker's range."""
+        if self._home is not None:
+            self._key = self._home.key
+            return
         capabilities = self._means.capabilities
         own_uid = self._host.uid if capabilities.root and foreign_uid else None
         self._key = key_of(
@@ -252,6 +262,15 @@ class AsyncSandbox:
         """Which walls stand around the live kernel of `default`; None while there is none."""
         return self._default.receipt
 
+    @property
+    def network_log(self) -> "tuple[Decision, ...]":
+        """What its proxy decided lately, the last one last; empty without a proxy."""
+        return tuple(self._outlet.log) if self._outlet is not None else ()
+
+    async def read_receipt(self) -> Receipt | None:
+        """The same, read back from the live jail now; see `Conversation.read_receipt`."""
+        return await self._default.read_receipt()
+
     # -- conversations and life -----------------------------------------------------------------
 
     def conversation(self, name: str) -> Conversation:
@@ -277,6 +296,8 @@ class AsyncSandbox:
                 hint="make a sandbox for each, so that neither sees the other's changes unasked",
             )
         made = self._conversations[name] = self._make_conversation(name)
+        made.files.tripwires = made.uploads.tripwires = self.tripwires
+        made.files.partials.tripwires = self.tripwires
         return made
 
     def _check_name(self, name: str) -> None:
@@ -293,6 +314,35 @@ class AsyncSandbox:
             whole=self._whole,
         )
 
+    async def attach(
+        self, source: str | Path, target: str | None = None, *, read_only: bool = True
+    ) -> str:
+        """Show one more directory of the host inside, also in kernels that live; the path there.
+        See `Attachments.attach`."""
+        check_process(self._pid)
+        self._check_open()
+        told = await self._attachments.attach(source, target, read_only=read_only)
+        return told.target
+
+    async def detach(self, target: str) -> None:
+        """Show it no more; see `Attachments.detach`."""
+        check_process(self._pid)
+        self._check_open()
+        await self._attachments.detach(target)
+
+    async def attachments(self) -> tuple[Attachment, ...]:
+        """What is attached now, by the path inside."""
+        return self._attachments.there
+
+    async def lift(self) -> bool:
+        """Let kernels start again after a trip-wire was sprung; False where none was."""
+        check_process(self._pid)
+        self._check_open()
+        if self.tripwires is None or self.tripwires.sprung is None:
+            return False
+        self.tripwires.lift()
+        return True
+
     async def start(self) -> Receipt:
         """Start the kernel of `default` now instead of at its first run."""
         return await self._default.start()
@@ -301,6 +351,10 @@ class AsyncSandbox:
         """End every kernel; files stay, and the next run starts another one."""
         check_process(self._pid)
         await asyncio.gather(*(one.stop() for one in self._conversations.values()))
+        if self._home is not None:
+            await self._home.end_kernel()
+        if self._outlet is not None:
+            await self._outlet.rest(self._has_kernels)
 
     async def close(self) -> None:
         """End everything and remove every file; a second call does nothing.
@@ -318,7 +372,13 @@ class AsyncSandbox:
             self._ended = True
             last.callback(self._on_close, self)
             last.push_async_callback(self._leave_files)
-            last.push_async_callback(self._means.broker.drop_sandbox, self.id)
+            last.push_async_callback(self._means.broker.drop_sandbox, self._group)
+            if self._home is not None:
+                last.push_async_callback(self._home.leave)
+            if self._outlet is not None:
+                last.push_async_callback(self._outlet.close)
+            if self._freezing is not None:
+                await asyncio.wait([self._freezing])
             if self._watcher is not None:
                 self._watcher.close()
             ends = (one.close() for one in self._conversations.values())
@@ -343,10 +403,12 @@ class AsyncSandbox:
     # -- what conversations ask for -------------------------------------------------------------
 
     async def _open_files(self) -> OpenFiles:
+        if self._home is not None and (opened := self._home.take_files()) is not None:
+            return opened
         return await self._open_files_in(self._means.data.new_name())
 
     async def _open_files_in(self, directory: str, *, new: bool = True) -> OpenFiles:
-        return await asyncio.to_thread(
+        opened = await asyncio.to_thread(
             open_files,
             self._means.data,
             self._directory,
@@ -357,10 +419,11 @@ class AsyncSandbox:
             self._uploads,
             new=new,
         )
+        return await limited(self._means, self.policy, opened)
 
     @property
     def _whole(self) -> Whole:
-        return Whole(self.id, lambda: self._means.broker.usage(self.id), self._pids)
+        return Whole(self.id, lambda: self._means.broker.usage(self._group), self._pids)
 
     def _pids(self) -> list[int]:
         """Every process of its jails; from any thread."""
@@ -375,36 +438,73 @@ class AsyncSandbox:
     async def _start_kernel(self, opened: OpenFiles) -> Kernel:
         if self.policy.environment is not None:
             await in_thread(check_there, self.policy, self._interpreter)
-        ready = await opened.prepare()
-        means = self._means
-        paths = self._paths(opened, ready)
-        planned = plan(self.policy, means.capabilities, paths, means.filters)
-        kernel = await means.starter.start(
-            Order(
-                sandbox=self.id,
-                plan=planned,
-                identities=ready.identities,
-                config=_kernel_config(self.policy, planned.writable_home),
-                key=self._key,
-                pooled=self.policy.pool.max_idle > 0,
-            )
-        )
+        wires, policy = self.tripwires, self.policy
+        if wires is not None:
+            wires.check()
+            await wires.plant()
+            policy = policy.model_copy(update={"env": {**wires.environment, **policy.env}})
+        kernel = self._moved_in(opened)
+        if kernel is None:
+            ready = await opened.prepare()
+            means = self._means
+            async with self._way_out() as way_out:
+                paths = means.paths(opened, ready, self._interpreter, way_out)
+                order = means.order(self._group, policy, paths, ready, self._key)
+                if wires is not None:
+                    order = replace(order, config={**order.config, "planted": dict(wires.files)})
+                kernel = await means.starter.start(order)
+        if wires is not None:
+            wires.guard(kernel)
+            if wires.sprung is not None:  # while this one started
+                await kernel.kill(Cause.TRIPWIRE)
+                wires.check()
+        await self._attachments.welcome(kernel)
         if self._watcher is not None:
             self._watcher.watch(kernel)
         return kernel
 
-    def _paths(self, opened: OpenFiles, ready: Ready) -> Paths:
-        return Paths(
-            files=str(opened.files_path),
-            uploads=str(opened.uploads_path),
-            interpreter=self._interpreter,
-            guest=str(self._means.guest),
-            shared=str(opened.shared_path) if opened.shared_path is not None else None,
-            host_directory=opened.host_directory is not None,
-            has_temparea=opened.has_temparea,
-            pinned=ready.pinned,
-            protected=ready.protected,
-        )
+    def _on_sprung(self, sprung: Sprung) -> None:
+        """A planted credential was used: end every kernel, by a task of its own."""
+        _log.warning("a trip-wire of %s was sprung: %s, in %s", self.id, sprung.wire, sprung.where)
+        for talk in self._conversations.values():
+            for one in talk.contexts.ending:
+                one.condemn(Cause.TRIPWIRE)
+        self._freezing = asyncio.create_task(self._freeze())
+
+    async def _freeze(self) -> None:
+        every = [one for talk in self._conversations.values() for one in talk.contexts.ending]
+        ends = (one.end_for(Cause.TRIPWIRE) for one in every)
+        for end in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(end, Exception):
+                _log.error("a kernel of the frozen %s is left", self.id, exc_info=end)
+        if self._outlet is not None:
+            await self._outlet.close()
+
+    def _has_kernels(self) -> bool:
+        every = (one for talk in self._conversations.values() for one in talk.contexts.ending)
+        return any(one.alive for one in every)
+
+    def _way_out(self) -> AbstractAsyncContextManager[WayOut | None]:
+        if self._outlet is None:
+            return nullcontext()
+        ids = (self._host.uid, self._host.gid)
+        return self._outlet.opened(ids if ids[0] != os.geteuid() else None)
+
+    def _decided(self, decision: "Decision") -> None:
+        """What the proxy let through, or did not. To be quick: the proxy waits for it."""
+        level = logging.DEBUG if decision.allowed else logging.INFO
+        told = (self.id, decision.host, decision.port, decision.rule, decision.reason)
+        _log.log(level, "the network of %s: %s:%d by %s %s", *told)
+
+    def _moved_in(self, opened: OpenFiles) -> Kernel | None:
+        """The kernel that entered these files before anybody owned them, once."""
+        home = self._home
+        if home is None or home.files_path != opened.files_path:
+            return None
+        kernel = home.take_kernel()
+        if kernel is not None:
+            self._means.starter.served_ahead(self._group)
+        return kernel
 
     @property
     def _default(self) -> Conversation:
@@ -415,23 +515,6 @@ class AsyncSandbox:
             raise errors.Closed(
                 f"the {self.id} is closed", hint="make a new one: its files and state are gone"
             )
-
-
-def _kernel_config(policy: Policy, home: str) -> dict[str, Any]:
-    rules = policy.imports
-    return {
-        "preload": list(policy.preload),
-        "import_rules": {
-            "allow": None if rules.allow == "any" else list(rules.allow),
-            "forbid": list(rules.forbid),
-        },
-        "processes": policy.processes,
-        "user": policy.user,
-        "home": home,
-        "output_max": policy.limits.output_max,
-        "mime_max": _MIME_MAX,
-        "cwd": "/workspace",
-    }
 
 
 def _owner_of(workspace: Path) -> int | None:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from sbx import errors
 from sbx.isolation.patience import to_the_end
 from sbx.isolation.plan import decide_walls
+from sbx.protocol.attachments import Attachment
 from sbx.protocol.runs import RunError
 from sbx.runtime.access import Caller
 from sbx.runtime.cargos import Cargos
@@ -45,6 +46,7 @@ from sbx.runtime.views import (
     SessionIdentity,
     TaskReport,
 )
+from sbx.telemetry.audit import Audit
 
 __all__ = [
     "CargoView",
@@ -65,13 +67,27 @@ _FORGOTTEN = RunError("ConversationDeleted", "the conversation was deleted meanw
 class Sandboxes:
     """See the module. Its methods may be called concurrently from one event loop."""
 
-    def __init__(self, store: Store, clock: Clock, runtime: Runtime, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        runtime: Runtime,
+        settings: Settings,
+        audit: Audit | None = None,
+    ) -> None:
         self._registry = Registry(settings)
         self.kernels = KernelLimits(settings.kernels_max, settings.kernels_per_owner, self.every)
         self._cargos = Cargos(store, clock, runtime, settings.cargos_per_owner)
         self.open_limit = OpenLimit()
         self._keep = Keep(
-            store, clock, runtime, settings, self.kernels, self._cargos.by_id, self.open_limit
+            store,
+            clock,
+            runtime,
+            settings,
+            self.kernels,
+            self._cargos.by_id,
+            self.open_limit,
+            audit,
         )
         self._store = store
         self._clock = clock
@@ -190,7 +206,7 @@ class Sandboxes:
                 f"the session {who.session_id} exists already", code="session_exists"
             )
         self._cargos.remember(cargo)
-        one = Living(self._keep, row)
+        one = Living(self._keep, row, new=True)
         one.know_policy(loaded, decided)
         self._registry.remember(one)
         return await one.view()
@@ -285,6 +301,39 @@ class Sandboxes:
         """End its kernels and runs, and keep its files; again does nothing."""
         await self._registry.whole(caller, sandbox_id, "execute").stop()
 
+    async def lift(self, caller: Caller, sandbox_id: str) -> bool:
+        """Let a sandbox start kernels again whose trip-wire was sprung, whoever owns it; False
+        where none was. An operator's only. Raises NotFound."""
+        return self._registry.operated(caller, sandbox_id).lift()
+
+    async def attach(
+        self,
+        caller: Caller,
+        sandbox_id: str,
+        source: str,
+        target: str | None = None,
+        *,
+        read_only: bool = True,
+    ) -> Attachment:
+        """Show a directory of the host inside, whoever owns the sandbox, until it is detached or
+        this process ends. An operator's only, below the setting `attach_dirs`.
+
+        Raises NotFound, Conflict `sandbox_expired`, Denied `not_granted`, and as
+        `Attachments.attach`.
+        """
+        one = self._registry.operated(caller, sandbox_id)
+        return await one.attach(source, target, read_only=read_only)
+
+    async def detach(self, caller: Caller, sandbox_id: str, target: str) -> None:
+        """Show it no more. An operator's only. Raises NotFound, also `not_attached`."""
+        await self._registry.operated(caller, sandbox_id).detach(target)
+
+    def attached(self, caller: Caller, sandbox_id: str) -> Sequence[Attachment]:
+        """What is attached, of a sandbox that the caller sees or operates. Raises NotFound."""
+        if caller.operator:
+            return self._registry.operated(caller, sandbox_id).attached
+        return self._registry.found(caller, sandbox_id).attached
+
     async def delete(self, caller: Caller, sandbox_id: str, *, cause: str = "requested") -> None:
         """End it, with the files that are its own; a second time does nothing. Raises NotFound
         only where there never was one for this caller."""
@@ -294,10 +343,8 @@ class Sandboxes:
         one = self._registry.known(caller, sandbox_id)
         if one is not None:
             await to_the_end(self.end(one, cause))
-            return
-        row = await rows.of_id(self._store, caller.owner, sandbox_id)
-        if row is None or not caller.sees(row.user_id, row.agent_id):
-            raise unknown(sandbox_id)
+        else:
+            await self._row_of(caller, sandbox_id)
 
     async def end(self, one: Living, cause: str) -> bool:
         """`delete`, on nobody's behalf; False where somebody else did."""

@@ -25,6 +25,12 @@ def secret_at(path: Path) -> bytes:
         return _read(path)
 
 
+def read_secret(path: Path) -> bytes:
+    """The secret that is at `path`. Raises as `secret_at` does."""
+    with _translated(path):
+        return _read(path)
+
+
 def keep_secret(path: Path, content: bytes) -> None:
     """Write `content` to `path`, in the place of what is there. Raises as `secret_at` does."""
     with _translated(path):
@@ -78,5 +84,6 @@ def _unusable(path: Path, why: str, hint: str | None = None) -> Unavailable:
     return Unavailable(
         f"the secret {path} cannot be used: {why}",
         code="secret_unusable",
-        hint=hint or "remove it, and a new one is made; tokens signed with it end",
+        hint=hint
+        or "remove it, and a new one is made; what was signed with it is not believed any more",
     )

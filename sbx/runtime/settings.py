@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from platformdirs import user_config_path, user_data_path
 from pydantic import Field, ValidationError
@@ -27,8 +27,14 @@ class Settings(BaseSettings):
 
     `data_dir`: where workspaces lie; None is a private temporary directory, gone with the runtime.
     `environments`: where those lie that `sbx env` makes, and policies name as `env:NAME`.
+    `attach_dirs`: directories of which, and of what lies below them, a service may attach some to
+    sandboxes that live; one that was started as root does so read-only, and a program that embeds
+    sbx decides by itself.
     `fast_path`: kernels may be forked and kept ready; False leaves only the cold path.
     `zygotes_max`: for how many policies at once; each zygote holds some 40 to 100 MiB.
+    `disk_quota`: whether linux itself holds workspaces to their size, by project quotas, for which
+    it takes root and a file system that has them: `auto` where it can be had, `required` refuses
+    sandboxes where it cannot, `off` leaves it to looking and killing everywhere.
     `uid_range`: first host uid and how many, from which a root broker gives each sandbox its own.
 
     What follows counts for a House, which keeps sandboxes: how many of them and of live kernels
@@ -50,10 +56,12 @@ class Settings(BaseSettings):
     environments: Path = Field(default_factory=_default_environments)
     bwrap: Path | None = None
     cgroups: bool = True
+    disk_quota: Literal["off", "auto", "required"] = "auto"
     uid_range: tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]] = (
         _FIRST_UID,
         _UIDS,
     )
+    attach_dirs: tuple[Path, ...] = ()
     fast_path: bool = True
     zygotes_max: Annotated[int, Field(ge=1, le=1000)] = 8
     start_timeout: Annotated[float, Field(gt=0)] = 30.0
@@ -71,6 +79,11 @@ class Settings(BaseSettings):
     tombstones_kept: Annotated[float, Field(ge=0)] = 30 * 86400.0
     history_max: _Count = 10_000
     memory_reserve: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def private(self) -> tuple[Path, ...]:
+        """What no sandbox is to be shown by an attachment."""
+        return (self.data_dir,) if self.data_dir is not None else ()
 
     def __init__(self, **given: Any) -> None:
         try:

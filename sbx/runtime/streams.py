@@ -9,12 +9,15 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from sbx import errors
 from sbx.isolation.patience import to_the_end
 from sbx.workspace import Entry, OpenFile, Upload
 from sbx.workspace.streams import CHUNK, Intake
+
+if TYPE_CHECKING:
+    from sbx.runtime.tripwires import Reader
 
 T = TypeVar("T")
 
@@ -26,9 +29,12 @@ class Threads(Protocol):
 
 
 async def opened_stream(
-    threads: Threads, act: Callable[[], tuple[OpenFile, Upload | None]]
+    threads: Threads,
+    act: Callable[[], tuple[OpenFile, Upload | None]],
+    reader: "Reader | None" = None,
 ) -> "FileStream":
-    """The stream of the file that `act` opens. Cancelled, it leaves none open."""
+    """The stream of the file that `act` opens, each piece of which `reader` sees first. Cancelled,
+    it leaves none open."""
     opening = asyncio.ensure_future(threads.call(act))
     try:
         file, upload = await to_the_end(opening)
@@ -38,7 +44,7 @@ async def opened_stream(
         raise
     name = file.path.rpartition("/")[2]
     entry = Entry(name, file.path, "file", file.size, file.modified_s)
-    return FileStream(entry, upload, file, threads)
+    return FileStream(entry, upload, file, threads, reader)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +59,7 @@ class FileStream:
     upload: Upload | None
     _file: OpenFile
     _threads: Threads
+    _reader: "Reader | None" = None
 
     @property
     def size(self) -> int:
@@ -68,6 +75,8 @@ class FileStream:
         """The bytes from `start`, `length` of them or all, in pieces of bounded size."""
         pieces = self._file.chunks(start, length)
         while piece := await to_the_end(self._threads.call(lambda: next(pieces, b""))):
+            if self._reader is not None:
+                self._reader.read(piece)
             yield piece
 
     def close(self) -> None:

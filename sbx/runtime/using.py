@@ -6,6 +6,7 @@ from types import TracebackType
 from sbx import errors
 from sbx.runtime.access import Caller
 from sbx.runtime.conversation import Conversation
+from sbx.runtime.ids import check_id
 from sbx.runtime.kept import KeptSandbox
 from sbx.runtime.lifecycle import Act
 from sbx.runtime.living import Living
@@ -66,13 +67,17 @@ class Using:
             raise unknown(self._sandbox_id)
         one.users += 1
         try:
-            box = await one.opened()
+            to_start = None
+            if name is not None and self._starts and self._scope == "execute":
+                to_start = check_id("conversation_id", name)
+            box = await one.opened(to_start=to_start)
             if self._starts:
                 one.begin_use()
             one.touch()
             view = await one.view()
         except BaseException:
             one.users -= 1
+            await _end_unused(one)
             raise
         self._one = one
         return InUse(view, box, caller)
@@ -86,6 +91,7 @@ class Using:
         one = self._one
         assert one is not None
         one.users -= 1
+        await _end_unused(one)
         if one.row.deleted_at is None:
             one.touch()
         if isinstance(error, errors.Closed):
@@ -93,3 +99,11 @@ class Using:
                 one.check(Act.USE)
             except errors.SbxError as why:
                 raise why from error
+
+
+async def _end_unused(one: Living) -> None:
+    """A kernel that was made ahead counts for no limit before it starts to serve: where nothing was
+    started after all, it ends with the use that it was taken for."""
+    box = one.box
+    if box is not None and not one.users and not one.starts and box.has_unused:
+        await box.end_unused()

@@ -79,6 +79,9 @@ def explained(verdict: Verdict, limits: Limits) -> RunError | None:
         case Status.KILLED, Cause.DISK:
             text = f"the workspace grew beyond its limit of {limits.workspace_max} bytes"
             return RunError("DiskLimit", text, "")
+        case Status.KILLED, Cause.TRIPWIRE:
+            text = "a planted credential was used, and the sandbox is frozen"
+            return RunError("Tripwire", text, "")
         case Status.KILLED, _:
             return RunError("KernelDied", "the kernel process ended by itself", "")
     return None

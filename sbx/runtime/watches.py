@@ -2,11 +2,16 @@
 
 What the listener does not take yet stays in linux' own bounded queue, which says when it was full:
 a slow listener costs no memory, and is told that it missed something.
+
+Code inside that renames without end makes changes faster than Python reads them, and who reads
+holds the interpreter's lock: the cells of all other sandboxes answered twenty times slower. So the
+watches of a conversation read one after another, and rest for nine times as long as each took.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol, TypeVar
 
 from sbx import errors
@@ -19,6 +24,8 @@ T = TypeVar("T")
 
 WATCHES_MAX = 16  # of one conversation
 _GATHER_S = 0.05  # in which changes of one burst come together
+_REST = 9  # times as long as it was read
+_REST_MAX_S = 2.0
 
 
 class Threads(Protocol):
@@ -33,15 +40,30 @@ class _Watch:
 
     def __init__(self, watching: Watching) -> None:
         self.watching = watching
-        self.stopped = False
+        self.ended = asyncio.Event()
         self.readable = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(watching.fd, self.readable.set)
+        self.arm()
+
+    def arm(self) -> None:
+        """Set `readable` as soon as it is, once: a descriptor that nobody reads for a while would
+        else wake the loop in each of its turns."""
+        self.readable.clear()
+        if not self.stopped:
+            self._loop.add_reader(self.watching.fd, self._wake)
+
+    def _wake(self) -> None:
+        self._loop.remove_reader(self.watching.fd)
+        self.readable.set()
+
+    @property
+    def stopped(self) -> bool:
+        return self.ended.is_set()
 
     def stop(self) -> None:
         """Wake its listener, who ends; a second time does nothing."""
         if not self.stopped:
-            self.stopped = True
+            self.ended.set()
             self._loop.remove_reader(self.watching.fd)
             self.readable.set()
 
@@ -53,6 +75,8 @@ class Watches:
         self._open: set[_Watch] = set()
         self._opening = 0
         self._stopped = False
+        self._turn = asyncio.Lock()
+        self._rested_at = 0.0
 
     async def follow(
         self, threads: Threads, begin: Callable[[], tuple[str, Watching]]
@@ -107,10 +131,19 @@ class Watches:
         if watch.stopped:
             return []
         await asyncio.sleep(_GATHER_S)
-        if watch.stopped:
-            return []
-        watch.readable.clear()
-        return await to_the_end(threads.call(watch.watching.read))
+        async with self._turn:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._rested_at - time.monotonic()):
+                    await watch.ended.wait()
+            if watch.stopped:
+                return []
+            began = time.monotonic()
+            try:
+                return await to_the_end(threads.call(watch.watching.read))
+            finally:
+                now = time.monotonic()
+                self._rested_at = now + min(_REST_MAX_S, _REST * (now - began))
+                watch.arm()
 
     def stop(self) -> None:
         """End all of them."""

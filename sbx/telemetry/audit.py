@@ -6,6 +6,11 @@ the hash of the line before it, in hex (64 zeros before the first), and the line
 chain cannot show is that its end was cut off, or that somebody wrote a whole new one: against that
 compare `Verified.head` with one noted elsewhere.
 
+With a key each line also has `"sig":"…"` before its hash: HMAC-SHA-256 over the hash of the line
+before it and the line's own bytes up to `,"sig"`. So nobody who has not the key can write a chain
+anew that holds, wherever the log was copied to. Lines from before there was a key have none; the
+first line with one follows them as soon as the log is opened, and none without comes after it.
+
 A line that a full disk or a power cut tore stays as it is. The next one is `audit.torn` and has the
 SHA-256 of what was torn in its details, so that `verify` can tell the mishap from tampering.
 
@@ -16,11 +21,14 @@ service at any instant; a power cut may take the last moments.
 import asyncio
 import errno
 import hashlib
+import hmac
 import json
+import logging
 import os
 import re
 import stat
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,19 +40,32 @@ from sbx.errors import Closed, Unavailable
 
 FIRST = "0" * 64
 TORN = "audit.torn"
+SIGNED = "audit.signed"
+MISSED = "audit.missed"
 _LINE_MAX = 16 * 1024  # bytes; details that would make a line longer are left out
 _WORD_MAX = 256  # characters of who, what and object
 _SEAM = b',"hash":"'
 _END = b'"}\n'
 _WINDOW = 1024 * 1024  # bytes at the end of the log in which the last whole line is looked for
+_SIGNED = re.compile(rb',"sig":"([0-9a-f]{64})"$')  # no text in a line has a quote unescaped
+_NOTES_MAX = 1000  # that wait to be written
+_NOTED_AFTER_S = 0.05  # so that who is just starting something does not share the CPU with it
 _WHOLE = re.compile(rb'^\{.*,"hash":"([0-9a-f]{64})"\}\n', re.MULTILINE)
+
+
+_log = logging.getLogger(__name__)
+_Note = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # a line, and its details
 
 
 class Audit:
     """An audit log that is open. One process writes to it, from one event loop."""
 
-    def __init__(self, path: Path, fd: int, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path, fd: int, clock: Callable[[], float], key: bytes | None) -> None:
         self._path = path
+        self._key = key
+        self._notes: deque[_Note] = deque()
+        self._missed = 0
+        self._soon: asyncio.TimerHandle | None = None
         self._fd = fd
         self._clock = clock
         self._head: str | None = None  # unknown before the first line, and after one that failed
@@ -52,9 +73,22 @@ class Audit:
         self._closed = False
 
     @classmethod
-    async def open(cls, path: Path, *, clock: Callable[[], float] = time.time) -> Self:
-        """Open the log at `path`, or make it (mode 0600). Raises Unavailable `audit_unusable`."""
-        return cls(path, await asyncio.to_thread(_opened, path), clock)
+    async def open(
+        cls, path: Path, *, clock: Callable[[], float] = time.time, key: bytes | None = None
+    ) -> Self:
+        """Open the log at `path`, or make it (mode 0600). With a `key` every line is signed.
+
+        Raises Unavailable `audit_unusable`, `no_space`.
+        """
+        log = cls(path, await asyncio.to_thread(_opened, path), clock, key)
+        if key is not None:
+            try:
+                await asyncio.to_thread(log._begin_to_sign)
+            except BaseException:
+                log._writing.shutdown(wait=False)
+                os.close(log._fd)
+                raise
+        return log
 
     async def record(self, who: str, what: str, object: str, **details: Any) -> None:
         """Add a line, and return once linux has it. Details are data of JSON.
@@ -64,29 +98,88 @@ class Audit:
         """
         if self._closed:
             raise Closed("the audit log was closed")
-        entry = {
+        self._write_notes()
+        entry = self._entry(who, what, object, details)
+        await asyncio.get_running_loop().run_in_executor(self._writing, self._append, entry)
+
+    def note(self, who: str, what: str, object: str, **details: Any) -> None:
+        """Add a line in a moment, for what is done already and must not wait for it. Lines keep
+        their order. Where too many wait, or the disk is full, what is lost is logged, and counted
+        by a line `audit.missed`."""
+        self.note_by(who, what, object, lambda: details)
+
+    def note_by(
+        self, who: str, what: str, object: str, details: Callable[[], dict[str, Any]]
+    ) -> None:
+        """The same with `details` that take time to tell, which the writer's thread does."""
+        if self._closed or len(self._notes) >= _NOTES_MAX:
+            self._missed += 1
+            return
+        self._notes.append((self._entry(who, what, object, {}), details))
+        if self._soon is None:
+            loop = asyncio.get_running_loop()
+            self._soon = loop.call_later(_NOTED_AFTER_S, self._write_notes)
+
+    async def close(self) -> None:
+        """Finish, and see that the lines are on the disk. A second call does nothing."""
+        if not self._closed:
+            self._write_notes()
+            self._closed = True
+            await asyncio.get_running_loop().run_in_executor(self._writing, self._end)
+            self._writing.shutdown(wait=False)
+
+    def _entry(self, who: str, what: str, object: str, details: dict[str, Any]) -> dict[str, Any]:
+        return {
             "at": round(self._clock(), 6),
             "who": _cut(who),
             "what": _cut(what),
             "object": _cut(object),
             "details": details,
         }
-        await asyncio.get_running_loop().run_in_executor(self._writing, self._append, entry)
 
-    async def close(self) -> None:
-        """Finish, and see that the lines are on the disk. A second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            await asyncio.get_running_loop().run_in_executor(self._writing, self._end)
-            self._writing.shutdown(wait=False)
+    def _write_notes(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if self._notes or self._missed:
+            notes, self._notes = self._notes, deque()
+            self._writing.submit(self._append_notes, notes)
+
+    def _append_notes(self, notes: deque[_Note]) -> None:
+        """In the writer's thread. First the line about those that are missing."""
+        missed, self._missed = self._missed, 0
+        try:
+            if missed:
+                self._append(self._entry("sbx", MISSED, "audit", {"count": missed}))
+                missed = 0
+            while notes:
+                entry, details = notes[0]
+                self._append(entry | {"details": _data(details)})
+                notes.popleft()
+        except Unavailable as error:
+            self._missed += missed + len(notes)
+            _log.error("%d lines of the audit log are lost: %s", self._missed, error)
 
     def _append(self, entry: dict[str, Any]) -> None:
         with _translated(self._path):
             head = self._head or self._mend()
             self._head = None  # until the line is written whole
-            line, made = _line(entry, head)
+            line, made = _line(entry, head, self._key)
             _write(self._fd, line)
             self._head = made
+
+    def _begin_to_sign(self) -> None:
+        """The last line of a log that has a key is signed, also when nothing was done since."""
+        with _translated(self._path):
+            last = self._last_whole()
+            if last is None or not _is_signed(last[0]):
+                self._append(self._entry("sbx", SIGNED, "audit", {}))
+
+    def _last_whole(self) -> re.Match[bytes] | None:
+        size = os.fstat(self._fd).st_size
+        tail = os.pread(self._fd, _WINDOW, max(0, size - _WINDOW))
+        whole = list(_WHOLE.finditer(tail))
+        return whole[-1] if whole else None
 
     def _mend(self) -> str:
         """The hash to go on from. What was torn gets its end of line, and a line that says so."""
@@ -102,7 +195,7 @@ class Audit:
             return head
         details = {"sha256": hashlib.sha256(rest).hexdigest()}
         entry = {"at": round(self._clock(), 6), "who": "sbx", "what": TORN, "object": "audit"}
-        line, head = _line(entry | {"details": details}, head)
+        line, head = _line(entry | {"details": details}, head, self._key)
         _write(self._fd, line)
         return head
 
@@ -118,21 +211,24 @@ class Audit:
 class Verified:
     """`count` whole lines up to the end, or up to `broken_at`: the first line, from 1, where the
     chain does not hold. `head` is the hash of the last line that does; `torn` counts the lines that
-    a full disk or a power cut tore, each told of by the next."""
+    a full disk or a power cut tore, each told of by the next; `signed` those with a signature, all
+    of which were held against the key where there was one."""
 
     count: int
     ok: bool
     broken_at: int | None
     head: str
     torn: int
+    signed: int = 0
 
 
-def verify(path: Path) -> Verified:
-    """Go through the whole chain; in bounded memory, and safe while the service writes.
+def verify(path: Path, key: bytes | None = None) -> Verified:
+    """Go through the whole chain; in bounded memory, and safe while the service writes. With the
+    `key` of the log, signatures too: where there is one, the last line has it.
 
     Raises Unavailable `audit_unusable` when the log cannot be read.
     """
-    chain = _Chain()
+    chain = _Chain(key)
     with _translated(path), path.open("rb") as log:
         while chain.broken_at is None and (piece := log.readline(2 * _LINE_MAX)):
             chain.add(piece)
@@ -142,8 +238,11 @@ def verify(path: Path) -> Verified:
 class _Chain:
     """What `verify` knows after the lines so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes | None) -> None:
         self.broken_at: int | None = None
+        self._key = key
+        self._signed = 0
+        self._last_whole_at = 0
         self._lines = 0
         self._count = 0
         self._torn = 0
@@ -162,14 +261,30 @@ class _Chain:
             return
         body = piece[: whole.start(1) - len(_SEAM)]
         made = _chained(self._head, body)
-        if made != whole[1].decode() or not self._tells_of_the_rest(body):
+        if (
+            made != whole[1].decode()
+            or not self._tells_of_the_rest(body)
+            or not self._is_signed_as_it_must(body)
+        ):
             self.broken_at = self._rest_from or self._lines
             return
         self._head = made
         self._count += 1
+        self._last_whole_at = self._lines
         if self._rest_from is not None:
             self._torn += 1
             self._rest_from, self._rest = None, hashlib.sha256()
+
+    def _is_signed_as_it_must(self, body: bytes) -> bool:
+        """Once there is a signature, all lines that follow have one."""
+        found = _SIGNED.search(body)
+        if found is None:
+            return not self._signed
+        self._signed += 1
+        if self._key is None:
+            return True
+        made = _signature(self._key, self._head, body[: found.start()])
+        return hmac.compare_digest(made, found[1].decode())
 
     def _tells_of_the_rest(self, body: bytes) -> bool:
         """Torn pieces come before the line that names them, and nowhere else."""
@@ -186,22 +301,45 @@ class _Chain:
                 self._torn += 1  # nothing was written since
             else:
                 self.broken_at = self._rest_from
+        if self._key is not None and self._count and not self._signed and self.broken_at is None:
+            self.broken_at = self._last_whole_at
         ok = self.broken_at is None
-        return Verified(self._count, ok, self.broken_at, self._head, self._torn)
+        return Verified(self._count, ok, self.broken_at, self._head, self._torn, self._signed)
 
 
-def _line(entry: dict[str, Any], head: str) -> tuple[bytes, str]:
+def _line(entry: dict[str, Any], head: str, key: bytes | None) -> tuple[bytes, str]:
     """The line for an entry, and its hash. Details that are too long are left out."""
     text = _json(entry)
     if len(text) > _LINE_MAX:
         text = _json(entry | {"details": {"left_out": len(text)}})
     body = text[:-1].encode()
+    if key is not None:
+        body += b',"sig":"' + _signature(key, head, body).encode() + b'"'
     made = _chained(head, body)
     return body + _SEAM + made.encode() + _END, made
 
 
+def _data(details: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What was told, if it can be written: those that wait behind it have to be in any case."""
+    try:
+        told = details()
+        _json(told)
+    except Exception:  # noqa: BLE001  # whatever somebody else's telling comes to
+        _log.exception("the details of a line of the audit log cannot be told")
+        return {"untold": True}
+    return told
+
+
 def _json(entry: dict[str, Any]) -> str:
     return json.dumps(entry, separators=(",", ":"), default=str)  # ASCII: one character, one byte
+
+
+def _signature(key: bytes, head: str, body: bytes) -> str:
+    return hmac.new(key, head.encode() + body, hashlib.sha256).hexdigest()
+
+
+def _is_signed(line: bytes) -> bool:
+    return _SIGNED.search(line.rpartition(_SEAM)[0]) is not None
 
 
 def _chained(head: str, body: bytes) -> str:

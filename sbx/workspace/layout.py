@@ -8,6 +8,7 @@
         uploads/                              mounted read-only on temparea
         staging/                              in no view: files half written, trees half removed
         commands/                             in no view: what background commands printed
+    {data}/egress/{opaque}/                   where the proxy of a live sandbox listens
     {data}/removed/                           what is deleted, unreachable and on its way out
 
 Opaque names are random: no id of a caller is ever a path component. With an `owner` (the runtime
@@ -142,6 +143,8 @@ class DataDirectory:
                 _refuse_foreign(root, self.path)
                 self._sandboxes = _directory(root, "sandboxes", self._passed)
                 held.callback(os.close, self._sandboxes)
+                self._egress = _directory(root, "egress", self._passed)
+                held.callback(os.close, self._egress)
                 self._removed = _directory(root, "removed", 0o700)
                 held.callback(os.close, self._removed)
             finally:
@@ -178,6 +181,18 @@ class DataDirectory:
     def shared_path(self, sandbox: str) -> Path:
         """What a jail mounts as `/workspace/shared`."""
         return self.path / "sandboxes" / _opaque(sandbox) / "shared"
+
+    def egress_path(self, name: str) -> Path:
+        """Where a proxy makes its directory, and what its jails mount."""
+        return self.path / "egress" / _opaque(name)
+
+    def remove_egress(self, name: str, deadline_s: float = 30.0) -> bool:
+        """Remove it; its proxy is closed by then."""
+        return remove_tree(self._egress, _opaque(name), deadline_s, trash=self._removed)
+
+    def sweep_egress(self, deadline_s: float = 30.0) -> bool:
+        """Remove those of a runtime that was killed: no proxy of this one is open yet."""
+        return empty_directory(self._egress, deadline_s)
 
     def remove(
         self, sandbox: str, conversation: str | None = None, *, deadline_s: float = 30.0

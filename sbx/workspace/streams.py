@@ -8,6 +8,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import Self, TypeVar
 
+from sbx.linux import quota
 from sbx.linux.renameat2 import rename_new
 from sbx.workspace.beneath import Opener
 from sbx.workspace.refusals import is_a_directory, not_a_file, translated, wrong_path
@@ -46,12 +47,15 @@ class StagedFile:
     temporary file and so forge what it could have written itself, and no more.
     """
 
-    def __init__(self, directory: int) -> None:
+    def __init__(self, directory: int, *, beside: int | None = None) -> None:
+        """`beside`: a directory whose quota it is charged to, instead of that of its own."""
         self._directory = directory
         self._name: str | None = f".sbx-{secrets.token_hex(16)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NOCTTY
         self.fd = os.open(self._name, flags, 0o600, dir_fd=directory)
         self.size = 0
+        if beside is not None:
+            quota.join(self.fd, beside)
 
     def write(self, data: bytes) -> None:
         rest = memoryview(data)

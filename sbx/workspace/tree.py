@@ -15,7 +15,7 @@ from sbx.protocol.files import Entry, Listing
 from sbx.workspace import beneath
 from sbx.workspace.beneath import encoded
 from sbx.workspace.listing import entry_of, list_directory, shown
-from sbx.workspace.measure import Usage, measure
+from sbx.workspace.measure import Enough, Usage, measure
 from sbx.workspace.refusals import is_a_directory, too_large, translated, wrong_path
 from sbx.workspace.removal import remove_tree
 from sbx.workspace.streams import Intake, OpenFile, Owner, StagedFile, drive, open_regular
@@ -203,9 +203,21 @@ class Tree:
             finally:
                 os.close(parent)
 
-    def measure(self, *, max_entries: int = 1_000_000, deadline_s: float = 5.0) -> Usage:
+    def measure(
+        self,
+        *,
+        max_entries: int = 1_000_000,
+        deadline_s: float = 5.0,
+        enough: Enough | None = None,
+    ) -> Usage:
         """What the tree takes on disk; see `Usage` for what not `complete` means."""
-        return measure(self.opener, self.fd, max_entries=max_entries, deadline_s=deadline_s)
+        return measure(
+            self.opener,
+            self.fd,
+            max_entries=max_entries,
+            deadline_s=deadline_s,
+            enough=enough,
+        )
 
     def close(self) -> None:
         if self.fd >= 0:

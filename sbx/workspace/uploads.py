@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -71,8 +71,8 @@ class Uploads:
         others = self._others(name)  # now, before a long body is read, and again when it is here
         others.check(0, limits)
         digest = hashlib.sha256()
-        with translated(path):
-            staged = StagedFile(self._staging)
+        with translated(path), self._opened() as root:
+            staged = StagedFile(self._staging, beside=root)
         with staged:
             while (chunk := (yield)) is not None:
                 size = staged.size + len(chunk)
@@ -85,13 +85,18 @@ class Uploads:
             with self._commit, translated(path):
                 self._others(name).check(staged.size, limits)
                 _remember(staged.fd, digest.hexdigest())
-                root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.tree.fd)
-                try:
+                with self._opened() as root:
                     staged.commit(root, encoded(name), mode=_MODE, owner=None)
-                finally:
-                    os.close(root)
             uploaded_at = os.fstat(staged.fd).st_mtime
             return Upload(name, staged.size, digest.hexdigest(), path, uploaded_at)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.tree.fd)
+        try:
+            yield root
+        finally:
+            os.close(root)
 
     def list(self) -> tuple[Upload, ...]:
         """All uploads, by name."""

@@ -21,7 +21,6 @@ from sbx.workspace.walk import Walk
 DIRECTORIES_MAX = 4096
 DEPTH_MAX = 128  # components of one: each is remembered, and 2,000 fit into a path
 CHANGES_MAX = 4096  # of one `read`; linux keeps the rest
-_READS = 8  # of one `read`: the code inside may write faster than anybody reads
 _NEW_S = 1.0  # for a look at all new directories of one `read`
 _MASK = (
     inotify.CREATE
@@ -67,14 +66,12 @@ class Watching:
         return self._queue.fd
 
     def read(self) -> list[Change]:
-        """What changed since the last call, each once."""
+        """What changed since the last call, each once; of a burst that goes on the first 64 KiB of
+        events, for the code inside may write faster than anybody reads."""
         told: dict[Change, None] = {}
         self._new = Walk(max_entries=2 * CHANGES_MAX, deadline_s=_NEW_S)
-        for _ in range(_READS):
-            if len(told) >= CHANGES_MAX or not (events := self._queue.read()):
-                break
-            for event in events:
-                self._take(event, told)
+        for event in self._queue.read():
+            self._take(event, told)
         self._missed |= not self._new.complete
         if self._missed:
             self._missed = False

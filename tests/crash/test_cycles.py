@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from chain import broker, descendants, nest, tidy, until
+from chain import broker, descendants, nest, nests, tidy, until
 
 from sbx import Runtime, Settings
 
@@ -47,10 +47,20 @@ async def cycles(runtime: Runtime, count: int) -> None:
 
 
 async def at_rest(runtime: Runtime) -> None:
-    """Wait until nothing is left but as many parked kernels as there may be."""
-    await runtime.warm(count=PARKED)
+    """Wait until nothing is left but as many kernels in berths as there may be."""
+    await renewed(runtime)
+    await runtime.warm(count=PARKED, new=True)
     await tidy(runtime)
-    await until(lambda: len(nest().parked()) == PARKED)  # one more may just be on its way out
+    await until(lambda: len(nest().jails()) == PARKED)  # one more may just be on its way out
+    assert len(nest().entered()) == PARKED
+
+
+async def renewed(runtime: Runtime) -> None:
+    """A zygote that has forked a thousand is replaced; its nest lasts as long as what it forked."""
+    assert runtime._starter is not None
+    for pool in runtime._starter._pools.values():
+        await pool.shrink(0)
+    await until(lambda: len(nests(broker())) == 1)
 
 
 def counts(data: Path) -> dict[str, int]:

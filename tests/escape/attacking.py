@@ -36,10 +36,12 @@ from sbx.isolation import plan as plan_of
 from sbx.isolation.filters import Filter
 from sbx.isolation.filters.compiler import number_of
 from sbx.isolation.plan import Bind, LaunchPlan, Seal
+from sbx.kernels import kernel as kernel_of
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.start import Order, Starter
+from sbx.kernels.order import Order
+from sbx.kernels.start import Starter
 from sbx.protocol.runs import Run, Status
-from sbx.runtime import sandbox
+from sbx.runtime import means
 from sbx.runtime.sandbox import AsyncSandbox
 
 Alter = Callable[[LaunchPlan], LaunchPlan]
@@ -134,11 +136,12 @@ ALLOW_ALL = Filter("none", struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000), "none")
 
 
 def _no_landlock(plan: LaunchPlan) -> LaunchPlan:
-    return replace(plan, seal=replace(plan.seal, landlock=False))
+    return replace(plan, seal=replace(plan.seal, landlock=False, files_only=()))
 
 
 def _no_seccomp(plan: LaunchPlan) -> LaunchPlan:
-    return replace(plan, filter=ALLOW_ALL, seal=replace(plan.seal, kernel_filter=None))
+    bare = replace(plan.seal, kernel_filter=None, jail_filter=None)
+    return replace(plan, filter=ALLOW_ALL, seal=bare)
 
 
 def _no_rlimits(plan: LaunchPlan) -> LaunchPlan:
@@ -194,6 +197,8 @@ def alter_binds(plan: LaunchPlan, change: Callable[[Bind], Bind | None]) -> Laun
 # -- by which path a kernel starts -----------------------------------------------------------------
 
 PATHS = ("pool", "fork", "cold")
+POLICIES = ("default", "strict")
+USERS = ("self", "unprivileged")
 _start = Starter.start
 
 
@@ -202,6 +207,21 @@ def attacked_paths(config: pytest.Config) -> tuple[str, ...]:
     if config.getoption("--full"):
         return PATHS
     return (config.getoption("--path") or PATHS[turn() % len(PATHS)],)
+
+
+def attacked_policies(config: pytest.Config) -> tuple[str, ...]:
+    """Under which policies the attack set is tried."""
+    if config.getoption("--full"):
+        return POLICIES
+    return (config.getoption("--policy") or POLICIES[turn() // len(PATHS) % len(POLICIES)],)
+
+
+def attacked_users(config: pytest.Config) -> tuple[str, ...]:
+    """As whom the attack set is tried: `self` is who runs the tests; for the other see
+    test_attack_set_as_another.py."""
+    if config.getoption("--by-turns") and not config.getoption("--full"):
+        return (USERS[turn() // len(PATHS) // len(POLICIES) % len(USERS)],)
+    return USERS
 
 
 @cache
@@ -235,6 +255,7 @@ def by(path: str) -> Iterator[None]:
 
     patch = pytest.MonkeyPatch()
     patch.setattr(Starter, "start", start)
+    patch.setattr(Starter, "take_berth", lambda *_: None)  # it came by a path of its own choice
     try:
         yield
     finally:
@@ -259,9 +280,11 @@ def altered(*walls: str, change: Alter | None = None) -> Iterator[None]:
         return change(made) if change is not None else made
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(sandbox, "plan", plan)
+    patch.setattr(means, "plan", plan)
     kept = tuple(name for name in real_namespaces if name not in walls)
     patch.setattr(argv, "_NAMESPACES", kept)
+    if len(kept) < len(real_namespaces):  # which a receipt would refuse
+        patch.setattr(kernel_of, "own_namespaces", dict)
     try:
         yield
     finally:

@@ -3,7 +3,7 @@
 An attack leaves the shared `box` usable, or asks for one of its own by `fresh`. Whoever asks for
 one of these is run with kernels from the pool, forked on order, or started cold: with all three by
 --full, else with one by turns. Each kernel is seen to have come that way; `one_path` is for tests
-to which it can make no difference.
+to which it can make no difference. `attacked_policy` is, in the same manner, default or strict.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -11,13 +11,26 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from attacking import NAMESPACES, ONLY_COLD, WALLS, Fresh, Without, altered, attacked_paths, by
+from attacking import (
+    NAMESPACES,
+    ONLY_COLD,
+    WALLS,
+    Fresh,
+    Without,
+    altered,
+    attacked_paths,
+    attacked_policies,
+    by,
+)
 
 from sbx import Runtime, Settings
 from sbx.runtime.sandbox import AsyncSandbox
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "attacked_policy" in metafunc.fixturenames:
+        policies = attacked_policies(metafunc.config)
+        metafunc.parametrize("attacked_policy", policies, scope="module")
     marks = metafunc.definition.iter_markers("parametrize")
     if "started_by" in metafunc.fixturenames and all(
         mark.args[0] != "started_by" for mark in marks

@@ -5,16 +5,19 @@ if the host were broken.
 """
 
 import asyncio
+import hashlib
 import io
 import tarfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from both_faces.faces import FACES, Box, asynchronous
 
+from sbx.client.files import RemoteFiles
 from sbx.errors import Broken, SbxError, Unavailable
+from sbx.runtime.files import OpenFiles
 
 pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
 SECRET = "what-only-the-host-may-read"
@@ -131,6 +134,76 @@ async def race(box: Box, tmp_path: Path) -> AsyncIterator[Race]:
     assert race.seen() == race.before
     for name in ("stop", "ready"):
         await box.files.delete(name)
+
+
+async def test_what_is_read_and_looked_at_is_inside(race: Race) -> None:
+    files = race.box.files
+
+    async def download(number: int) -> object:
+        path = ("race/x/f", "race/x/below/f", "race/x")[number % 3]
+        if isinstance(files, RemoteFiles):
+            async with files.open_stream(path) as incoming:
+                return b"".join([piece async for piece in incoming.chunks()])
+        stream = await files.open_stream(path)
+        try:
+            return b"".join([piece async for piece in stream.chunks()])
+        finally:
+            stream.close()
+
+    await race.rounds(lambda _: files.read_bytes("race/x/f"))
+    await race.rounds(lambda _: files.read_bytes("race/x"))
+    await race.rounds(download)
+    await race.rounds(lambda _: files.stat("race/x/f"))
+
+    async def listed(number: int) -> object:
+        found = await files.list(("race/x", "race", ".")[number % 3], max_depth=4)
+        assert not [entry for entry in found if entry.name in ("secret", "below")]
+        return found
+
+    assert await race.rounds(listed)
+
+
+async def test_what_is_written_is_written_inside(race: Race, tmp_path: Path) -> None:
+    """Whole, as a stream, in pieces; and directories."""
+    files = race.box.files
+    source = tmp_path / "source"
+    source.write_text("mine")
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield b"mi"
+        yield b"ne"
+
+    async def upload(number: int) -> object:
+        path = ("race/x/f", "race/x/below/f")[number % 2]
+        if isinstance(files, RemoteFiles):
+            return await files.upload(source, path)
+        begun = await files.partials.begin(path, 4)
+        digest = hashlib.sha256(b"mine").hexdigest()
+        try:
+            await files.partials.append(begun.id, 0, digest, stream())
+            return await files.partials.finish(begun.id, digest, _written)
+        except SbxError:
+            await files.partials.abort(begun.id)
+            raise
+
+    paths = ("race/x/f", "race/x/secret", "race/x/below/f", "race/x")
+    await race.rounds(lambda number: files.write(paths[number % 4], "mine"))
+    await race.rounds(lambda number: files.write_stream(paths[number % 4], stream()))
+    await race.rounds(lambda number: files.make_directory(f"race/x/made{number}/deep"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sbx.client.files.RESUMABLE_MIN", 1)
+        await race.rounds(upload, ROUNDS // 4)
+    await race.rounds(lambda number: race.box.uploads.put_bytes(f"u{number % 5}", b"mine"))
+
+
+def _written(opened: OpenFiles, path: str, content: Iterator[bytes]) -> int:
+    return opened.files.write(path, content)
+
+
+async def test_what_is_deleted_was_inside(race: Race) -> None:
+    files = race.box.files
+    paths = ("race/x/f", "race/x/secret", "race/x/below", "race/x", "race/x/below/f")
+    await race.rounds(lambda number: files.delete(paths[number % 5]), 2 * ROUNDS)
 
 
 async def test_find_and_grep_stay_inside_and_never_hang(race: Race) -> None:

@@ -84,6 +84,7 @@ async def test_the_root_directory_holds_only_what_the_plan_put_there(box: AsyncS
         "lib32",
         "lib64",
         "libx32",
+        "mnt",  # where directories that are attached later come
         "opt",
         "proc",
         "sandbox",
@@ -94,6 +95,7 @@ async def test_the_root_directory_holds_only_what_the_plan_put_there(box: AsyncS
     ]
     ways = {path.split("/")[1] for path in (sys.prefix, sys.base_prefix, sys.executable)}
     assert set(await tell(box, "os.listdir('/')")) <= {*planned, *ways}
+    assert await tell(box, "os.listdir('/mnt')") == []
 
 
 @pytest.mark.parametrize(

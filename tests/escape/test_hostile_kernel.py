@@ -13,13 +13,15 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import psutil
 import pytest
 from attacking import Fresh, attack, one_path, prelude, run, tell
 
-from sbx.protocol.runs import Status
+from sbx.kernels import kernel
+from sbx.protocol.runs import Cause, Status
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # the same for whoever runs it: no core
@@ -110,10 +112,198 @@ async def test_a_frame_that_ours_would_not_send_ends_that_kernel_and_no_other(
     await attack(box, "x = 41")
     hostile = await fresh()
     done = await send(hostile, f"sock.sendall({HOSTILE[what]})\ntime.sleep(60)", timeout=20)
-    assert (done.status, done.state_lost) == (Status.KILLED, True)
+    assert (done.status, done.cause, done.state_lost) == (Status.KILLED, Cause.CRASHED, True)
+    assert done.error is not None
+    assert done.error.name == "KernelCutOff"
+    assert done.error.value.startswith("the kernel was ended: it")
     assert done.duration_s < 15
     assert await tell(hostile, "6 * 7") == 42
     assert await tell(box, "x + 1") == 42
+
+
+# What is large, and what becomes of the run; each as bytes, or as what sends them itself.
+GIB = """
+def send(head, size, piece=b'x' * (1 << 20)):
+    sock.sendall(head)
+    for _ in range(size >> 20):
+        sock.sendall(piece)
+"""
+LARGE = {
+    "a message of 1 GB": ("send(struct.pack('>I', 1 << 30), 1 << 30)", "KernelCutOff"),
+    "1 GB in the largest frames": (
+        'body = b\'{"type":"stream","content":{"name":"stdout","text":"\'\n'
+        "for _ in range(43):\n"
+        "    send(struct.pack('>I', len(body) + (23 << 20) + 3) + body, 23 << 20)\n"
+        "    sock.sendall(b'\"}}')",
+        "OutputLimit",
+    ),
+    "depth 100,000": (
+        "n = 100_000\n"
+        'deep = b\'{"type":"display_data","content":{"data":{"a/b":%s}}}\''
+        " % (b'[' * n + b']' * n)\n"
+        "sock.sendall(struct.pack('>I', len(deep)) + deep)",
+        "KernelCutOff",
+    ),
+    "depth 100,000 of metadata": (
+        "n = 100_000\n"
+        'deep = b\'{"type":"display_data","content":{"data":{},"metadata":%s}}\''
+        " % (b'{\"a\":' * n + b'1' + b'}' * n)\n"
+        "sock.sendall(struct.pack('>I', len(deep)) + deep)",
+        "KernelCutOff",
+    ),
+    "no number": (
+        "sock.sendall(frame('display_data', {'data': {'a/b': [float('nan')] * 100_000}}))",
+        "KernelCutOff",
+    ),
+    "beyond all numbers": (
+        "sock.sendall(frame('display_data', {'data': {'a/b': [7] * 100_000}})"
+        ".replace(b'7', b'1e999'))",
+        "KernelCutOff",
+    ),
+    "a number of 4,000 digits": (
+        "sock.sendall(frame('execute_result', {'data': {}, 'execution_count': 10 ** 4000}))",
+        "KernelCutOff",
+    ),
+    "two million keys": (
+        "keys = b','.join(b'\"%x\":1' % n for n in range(1_800_000))\n"
+        'many = b\'{"type":"display_data","content":{"data":{%s}}}\' % keys\n'
+        "sock.sendall(struct.pack('>I', len(many)) + many)",
+        "KernelCutOff",
+    ),
+    "two million lines": (
+        "many = frame('error', {'ename': '', 'evalue': '', 'traceback': [''] * 1_500_000})\n"
+        "sock.sendall(many)",
+        "KernelCutOff",
+    ),
+    "comms without end": (
+        "one = frame('comm_msg', {'comm_id': 'x', 'data': 'y' * (5 << 20)})\n"
+        "for _ in range(100): sock.sendall(one)",
+        "OutputLimit",
+    ),
+    "errors without end": (
+        "one = frame('error', {'ename': 'E', 'evalue': 'v' * 1000, 'traceback': ['t' * 9000]})\n"
+        "for _ in range(20_000): sock.sendall(one)",
+        "OutputLimit",
+    ),
+    "displays without end": (
+        "one = frame('display_data', {'data': {}})\n"
+        "for _ in range(1_000_000): sock.sendall(one * 1000)",
+        "OutputLimit",
+    ),
+}
+
+
+@one_path()  # the runtime reads every kernel's socket alike
+@pytest.mark.parametrize("what", LARGE)
+async def test_what_is_large_costs_bounded_memory_and_time(fresh: Fresh, what: str) -> None:
+    """The runtime's memory and the loop that all kernels share are watched meanwhile."""
+    sending, ended_by = LARGE[what]
+    hostile = await fresh(narrower={"limits": {"output_max": "4MiB"}})
+    await hostile.start()
+    done, grown, stalled = await watched(
+        send(hostile, f"{GIB}\n{sending}\ntime.sleep(60)", timeout=50)
+    )
+    assert done.status is Status.KILLED, done
+    assert done.error is not None
+    assert done.error.name == ended_by, done.error
+    assert grown < 160 << 20, f"{grown >> 20} MiB"
+    assert stalled < 5, f"{stalled} s of the loop"  # 0.2 s where nobody else is at work
+    assert done.duration_s < 40
+    assert await tell(hostile, "6 * 7") == 42
+
+
+async def watched(doing: Coroutine[Any, Any, Any]) -> tuple[Any, int, float]:
+    """What it gives, by how much the memory of this process grew at most, and the longest time
+    for which its loop stood still."""
+    process, over = psutil.Process(), threading.Event()
+    before = process.memory_info().rss
+    most = [before]
+
+    def look() -> None:
+        while not over.wait(0.002):
+            most[0] = max(most[0], process.memory_info().rss)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    task = asyncio.ensure_future(doing)
+    stalled = 0.0
+    try:
+        while not task.done():
+            began = time.monotonic()
+            await asyncio.wait([task], timeout=0.005)
+            stalled = max(stalled, time.monotonic() - began - 0.005)
+        return await task, most[0] - before, stalled
+    finally:
+        over.set()
+        watcher.join()
+
+
+@one_path()  # the runtime reads every kernel's socket alike
+async def test_a_reply_from_before_its_request_is_nobodys(
+    fresh: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread answers, between two runs, what is asked next. The control: a runtime whose requests
+    can be told ahead takes the forged word for the run's own."""
+    early = """
+def answer():
+    time.sleep(0.3)
+    for n in range(1, 40):
+        sock.sendall(frame('execute_reply', {'status': 'ok', 'execution_count': 7}, f'{n}{0:016d}'))
+threading.Thread(target=answer).start()
+"""
+    outcomes = []
+    for unguessed in (kernel._UNGUESSED, 1):
+        monkeypatch.setattr(kernel, "_UNGUESSED", unguessed)
+        box = await fresh()
+        first = early if unguessed > 1 else early.replace("range(1, 40)", "range(2, 3)")
+        assert (await send(box, first)).ok
+        await asyncio.sleep(0.6)
+        outcomes.append(await box.run("1 / 0"))
+    guarded, control = outcomes
+    assert guarded.status is Status.KILLED
+    assert guarded.error is not None
+    assert guarded.error.value == "the kernel was ended: it answered what was not asked"
+    assert control.status is Status.OK
+    assert control.execution_count == 7
+
+
+@one_path()  # the runtime reads every kernel's socket alike
+async def test_output_after_the_end_of_a_run_is_no_part_of_it(fresh: Fresh) -> None:
+    """It shows in the next run, as a thread's does in Jupyter; said in the name of the one that has
+    ended, it ends the kernel."""
+    box = await fresh()
+    late = """
+def speak(kind, content, id=None):
+    time.sleep(0.3)
+    sock.sendall(frame(kind, content, id))
+"""
+    said = "('stream', {'name': 'stdout', 'text': 'late'}"
+    first = await send(box, f"{late}threading.Thread(target=speak, args={said})).start()")
+    assert (first.status, first.stdout) == (Status.OK, "")
+    await asyncio.sleep(0.5)
+    assert (await box.run("print('next')")).stdout == "latenext\n"
+    named = f"number = own_id()\nthreading.Thread(target=speak, args={said}, number)).start()"
+    assert (await box.run(named)).ok
+    await asyncio.sleep(0.5)
+    assert (await box.run("1")).status is Status.KILLED
+
+
+@one_path()  # the runtime reads every kernel's socket alike
+async def test_a_kernel_that_never_reads_costs_bounded_memory_and_time(fresh: Fresh) -> None:
+    """It stops itself: each run ends by its time-out, and what it was sent is dropped with it."""
+    box = await fresh()
+    assert (
+        await send(box, "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()")
+    ).ok
+    await asyncio.sleep(0.5)
+    code = "#" + "x" * 900_000
+    done, grown, stalled = await watched(box.run(code, timeout=2))
+    assert done.status in (Status.KILLED, Status.TIMEOUT)
+    assert done.state_lost
+    assert done.duration_s < 15
+    assert grown < 64 << 20
+    assert stalled < 5
+    assert await tell(box, "6 * 7") == 42
 
 
 @one_path()  # the runtime reads every kernel's socket alike

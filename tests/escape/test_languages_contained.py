@@ -178,15 +178,24 @@ async def test_a_flood_ends_at_output_max(beside: AsyncSandbox, language: Langua
 @one_path()
 @pytest.mark.needs("memory")
 @pytest.mark.parametrize("language", HOARDS)
-async def test_memory_ends_the_script_and_not_the_kernel(
-    beside: AsyncSandbox, language: Language
+async def test_memory_ends_the_script_with_its_jail_and_the_next_run_goes_on(
+    fresh: Fresh, language: Language
 ) -> None:
     needs_language(language)
-    how, run = await run_beside(beside, language, HOARDS[language], 40)
+    box = await fresh(load("default"), narrower=LIMITS)
+    assert (await box.run("import os, time; x = 41")).ok
+    run = await box.run_script(HOARDS[language], language, timeout=40)
     if language == "java":  # which was told its share, and has an error of its own for it
         assert "OutOfMemoryError" in run.stderr
-    else:
-        assert how == "killed:memory", run
+        assert await tell(box, "x + 1") == 42
+        return
+    assert outcome(run) == "killed:memory", run
+    async with asyncio.timeout(10):
+        while (after := await box.run("x + 1")).ok:  # noqa: ASYNC110  # until linux has ended all
+            await asyncio.sleep(0.05)
+        while not (after := await box.run("6 * 7")).ok:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert after.result == "42"
 
 
 @one_path()

@@ -324,6 +324,34 @@ def test_strict_adds_to_what_default_refuses(attack: str, answer: str, tmp_path:
     refused_only_by(("default", "strict"), attack, answer, directory=tmp_path)
 
 
+UNNAMED = [
+    'call("shmget", 0, 4096, 0o1600)',
+    'call("semget", 0, 1, 0o1600)',
+    'call("msgget", 0, 0o1600)',
+    'call("mq_open", b"sbx-a", os.O_CREAT, 0o600, None); call("mq_unlink", b"sbx-a")',
+    'call("sync")',
+    'call("syncfs", os.open("/", os.O_RDONLY))',
+    'call("ioprio_get", 1, 0)',
+    'call("sched_getattr", 0, bytes(48), 48, 0)',
+    'call("io_submit", 0, 0, None)',
+]
+
+
+@pytest.mark.parametrize("attack", UNNAMED)
+def test_what_the_allowlist_does_not_name_does_not_exist(attack: str) -> None:
+    refused_only_by(("default", "allowlist"), attack, "ENOSYS")
+
+
+@pytest.mark.parametrize(
+    ("attack", "answer"),
+    [('call("unshare", 0x10000000)', "EPERM"), ('call("socket", 40, 1, 0)', "EAFNOSUPPORT")],
+)
+def test_the_allowlist_answers_as_default_does_also_alone(attack: str, answer: str) -> None:
+    """Libraries go by the errno: of two filters the last one's counts."""
+    refused_only_by(("allowlist",), attack, answer)
+    assert attempt(attack, "default", "allowlist") == answer
+
+
 def test_every_call_of_the_tables_is_attacked_in_this_file() -> None:
     source = Path(__file__).read_text()
     named = {call for table in TABLES.values() for rule in table for call in rule.calls.split()}

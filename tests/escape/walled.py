@@ -120,7 +120,7 @@ def _word(status: int) -> str:
 @functools.cache
 def _programs() -> dict[str, bytes]:
     machine = os.uname().machine
-    return {name: load_filter(name, machine).program for name in ("default", "strict")}
+    return {name: load_filter(name, machine).program for name in ("default", "strict", "allowlist")}
 
 
 @functools.cache

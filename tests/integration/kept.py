@@ -55,6 +55,11 @@ async def eventually(seen: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+def directories(house: House) -> set[str]:
+    """The opaque names of sandboxes with files, but for homes that nobody owns yet."""
+    return set(house.runtime.data.sandboxes()) - house.runtime.homes
+
+
 async def told(house: House, sandbox_id: str) -> list[tuple[str, str | None]]:
     await house.store.write(lambda on: None)
     page = await house.sandboxes.events(ME, sandbox_id)

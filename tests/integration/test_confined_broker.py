@@ -22,6 +22,7 @@ from service_process import service
 from sbx import Runtime, errors
 from sbx.api import privileges
 from sbx.api.settings import ServiceSettings
+from sbx.errors import Denied
 from sbx.isolation.confinement import Confinement
 from sbx.isolation.launch import Broker, Jail, start_broker
 from sbx.policy import Policy
@@ -264,6 +265,33 @@ async def test_nothing_else_enters_a_sandbox(taken: Taken, attack: str) -> None:
 
 
 @in_loop
+async def test_the_socket_of_a_proxy_is_shown_at_its_place_and_nothing_in_its_stead(
+    taken: Taken,
+) -> None:
+    """That it is shown there: see test_network_service."""
+    name, link = secrets.token_hex(16), secrets.token_hex(16)
+    egress = taken.data / "egress"
+    (egress / name).mkdir()
+    (egress / link).symlink_to("/run")
+
+    def also(source: str, target: str = "/run/sbx", *, writable: bool = False) -> Any:
+        mount = {"source": source, "target": target, "writable": writable, "expected": None}
+        return lambda order: order["mounts"].append(mount)
+
+    for change, why in (
+        (also(f"{egress}/{name}", writable=True), "no policy shows"),
+        (also(f"{egress}/{name}", "/workspace"), "no policy shows"),
+        (also(f"{egress}/{name}", "/opt/sbx"), "no policy shows"),
+        (also(str(egress)), "is nothing of a sandbox"),
+        (also(f"{egress}/{name}/.."), "is nothing of a sandbox"),
+        (also("/run"), "is nothing of a sandbox"),
+        (also("/run/docker.sock"), "is nothing of a sandbox"),
+        (also(f"{egress}/{link}"), "cannot be shown"),
+    ):
+        assert why in await taken.refused("enter", change)
+
+
+@in_loop
 async def test_no_symlink_below_the_data_directory_is_followed(taken: Taken) -> None:
     """Neither in place of a conversation's files, nor on the way to them, nor swapped while the
     broker looks: what is mounted is what it has opened."""
@@ -285,6 +313,29 @@ async def test_no_symlink_below_the_data_directory_is_followed(taken: Taken) -> 
     files.symlink_to("/root")  # noqa: ASYNC240  # of a test
     assert "cannot be shown" in await taken.refused("launch", staged)
     assert "cannot be shown" in await taken.refused("enter", mounting(source=source))
+
+
+def test_a_quota_is_set_for_a_conversation_and_for_nothing_else(tmp_path: Path) -> None:
+    sandbox = tmp_path / "sandboxes" / ("a" * 32)
+    (sandbox / ("b" * 32) / "files").mkdir(parents=True)
+    (sandbox / "shared").mkdir()
+    (sandbox / ("c" * 32)).symlink_to("/root")
+    names = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
+    nothing: dict[str, list[Any]] = {name: [] for name in names}
+    told = {"jail": nothing, "zygote": nothing, "preload": [], "walls": [], "writable": []}
+    confinement = Confinement({**told, "data": str(tmp_path)})
+    limits = {"bytes_max": 1, "inodes_max": 1}
+    try:
+        for path in (sandbox / ("b" * 32), sandbox / "shared"):
+            with confinement.checked({"do": "charge", "path": str(path), **limits}) as allowed:
+                assert os.path.samefile(allowed["path"], path)
+        for path in (sandbox, sandbox / ("b" * 32) / "files", sandbox / ("c" * 32), Path("/etc")):
+            with pytest.raises(Denied), confinement.checked({"do": "charge", "path": str(path)}):
+                pass
+        with confinement.checked({"do": "look_at_disk", "path": "/root"}) as allowed:
+            assert allowed["path"] == str(tmp_path)
+    finally:
+        os.close(confinement._data_fd)
 
 
 def test_what_is_swapped_after_the_look_is_not_shown(tmp_path: Path) -> None:
@@ -334,7 +385,7 @@ async def test_a_forked_jail_with_fewer_walls_ends(
         return walls(jail) | (change if jail.zygote is not None else {})
 
     monkeypatch.setattr(Jail, "walls", fewer)
-    async with await taken.runtime.create() as box:
+    async with await taken.runtime.create(env={"WHO": "me"}) as box:  # no kernel of before
         assert (await box.run("6 * 7")).text.strip() == "42"
         assert box.receipt is not None
         assert box.receipt.path == "cold"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sbx import Runtime
+from sbx.linux import procfs
 from sbx.runtime import disk
 
 
@@ -60,3 +61,39 @@ async def test_an_idle_jail_is_asked_and_its_files_are_not_looked_at(
         before, asked_before = len(looks), len(asked)
         await until(lambda: len(asked) > asked_before + 5)
         assert len(looks) == before > 0
+
+
+async def test_where_only_the_broker_may_look_it_counts_files_without_a_name(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a service that gave up root: the processes of its jails are other users'."""
+    asked: list[int] = []
+
+    def refused(*_: Any) -> tuple[int, int]:
+        asked.append(1)
+        raise PermissionError
+
+    monkeypatch.setattr(procfs, "unlinked_of", refused)
+    hoard = """
+import os, time
+file = open("f", "wb", 0)
+os.unlink("f")
+file.write(bytes({size} << 20))
+time.sleep({seconds})
+"""
+    async with await runtime.create(narrower={"limits": {"workspace_max": "8MiB"}}) as box:
+        assert (await box.run(hoard.format(size=4, seconds=1))).ok
+        done = await box.run(hoard.format(size=16, seconds=30))
+        assert (str(done.status), str(done.cause)) == ("killed", "disk")
+    assert asked
+
+
+async def test_a_run_after_a_kill_is_left_alone_unless_it_grows_again(runtime: Runtime) -> None:
+    """What was left is tolerated in full, though the look that ended its writer stopped early."""
+    fill = "for n in range({}, {}): open(f'f{{n}}', 'wb').write(bytes(1 << 20))\n"
+    hold = "import time; time.sleep({})"
+    async with await runtime.create(narrower={"limits": {"workspace_max": "4MiB"}}) as box:
+        assert str((await box.run(fill.format(0, 20) + hold.format(30))).cause) == "disk"
+        assert (await box.run(hold.format(1))).ok
+        assert str((await box.run(fill.format(20, 24) + hold.format(30))).cause) == "disk"
+        assert (await box.run("import os\nfor n in range(22): os.unlink(f'f{n}')")).ok

@@ -14,7 +14,7 @@ from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
 
-SHIPPED = ("default", "data-science", "strict")
+SHIPPED = ("default", "data-science", "strict", "networked")
 EXAMPLES = [
     pytest.param((name, number), id=f"{name}-{number}-{example.then}")
     for name in SHIPPED
@@ -60,6 +60,7 @@ def verdict(run: Run, policy: Policy, example: Expect) -> str:
     assert run.error is not None
     if run.error.name == "ImportRefused":
         return "refused"
-    denied = ("PermissionError", "FileNotFoundError", "OSError", "URLError", "ProcessesRefused")
+    denied = {"PermissionError", "FileNotFoundError", "OSError", "URLError", "HTTPError"}
+    denied.add("ProcessesRefused")
     assert run.error.name in denied, f"{example.run!r} failed, but by no wall: {run.error}"
     return "denied"

@@ -88,7 +88,7 @@ async def test_each_path_serves_and_gives_the_same_receipt_but_for_its_name(
 
 def like_any(receipt: Receipt) -> dict[str, Any]:
     """The receipt without what differs between any two kernels."""
-    plain = replace(receipt, path="", host_uid=0).to_dict()
+    plain = replace(receipt, path="", host_uid=0, read_at=0.0).to_dict()
     return {**plain, "namespaces": sorted(receipt.namespaces)}
 
 
@@ -310,7 +310,7 @@ async def test_zygote_that_is_killed_takes_nobody_along_and_the_pool_fills_again
     async with await runtime.create() as box:
         await box.run("kept = 41")
         pool, before = pool_of(runtime), zygotes(runtime)
-        await until(lambda: pool.parked == 1)
+        await until(lambda: pool.parked == 1 and not pool.lacks_berth)
         assert pool.lineage._pid is not None
         os.kill(pool.lineage._pid, signal.SIGKILL)
         await until(lambda: not zygotes(runtime))
@@ -335,7 +335,9 @@ async def test_start_that_is_cancelled_at_any_moment_leaves_no_jail_behind(
     assert broker is not None
     pool = pool_of(runtime)
     await until(lambda: not pool.lacks)
-    await until(lambda: set(broker._jails.values()) == {one.jail for one in pool._parked})
+    await until(lambda: not pool.lacks_berth)
+    kept = (*pool._parked, *(one.kernel for one in pool._berths))
+    await until(lambda: set(broker._jails.values()) == {one.jail for one in kept})
 
 
 # -- sizes, with a clock of our own ----------------------------------------------------------------
@@ -352,7 +354,8 @@ class House:
     def key(self, **pool: Any) -> Key:
         assert self.broker.capabilities is not None
         machine = self.broker.capabilities.machine
-        filters = Filters(load_filter("default", machine), load_filter("strict", machine))
+        names = ("default", "strict", "allowlist")
+        filters = Filters(*(load_filter(name, machine) for name in names))
         paths = Paths("", "", own_interpreter(), str(PROJECT))
         chosen = policy(**pool)
         key = key_of(chosen, chosen, self.broker.capabilities, paths, filters)

@@ -1,5 +1,6 @@
 """Every limit of a run: crossing it ends with the cause named, and the next call works."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -28,6 +29,12 @@ async def works_again(box: AsyncSandbox, *, lost: bool) -> None:
     assert (run.status, run.result, run.state_lost) == ("ok", "2", lost)
 
 
+async def until_gone(box: AsyncSandbox) -> None:
+    async with asyncio.timeout(5):
+        while box.receipt is not None:  # noqa: ASYNC110  # the end of another process
+            await asyncio.sleep(0.02)
+
+
 def ended(run: Run) -> tuple[str, Cause | None, bool]:
     return run.status.value, run.cause, run.state_lost
 
@@ -41,7 +48,8 @@ async def test_memory_by_the_cgroup(runtime: Runtime) -> None:
     assert run.error is not None
     assert (run.error.name, str(128 * MIB) in run.error.value) == ("MemoryLimit", True)
     await works_again(box, lost=True)
-    assert not any(wall["weaker"] for wall in (await box.start()).walls)
+    walls = (await box.start()).walls
+    assert not any(wall["weaker"] for wall in walls if wall["name"] != "disk")
 
 
 async def test_memory_by_the_watcher_where_there_is_no_cgroup() -> None:
@@ -49,20 +57,21 @@ async def test_memory_by_the_watcher_where_there_is_no_cgroup() -> None:
         box = await limited(runtime, memory_max="256MiB")
         receipt = await box.start()
         weaker = {wall["name"] for wall in receipt.walls if wall["weaker"]}
-        assert weaker == {"memory", "tasks", "cpu"}
+        assert weaker - {"disk"} == {"memory", "tasks", "cpu"}
         run = await box.run(f"import time\n{EAT}    time.sleep(0.05)")
         assert ended(run) == ("killed", Cause.MEMORY, True)
         await works_again(box, lost=True)
 
 
-async def test_memory_of_a_command_leaves_the_kernel_alone(runtime: Runtime) -> None:
+async def test_memory_of_a_command_ends_the_jail_as_a_whole(runtime: Runtime) -> None:
     if not runtime.capabilities.layer("memory").found:
         pytest.skip("without cgroups the watcher ends the whole jail")
     box = await limited(runtime, memory_max="192MiB")
     await box.run("kept = 1")
     run = await box.shell("exec tail /dev/zero")
-    assert (run.status, run.cause, run.exit_code) == ("killed", Cause.MEMORY, 137)
-    assert (await box.run("kept")).result == "1"
+    assert (run.status, run.cause) == ("killed", Cause.MEMORY)
+    await until_gone(box)
+    await works_again(box, lost=True)
 
 
 async def test_memory_of_tmp_counts_and_is_limited_by_itself(runtime: Runtime) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from kept import ME, a_house, begin, eventually, printed, run, told
+from kept import ME, a_house, begin, directories, eventually, printed, run, told
 
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.protocol.runs import Status
@@ -98,11 +98,10 @@ async def test_expiry_ends_the_run_tells_why_and_refuses_from_then_on(tmp_path: 
         await house.sandboxes.collect()
         with pytest.raises(NotFound):
             await house.sandboxes.get(ME, made.id)
-        directory = house.data_dir / "sandboxes"
-        assert len(list(directory.iterdir())) == 1
+        assert len(directories(house)) == 1
         clock.advance(51)
         await house.sandboxes.collect()
-        assert not list(directory.iterdir())
+        assert not directories(house)
         story = await told(house, made.id)
         assert story[-2:] == [("expired", None), ("deleted", "expired")]
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from kept import ME, OTHER, a_house, begin, eventually, printed, run, told
+from kept import ME, OTHER, a_house, begin, directories, eventually, printed, run, told
 
 from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.runs import RunError, Status
@@ -58,7 +58,7 @@ async def test_delete_during_a_run_ends_it_and_removes_the_files(tmp_path: Path)
         ended = await handle.result()
         assert ended.error is not None
         assert (ended.status, ended.error.name) == (Status.INTERRUPTED, "SandboxDeleted")
-        assert not list((house.data_dir / "sandboxes").iterdir())
+        assert not directories(house)
         await house.sandboxes.delete(ME, made.id)  # again: nothing
         with pytest.raises(NotFound):
             await house.sandboxes.delete(OTHER, made.id)
@@ -88,7 +88,7 @@ async def test_runs_that_wait_are_ended_once_by_however_many(tmp_path: Path) -> 
         assert not [end for end in ends if isinstance(end, BaseException)]
         for handle in handles:
             assert (await handle.result()).status is Status.INTERRUPTED
-        assert not list((house.data_dir / "sandboxes").iterdir())
+        assert not directories(house)
 
 
 async def test_what_fails_at_its_end_is_deleted_all_the_same(
@@ -109,7 +109,7 @@ async def test_what_fails_at_its_end_is_deleted_all_the_same(
         await house.sandboxes.delete(ME, made.id)
         assert "did not end well" in caplog.text
         assert not house.sandboxes.every()
-        assert not list((house.data_dir / "sandboxes").iterdir())
+        assert not directories(house)
 
 
 async def test_stop_and_delete_during_a_start(tmp_path: Path) -> None:
@@ -193,5 +193,5 @@ async def test_everything_at_once_ends_and_leaves_nothing(tmp_path: Path, seed: 
             assert (living.users, living.starts) == (0, 0)
         for id in ids:
             await house.sandboxes.delete(ME, id)
-        assert not list((house.data_dir / "sandboxes").iterdir())
+        assert not directories(house)
         assert not house.sandboxes.every()

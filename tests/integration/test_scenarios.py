@@ -224,10 +224,9 @@ def test_project_set_up_from_a_folder_of_wheels_is_kept_over_a_stop(http: httpx.
 
 
 def test_create_run_delete_leaves_nothing(http: httpx.Client, served: Service) -> None:
-    def workspaces() -> set[Path]:
-        return set((served.data / "sandboxes").glob("*"))
+    def kept() -> list[Path]:
+        return list((served.data / "sandboxes").rglob("until-the-end.txt"))
 
-    before = workspaces()
     box = create(http, profile="python-default", ttl=600)
     told = ok(http.get(f"/v1/sandboxes/{box}"))
     assert (told["status"], told["profile"]) == ("idle", "python-default")
@@ -235,8 +234,9 @@ def test_create_run_delete_leaves_nothing(http: httpx.Client, served: Service) -
     assert python(http, box, "print('once')\n6 * 7")["output"] == "once\n42\n"
     (container,) = ok(http.get(f"/v1/sandboxes/{box}"))["containers"]
     assert (container["name"], container["healthy"]) == ("kernel", True)
-    put(http, box, "kept.txt", "until it is deleted")
-    assert workspaces() > before
+    put(http, box, "until-the-end.txt", "until it is deleted")
+    (file,) = kept()
+    workspace = file.parents[2]
 
     ok(http.delete(f"/v1/sandboxes/{box}"), 204)
     ok(http.delete(f"/v1/sandboxes/{box}"), 204)  # it is gone, as was asked
@@ -246,9 +246,10 @@ def test_create_run_delete_leaves_nothing(http: httpx.Client, served: Service) -
     assert box not in [one["id"] for one in ok(http.get("/v1/sandboxes"))["items"]]
     assert refused(http.delete("/v1/sandboxes/sandbox-000000000000"), 404) == "not_found"
     deadline = time.monotonic() + 10  # files are removed after the answer
-    while workspaces() != before and time.monotonic() < deadline:
+    while workspace.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert workspaces() == before
+    assert not workspace.exists()
+    assert not kept()
 
 
 def test_long_task_with_extensions_replays_and_refusal_after_expiry(http: httpx.Client) -> None:

@@ -1,6 +1,8 @@
 """No request, however odd, gets more than the policy has."""
 
 import contextlib
+import fnmatch
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,20 @@ MIB = 1 << 20
 MODULES = st.sampled_from(["os", "os.path", "json", "numpy", "numpy.linalg", "socket", "csv"])
 PATHS = st.sampled_from(["/usr", "/bin", "/lib", "/srv", "/etc/ssl"])
 MOUNTS = [{"source": f"/srv/{name}", "target": f"/opt/{name}"} for name in ("a", "b", "c")]
+HOSTS = ["a.org", "x.a.org", "*.a.org", "*.x.a.org", "a.org:8443", "b.org"]
+RULES = [
+    {"host": host, "methods": methods, "paths": paths}
+    for host in ("a.org", "x.a.org", "*.a.org")
+    for methods in ("any", ["GET"], ["GET", "POST"])
+    for paths in ("any", ["/v1/*"], ["/v1/x"])
+]
+SECRETS = [
+    {"env": env, "hosts": hosts, "from": "env:REAL", "allow_plain": plain}
+    for env in ("A1", "A2")
+    for hosts in (["x.a.org"], ["*.a.org"])
+    for plain in (False, True)
+]
+ASKED = [(host, port) for host in ("a.org", "x.a.org", "y.x.a.org", "b.org") for port in (80, 8443)]
 WALLS = ("namespaces", "seccomp", "landlock", "memory", "tasks", "cpu", "io")
 
 
@@ -26,17 +42,26 @@ def table(**keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=keys)
 
 
+_FILTERS = ["strict", "allowlist", "default"]  # each allows less than the next
+
 REQUESTS = table(
     capabilities=st.lists(st.sampled_from(["python", "shell", "filesystem"]), min_size=1),
     processes=st.booleans(),
-    filter=st.sampled_from(["default", "strict"]),
+    filter=st.sampled_from(["default", "allowlist", "strict"]),
     shared=st.booleans(),
     preload=some(MODULES),
     env=st.dictionaries(st.sampled_from("ABC"), st.sampled_from("xy")),
     filesystem=table(read=some(PATHS), mount=some(st.sampled_from(MOUNTS))),
     network=table(
-        mode=st.sampled_from(["none", "proxy"]), allow=some(st.sampled_from(["a.org", "b.org"]))
+        mode=st.sampled_from(["none", "proxy"]),
+        allow=some(st.sampled_from(HOSTS)),
+        rule=some(st.sampled_from(RULES)),
+        allow_private=some(st.sampled_from(["10.0.0.1", "10.0.0.0/8", "a.org"])),
+        connections_max=st.integers(1, 3),
+        bytes_max=st.integers(1, 3),
+        time_max=st.integers(1, 3),
     ),
+    secrets=st.dictionaries(st.sampled_from(["ONE", "TWO"]), st.sampled_from(SECRETS), max_size=2),
     limits=table(
         memory_max=st.integers(32, 34).map(lambda n: n * MIB),
         tasks_max=st.integers(8, 10),
@@ -83,6 +108,44 @@ def importable(policy: Policy, module: str) -> bool:
     return allowed and not names & set(policy.imports.forbid)
 
 
+def matches(pattern: str, host: str) -> bool:
+    """Written apart from the code under test, for plain hosts only."""
+    return fnmatch.fnmatchcase(host, pattern)
+
+
+def reaches(policy: Policy, host: str, port: int) -> bool:
+    entries = (entry.partition(":") for entry in policy.network.allow)
+    return any(
+        matches(pattern, host) and (port == int(said) if said else port in (80, 443))
+        for pattern, _, said in entries
+    )
+
+
+def may_ask(policy: Policy, host: str, method: str, path: str) -> bool:
+    rules = [rule for rule in policy.network.rule if matches(rule.host, host)]
+    return reaches(policy, host, 80) and (
+        not rules
+        or any(
+            (rule.methods == "any" or method in rule.methods)
+            and (rule.paths == "any" or any(matches(known, path) for known in rule.paths))
+            for rule in rules
+        )
+    )
+
+
+def has_secret(policy: Policy, name: str, host: str, plain: bool) -> bool:
+    secret = policy.secrets.get(name)
+    return (
+        secret is not None
+        and any(matches(known, host) for known in secret.hosts)
+        and (secret.allow_plain or not plain)
+    )
+
+
+def subnet(part: str, whole: str) -> bool:
+    return part == whole or (part.startswith("10.") and whole == "10.0.0.0/8")
+
+
 def is_at_most(one: Policy, other: Policy) -> bool:
     """Whether `one` allows nothing that `other` does not, said in another way than in narrow.py."""
     a, b = describe(one), describe(other)
@@ -95,12 +158,33 @@ def is_at_most(one: Policy, other: Policy) -> bool:
             all(x in b["preload"] for x in a["preload"]),
             all(x in b["filesystem"]["read"] for x in a["filesystem"]["read"]),
             all(x in b["filesystem"]["mount"] for x in a["filesystem"]["mount"]),
-            all(x in b["network"]["allow"] for x in a["network"]["allow"]),
+            all(reaches(other, *asked) for asked in ASKED if reaches(one, *asked)),
+            all(
+                may_ask(other, *asked)
+                for asked in itertools.product(
+                    ("a.org", "x.a.org", "y.x.a.org"), ("GET", "POST"), ("/v1/x", "/v1/y", "/v2")
+                )
+                if may_ask(one, *asked)
+            ),
+            all(
+                any(subnet(x, y) for y in b["network"]["allow_private"])
+                for x in a["network"]["allow_private"]
+            ),
+            one.network.connections_max <= other.network.connections_max,
+            one.network.bytes_max <= other.network.bytes_max,
+            one.network.time_max <= other.network.time_max,
+            all(
+                has_secret(other, name, host, plain)
+                for name in one.secrets
+                for host in ("x.a.org", "y.x.a.org", "b.org")
+                for plain in (False, True)
+                if has_secret(one, name, host, plain)
+            ),
             a["network"]["mode"] == "none" or b["network"]["mode"] == "proxy",
             not a["processes"] or b["processes"],
             not a["shared"] or b["shared"],
             a["pool"]["start"] == "cold" or b["pool"]["start"] == "fork",
-            a["filter"] == "strict" or b["filter"] == "default",
+            _FILTERS.index(a["filter"]) <= _FILTERS.index(b["filter"]),
             all(a["walls"][wall] == "hard" for wall in hard),
             b["env"].items() <= a["env"].items(),
             all(
@@ -137,7 +221,11 @@ WIDEST = Policy.model_validate(
         "shared": True,
         "preload": ["os", "os.path", "json", "numpy", "numpy.linalg", "socket", "csv"],
         "filesystem": {"read": ["/usr", "/bin", "/lib", "/srv", "/etc/ssl"], "mount": MOUNTS},
-        "network": {"mode": "proxy", "allow": ["a.org", "b.org"]},
+        "network": {
+            "mode": "proxy",
+            "allow": ["a.org", "*.a.org", "a.org:8443", "b.org"],
+            "allow_private": ["10.0.0.0/8", "a.org"],
+        },
         "limits": {"cpu_quota": "150%"},
         "walls": dict.fromkeys(WALLS, "best-effort"),
         "pool": {"min_idle": 3},
@@ -150,6 +238,7 @@ def test_every_request_that_does_not_contradict_itself_narrows_the_widest(
     request: dict[str, Any],
 ) -> None:
     """Refusing everything would be safe, and useless."""
+    request = {key: value for key, value in request.items() if key != "secrets"}  # it has none
     assert _policy(request) is None or narrow(WIDEST, request)
 
 

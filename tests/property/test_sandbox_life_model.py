@@ -266,7 +266,7 @@ class Life(RuleBasedStateMachine):
         for box in self.known:
             if box.state is not State.DELETED:
                 self.world.do(lambda box=box: self.house.sandboxes.delete(self.me, box.id))  # type: ignore[misc]
-        left = list((self.house.data_dir / "sandboxes").iterdir())
+        left = set(self.house.runtime.data.sandboxes()) - self.house.runtime.homes
         assert not left, "files of deleted sandboxes are still there"
 
 

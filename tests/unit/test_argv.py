@@ -52,6 +52,7 @@ def test_the_whole_list() -> None:
         --perms 0444 --file 8 /etc/passwd
         --perms 0444 --file 9 /etc/hosts
         --dir /sandbox --symlink /workspace /sandbox/workspace
+        --perms 0755 --dir /mnt
         --remount-ro /dev --remount-ro /
         --clearenv
         --setenv HOME /workspace --setenv LANG C.UTF-8
@@ -112,6 +113,7 @@ def test_a_zygote_has_the_same_view_without_files_and_the_power_to_give_it_to_ot
         --perms 0755 --dir /workspace
         --perms 0444 --file 8 /etc/hosts
         --dir /sandbox --symlink /workspace /sandbox/workspace
+        --perms 0755 --dir /mnt
         --remount-ro /dev --remount-ro /
         --clearenv
         --setenv HOME /workspace

@@ -9,6 +9,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "log" / "audit.jsonl"
 
 
-async def write(path: Path, *whats: str) -> None:
-    log = await Audit.open(path, clock=lambda: 1000.0)
+KEY = b"k" * 32
+
+
+async def write(path: Path, *whats: str, key: bytes | None = None) -> None:
+    log = await Audit.open(path, clock=lambda: 1000.0, key=key)
     for what in whats:
         await log.record("uid:7", what, "sandbox-1", ip="::1")
     await log.close()
@@ -166,3 +170,126 @@ async def test_a_log_that_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_a_log_that_is_not_there_cannot_be_verified(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         verify(tmp_path / "none")
+
+
+# -- signatures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", TAMPERINGS)
+async def test_tampering_with_a_signed_log_is_found_at_its_line(path: Path, how: str) -> None:
+    await write(path, "b", "c", "d", key=KEY)  # a line that begins to sign comes before
+    tamper, line = TAMPERINGS[how]
+    path.write_bytes(b"".join(tamper(path.read_bytes().splitlines(keepends=True))))
+    verified = verify(path, KEY)
+    assert (verified.ok, verified.broken_at) == (False, line)
+
+
+async def test_a_chain_made_anew_without_the_key_does_not_hold(path: Path) -> None:
+    """Without signatures it would: that is what they are for."""
+    await write(path, "a", "b", key=KEY)
+    assert verify(path, KEY) == verify(path)
+    assert verify(path, KEY).signed == 3
+    path.unlink()
+    await write(path, "a", "forged", key=b"another" * 8)
+    assert verify(path).ok
+    assert (verify(path, KEY).ok, verify(path, KEY).broken_at) == (False, 1)
+    path.unlink()
+    await write(path, "a", "forged")
+    assert (verify(path, KEY).ok, verify(path, KEY).broken_at) == (False, 2)
+
+
+async def test_lines_without_a_signature_come_before_the_first_only(path: Path) -> None:
+    await write(path, "old", "old")
+    await write(path, "new", key=KEY)
+    lines = [json.loads(line)["what"] for line in path.read_bytes().splitlines()]
+    assert lines == ["old", "old", audit.SIGNED, "new"]
+    assert (verify(path, KEY).ok, verify(path, KEY).signed) == (True, 2)
+    await write(path, "x")
+    assert (verify(path, KEY).broken_at, verify(path).broken_at) == (5, 5)
+
+
+async def test_a_signature_written_as_text_is_none(path: Path) -> None:
+    log = await Audit.open(path)
+    await log.record("a", "b", 'c,"sig":"' + "0" * 64, text='x,"sig":"' + "0" * 64 + '"')
+    await log.close()
+    assert verify(path).signed == 0
+
+
+async def test_a_torn_line_of_a_signed_log_is_told_of(path: Path) -> None:
+    await write(path, "a", key=KEY)
+    path.write_bytes(path.read_bytes()[:-30])
+    await write(path, "b", key=KEY)
+    verified = verify(path, KEY)
+    assert (verified.ok, verified.torn) == (True, 1)
+
+
+# -- notes: what nobody waits for ------------------------------------------------------------------
+
+
+async def test_notes_keep_their_place_among_records(path: Path) -> None:
+    log = await Audit.open(path, key=KEY)
+    for n in range(50):
+        log.note("a", f"note {n}", "c")
+    assert len(path.read_bytes().splitlines()) == 1  # nothing was written while one was told
+    await log.record("a", "record", "c")
+    log.note("a", "last", "c")
+    await log.close()
+    whats = [json.loads(line)["what"] for line in path.read_bytes().splitlines()]
+    assert whats == [audit.SIGNED, *(f"note {n}" for n in range(50)), "record", "last"]
+    assert verify(path, KEY).ok
+
+
+async def test_a_note_is_written_without_anything_that_follows(path: Path) -> None:
+    log = await Audit.open(path)
+    log.note("a", "b", "c")
+    async with asyncio.timeout(5):
+        while not path.read_bytes():  # noqa: ASYNC110  # a file has no event
+            await asyncio.sleep(0.01)
+    await log.close()
+
+
+async def test_notes_beyond_what_may_wait_are_counted(path: Path) -> None:
+    log = await Audit.open(path)
+    for n in range(1250):
+        log.note("a", str(n), "c")
+    await log.close()
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert (lines[0]["what"], lines[0]["details"]) == (audit.MISSED, {"count": 250})
+    assert len(lines) == 1001
+    assert verify(path).ok
+
+
+async def test_a_full_disk_loses_notes_and_says_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_fd: int, _line: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = await Audit.open(path)
+    log.note("a", "b", "c")
+    log.note("a", "b", "c")
+    with monkeypatch.context() as patched:
+        patched.setattr(audit, "_write", full)
+        with pytest.raises(Unavailable):
+            await log.record("a", "b", "c")
+    await log.record("a", "after", "c")
+    await log.close()
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [(one["what"], one["details"]) for one in lines if one["what"] == audit.MISSED] == [
+        (audit.MISSED, {"count": 2})
+    ]
+
+
+async def test_a_note_that_cannot_be_told_costs_none_of_those_behind_it(path: Path) -> None:
+    log = await Audit.open(path, key=KEY)
+    endless: dict[str, Any] = {}
+    endless["endless"] = endless
+    log.note_by("a", "fails", "c", lambda: {"a": 1 // 0})
+    log.note("a", "endless", "c", **endless)
+    log.note("a", "behind", "c", told=1)
+    await log.close()
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    told = {line["what"]: line["details"] for line in lines}
+    assert told["fails"] == told["endless"] == {"untold": True}
+    assert told["behind"] == {"told": 1}
+    assert verify(path, KEY).ok

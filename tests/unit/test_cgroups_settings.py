@@ -41,6 +41,7 @@ def test_v1_throttling_is_written_to_the_jail() -> None:
 
 def test_v2_sandbox_holds_the_limits() -> None:
     assert v2.sandbox_settings(LIMITS, ALL) == [
+        ("memory.high", "51609600", False),
         ("memory.max", "52428800", False),
         ("memory.swap.max", "0", True),
         ("pids.max", "30", False),
@@ -55,6 +56,15 @@ def test_v2_jail_dies_as_a_whole_and_counts_its_own_refused_forks() -> None:
         ("memory.oom.group", "1", True),
         ("pids.max", "30", False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "high"), [(32 << 20, 63 << 19), (1 << 30, 1008 << 20), (64 << 30, (65536 - 16) << 20)]
+)
+def test_v2_memory_high_is_a_64th_below_the_limit_and_never_more_than_16_mib(
+    limit: int, high: int
+) -> None:
+    assert v2.memory_high(limit) == high
 
 
 def test_v2_leaves_out_what_has_no_controller() -> None:

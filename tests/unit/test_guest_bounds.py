@@ -43,6 +43,15 @@ def test_json_larger_than_the_host_takes_makes_way_for_a_note() -> None:
     assert set(kept) == {"text/html", "text/plain"}
 
 
+def test_json_of_more_strings_than_the_host_takes_makes_way_for_a_note() -> None:
+    """In all of its parts: half a million keys are 6 MB here, and 100 MB where they are read."""
+    part = {f"{number:x}": 1 for number in range(70_000)}
+    one = {"application/json": part, "text/plain": "x"}
+    assert bounded(one, 8 << 20) == one
+    two = {**one, "application/vnd.x+json": {**part, "z": 2}}
+    assert set(bounded(two, 8 << 20)) == {"application/json", "text/plain"}
+
+
 def test_more_formats_than_the_host_takes_are_refused() -> None:
     with pytest.raises(FrameError, match="100 formats"):
         bounded({f"x/{number}": "" for number in range(100)}, 10**6)

@@ -180,3 +180,47 @@ def test_what_pid_1_says_of_a_command_is_what_linux_could_tell(
 )
 def test_all_that_linux_does_tell_passes(kind: str, content: dict[str, Any]) -> None:
     SUPERVISOR.decode(body(kind, content))
+
+
+def crowded(kind: str, strings: int) -> bytes:
+    """A frame that has so many strings in all."""
+    if kind == "error":
+        content: Any = {"ename": "", "evalue": "", "traceback": [""] * (strings - 8)}
+    else:
+        content = {"data": {"application/json": [""] * (strings - 5)}}
+    return body(kind, content)
+
+
+@pytest.mark.parametrize("kind", ["error", "display_data"])
+def test_strings_without_end_are_refused_before_one_is_made(kind: str) -> None:
+    few, most = 1000, frames.STRINGS_MAX
+    assert crowded(kind, few).count(b'"') == 2 * few
+    KERNEL.decode(crowded(kind, most))
+    with pytest.raises(Malformed, match="too many strings"):
+        KERNEL.decode(crowded(kind, most + 1))
+
+
+@pytest.mark.parametrize(
+    "text", ['"' * 2_000_000, "\\" * 2_000_000, '\\"' * 1_000_000, ":," * 999_999]
+)
+def test_quotes_within_a_text_are_no_strings(text: str) -> None:
+    """HTML has them by the million; also behind backslashes, and behind escaped ones."""
+    shown = KERNEL.decode(body("display_data", {"data": {"text/html": text}})).content
+    assert isinstance(shown, frames.DisplayData)
+    assert frames.bundle(shown.data) == {"text/html": text}
+
+
+def test_what_the_guest_lets_pass_the_host_takes() -> None:
+    """Both sides count the strings of JSON, and the guest stops at half."""
+    assert 2 * guest.MAX_STRINGS <= frames.STRINGS_MAX
+    values: tuple[Any, ...] = (
+        {"a\\": 'b"'},
+        ['\\\\"', '"'],
+        {'"': {"\\": []}},
+        "x",
+        [1, None],
+    )
+    for value in values:
+        encoded = json.dumps(value).encode()
+        strings = json.dumps(value).replace("\\\\", "").replace('\\"', "").count('"') // 2
+        assert guest.strings_in(encoded) == strings

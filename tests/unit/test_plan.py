@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sbx.errors import CannotEnforce
+from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.filters import Filter
 from sbx.isolation.plan import (
     Bind,
@@ -16,6 +17,7 @@ from sbx.isolation.plan import (
     Paths,
     Tmpfs,
     Wall,
+    WayOut,
     decide_walls,
     plan,
     zygote_plan,
@@ -42,7 +44,9 @@ PATHS = Paths(
     guest="/opt/lab/packages",
 )
 FILTERS = Filters(
-    default=Filter("default", b"\x01\x02", "d" * 64), strict=Filter("strict", b"\x03", "5" * 64)
+    default=Filter("default", b"\x01\x02", "d" * 64),
+    strict=Filter("strict", b"\x03", "5" * 64),
+    allowlist=Filter("allowlist", b"\x04", "a" * 64),
 )
 
 
@@ -208,9 +212,23 @@ def test_rlimits_stand_in_for_the_groups_that_a_host_lacks() -> None:
 
 
 def test_strict_puts_a_second_filter_on_the_kernel_only() -> None:
-    assert planned("default").seal.kernel_filter is None
+    default = planned("default").seal
+    assert (default.kernel_filter, default.jail_filter, default.files_only) == (None, None, ())
     strict = planned("strict")
     assert (strict.filter, strict.seal.kernel_filter) == (FILTERS.default, FILTERS.strict)
+    assert (strict.seal.jail_filter, strict.seal.files_only) == (
+        FILTERS.allowlist,
+        ("/workspace", "/tmp"),
+    )
+
+
+def test_allowlist_puts_a_second_filter_on_every_process() -> None:
+    seal = planned(load("default").model_copy(update={"filter": "allowlist"})).seal
+    assert (seal.jail_filter, seal.kernel_filter, seal.files_only) == (
+        FILTERS.allowlist,
+        None,
+        (),
+    )
 
 
 def test_seal_crosses_the_wall_as_plain_data() -> None:
@@ -224,6 +242,8 @@ def test_seal_crosses_the_wall_as_plain_data() -> None:
         ),
         "rlimits": dict(planned("strict").seal.rlimits),
         "kernel_filter": "03",
+        "jail_filter": "04",
+        "files_only": ("/workspace", "/tmp"),
     }
 
 
@@ -285,3 +305,85 @@ def test_landlock_may_be_given_up_where_a_policy_says_so_and_the_plan_tells() ->
     result = planned(policy.model_copy(update={"walls": walls}), without("landlock"))
     assert not result.seal.landlock
     assert [wall.name for wall in result.walls if wall.weaker] == ["landlock"]
+
+
+# -- the way out ----------------------------------------------------------------------------------
+
+PROXY = "http://127.0.0.1:3128"
+WAY_OUT = WayOut("/data/egress/1", environment=(("CRM_TOKEN", "sbx-secret-1"),))
+PLAIN = Policy(name="plain")
+NETWORKED = Policy.model_validate(
+    {"name": "net", "network": {"mode": "proxy", "allow": ["example.org", "*.example.com"]}}
+)
+THERE = replace(PATHS, way_out=WAY_OUT)
+PROXY_NAMES = {
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), PROXY),
+    **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), PROXY),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
+}
+
+
+def test_jail_gets_one_directory_more_and_the_names_of_the_proxy() -> None:
+    without, planned = plan(PLAIN, HOST, PATHS, FILTERS), plan(NETWORKED, HOST, THERE, FILTERS)
+    added = dict(set(planned.environment) - set(without.environment))
+    assert added == {**PROXY_NAMES, "CRM_TOKEN": "sbx-secret-1"}
+    assert planned == replace(
+        without,
+        own_mounts=(*without.own_mounts, Bind("/data/egress/1", "/run/sbx")),
+        environment=planned.environment,
+        network="proxy: 2 hosts",
+        way_out=True,
+    )
+
+
+def test_certificates_are_named_for_each_program_where_there_are_some() -> None:
+    trusting = replace(PATHS, way_out=replace(WAY_OUT, certificates=True))
+    planned = plan(NETWORKED, HOST, trusting, FILTERS)
+    before = plan(NETWORKED, HOST, THERE, FILTERS)
+    bundle = "/run/sbx/certificates.pem"
+    assert dict(set(planned.environment) - set(before.environment)) == {
+        "SSL_CERT_FILE": bundle,
+        "REQUESTS_CA_BUNDLE": bundle,
+        "CURL_CA_BUNDLE": bundle,
+        "PIP_CERT": bundle,
+        "GIT_SSL_CAINFO": bundle,
+        "NODE_EXTRA_CA_CERTS": bundle,
+    }
+
+
+def test_what_the_policy_sets_itself_wins() -> None:
+    policy = NETWORKED.model_copy(update={"env": {"NO_PROXY": "intranet.example"}})
+    assert dict(plan(policy, HOST, THERE, FILTERS).environment)["NO_PROXY"] == "intranet.example"
+
+
+def test_policy_without_a_proxy_has_nothing_of_it() -> None:
+    planned = plan(PLAIN, HOST, PATHS, FILTERS)
+    argv = bwrap_argv(planned, str)
+    assert (planned.network, planned.way_out) == ("none", False)
+    assert not [word for word in argv if "proxy" in word.lower() or "/run" in word]
+    assert not [
+        word for word in zygote_argv(zygote_plan(PLAIN, HOST, PATHS), str) if "/run" in word
+    ]
+
+
+@pytest.mark.parametrize(("allow", "said"), [([], "proxy: 0 hosts"), (["a.org"], "proxy: 1 host")])
+def test_rule_is_said_with_how_many_hosts(allow: list[str], said: str) -> None:
+    network = NETWORKED.network.model_copy(update={"allow": tuple(allow)})
+    policy = NETWORKED.model_copy(update={"network": network})
+    assert plan(policy, HOST, THERE, FILTERS).network == said
+
+
+def test_zygote_has_the_mount_point_and_nothing_of_a_sandbox() -> None:
+    """Jails of all sandboxes are forked from it: placeholders and certificates are each one's."""
+    planned = zygote_plan(NETWORKED, HOST, THERE)
+    assert planned == zygote_plan(NETWORKED, HOST, PATHS)
+    assert planned.mount_points == ("/workspace", "/run/sbx")
+    assert dict(planned.environment).items() >= PROXY_NAMES.items()
+    assert "CRM_TOKEN" not in dict(planned.environment)
+    argv = " ".join(zygote_argv(planned, str))
+    assert "--perms 0755 --dir /run --perms 0755 --dir /run/sbx" in argv
+
+
+def test_as_root_the_directory_is_staged_since_a_jail_cannot_walk_there() -> None:
+    planned = plan(NETWORKED, replace(HOST, root=True), THERE, FILTERS)
+    assert planned.own_mounts[-1] == Bind("/data/egress/1", "/run/sbx", staged=True)

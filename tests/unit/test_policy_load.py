@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import NotFound, PolicyError, Unavailable
-from sbx.policy import available, check, load, reference
+from sbx.policy import available, check, load, reference, unchanged
 
 Write = Callable[..., Path]
 
@@ -167,9 +167,15 @@ def test_problem_is_told_of_the_layer_that_holds_it(write: Write) -> None:
          'network.mode: must be "none" or "proxy", not "prox"; did you mean "proxy"?'),
         ("name = 'x'", "name: a policy is named by its file; take the line out"),
         ("[[filesystem.mount]]\ntarget = '/opt/x'", "filesystem.mount[0].source: is missing"),
-        ("[network]\nmode = 'proxy'",
-         'policy lab: this version of sbx has no egress proxy, so network.mode = "proxy" cannot be '
-         "enforced"),
+        ("[network]\nmode = 'proxy'\nallow = ['http://a.org']",
+         'network.allow[0]: "http://a.org" is not a host to reach'),
+        ("[network]\nmode = 'proxy'\nhosts = []",
+         "unknown key network.hosts; did you mean network.allow?"),
+        ("[network]\nmode = 'proxy'\n[secrets.CRM]\nenv = 'A'\nhosts = ['a.org']\nvalue = 'x'\n"
+         "from = 'env:A'", "unknown key secrets.CRM.value"),
+        ("[network]\nmode = 'proxy'\n[secrets.CRM]\nenv = 'A'\nhosts = ['a.org']\n"
+         "source = 'env:A'\nfrom = 'env:A'",
+         "unknown key secrets.CRM.source; did you mean filesystem.mount.source?"),
     ],
 )  # fmt: skip
 def test_problem_names_key_and_nearest_word(text: str, message: str, write: Write) -> None:
@@ -296,3 +302,63 @@ def test_a_process_with_too_many_open_files_blames_no_policy(write: Write, tmp_p
     assert [type(error) for error in raised] == [Unavailable] * 3
     assert {getattr(error, "code", "") for error in raised} == {"too_many_open_files"}
     assert str(tmp_path) not in str(raised)
+
+
+# --- again ---
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Makes files look as if they were last changed long ago; linux itself sets ctime, so the
+    clock of the loader goes ahead instead."""
+    monkeypatch.setattr("time.time_ns", lambda: 1 << 62)
+    return lambda path: os.utime(path, ns=(1, 1))
+
+
+def test_policy_that_was_loaded_is_given_again_until_any_file_of_it_changes(
+    write: Write, tmp_path: Path, old: Callable[[Path], None]
+) -> None:
+    below = write("below", "processes = true")
+    above = write("above", 'extends = "below"')
+    assert unchanged("above", search=[tmp_path]) is None
+    first = load("above", search=[tmp_path])
+    for path in (above, below):
+        again = unchanged("above", search=[tmp_path])
+        assert again is first
+        path.write_text(path.read_text() + '\ndescription = "changed"\n')
+        old(path)
+        assert unchanged("above", search=[tmp_path]) is None
+        first = load("above", search=[tmp_path])
+
+
+def test_policy_that_another_file_would_shadow_is_not_given_again(
+    write: Write, tmp_path: Path, old: Callable[[Path], None]
+) -> None:
+    write("mine", "")
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    (earlier / "mine.toml").symlink_to(tmp_path / "later.txt")  # which leads nowhere yet
+    search = [earlier, tmp_path]
+    load("mine", search=search)
+    assert unchanged("mine", search=search) is not None
+    (tmp_path / "later.txt").write_text('schema = 1\ndescription = "the earlier one"\n')
+    assert unchanged("mine", search=search) is None
+    assert load("mine", search=search).description == "the earlier one"
+    assert unchanged("mine", search=[tmp_path]) is None
+
+
+def test_policy_that_was_changed_a_moment_ago_is_read_again(write: Write, tmp_path: Path) -> None:
+    write("mine", "")
+    load("mine", search=[tmp_path])
+    assert unchanged("mine", search=[tmp_path]) is None
+
+
+def test_policy_of_the_environment_is_known_by_that(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: Callable[[Path], None]
+) -> None:
+    write("mine", "")
+    monkeypatch.setenv("SBX_POLICIES", str(tmp_path))
+    found = load("mine")
+    assert unchanged("mine") is found
+    monkeypatch.setenv("SBX_POLICIES", "")
+    assert unchanged("mine") is None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sbx.policy import Policy, describe, fingerprint, unsupported
+from sbx.policy import Policy, describe, fingerprint
 
 
 def policy(**table: Any) -> Policy:
@@ -142,7 +142,9 @@ def test_contradiction_is_refused(table: dict[str, Any]) -> None:
         {"preload": ["numpy; import os"]},
         {"interpreter": "python3"},
         {"network": {"mode": "proxy", "allow": ["http://pypi.org"]}},
-        {"network": {"mode": "proxy", "allow": ["10.0.0.1"]}},
+        {"network": {"mode": "proxy", "connections_max": 0}},
+        {"network": {"mode": "proxy", "bytes_max": 0}},
+        {"network": {"mode": "proxy", "time_max": 0}},
         {"uploads": {"allowed_types": [".csv"]}},
         {"uploads": {"allowed_types": "csv"}},
         {"walls": {"memory": "soft"}},
@@ -155,11 +157,133 @@ def test_value_out_of_range_is_refused(table: dict[str, Any]) -> None:
     assert caught.value.error_count() == 1
 
 
-def test_proxy_is_said_to_be_unenforceable() -> None:
-    error = unsupported(policy(network={"mode": "proxy", "allow": ["*.pypi.org"]}))
-    assert error is not None
-    assert error.code == "cannot_enforce"
-    assert unsupported(policy()) is None
+def proxied(**network: Any) -> dict[str, Any]:
+    return {"mode": "proxy", **network}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["example.org", "*.example.org", "example.org:8443", "192.0.2.7", "192.0.2.7:80",
+     "[2001:db8::7]", "[2001:db8::7]:443", "xn--bcher-kva.example"],
+)  # fmt: skip
+def test_host_to_reach_is_kept_as_it_is_written(entry: str) -> None:
+    assert policy(network=proxied(allow=[entry])).network.allow == (entry,)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["http://example.org", "example.org/", "example.org:", "example.org:0", "example.org:65536",
+     "example.org:080", "Example.org", "example.org.", "*", "*.org:*", "*.*.org", "a*.org", "org",
+     "user@example.org", "192.0.2.7/24", "192.0.2", "0x7f.1", "127.1", "2001:db8::7", "[::0:1]",
+     "[fe80::1%eth0]", "[192.0.2.7]", "[::1]x", "[::1", "ex ample.org", "example.org\n", ""],
+)  # fmt: skip
+def test_host_that_could_be_read_in_two_ways_is_refused(entry: str) -> None:
+    with pytest.raises(ValidationError, match="is not a host to reach"):
+        policy(network=proxied(allow=[entry]))
+
+
+@pytest.mark.parametrize("key", ["allow", "allow_private", "rule"])
+def test_nothing_is_said_of_hosts_without_the_proxy(key: str) -> None:
+    entry = {"host": "a.org"} if key == "rule" else "a.org"
+    with pytest.raises(ValidationError, match=f"{key} means something only with"):
+        policy(network={key: [entry]})
+
+
+def test_private_hosts_are_names_addresses_and_networks() -> None:
+    entries = ["10.0.0.5", "10.1.0.0/16", "fd00::/8", "intranet.example"]
+    assert policy(network=proxied(allow_private=entries)).network.allow_private == tuple(
+        sorted(entries)
+    )
+    for entry in ("10.0.0.5/8", "all", "10.0.0.5:80"):
+        with pytest.raises(ValidationError):
+            policy(network=proxied(allow_private=[entry]))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"host": "a.org:80"},
+        {"host": "a.org", "methods": ["get"]},
+        {"host": "a.org", "methods": ["CONNECT"]},
+        {"host": "a.org", "paths": ["v1"]},
+        {"host": "a.org", "paths": ["/v1/../admin"]},
+        {"host": "a.org", "paths": ["/v1//x"]},
+        {"host": "a.org", "paths": ["/*/x"]},
+        {"host": "a.org", "paths": ["/v1?x=1"]},
+        {"host": "a.org", "paths": ["/v%31"]},
+        {"methods": ["GET"]},
+    ],
+    ids=str,
+)
+def test_rule_that_could_be_read_in_two_ways_is_refused(rule: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        policy(network=proxied(rule=[rule]))
+
+
+SECRET = {"env": "CRM_TOKEN", "hosts": ["api.example.org"], "from": "env:CRM"}
+
+
+def secrets(**keys: Any) -> Policy:
+    return policy(network=proxied(), secrets={"CRM": {**SECRET, **keys}})
+
+
+def test_secret_is_described_as_a_file_says_it_and_names_no_value() -> None:
+    assert describe(secrets())["secrets"] == {
+        "CRM": {**SECRET, "header": "Authorization", "allow_plain": False}
+    }
+    assert Policy.model_validate(secrets().model_dump(mode="json")) == secrets()
+    assert fingerprint(secrets()) != fingerprint(secrets(hosts=["other.example.org"]))
+    with pytest.raises(TypeError):
+        secrets().secrets["CRM"] = secrets().secrets["CRM"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"from": "sk-live-1234"},
+        {"from": "file:relative"},
+        {"from": "file:/etc/../root/x"},
+        {"from": "env:A-B"},
+        {"header": "Host"},
+        {"header": "X Y"},
+        {"header": "A\r\nB"},
+        {"hosts": []},
+        {"hosts": ["a.org:443"]},
+        {"env": "LD_PRELOAD"},
+        {"allow_plain": "yes"},
+    ],
+    ids=str,
+)
+def test_secret_that_would_leak_or_mean_nothing_is_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        secrets(**keys)
+
+
+def test_value_that_stands_in_place_of_a_source_is_not_repeated() -> None:
+    """It may be the secret itself, and an error is logged."""
+    with pytest.raises(ValidationError) as caught:
+        secrets(**{"from": "sk-live-1234"})
+    assert "sk-live" not in caught.value.errors()[0]["msg"]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"secrets": {"CRM": SECRET}},  # without the proxy
+        {"network": proxied(), "secrets": {"CRM": SECRET}, "env": {"CRM_TOKEN": "x"}},
+        {"network": proxied(), "secrets": {"CRM": SECRET, "B": SECRET}},
+        {
+            "network": proxied(),
+            "filter": "strict",
+            "processes": False,
+            "capabilities": ["python"],
+        },
+    ],
+)
+def test_proxy_that_cannot_be_used_as_said_is_a_contradiction(table: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        policy(**table)
+    assert caught.value.error_count() == 1
 
 
 @pytest.mark.parametrize(
@@ -180,3 +304,22 @@ def test_pool_that_cannot_be_kept_is_refused(pool: dict[str, Any]) -> None:
 def test_pool_may_be_empty() -> None:
     pool = policy(pool={"min_idle": 0, "max_idle": 0}).pool
     assert (pool.start, pool.min_idle, pool.max_idle) == ("fork", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "hint"),
+    [
+        ("api.*.example.org", "alone at the beginning"),
+        ("*example.org", "alone at the beginning"),
+        ("*", "two parts or more"),
+        ("*.org", "two parts or more"),
+        ("Example.ORG", '"example.org"'),
+        ("10.0.0.0/8", "allow_private"),
+        ("https://example.org", "without http://"),
+    ],
+)
+def test_a_host_that_cannot_be_named_so_says_how(host: str, hint: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        Policy.model_validate({"name": "x", "network": {"mode": "proxy", "allow": [host]}})
+    (problem,) = raised.value.errors()
+    assert hint in problem["ctx"]["hint"]

@@ -65,6 +65,16 @@ def test_without_processes_filter_and_shell_follow() -> None:
         assert asked.capabilities == ("python", "filesystem")
 
 
+def test_the_allowlist_may_be_asked_for_and_not_given_up() -> None:
+    asked = narrow(load("default"), {"filter": "allowlist"})
+    assert (asked.processes, asked.filter) == (True, "allowlist")
+    assert "shell" in asked.capabilities
+    assert narrow(asked, {"processes": True}).filter == "allowlist"
+    assert narrow(asked, {"processes": False}).filter == "strict"
+    refused(asked, {"filter": "default"})
+    refused(load("strict"), {"filter": "allowlist"})
+
+
 def test_fewer_kernels_and_a_cold_start_may_be_asked_for() -> None:
     pool = narrow(load("default"), {"pool": {"start": "cold", "max_idle": 0}}).pool
     assert (pool.start, pool.min_idle, pool.max_idle) == ("cold", 0, 0)
@@ -118,6 +128,106 @@ def test_empty_request_and_equal_values_change_nothing() -> None:
     assert narrow(policy, {"limits": {"memory_max": "1GiB"}}) is policy
 
 
+WIDE = Policy.model_validate(
+    {
+        "name": "net",
+        "network": {
+            "mode": "proxy",
+            "allow": ["*.example.org", "example.com", "example.net:8443"],
+            "rule": [
+                {"host": "api.example.org", "methods": ["GET", "HEAD"], "paths": ["/v1/*"]},
+                {"host": "api.example.org", "methods": ["POST"], "paths": ["/v1/items"]},
+            ],
+            "allow_private": ["10.0.0.0/8", "*.intranet.example"],
+        },
+        "secrets": {
+            name: {"env": name, "hosts": ["*.example.org"], "from": f"env:{name}"}
+            for name in ("ONE", "TWO")
+        },
+    }
+)
+FIRST, SECOND = WIDE.model_dump(mode="json")["network"]["rule"]
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"allow": ["api.example.org", "*.files.example.org:443", "example.com:80"]},
+        {"allow": []},
+        {"rule": [FIRST]},
+        {"rule": [{**FIRST, "methods": ["GET"], "paths": ["/v1/items/*", "/v1/x"]}]},
+        {"rule": [FIRST, SECOND, {"host": "example.com", "methods": ["GET"]}]},
+        {"allow_private": ["10.1.0.0/16", "10.0.0.5", "a.intranet.example"]},
+        {"connections_max": 1, "bytes_max": "1MiB", "time_max": "1s"},
+    ],
+    ids=str,
+)
+def test_less_of_the_network_may_be_asked_for(network: dict[str, Any]) -> None:
+    asked = narrow(WIDE, {"network": network})
+    assert asked != WIDE
+    assert asked.network.mode == "proxy"
+    assert narrow(asked, {"network": network}) == asked
+
+
+@pytest.mark.parametrize(
+    ("key", "asked"),
+    [
+        ("allow", ["example.org"]),  # a wildcard is not the domain itself
+        ("allow", ["*.example.com"]),
+        ("allow", ["api.example.org:8443"]),
+        ("allow", ["example.net"]),
+        ("allow", ["api.example.org.evil.example"]),
+        ("allow", ["notexample.com"]),
+        ("rule", []),
+        ("rule", [{"host": "api.example.org", "methods": ["GET", "POST"], "paths": ["/v1/*"]}]),
+        ("rule", [{"host": "api.example.org", "methods": ["GET"], "paths": ["/v1*"]}]),
+        ("rule", [{"host": "api.example.org", "methods": ["GET"]}]),
+        ("rule", [FIRST, {"host": "*.example.org"}]),
+        ("rule", [{"host": "example.com"}]),
+        ("allow_private", ["10.0.0.0/7"]),
+        ("allow_private", ["intranet.example"]),
+        ("allow_private", ["192.168.0.1"]),
+        ("connections_max", 33),
+        ("bytes_max", "2GiB"),
+        ("time_max", "1h"),
+    ],
+    ids=str,
+)
+def test_more_of_the_network_is_refused_by_name(key: str, asked: Any) -> None:
+    assert refused(WIDE, {"network": {key: asked}}).details["key"] == f"network.{key}"
+
+
+def test_without_the_proxy_hosts_and_secrets_go() -> None:
+    for request in ({"network": {"mode": "none"}}, {"processes": False}):
+        asked = narrow(WIDE, request)
+        assert asked.network == Policy(name="x").network
+        assert asked.secrets == {}
+
+
+def test_fewer_secrets_for_fewer_hosts_may_be_asked_for() -> None:
+    asked = narrow(WIDE, {"secrets": {"ONE": {"hosts": ["api.example.org"]}}})
+    assert list(asked.secrets) == ["ONE"]
+    assert asked.secrets["ONE"].hosts == ("api.example.org",)
+    assert narrow(WIDE, {"secrets": {"TWO": {}}}).secrets == {"TWO": WIDE.secrets["TWO"]}
+    assert narrow(WIDE, {"secrets": {}}).secrets == {}
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"ONE": {"hosts": ["evil.example"]}},
+        {"ONE": {"header": "X-Echo"}},
+        {"ONE": {"from": "file:/etc/shadow"}},
+        {"ONE": {"env": "OTHER"}},
+        {"ONE": {"allow_plain": True}},
+        {"NEW": {"env": "NEW", "hosts": ["api.example.org"], "from": "env:AWS"}},
+    ],
+    ids=str,
+)
+def test_no_request_gets_at_a_secret_in_another_way(secret: dict[str, Any]) -> None:
+    assert refused(WIDE, {"secrets": secret}).details["key"] == "secrets"
+
+
 def test_narrowed_policy_promises_no_examples() -> None:
     assert narrow(load("default"), {"processes": False}).expect == ()
 
@@ -126,4 +236,6 @@ def test_every_key_has_an_order_or_cannot_be_asked() -> None:
     """A key that is added to the model must not slip past narrowing."""
     for key in all_keys(Policy):
         table = key.removesuffix(".source").removesuffix(".target")
+        for listed in ("network.rule", "secrets"):
+            table = listed if key.startswith(f"{listed}.") else table
         assert table in _ORDER or key == "env" or key.partition(".")[0] not in ASKABLE, key

@@ -12,8 +12,8 @@ from sbx.policy.problems import all_keys
 SHIPPED = sorted(shipped_directory().glob("*.toml"))
 
 
-def test_the_three_are_there_and_without_problems() -> None:
-    assert {path.stem for path in SHIPPED} >= {"default", "strict", "data-science"}
+def test_the_four_are_there_and_without_problems() -> None:
+    assert {path.stem for path in SHIPPED} >= {"default", "strict", "data-science", "networked"}
     assert [problem for path in SHIPPED for problem in check(path)] == []
 
 
@@ -28,7 +28,7 @@ def test_default_writes_out_every_key_there_is() -> None:
     table = tomllib.loads(text)
     for key in all_keys(Policy):
         top, _, name = key.rpartition(".")
-        if key in ("name", "interpreter") or top == "filesystem.mount":
+        if key in ("name", "interpreter") or top in ("filesystem.mount", "network.rule", "secrets"):
             assert name in text  # in a comment, since it has no default
         elif top == "expect":
             assert all(name in example for example in table["expect"])
@@ -41,7 +41,7 @@ def test_each_has_a_description_and_examples_of_both_kinds(info: object) -> None
     policy = load(getattr(info, "name"))  # noqa: B009
     assert policy.description
     verdicts = [example.then for example in policy.expect]
-    assert 4 <= len(verdicts) <= 8
+    assert 4 <= len(verdicts) <= 10
     assert {"allowed", "denied"} <= set(verdicts)
     assert all(ast.parse(example.run) for example in policy.expect)
 
@@ -71,8 +71,10 @@ def test_default_runs_without_cgroups_but_not_without_the_inner_walls() -> None:
     assert (walls.memory, walls.tasks, walls.cpu) == ("best-effort",) * 3
 
 
-def test_none_reaches_a_network() -> None:
-    assert {load(path.stem).network.mode for path in SHIPPED} == {"none"}
+def test_none_reaches_a_host_and_one_has_a_proxy_to_be_told_of_some() -> None:
+    networks = {path.stem: load(path.stem).network for path in SHIPPED}
+    assert [name for name, network in networks.items() if network.mode != "none"] == ["networked"]
+    assert not any(network.allow or network.allow_private for network in networks.values())
 
 
 def test_data_science_preloads_and_has_more_room_than_default() -> None:

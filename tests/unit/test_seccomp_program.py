@@ -1,6 +1,7 @@
 """The shipped programs, run on paper: so the one for the other architecture is tested as well."""
 
 from errno import EAFNOSUPPORT, EINVAL, ENOPROTOOPT, ENOSYS, EPERM, EPROTONOSUPPORT
+from functools import cache
 
 import pytest
 
@@ -14,10 +15,17 @@ I386, ARM = 0x40000003, 0x40000028
 BOTH = [(name, machine) for name in NAMES for machine in MACHINES]
 
 
+@cache
+def program_of(name: str, machine: str) -> bpf.Block:
+    return bpf.unpack(load_filter(name, machine).program)
+
+
 def decide(name: str, machine: str, number: int, *arguments: int) -> int:
-    program = bpf.unpack(load_filter(name, machine).program)
     return bpf.decide(
-        program, architecture=ARCHITECTURE[machine], number=number, arguments=arguments
+        program_of(name, machine),
+        architecture=ARCHITECTURE[machine],
+        number=number,
+        arguments=arguments,
     )
 
 
@@ -150,7 +158,56 @@ def test_calls_of_a_kernel_with_its_shell_are_allowed(machine: str) -> None:
 
     for call in NEEDED.split():
         number = number_of(call, machine)
-        assert number is None or decide("default", machine, number) == bpf.ALLOW, call
+        for name in ("default", "allowlist"):
+            assert number is None or decide(name, machine, number) == bpf.ALLOW, (name, call)
+
+
+# What an argument can be that a rule looks at: harmless, and of each kind that is refused.
+ARGUMENTS = [
+    (0,) * 6,
+    (2**64 - 1,) * 6,
+    (0x10000000,) * 6,
+    (1, 0o4755, 0o4755, 0o4755),
+    (0, 0o100, 0o100, 0o4755),
+    (1, 1024, 12, 0, 4),
+    (2, 3, 0),
+    (16, 3, 9),
+    (0, 6, 31),
+    (0, 0x5412),
+    (62,),
+]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_allowlist_is_what_default_leaves_of_it(machine: str) -> None:
+    """Every number, also where no name is known: as default says, or it does not exist."""
+    pytest.importorskip("pyseccomp", reason="the numbers of the calls come from libseccomp")
+    from sbx.isolation.filters.compiler import allowed_numbers
+    from sbx.isolation.filters.table import ALLOWLIST
+
+    named = {number for number, _ in allowed_numbers(ALLOWLIST, machine)}
+    for number in range(700):
+        for arguments in ARGUMENTS:
+            by_default = decide("default", machine, number, *arguments)
+            answer = decide("allowlist", machine, number, *arguments)
+            if number in named:
+                assert answer == by_default, number
+            else:
+                assert answer in {by_default, refusal(ENOSYS)} - {bpf.ALLOW}, number
+
+
+def test_every_line_of_the_tables_has_its_reason_and_no_call_two_places() -> None:
+    from sbx.isolation.filters.table import ALLOWLIST, DEFAULT, TABLES
+
+    refusals = [rule for table in TABLES.values() for rule in table]
+    said = [(one.calls, one.why) for one in refusals] + [(one.calls, one.why) for one in ALLOWLIST]
+    for calls, why in said:
+        assert why.strip(), calls
+        assert calls == " ".join(calls.split()) != ""
+    listed = [call for group in ALLOWLIST for call in group.calls.split()]
+    refused = {call for rule in DEFAULT if not rule.when for call in rule.calls.split()}
+    assert len(listed) == len(set(listed))
+    assert not refused & set(listed)
 
 
 NEEDED = """

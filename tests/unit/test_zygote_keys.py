@@ -24,7 +24,7 @@ HOST = Capabilities(
     tuple(Layer(name, True, "there") for name in LAYERS),
 )
 PATHS = Paths("/data/files", "/data/uploads", Interpreter("/usr/bin/python3", ("/usr",)), "/guest")
-FILTERS = Filters(load_filter("default", "x86_64"), load_filter("strict", "x86_64"))
+FILTERS = Filters(*(load_filter(name, "x86_64") for name in ("default", "strict", "allowlist")))
 
 
 def key(request: dict[str, Any], paths: Paths = PATHS, loaded: Policy | None = None) -> Key | None:
@@ -57,6 +57,17 @@ def test_request_to_see_or_to_import_less_gets_a_zygote_of_its_own(
     request_: dict[str, Any],
 ) -> None:
     assert key(request_) != key({})
+
+
+def test_sandboxes_with_other_hosts_share_a_zygote_and_one_without_a_proxy_has_another() -> None:
+    """In its environment is where the proxy is; which hosts it lets through is no business of a
+    jail."""
+    hosts = [{"mode": "proxy", "allow": allow} for allow in (["a.org"], ["a.org", "b.org"])]
+    secrets = {"CRM": {"env": "CRM", "hosts": ["a.org"], "from": "env:CRM"}}
+    loaded = Policy.model_validate({"name": "net", "network": hosts[1], "secrets": secrets})
+    assert key({"network": hosts[0]}, loaded=loaded) == key({}, loaded=loaded)
+    assert key({"secrets": {}}, loaded=loaded) == key({}, loaded=loaded)
+    assert key({"network": {"mode": "none"}}, loaded=loaded) != key({}, loaded=loaded)
 
 
 def test_policies_and_interpreters_have_their_own() -> None:

@@ -24,6 +24,7 @@ TESTS = [
     "tests/unit/test_cgroups_settings.py",
     "tests/integration/test_cgroups_contract.py",
     "tests/integration/test_cgroups_v2.py",
+    "tests/integration/test_storage.py",
 ]
 
 

@@ -12,12 +12,8 @@
 A profile of Bay is a policy of ours, and everything happens in the conversation `default`.
 """
 
-from fastapi import APIRouter
-
 from sbx.api.bay import cargos, files, history, operation, runs, sandboxes
 
-router = APIRouter()
-for part in (runs, sandboxes, files, history, cargos, operation):  # the busiest first
-    router.include_router(part.router)
+routers = tuple(part.router for part in (runs, sandboxes, files, history, cargos, operation))
 
-__all__ = ["router"]
+__all__ = ["routers"]

@@ -9,7 +9,7 @@ from sbx.api.callers import CallerDep, HouseDep
 from sbx.api.errors import documented, iso
 from sbx.runtime.sandboxes import CargoView
 
-router = APIRouter(prefix="/cargos", tags=["cargos"])
+router = APIRouter(prefix="/v1/cargos", tags=["cargos"])
 _DEFAULT_MB = 1024  # also told of a managed cargo, which its policy limits
 
 

@@ -17,7 +17,7 @@ from sbx.api.bay.models import (
 from sbx.api.bay.replays import encoded, reply
 from sbx.api.bodies import body_of, documented_body
 from sbx.api.callers import CallerDep, HeldDep, HouseDep
-from sbx.api.downloads import files_response
+from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.limits import CONTENT_MAX
 from sbx.api.uploads import Part, read_form, set_aside, slot
@@ -32,11 +32,8 @@ from sbx.telemetry import metrics
 from sbx.workspace import Entry, resolve
 from sbx.workspace.refusals import invalid_path, too_large
 
-router = APIRouter(prefix="/sandboxes/{sandbox_id}/filesystem", tags=["files"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/filesystem", tags=["files"])
 _ERRORS = documented(404, 409, 507)
-_BYTES: dict[str, Any] = {
-    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-}
 Path = Annotated[str, Query()]
 
 
@@ -134,9 +131,7 @@ async def upload(sandbox_id: str, request: Request, caller: CallerDep, house: Ho
     response_class=Response,
     responses={
         **documented(404, 409, 416, 429, 507),
-        200: _BYTES,
-        206: {**_BYTES, "description": "The range that was asked for"},
-        304: {"description": "What the caller has is still the same"},
+        **SENT,
     },
 )
 async def download(

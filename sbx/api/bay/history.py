@@ -20,7 +20,7 @@ from sbx.protocol.events import text_to_json
 from sbx.protocol.languages import Language
 from sbx.runtime.store.runs import RunRow
 
-router = APIRouter(prefix="/sandboxes/{sandbox_id}/history", tags=["history"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/history", tags=["history"])
 
 # Bay's browser runs nothing here, so those two find nothing.
 Kind = Literal["python", "shell", "browser", "browser_batch"] | Language

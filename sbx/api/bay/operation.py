@@ -26,7 +26,7 @@ from sbx.runtime import languages
 from sbx.runtime.environments.directory import Environments
 from sbx.runtime.house import House
 
-router = APIRouter(tags=["operation"])
+router = APIRouter(prefix="/v1", tags=["operation"])
 _TASKS = ("idle_session", "expired_sandbox", "orphan_cargo", "orphan_container")
 _IMAGE = "sbx"
 

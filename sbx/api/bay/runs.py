@@ -32,7 +32,7 @@ from sbx.runtime.house import House
 from sbx.runtime.runs import Ask, RunHandle
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 
-router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["runs"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["runs"])
 
 Body = Callable[[Run], dict[str, Any]]
 _STREAM = {"content": sse.DOCUMENTED}

@@ -27,7 +27,7 @@ from sbx.api.errors import documented, iso
 from sbx.runtime.lifecycle import State
 from sbx.runtime.sandboxes import SandboxView
 
-router = APIRouter(prefix="/sandboxes", tags=["sandboxes"])
+router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 _VERSION = version("sbx")
 
 
@@ -67,7 +67,7 @@ async def list_(
     status: str | None = None,
 ) -> SandboxList:
     """The caller's sandboxes by id; a status that does not exist is passed over, as in Bay."""
-    state = State(status) if status in set(State) else None
+    state = State.named(status)
     page = await house.sandboxes.list(caller, limit=limit, cursor=cursor, state=state)
     return SandboxList(items=[shown(view) for view in page.items], next_cursor=page.next_cursor)
 

@@ -9,15 +9,15 @@ terminals.py  terminals of a conversation, and a WebSocket to each
 files.py   files and uploads of any conversation, as raw bytes
 search.py, arrange.py, watch.py   found by name and content, moved and changed, followed
 archive.py, partials.py   directories as archives; uploads in pieces
+attachments.py  directories of the host, shown inside: the operator's
 admin.py   keys, tokens, and the sandboxes of everybody: the operator's
 """
-
-from fastapi import APIRouter
 
 from sbx.api.native import (
     admin,
     archive,
     arrange,
+    attachments,
     commands,
     contexts,
     files,
@@ -31,23 +31,22 @@ from sbx.api.native import (
 )
 from sbx.api.native.runs import ShortCut
 
-router = APIRouter()
-for part in (
-    runs,
-    life,
-    contexts,
-    files,
-    search,
-    arrange,
-    watch,
-    archive,
-    partials,
-    admin,
-    commands,
-    usage,
-    terminals,
-):
-    router.include_router(part.router)
-router.include_router(commands.of_runs)
+routers = (
+    runs.router,
+    life.router,
+    contexts.router,
+    files.router,
+    search.router,
+    arrange.router,
+    watch.router,
+    archive.router,
+    partials.router,
+    admin.router,
+    attachments.router,
+    commands.router,
+    usage.router,
+    terminals.router,
+    commands.of_runs,
+)
 
-__all__ = ["ShortCut", "router"]
+__all__ = ["ShortCut", "routers"]

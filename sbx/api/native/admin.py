@@ -15,7 +15,7 @@ from sbx.runtime.lifecycle import State
 from sbx.runtime.store.keys import KeyRecord
 from sbx.runtime.store.tokens import TokenRecord
 
-router = APIRouter(prefix="/admin", tags=["operator"])
+router = APIRouter(prefix="/v1/admin", tags=["operator"])
 _ERRORS = documented(404, 409)
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
@@ -24,6 +24,12 @@ class NewKey(BaseModel):
     owner: Name
     name: Name | None = None
     operator: bool = False
+
+
+class Lifted(BaseModel):
+    """False: it was not frozen."""
+
+    lifted: bool
 
 
 class KeyBody(BaseModel):
@@ -164,12 +170,21 @@ async def sandboxes(
     status: str | None = None,
 ) -> OwnedSandboxList:
     """The sandboxes of all owners, each with its own."""
-    state = State(status) if status in set(State) else None
+    state = State.named(status)
     page = await house.sandboxes.list(
         caller, limit=limit, cursor=cursor, state=state, all_owners=True
     )
     items = [OwnedSandbox(**dict(shown(one)), owner=one.owner) for one in page.items]
     return OwnedSandboxList(items=items, next_cursor=page.next_cursor)
+
+
+@router.post("/sandboxes/{sandbox_id}/lift", responses=_ERRORS)
+async def lift(sandbox_id: str, caller: OperatorDep, house: HouseDep) -> Lifted:
+    """Let a sandbox start kernels again that was frozen, because a planted credential was used."""
+    lifted = await house.sandboxes.lift(caller, sandbox_id)
+    if lifted:
+        await record(house, caller, "sandbox.lift", sandbox_id)
+    return Lifted(lifted=lifted)
 
 
 def _key(key: KeyRecord) -> dict[str, Any]:

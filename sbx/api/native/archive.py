@@ -21,7 +21,9 @@ from sbx.errors import Denied
 from sbx.runtime.access import Caller
 from sbx.runtime.archives import ArchiveFormat
 
-router = APIRouter(prefix="/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"])
+router = APIRouter(
+    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"]
+)
 _ERRORS = documented(404, 409, 413, 415, 429, 504, 507)
 _STALLED_S = 60.0  # without the client taking one piece
 _TYPES = {"tar.gz": "application/gzip", "zip": "application/zip"}

@@ -11,7 +11,9 @@ from sbx.api.callers import CallerDep, HouseDep
 from sbx.api.errors import documented
 from sbx.api.native.files import Done, talking
 
-router = APIRouter(prefix="/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"])
+router = APIRouter(
+    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"]
+)
 _ERRORS = documented(404, 409, 413, 415, 429, 507)
 Named = Annotated[str, StringConstraints(max_length=16_384)]
 Text = Annotated[str, StringConstraints(max_length=1 << 20)]

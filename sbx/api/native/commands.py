@@ -24,9 +24,9 @@ from sbx.runtime.commands import STOP_GRACE_S, BackgroundCommand
 from sbx.runtime.house import House
 
 router = APIRouter(
-    prefix="/sandboxes/{sandbox_id}/conversations/{conversation}/commands", tags=["native"]
+    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/commands", tags=["native"]
 )
-of_runs = APIRouter(prefix="/sandboxes/{sandbox_id}/runs/{run_id}", tags=["native"])
+of_runs = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/runs/{run_id}", tags=["native"])
 
 _LOOK = documented(404, 409)
 _START = documented(404, 409, 429, 504)
@@ -59,6 +59,7 @@ class CommandBody(BaseModel):
             "cpu",
             "disk",
             "output",
+            "tripwire",
             "crashed",
             "interrupted",
             "stopped",

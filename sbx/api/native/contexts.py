@@ -15,7 +15,7 @@ from sbx.protocol.contexts import CONTEXTS_MAX, check_context
 from sbx.runtime.context import Context
 
 router = APIRouter(
-    prefix="/sandboxes/{sandbox_id}/conversations/{conversation}/contexts", tags=["native"]
+    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/contexts", tags=["native"]
 )
 _ERRORS = documented(404, 409, 429, 504)
 
@@ -52,7 +52,7 @@ async def contexts(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         found = await (await use.existing(conversation)).contexts.list()
-        return ContextList(items=[_shown(one) for one in found], limit=CONTEXTS_MAX)
+        return ContextList(items=[await _shown(one) for one in found], limit=CONTEXTS_MAX)
 
 
 @router.post("", status_code=201, responses=_ERRORS)
@@ -64,7 +64,7 @@ async def create(
     async with house.sandboxes.using(
         caller, sandbox_id, scope="execute", conversation=conversation
     ) as use:
-        made = _shown(await use.conversation(conversation).contexts.create(new.name))
+        made = await _shown(await use.conversation(conversation).contexts.create(new.name))
     await record(
         house, caller, "context.create", use.view.id, conversation=conversation, context=new.name
     )
@@ -79,7 +79,7 @@ async def context(
     async with house.sandboxes.using(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
-        return _shown(await (await use.existing(conversation)).contexts.get(context))
+        return await _shown(await (await use.existing(conversation)).contexts.get(context))
 
 
 @router.delete("/{context}", status_code=204, responses=_ERRORS)
@@ -137,14 +137,15 @@ async def interrupt(
     return Interrupted(interrupted=done)
 
 
-def _shown(one: Context) -> ContextBody:
+async def _shown(one: Context) -> ContextBody:
     status: Literal["idle", "ready", "busy"] = "idle"
     if one.busy:
         status = "busy"
     elif one.alive:
         status = "ready"
-    return ContextBody(name=one.name, status=status, receipt=_walls(one))
+    return ContextBody(name=one.name, status=status, receipt=await _walls(one))
 
 
-def _walls(one: Context) -> dict[str, Any] | None:
-    return None if one.receipt is None else one.receipt.to_dict()
+async def _walls(one: Context) -> dict[str, Any] | None:
+    receipt = await one.read_receipt()
+    return None if receipt is None else receipt.to_dict()

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from sbx.api.acts import record
 from sbx.api.callers import CallerDep, HeldDep, HouseDep
-from sbx.api.downloads import files_response
+from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.uploads import slot
 from sbx.errors import BadRequest
@@ -24,9 +24,10 @@ from sbx.runtime.sessions import FileRules
 from sbx.runtime.store import uploads as rows
 from sbx.telemetry import metrics
 
-router = APIRouter(prefix="/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"])
+router = APIRouter(
+    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"]
+)
 _ERRORS = documented(404, 409, 413, 415, 429, 507)
-_BYTES: dict[str, Any] = {"content": {"application/octet-stream": {}}}
 RAW: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -35,9 +36,7 @@ RAW: dict[str, Any] = {
 }
 _SENT: dict[int | str, dict[str, Any]] = {
     **_ERRORS,
-    200: _BYTES,
-    206: {**_BYTES, "description": "The range that was asked for"},
-    304: {"description": "It is as it was"},
+    **SENT,
     416: {"description": "There is no such range"},
 }
 Path = Annotated[str, Query()]

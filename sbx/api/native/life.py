@@ -15,7 +15,7 @@ from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.runtime.access import Caller
 from sbx.runtime.sandboxes import SandboxView
 
-router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["native"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
 _ERRORS = documented(404, 409, 429)
 
 
@@ -43,6 +43,14 @@ class ConversationBody(BaseModel):
     bytes: int
 
 
+class Attached(BaseModel):
+    """A directory of the host that is seen at `target`; `source` is told to the operator."""
+
+    target: str
+    read_only: bool
+    source: str | None
+
+
 class Inspection(BaseModel):
     """All that the service tells of a sandbox to those who may see it. `narrower` and `env` are
     null for who does not run code in all of it; `kernels` are told to who may run code there."""
@@ -57,7 +65,9 @@ class Inspection(BaseModel):
     narrower: dict[str, Any] | None
     env: dict[str, str] | None
     limits: dict[str, Any]
+    network: dict[str, Any]
     conversations: list[ConversationBody]
+    attachments: list[Attached]
     kernels: list[Kernel]
 
 
@@ -94,12 +104,12 @@ async def stop(sandbox_id: str, conversation: str, caller: CallerDep, house: Hou
 async def receipt(
     sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
 ) -> ReceiptBody:
-    """Which walls stand around the live kernel; nothing starts for this."""
+    """Which walls stand around the live kernel, read back from it now; nothing starts for this."""
     view = await house.sandboxes.get(caller, sandbox_id)
     _check_bounds(caller, view, conversation)
     live = {(one.conversation, one.name): one for one in house.sandboxes.live(view.id)}
     kernel = live.get((conversation, DEFAULT_CONTEXT))
-    standing = kernel.receipt if kernel is not None else None
+    standing = await kernel.read_receipt() if kernel is not None else None
     return ReceiptBody(receipt=standing.to_dict() if standing is not None else None)
 
 
@@ -121,6 +131,7 @@ async def inspect(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Inspec
         narrower=view.narrower if whole else None,
         env=view.env if whole else None,
         limits=view.policy.limits.model_dump(mode="json"),
+        network=view.policy.network.model_dump(mode="json"),
         conversations=[
             ConversationBody(
                 conversation_id=one.name,
@@ -131,17 +142,25 @@ async def inspect(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Inspec
             )
             for one in seen
         ],
+        attachments=[
+            Attached(
+                target=one.target,
+                read_only=one.read_only,
+                source=one.source if caller.operator else None,
+            )
+            for one in house.sandboxes.attached(caller, view.id)
+        ],
         kernels=[
             Kernel(
                 conversation=one.conversation,
                 context=one.name,
                 busy=one.busy,
                 host_pids=one.processes,
-                receipt=one.receipt.to_dict(),
+                receipt=receipt.to_dict(),
             )
             for one in live
-            if one.receipt is not None
-            and caller.sees(view.user_id, view.agent_id, one.conversation)
+            if caller.sees(view.user_id, view.agent_id, one.conversation)
+            and (receipt := await one.read_receipt()) is not None
         ],
     )
 

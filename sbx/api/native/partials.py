@@ -16,7 +16,7 @@ from sbx.protocol.files import PartialUpload
 from sbx.runtime.open_files import OpenFiles
 
 router = APIRouter(
-    prefix="/sandboxes/{sandbox_id}/conversations/{conversation}/partials", tags=["native"]
+    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/partials", tags=["native"]
 )
 _ERRORS = documented(404, 409, 413, 415, 429, 507)
 Checksum = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

@@ -21,7 +21,7 @@ from sbx.protocol.languages import ARGUMENTS_MAX, Language
 from sbx.protocol.runs import Run
 from sbx.runtime.runs import Ask, RunHandle
 
-router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["native"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
 
 _ATTEND_AFTER_S = 0.05  # a shorter run ends before anybody could have gone
 _ERRORS = documented(404, 409, 429, 504)
@@ -61,7 +61,7 @@ class RunBody(BaseModel):
 
     run_id: str
     status: Literal["ok", "error", "interrupted", "timeout", "killed"]
-    cause: Literal["memory", "pids", "cpu", "disk", "output", "crashed"] | None
+    cause: Literal["memory", "pids", "cpu", "disk", "output", "crashed", "tripwire"] | None
     stdout: str
     stderr: str
     text: str
@@ -134,8 +134,8 @@ class ShortCut(Route):
     a function (nested routers, dependencies solved anew each time) takes longer than a short cell.
     """
 
-    def __init__(self, prefix: str) -> None:
-        path = f"{prefix}{router.prefix}/conversations/{{conversation}}/runs"
+    def __init__(self) -> None:
+        path = f"{router.prefix}/conversations/{{conversation}}/runs"
         super().__init__(path, _run, methods=["POST"])
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

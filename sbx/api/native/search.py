@@ -12,7 +12,9 @@ from sbx.api.native.files import ListingBody, Path, entry_body, talking
 from sbx.protocol.files import Kind
 from sbx.workspace.files import RESULTS_MAX
 
-router = APIRouter(prefix="/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"])
+router = APIRouter(
+    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"]
+)
 _ERRORS = documented(404, 409, 429)
 Pattern = Annotated[str, Query()]
 Most = Annotated[int, Query(description=f"at most {RESULTS_MAX}")]

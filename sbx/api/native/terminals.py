@@ -31,7 +31,7 @@ from sbx.protocol.terminals import (
 from sbx.runtime.terminals import Attached, Terminal
 
 router = APIRouter(
-    prefix="/sandboxes/{sandbox_id}/conversations/{conversation}/terminals", tags=["native"]
+    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/terminals", tags=["native"]
 )
 _ERRORS = documented(404, 409, 429, 504)
 _SEND_S = 30.0  # for a client to take one message, before it is cut off

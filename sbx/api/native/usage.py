@@ -15,7 +15,7 @@ from sbx.runtime.access import Caller
 from sbx.runtime.house import House
 
 router = APIRouter(
-    prefix="/sandboxes/{sandbox_id}/conversations/{conversation}/usage", tags=["native"]
+    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/usage", tags=["native"]
 )
 
 

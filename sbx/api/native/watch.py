@@ -14,7 +14,9 @@ from sbx.protocol.files import Change
 from sbx.runtime.access import Caller
 from sbx.runtime.house import House
 
-router = APIRouter(prefix="/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"])
+router = APIRouter(
+    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"]
+)
 _ERRORS = documented(404, 409, 429)
 
 

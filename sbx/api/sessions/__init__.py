@@ -12,12 +12,8 @@ The rules of sessions are those of `sbx.runtime.sessions`. Beyond the bounds of 
 too, everything here is 404.
 """
 
-from fastapi import APIRouter
-
 from sbx.api.sessions import conversations, files, login, runs, sessions
 
-router = APIRouter()
-for part in (sessions, files, conversations, runs, login):
-    router.include_router(part.router)
+routers = tuple(part.router for part in (sessions, files, conversations, runs, login))
 
-__all__ = ["router"]
+__all__ = ["routers"]

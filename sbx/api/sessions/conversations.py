@@ -10,7 +10,7 @@ from sbx.runtime.sessions import check_id
 from sbx.runtime.store import uploads
 from sbx.workspace import Upload
 
-router = APIRouter(prefix="/sessions/{session_id}/conversations", tags=["conversations"])
+router = APIRouter(prefix="/api/v1/sessions/{session_id}/conversations", tags=["conversations"])
 _ROOT = "/workspace/uploads/temparea/"
 _GENERATED = "/workspace/uploads/generated/"
 _TOLD = 500  # files in one prompt

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from sbx.api.callers import CallerDep, HouseDep
-from sbx.api.downloads import files_response
+from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.sessions.asked import (
     NAMES_CONVERSATION,
@@ -36,7 +36,7 @@ from sbx.telemetry import metrics
 from sbx.workspace import Upload, UploadLimits, check_name
 from sbx.workspace.refusals import not_found
 
-router = APIRouter(prefix="/sessions/{session_id}/files", tags=["files"])
+router = APIRouter(prefix="/api/v1/sessions/{session_id}/files", tags=["files"])
 _FORM: dict[str, Any] = {
     **NAMES_CONVERSATION,
     "requestBody": {
@@ -56,7 +56,6 @@ _FORM: dict[str, Any] = {
         },
     },
 }
-_BYTES: dict[str, Any] = {"content": {"application/octet-stream": {}}}
 
 
 @router.post(
@@ -110,9 +109,7 @@ async def list_(
     response_class=Response,
     responses={
         **documented(404, 409, 416, 429),
-        200: _BYTES,
-        206: _BYTES,
-        304: {"description": "Not Modified"},
+        **SENT,
     },
     openapi_extra=NAMES_CONVERSATION,
 )

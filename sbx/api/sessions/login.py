@@ -12,7 +12,7 @@ from sbx.api.callers import COOKIE, HouseDep
 from sbx.api.errors import documented
 from sbx.errors import BadRequest, Denied
 
-router = APIRouter(tags=["login"])
+router = APIRouter(prefix="/api/v1", tags=["login"])
 
 
 class Login(BaseModel):

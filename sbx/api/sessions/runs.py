@@ -26,7 +26,7 @@ from sbx.runtime.sessions import check_id
 from sbx.runtime.store import uploads
 from sbx.runtime.views import SandboxView
 
-router = APIRouter(tags=["execution"])
+router = APIRouter(prefix="/api/v1", tags=["execution"])
 _STREAM: dict[str, Any] = {"content": {sse.MEDIA_TYPE: {}}}
 
 

@@ -21,7 +21,7 @@ from sbx.runtime.sessions import Sessions
 from sbx.runtime.store import uploads
 from sbx.runtime.views import SandboxView
 
-router = APIRouter(prefix="/sessions", tags=["sessions"])
+router = APIRouter(prefix="/api/v1/sessions", tags=["sessions"])
 
 
 @router.post(

@@ -22,9 +22,16 @@ library, and little of that.
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
-from sbx.isolation.cgroups.probe import CgroupCapabilities, Missing, probe, scope_command
+from sbx.isolation.cgroups.probe import (
+    CONTROLLERS,
+    CgroupCapabilities,
+    Missing,
+    probe,
+    scope_command,
+)
 
 __all__ = [
+    "CONTROLLERS",
     "CgroupCapabilities",
     "Events",
     "Hierarchy",
@@ -154,6 +161,14 @@ class SandboxGroup(Protocol):
 
     def usage(self) -> Usage:
         """What all its jails use now; CPU and the peak also of those that have ended."""
+
+    def watch_memory(self) -> int | None:
+        """A descriptor to be read (8 bytes) when the memory of this group ran out: a process of one
+        of its jails is killed within the next moment, which `JailGroup.events` tells. The caller
+        closes it, and ends that jail, of which otherwise a part would live on.
+
+        None where linux ends the jail as a whole by itself (v2), or nothing is limited.
+        """
 
     def throttle(self, on: bool) -> None:
         """Lifts the CPU quota, or puts it back: lift it while a jail of this sandbox dies.

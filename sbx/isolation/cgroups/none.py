@@ -36,6 +36,9 @@ class NoSandbox:
     def usage(self) -> Usage:
         return Usage()
 
+    def watch_memory(self) -> int | None:
+        return None
+
     def throttle(self, on: bool) -> None:
         pass
 

@@ -6,12 +6,13 @@ within itself, so that blocks are put together by writing one after the other.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from errno import ENOSYS, errorcode
 
 from sbx.isolation.filters.table import (
     NEW_NUMBERS,
     REVIEWED,
+    Allow,
     AtLeast,
     HasAny,
     HasNone,
@@ -31,9 +32,16 @@ _ALLOWED = [bpf.answer(bpf.ALLOW)]
 Span = tuple[int, bpf.Block]  # the first number of a range, and what to do up to the next one
 
 
-def compile_filter(table: Iterable[Refuse], machine: str) -> bpf.Block:
-    """The program that enforces `table` on `machine`. Raises as `syscall_number`."""
-    spans = _spans({n: _rules(rules) for n, _, rules in by_number(table, machine)}, machine)
+def compile_filter(
+    table: Iterable[Refuse], machine: str, only: Iterable[Allow] | None = None
+) -> bpf.Block:
+    """The program that enforces `table` on `machine`; with `only`, what neither names is ENOSYS.
+
+    Raises as `syscall_number`.
+    """
+    known = None if only is None else {n for n, _ in allowed_numbers(only, machine)}
+    decided = {n: _rules(rules) for n, _, rules in by_number(table, machine, known)}
+    spans = _spans(decided, machine, known)
     return [
         bpf.load_architecture(),
         *bpf.jump_if("==", AUDIT_ARCH[machine], true=1),
@@ -43,14 +51,30 @@ def compile_filter(table: Iterable[Refuse], machine: str) -> bpf.Block:
     ]
 
 
-def by_number(table: Iterable[Refuse], machine: str) -> list[tuple[int, str, list[Refuse]]]:
-    """Number, name and rules of each call that the table names and `machine` has, in order."""
+def by_number(
+    table: Iterable[Refuse], machine: str, known: Container[int] | None = None
+) -> list[tuple[int, str, list[Refuse]]]:
+    """Number, name and rules of each call that the table names and `machine` has, in order.
+
+    Where only `known` calls exist at all, what the table asks of the arguments of another is moot.
+    """
     rules_of = defaultdict(list)
     for rule in table:
         for name in rule.calls.split():
             rules_of[name].append(rule)
     numbered = ((number_of(name, machine), name, rules) for name, rules in rules_of.items())
-    return sorted((n, name, rules) for n, name, rules in numbered if n is not None)
+    return sorted(
+        (n, name, rules)
+        for n, name, rules in numbered
+        if n is not None and (known is None or n in known or any(not rule.when for rule in rules))
+    )
+
+
+def allowed_numbers(only: Iterable[Allow], machine: str) -> list[tuple[int, str]]:
+    """Number and name of each call of an allowlist that `machine` has, in order."""
+    named = {name for group in only for name in group.calls.split()}
+    numbered = ((number_of(name, machine), name) for name in named)
+    return sorted((n, name) for n, name in numbered if n is not None)
 
 
 def number_of(name: str, machine: str) -> int | None:
@@ -63,7 +87,7 @@ def number_of(name: str, machine: str) -> int | None:
     return numbers[machine]
 
 
-def _spans(refused: dict[int, bpf.Block], machine: str) -> list[Span]:
+def _spans(refused: dict[int, bpf.Block], machine: str, known: Container[int] | None) -> list[Span]:
     """All numbers from 0 up, with what to do; neighbours that agree are one span."""
     spans: list[Span] = []
 
@@ -73,7 +97,8 @@ def _spans(refused: dict[int, bpf.Block], machine: str) -> list[Span]:
 
     for first, last in REVIEWED[machine]:
         for number in range(first, last + 1):
-            add(number, refused.get(number, _ALLOWED))
+            exists = known is None or number in known
+            add(number, refused.get(number, _ALLOWED if exists else _UNREVIEWED))
         add(last + 1, _UNREVIEWED)
     return spans
 

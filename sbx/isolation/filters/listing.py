@@ -2,14 +2,19 @@
 
 import hashlib
 
-from sbx.isolation.filters.compiler import by_number, compile_filter, describe
-from sbx.isolation.filters.table import REVIEWED, TABLES
+from sbx.isolation.filters.compiler import (
+    allowed_numbers,
+    by_number,
+    compile_filter,
+    describe,
+)
+from sbx.isolation.filters.table import ONLY, REVIEWED, TABLES
 from sbx.linux import bpf
 
 
 def listing(name: str, machine: str) -> str:
     """What belongs into the file of filter `name` for `machine`. Raises as `compile_filter`."""
-    program = compile_filter(TABLES[name], machine)
+    program = compile_filter(TABLES[name], machine, ONLY.get(name))
     reviewed = ", ".join(f"{first} to {last}" for first, last in REVIEWED[machine])
     return "\n".join(
         [
@@ -18,7 +23,7 @@ def listing(name: str, machine: str) -> str:
             f"# sha256 {hashlib.sha256(bpf.pack(program)).hexdigest()}",
             "#",
             "# A foreign architecture is killed; of two rules for one call the first that fits",
-            f"# answers. Allowed: every other call of {reviewed}.",
+            f"# answers. Allowed: {_rest(name)} of {reviewed}.",
             "# ENOSYS: all other numbers.",
             "#",
             *_decisions(name, machine),
@@ -29,12 +34,21 @@ def listing(name: str, machine: str) -> str:
     )
 
 
+def _rest(name: str) -> str:
+    return "what is marked so below," if name in ONLY else "every other call"
+
+
 def _decisions(name: str, machine: str) -> list[str]:
-    return [
-        f"# {number:4} {call:20} {describe(rule)}"
-        for number, call, rules in by_number(TABLES[name], machine)
-        for rule in rules
+    allowed = dict(allowed_numbers(ONLY.get(name, ()), machine))
+    table = by_number(TABLES[name], machine, allowed if name in ONLY else None)
+    decided = [(n, call, describe(rule)) for n, call, rules in table for rule in rules]
+    looked_at = {n for n, _, rules in table if all(rule.when for rule in rules)}
+    decided += [
+        (n, call, "allowed otherwise" if n in looked_at else "allowed")
+        for n, call in allowed.items()
     ]
+    decided.sort(key=lambda one: one[0])  # stable: the rules of one call stay in their order
+    return [f"# {n:4} {call:20} {said}" for n, call, said in decided]
 
 
 def _instructions(program: bpf.Block) -> list[str]:

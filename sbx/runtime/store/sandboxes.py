@@ -166,7 +166,10 @@ def files_are_removed(on: sqlite3.Connection, sandbox_id: str) -> None:
 def begin_anew(on: sqlite3.Connection) -> None:
     """What only a living process can have is gone with it."""
     on.execute("UPDATE sandboxes SET idle_expires_at = NULL WHERE idle_expires_at IS NOT NULL")
-    on.execute("UPDATE sandboxes SET failure = NULL WHERE failure IS NOT NULL")
+    on.execute(
+        "UPDATE sandboxes SET failure = NULL WHERE failure IS NOT NULL"
+        " AND json_extract(failure, '$.code') IS NOT 'tripwire'"  # which only an operator lifts
+    )
 
 
 def bury(on: sqlite3.Connection, before: float) -> int:
@@ -243,6 +246,23 @@ def take_uid(on: sqlite3.Connection, cargo_id: str, uid: int) -> int | None:
         return None
     on.execute("UPDATE cargos SET uid = ? WHERE id = ?", (uid, cargo_id))
     return uid
+
+
+def move_in(
+    on: sqlite3.Connection,
+    cargo_id: str,
+    directory: str,
+    uid: int | None,
+    conversation: ConversationRow,
+) -> bool:
+    """Let a cargo that was never opened lie in this directory, as this uid, with its first
+    conversation; False where another cargo's files have that uid."""
+    if uid is not None and on.execute("SELECT 1 FROM cargos WHERE uid = ?", (uid,)).fetchone():
+        return False
+    moved = (directory, uid, cargo_id)
+    on.execute("UPDATE cargos SET directory = ?, uid = ? WHERE id = ?", moved)
+    add_conversation(on, conversation, cargo_id)
+    return True
 
 
 def add_conversation(

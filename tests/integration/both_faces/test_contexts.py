@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -213,11 +214,15 @@ async def test_there_are_so_many_and_no_more(box: Box) -> None:
 
 async def test_the_sandbox_may_be_closed_while_a_context_starts(box: Box) -> None:
     await box.run("1")
-    starting = asyncio.create_task(box.contexts.create("other"))
-    await asyncio.sleep(0.01)
+    starting: asyncio.Task[Any] = asyncio.create_task(box.contexts.create("other"))
+
+    async def use() -> None:
+        await (await starting).run("1")  # it may have started just before
+
+    await asyncio.sleep(0.005)
     await box.close()
     with pytest.raises((Closed, NotFound, Conflict)):
-        await starting
+        await use()
 
 
 def test_the_synchronous_ones_do_the_same(make: Make) -> None:

@@ -1,0 +1,23 @@
+"""What a caller wants of a kernel, whichever path it comes by."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sbx.isolation.plan import LaunchPlan
+from sbx.kernels.zygotes import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One kernel that is wanted. `key` None: by the cold path. `pooled`: it may be a parked one.
+
+    `identities` are the (device, inode) that host paths of the plan must still have.
+    """
+
+    sandbox: str
+    plan: LaunchPlan
+    identities: Mapping[str, tuple[int, int]]
+    config: Mapping[str, Any]
+    key: Key | None
+    pooled: bool = True

@@ -1,0 +1,80 @@
+"""Hosts that a policy names: `example.org`, `*.example.org:8443`, `192.0.2.7`, `[2001:db8::7]:443`.
+
+A wildcard stands for every name below a domain and not for the domain itself. Without a port the
+two that the web has by itself are meant. Names are compared as text, addresses by their value.
+"""
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+DEFAULT_PORTS = frozenset({80, 443})
+_DOMAIN = re.compile(
+    r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
+)
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+
+
+class Destination(NamedTuple):
+    """One entry of `network.allow`. `host` is a name, `*.` and a name, or an address as linux
+    writes it, without brackets; `port` None stands for `DEFAULT_PORTS`."""
+
+    host: str
+    port: int | None = None
+
+    @property
+    def ports(self) -> frozenset[int]:
+        return DEFAULT_PORTS if self.port is None else frozenset({self.port})
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
+    def covers(self, other: "Destination") -> bool:
+        """Whether everything that `other` names is named here, too."""
+        return host_covers(self.host, other.host) and self.ports >= other.ports
+
+
+def parse(text: str) -> Destination:
+    """Raises ValueError for what is none, or is not in its one canonical form."""
+    host, port = _split(text)
+    if not is_name(host) and not is_address(host):
+        raise ValueError(f"{text} names no host")
+    if port and not (_PORT.fullmatch(port) and int(port) <= 65535):
+        raise ValueError(f"{text} has no port from 1 to 65535")
+    found = Destination(host, int(port) if port else None)
+    if str(found) != text:
+        raise ValueError(f"{text} is written {found}")
+    return found
+
+
+def _split(text: str) -> tuple[str, str]:
+    if text.startswith("["):
+        host, closed, port = text[1:].partition("]")
+        return host if closed else "", port.removeprefix(":")
+    host, _, port = text.partition(":")
+    return host, port
+
+
+def is_name(text: str) -> bool:
+    """Whether it is a domain, or all below one, in lower case."""
+    return len(text) <= 253 and _DOMAIN.fullmatch(text) is not None
+
+
+def is_address(text: str) -> bool:
+    """Whether it is an address of one host, in its canonical form and without a zone."""
+    try:
+        return str(ipaddress.ip_address(text)) == text and "%" not in text
+    except ValueError:
+        return False
+
+
+def host_covers(pattern: str, other: str) -> bool:
+    """Whether `other`, a host or a pattern of hosts, is within `pattern`."""
+    return pattern == other or (pattern.startswith("*.") and other.endswith(pattern[1:]))
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether some host is within both patterns: of two, one lies in the other or they are
+    apart."""
+    return host_covers(one, other) or host_covers(other, one)

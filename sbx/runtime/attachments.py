@@ -1,0 +1,223 @@
+"""Directories of the host that were attached to a sandbox while it lives.
+
+Each is seen in every kernel of the sandbox, whichever path it came by, and in those that start
+later, until it is detached or the sandbox is closed; a service keeps them for a sandbox that it
+closes and opens again, for as long as its own process lives. How it is done is known to
+`sbx.isolation.attaching`.
+"""
+
+import asyncio
+import os
+import re
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sbx import errors
+from sbx.isolation.attaching import refuse_without_namespaces
+from sbx.isolation.patience import in_thread, to_the_end
+from sbx.kernels.kernel import Kernel
+from sbx.policy.checks import mount_source
+from sbx.protocol.attachments import Attachment
+from sbx.runtime.grounds import Grounds
+
+TOP = "/mnt"
+SHARED = "/workspace/shared"
+ATTACHED_MAX = 32
+_TARGET = re.compile(rf"(?:{TOP}|{SHARED})/[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    """`identity`: (device, inode) of the source."""
+
+    told: Attachment
+    identity: tuple[int, int]
+
+    @property
+    def target(self) -> str:
+        return self.told.target
+
+
+class Attachments:
+    """Those of one sandbox. Its methods may be called concurrently from one event loop."""
+
+    def __init__(self, shares: bool, *, possible: bool, grounds: Grounds | None = None) -> None:
+        """`shares`: whether there is a /workspace/shared. `possible`: whether the broker has power
+        over the mounts of a jail that lives. `grounds`: where sources may lie; None is anywhere."""
+        self._shares = shares
+        self._possible = possible
+        self._grounds = grounds
+        self._lock = asyncio.Lock()
+        self._there: dict[str, _Attached] = {}
+        self._kernels: dict[Kernel, set[str]] = {}  # what each of them shows; the live ones
+
+    @property
+    def there(self) -> tuple[Attachment, ...]:
+        """What is attached, by the path inside."""
+        return tuple(self._there[target].told for target in sorted(self._there))
+
+    async def attach(
+        self, source: str | Path, target: str | None = None, *, read_only: bool = True
+    ) -> Attachment:
+        """Show the directory `source` at `target`, `/mnt/NAME` unless it is said: with the name
+        that it has. Without set-id bits and devices, and read-only.
+
+        What is to be written to goes to `/workspace/shared/NAME`, an empty directory that was made
+        there before, by a policy that shares: elsewhere Landlock lets nothing be written. What
+        belongs to root is never attached so.
+
+        Raises BadRequest `invalid_target` and `invalid_source`, Denied `source_of_root` and
+        `not_granted`, Conflict `already_attached`, `too_many_attached` and `target_moved`,
+        Unavailable `attach_unavailable` and `attach_failed`. It is seen nowhere then.
+        """
+        path = Path(source)
+        target = target or f"{TOP}/{_name_of(path)}"
+        self._check_target(target, read_only=read_only)
+        if not self._possible:
+            raise refuse_without_namespaces()
+        if self._grounds is not None:
+            self._grounds.check(path, read_only=read_only)
+        identity = await in_thread(_identity, path, read_only, self._grounds)
+        told = Attachment(str(path), target, read_only)
+        return await to_the_end(self._attach(_Attached(told, identity)))
+
+    async def detach(self, target: str) -> None:
+        """Show it no more: what is open of it stays open. Raises NotFound `not_attached`, and what
+        the broker does."""
+        await to_the_end(self._detach(target))
+
+    async def welcome(self, kernel: Kernel) -> None:
+        """Show a kernel that has started what is attached. It ends where that fails."""
+        self._kernels = {one: shown for one, shown in self._kernels.items() if one.alive}
+        self._kernels[kernel] = set()
+        if self._there or self._lock.locked():
+            try:
+                async with self._lock:
+                    for one in self._there.values():
+                        await self._show(one, kernel)
+            except BaseException:
+                await to_the_end(kernel.kill())
+                raise
+
+    async def _attach(self, one: _Attached) -> Attachment:
+        async with self._lock:
+            if one.target in self._there:
+                raise errors.Conflict(
+                    f"something is attached at {one.target} already",
+                    code="already_attached",
+                    hint="detach it first, or choose another name",
+                )
+            if len(self._there) >= ATTACHED_MAX:
+                raise errors.Conflict(
+                    f"a sandbox has at most {ATTACHED_MAX} directories attached",
+                    code="too_many_attached",
+                    details={"limit": ATTACHED_MAX},
+                )
+            try:
+                for kernel in self._live():
+                    await self._show(one, kernel)
+            except BaseException:
+                for kernel in self._live():
+                    with suppress(errors.SbxError):
+                        await self._hide(one.target, kernel)
+                raise
+            self._there[one.target] = one
+            return one.told
+
+    async def _detach(self, target: str) -> None:
+        async with self._lock:
+            if target not in self._there:
+                raise not_attached(target)
+            for kernel in self._live():
+                await self._hide(target, kernel)
+            del self._there[target]
+
+    async def _show(self, one: _Attached, kernel: Kernel) -> None:
+        shown = self._kernels.get(kernel, set())
+        if one.target in shown:
+            return
+        try:
+            told = one.told
+            await kernel.jail.attach(
+                told.source, told.target, read_only=told.read_only, expected=one.identity
+            )
+        except errors.Broken as error:
+            if kernel.alive or error.code == "path_replaced":
+                raise
+        else:
+            shown.add(one.target)
+
+    async def _hide(self, target: str, kernel: Kernel) -> None:
+        shown = self._kernels.get(kernel, set())
+        if target not in shown:
+            return
+        try:
+            await kernel.jail.detach(target)
+        except errors.Broken:
+            if kernel.alive:
+                raise
+        shown.discard(target)
+
+    def _live(self) -> list[Kernel]:
+        return [kernel for kernel in self._kernels if kernel.alive]
+
+    def _check_target(self, target: str, *, read_only: bool) -> None:
+        if not _TARGET.fullmatch(target):
+            raise errors.BadRequest(
+                f"nothing can be attached at {target!r}",
+                code="invalid_target",
+                hint=f"{TOP}/NAME or {SHARED}/NAME: letters, digits and ._- with a letter first",
+            )
+        shared = target.startswith(f"{SHARED}/")
+        if shared and not self._shares:
+            raise errors.BadRequest(
+                f"this sandbox has no {SHARED}",
+                code="invalid_target",
+                hint=f"attach at {TOP}/NAME, or use a policy with shared = true",
+            )
+        if not read_only and not shared:
+            raise errors.BadRequest(
+                f"at {target} nothing can be written, by Landlock's rules",
+                code="invalid_target",
+                hint=f"what is to be written to goes to {SHARED}/NAME",
+            )
+
+
+def not_attached(target: str) -> errors.NotFound:
+    return errors.NotFound(f"nothing is attached at {target[:200]!r}", code="not_attached")
+
+
+def _name_of(source: Path) -> str:
+    return _NOT_IN_A_NAME.sub("-", source.name).lstrip("._-")[:64] or "attached"
+
+
+def _identity(source: Path, read_only: bool, grounds: Grounds | None) -> tuple[int, int]:
+    try:
+        mount_source(str(source))
+        found = source.stat(follow_symlinks=False) if grounds is None else grounds.look_at(source)
+    except ValueError as error:
+        raise _unusable(source, str(error)) from None
+    except OSError as error:
+        raise _unusable(source, os.strerror(error.errno) if error.errno else str(error)) from None
+    if not source.is_absolute() or str(source) != os.path.normpath(source):
+        raise _unusable(source, "it is no absolute path without . and ..")
+    if not stat.S_ISDIR(found.st_mode):
+        raise _unusable(source, "it is no directory")
+    if not read_only and found.st_uid == 0:
+        raise errors.Denied(
+            f"{source} belongs to root, and nothing inside may write to it",
+            code="source_of_root",
+            hint="attach it read-only, or give the directory to another user",
+        )
+    return found.st_dev, found.st_ino
+
+
+def _unusable(source: Path, why: str) -> errors.BadRequest:
+    return errors.BadRequest(
+        f"{source} cannot be attached: {why}",
+        code="invalid_source",
+        hint="name a directory of the host by its own absolute path, and not by a symlink",
+    )

@@ -1,0 +1,108 @@
+"""What the attacks are after: a file, a process and sockets that this host has for nobody else.
+
+So an attack that gets through reads, signals or reaches only what was put there for it. All of it
+is gone when the block ends.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sbx.isolation.plan import TEMPAREA, WORKSPACE
+
+UPLOAD = "bait.txt"
+_VARIABLE = "BAIT_OF_THE_ATTACKS"
+_SLEEP = "import time; print(flush=True); time.sleep(600)"
+_NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Baits:
+    """`token` is a word that is nowhere but in the baits; `known` is what the attacks are told."""
+
+    token: str
+    file: Path
+    known: dict[str, Any]
+
+    def lay_again(self) -> None:
+        """The file as it was, whatever an attack made of it and beside it."""
+        shutil.rmtree(self.file.parent, ignore_errors=True)
+        _lay(self.file, self.token)
+
+
+@contextmanager
+def laid_out() -> Iterator[Baits]:
+    """Lay them out; a runtime that is to be attacked starts within, so that it has the variable."""
+    token = secrets.token_hex(16)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sbx-baits-")))
+        directory.chmod(0o755)  # nobody is kept out but by the walls
+        file = directory / "bait/bait"
+        _lay(file, token)
+        stack.enter_context(_variable(token))
+        stack.enter_context(_listening(socket.AF_UNIX, str(directory / "socket")))
+        (directory / "socket").chmod(0o666)
+        stack.enter_context(_listening(socket.AF_UNIX, f"\0{token}"))
+        service = stack.enter_context(_listening(socket.AF_INET, ("127.0.0.1", 0)))
+        process = stack.enter_context(_process())
+        known = {
+            "token": token,
+            "work": WORKSPACE,
+            "file": str(file),
+            "upload": f"{TEMPAREA}/{UPLOAD}",
+            "packages": sysconfig.get_path("purelib"),
+            "pid": process.pid,
+            "port": service.getsockname()[1],
+            "abstract": token,
+            "socket": str(directory / "socket"),
+            "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},
+        }
+        yield Baits(token, file, known)
+
+
+def _lay(file: Path, token: str) -> None:
+    file.parent.mkdir()
+    file.parent.chmod(0o755)  # whatever the umask is
+    file.write_text(f"secret {token}\n")
+    file.chmod(0o644)
+
+
+@contextmanager
+def _variable(token: str) -> Iterator[None]:
+    os.environ[_VARIABLE] = token
+    try:
+        yield
+    finally:
+        os.environ.pop(_VARIABLE, None)
+
+
+@contextmanager
+def _listening(family: int, address: Any) -> Iterator[socket.socket]:
+    """Nobody accepts: linux itself completes as many connections as may wait."""
+    with socket.socket(family) as sock:
+        sock.bind(address)
+        sock.listen(512)
+        yield sock
+
+
+@contextmanager
+def _process() -> Iterator["subprocess.Popen[bytes]"]:
+    """It has said something once it is what it will be."""
+    words = [sys.executable, "-I", "-S", "-c", _SLEEP]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()

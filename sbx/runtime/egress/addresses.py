@@ -1,0 +1,97 @@
+"""Which addresses are of the public Internet, and what the others are.
+
+`ipaddress` knows most of it, but what it says has changed between releases of Python 3.11, and it
+takes an IPv4 address inside an IPv6 one for an IPv6 one. So the table here comes first. Addresses
+that carry another one (mapped, 6to4, NAT64, Teredo) are refused as such: nothing that a resolver
+says in earnest needs them, and whether linux, a router or a tunnel unpacks them is not to be known.
+"""
+
+import ipaddress
+
+from sbx.policy import destinations
+
+_METADATA = "an address where clouds hand out credentials"
+_KINDS: tuple[tuple[str, str], ...] = (  # the first that holds gives its name
+    ("169.254.169.254/32", _METADATA),
+    ("169.254.170.0/24", _METADATA),  # of containers
+    ("100.100.100.200/32", _METADATA),
+    ("168.63.129.16/32", _METADATA),  # looks public, and is the host of a virtual machine
+    ("192.0.0.192/32", _METADATA),
+    ("fd00:ec2::/32", _METADATA),
+    ("fd20:ce::/32", _METADATA),
+    ("0.0.0.0/8", "an unspecified address"),  # linux connects 0.0.0.0 to itself
+    ("127.0.0.0/8", "a loopback address"),
+    ("10.0.0.0/8", "a private address"),
+    ("172.16.0.0/12", "a private address"),
+    ("192.168.0.0/16", "a private address"),
+    ("100.64.0.0/10", "a carrier's shared address"),
+    ("169.254.0.0/16", "a link-local address"),
+    ("192.0.0.0/24", "a reserved address"),
+    ("192.0.2.0/24", "an address for documentation"),
+    ("192.88.99.0/24", "a 6to4 relay"),
+    ("198.18.0.0/15", "an address for benchmarks"),
+    ("198.51.100.0/24", "an address for documentation"),
+    ("203.0.113.0/24", "an address for documentation"),
+    ("224.0.0.0/4", "a multicast address"),
+    ("240.0.0.0/4", "a reserved address"),  # and the broadcast
+    ("::/128", "an unspecified address"),
+    ("::1/128", "a loopback address"),
+    ("::ffff:0:0/96", "an IPv4 address inside an IPv6 one"),
+    ("::/96", "an IPv4 address inside an IPv6 one"),
+    ("::ffff:0:0:0/96", "an IPv4 address inside an IPv6 one"),
+    ("64:ff9b::/96", "an IPv4 address inside a NAT64 one"),
+    ("64:ff9b:1::/48", "an IPv4 address inside a NAT64 one"),
+    ("100::/64", "a reserved address"),
+    ("2001::/32", "an IPv4 address inside a Teredo one"),
+    ("2001::/23", "a reserved address"),
+    ("2001:db8::/32", "an address for documentation"),
+    ("2002::/16", "an IPv4 address inside a 6to4 one"),
+    ("3fff::/20", "an address for documentation"),
+    ("5f00::/16", "a reserved address"),
+    ("fc00::/7", "a private address"),
+    ("fe80::/10", "a link-local address"),
+    ("fec0::/10", "a site-local address"),
+    ("ff00::/8", "a multicast address"),
+)
+_NETWORKS = tuple((ipaddress.ip_network(text), kind) for text, kind in _KINDS)
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # all that has been given out so far
+_NEVER = frozenset({"an unspecified address", "a multicast address"})
+_BY_NAME = frozenset({"a private address", "a carrier's shared address", "a loopback address"})
+
+
+def reserved(address: str) -> str | None:
+    """What kind of address it is, for a sentence; None for one of the public Internet."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return "no address"
+    if getattr(found, "scope_id", None) is not None:
+        return "an address of one link"
+    for network, kind in _NETWORKS:
+        if found.version == network.version and found in network:
+            return kind
+    if not found.is_global or (found.version == 6 and found not in _UNICAST):
+        return "a reserved address"
+    return None
+
+
+def excused(address: str, host: str, allow_private: tuple[str, ...]) -> bool:
+    """Whether the policy means this very address, though it is not public.
+
+    Who names an address or a network means it. Who names a host means a host of the own network:
+    what its DNS says must not lead to a metadata service or into a tunnel.
+    """
+    kind = reserved(address)
+    if kind in _NEVER or kind == "no address":
+        return False
+    found = ipaddress.ip_address(address)
+    for entry in allow_private:
+        try:
+            network = ipaddress.ip_network(entry)
+        except ValueError:
+            if kind in _BY_NAME and destinations.host_covers(entry, host):
+                return True
+        else:
+            if found.version == network.version and found in network:
+                return True
+    return False

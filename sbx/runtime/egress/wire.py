@@ -1,0 +1,133 @@
+"""Bytes over a socket: with deadlines, counted, and never more read than is asked for.
+
+A wire reads from the socket itself, so what nobody asks for stays in linux's buffers and slows
+whoever sends: that is all the back-pressure there is, and it needs no water marks. It is a stream
+as anyio has them, so that anyio's TLS runs over it.
+"""
+
+import asyncio
+import contextlib
+import select
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream
+
+PIECE = 256 * 1024  # bytes that are moved at once
+
+
+class Spent(Exception):
+    """The bytes that the policy gives a sandbox have been used up."""
+
+
+class Meter:
+    """The bytes that a sandbox has exchanged with the world, all its connections together."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def count(self, size: int) -> None:
+        """Raises Spent once there were more than it may have."""
+        self._left -= size
+        self.check()
+
+    def check(self) -> None:
+        if self._left < 0:
+            raise Spent
+
+
+class Wire(ByteStream):
+    """One end of a socket, which it owns. `stall_s` bounds each single wait for room to send."""
+
+    def __init__(
+        self, sock: socket.socket, *, stall_s: float | None = None, meter: Meter | None = None
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._stall_s = stall_s
+        self._meter = meter
+        self._returned = b""
+        self._sending = asyncio.Lock()  # what TLS wants sent comes from two tasks, and keeps order
+        self.received = 0
+        self.sent = 0
+
+    def put_back(self, data: bytes) -> None:
+        """Bytes that were read too early: they come first."""
+        self._returned = data + self._returned
+
+    async def receive(self, max_bytes: int = 64 * 1024) -> bytes:
+        if self._returned:
+            data, self._returned = self._returned[:max_bytes], self._returned[max_bytes:]
+            return data
+        await asyncio.sleep(
+            0
+        )  # asyncio does not wait for what is there: who has more would hold all
+        data = await asyncio.get_running_loop().sock_recv(self._sock, max_bytes)
+        if not data:
+            raise anyio.EndOfStream
+        self.received += len(data)
+        if self._meter is not None:
+            self._meter.count(len(data))
+        return data
+
+    async def send(self, item: bytes) -> None:
+        async with self._sending:
+            if self._meter is not None:
+                self._meter.count(len(item))
+            loop = asyncio.get_running_loop()
+            if self._stall_s is None:
+                await loop.sock_sendall(self._sock, item)
+            else:
+                for start in range(0, len(item), PIECE):
+                    async with asyncio.timeout(self._stall_s):
+                        await loop.sock_sendall(self._sock, item[start : start + PIECE])
+            self.sent += len(item)
+
+    async def send_eof(self) -> None:
+        with contextlib.suppress(OSError):  # the other side is gone already
+            self._sock.shutdown(socket.SHUT_WR)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def left(self) -> bool:
+        """Whether the other side will send no more, whatever is still to be read."""
+        polled = select.poll()
+        polled.register(self._sock, select.POLLRDHUP)
+        return bool(polled.poll(0))
+
+    def quiet(self) -> bool:
+        """Whether the other side has neither said anything nor gone."""
+        if self._returned:
+            return False
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+
+async def copy(source: Wire, sink: Wire) -> None:
+    """All there is, and then the end of it: the other direction goes on."""
+    try:
+        while True:
+            await sink.send(await source.receive(PIECE))
+    except anyio.EndOfStream:
+        await sink.send_eof()
+
+
+async def together(*parts: Coroutine[Any, Any, None]) -> None:
+    """Until all are done or one fails: the others are cancelled then, and its exception raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for part in parts:
+                group.create_task(part)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None

@@ -1,0 +1,71 @@
+"""From where a service lets directories of its host be attached: whoever asks comes by HTTP.
+
+Of a service that dropped root's rights the broker looks at it again (`sbx.isolation.confinement`).
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sbx import errors
+from sbx.linux import openat2
+
+_HOW = os.O_PATH | os.O_DIRECTORY
+_RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
+
+
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """`within`: directories of which, and of what lies below them, some may be attached. `never`:
+    what none of them may hold or lie in: the service's own files, and the socket by which its
+    operator speaks. `writable`: whether one may be attached to be written to."""
+
+    within: Sequence[Path]
+    never: Sequence[Path]
+    writable: bool
+
+    def check(self, source: Path, *, read_only: bool) -> None:
+        """By its path alone. Raises Denied `not_granted`."""
+        self._top_of(source)
+        if not read_only and not self.writable:
+            raise errors.Denied(
+                "a service that was started as root attaches directories read-only",
+                code="not_granted",
+                hint="leave --write (read_only = false) out, or serve as the directory's owner",
+            )
+
+    def look_at(self, source: Path) -> os.stat_result:
+        """What is there. No symlink on the way is followed: whoever may write in one of the
+        directories does not choose what is attached. Raises Denied `not_granted`, OSError."""
+        top = self._top_of(source)
+        outer = os.open(top, _HOW | os.O_CLOEXEC)
+        try:
+            below = os.fsencode(source.relative_to(top))
+            inner = openat2.openat2(outer, below, _HOW, resolve=_RESOLVE)
+        finally:
+            os.close(outer)
+        try:
+            real = Path(os.readlink(f"/proc/self/fd/{inner}"))
+            for own in map(Path, map(os.path.realpath, self.never)):
+                if own.is_relative_to(real) or real.is_relative_to(own):
+                    raise errors.Denied(
+                        f"{source} holds, or lies in, what is the service's own: {own}",
+                        code="not_granted",
+                        hint="attach a directory beside it",
+                    )
+            return os.fstat(inner)
+        finally:
+            os.close(inner)
+
+    def _top_of(self, source: Path) -> Path:
+        for top in self.within:
+            if source.is_relative_to(top):
+                return top
+        said = ", ".join(map(str, self.within)) or "none"
+        raise errors.Denied(
+            f"{source} lies in none of the directories that this service attaches: {said}",
+            code="not_granted",
+            hint="name it in the setting attach_dirs (SBX_ATTACH_DIRS, sbx serve --attach-dirs)"
+            " and start the service again",
+        )

@@ -1,0 +1,235 @@
+"""Directories that an operator attaches to sandboxes of a service, over its socket."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from bay_calls import made, refused
+from live_app import Served, live, short_directory
+
+import sbx
+from sbx import Sandbox
+from sbx.client import Client
+from sbx.errors import Conflict, Denied, NotFound
+from sbx.protocol.attachments import Attachment
+from tests.fake_clock import FakeClock
+
+LOOK = "import os; print(sorted(os.listdir('/mnt')) if os.path.isdir('/mnt') else None)"
+
+
+@pytest.fixture
+async def top() -> AsyncIterator[Path]:
+    with short_directory() as directory:
+        for name in ("srv/wheels", "srv/corpus", "elsewhere", "policies"):
+            (directory / name).mkdir(parents=True)
+        (directory / "srv/wheels/a.txt").write_text("hello")
+        (directory / "srv/link").symlink_to(directory / "elsewhere")
+        (directory / "policies/sharing.toml").write_text(
+            'schema = 1\nextends = "default"\nshared = true\n'
+        )
+        (directory / "policies/wired.toml").write_text(
+            'schema = 1\nextends = "default"\n[tripwire]\nenabled = true\n'
+        )
+        yield directory
+
+
+@pytest.fixture
+async def served(top: Path) -> AsyncIterator[Served]:
+    async with live(top, attach_dirs=(top / "srv",), policy_dirs=(top / "policies",)) as served:
+        yield served
+
+
+@pytest.fixture
+async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
+    async with served.client() as client:
+        yield client
+
+
+def path_of(box: str) -> str:
+    return f"/v1/admin/sandboxes/{box}/attachments"
+
+
+async def printed(client: httpx.AsyncClient, box: str, code: str) -> str:
+    reply = await client.post(f"/v1/sandboxes/{box}/python/exec", json={"code": code})
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["output"]).strip()
+
+
+def log(served: Served) -> list[dict[str, Any]]:
+    lines = (served.house.data_dir / "audit.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+async def test_it_is_seen_listed_recorded_and_taken_away(
+    served: Served, client: httpx.AsyncClient, top: Path
+) -> None:
+    box = (await made(client))["id"]
+    assert await printed(client, box, LOOK) in ("[]", "None")
+    asked = {"source": str(top / "srv/wheels")}
+    reply = await client.post(path_of(box), json=asked)
+    assert reply.status_code == 201, reply.text
+    body = {**asked, "target": "/mnt/wheels", "read_only": True}
+    assert reply.json() == body
+    assert await printed(client, box, "print(open('/mnt/wheels/a.txt').read())") == "hello"
+    assert (await client.get(path_of(box))).json() == {"items": [body]}
+    assert (await client.get(f"/v1/sandboxes/{box}/inspect")).json()["attachments"] == [body]
+    refused(await client.post(path_of(box), json=asked), 409, "already_attached")
+    gone = await client.request("DELETE", path_of(box), params={"target": "/mnt/wheels"})
+    assert (gone.status_code, gone.content) == (204, b"")
+    assert await printed(client, box, LOOK) == "[]"
+    again = await client.request("DELETE", path_of(box), params={"target": "/mnt/wheels"})
+    refused(again, 404, "not_attached")
+    acts = [one for one in log(served) if one["what"] in ("sandbox.attach", "sandbox.detach")]
+    assert [(one["what"], one["object"], one["details"]) for one in acts] == [
+        ("sandbox.attach", box, body),
+        ("sandbox.detach", box, {"target": "/mnt/wheels"}),
+    ]
+    told = (await client.get(f"/v1/sandboxes/{box}/events")).json()["items"]
+    assert {"attached", "detached"} <= {one["type"] for one in told}
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "code"),
+    [
+        ("elsewhere", 403, "not_granted"),
+        ("srv/../elsewhere", 400, "invalid_source"),
+        ("srv/link", 400, "invalid_source"),
+        ("srv/none", 400, "invalid_source"),
+        ("srv/wheels/a.txt", 400, "invalid_source"),
+        ("srv/\0", 400, "invalid_source"),
+        ("", 403, "not_granted"),
+        ("data", 403, "not_granted"),
+    ],
+)
+async def test_nothing_but_what_the_settings_name_is_attached(
+    client: httpx.AsyncClient, top: Path, source: str, status: int, code: str
+) -> None:
+    box = (await made(client))["id"]
+    body = json.dumps({"source": str(top / source)}).encode()
+    reply = await client.post(
+        path_of(box), content=body, headers={"content-type": "application/json"}
+    )
+    refused(reply, status, code)
+    assert (await client.get(path_of(box))).json() == {"items": []}
+
+
+async def test_it_is_the_operator_s_whoever_owns_the_sandbox(
+    served: Served, client: httpx.AsyncClient, top: Path
+) -> None:
+    async with served.client(await served.key_of("ann")) as ann:
+        box = (await made(ann))["id"]
+        asked = {"source": str(top / "srv/wheels")}
+        refused(await ann.post(path_of(box), json=asked), 403, "forbidden")
+        refused(await ann.get(path_of(box)), 403, "forbidden")
+        gone = await ann.request("DELETE", path_of(box), params={"target": "/mnt/wheels"})
+        refused(gone, 403, "forbidden")
+        assert (await client.post(path_of(box), json=asked)).status_code == 201
+        assert await printed(ann, box, "print(open('/mnt/wheels/a.txt').read())") == "hello"
+        seen = (await ann.get(f"/v1/sandboxes/{box}/inspect")).json()["attachments"]
+        assert seen == [{"target": "/mnt/wheels", "read_only": True, "source": None}]
+    refused(await client.post(path_of("nope"), json=asked), 404, "not_found")
+
+
+async def test_it_survives_an_idle_close_and_a_stop_and_no_other_process(top: Path) -> None:
+    clock = FakeClock()
+    chosen: dict[str, Any] = {"attach_dirs": (top / "srv",), "gc_interval": 0}
+    async with live(top, clock=clock, **chosen) as served, served.client() as client:
+        box = (await made(client))["id"]
+        assert await printed(client, box, "x = 1") == ""
+        asked = {"source": str(top / "srv/wheels"), "target": "/mnt/w"}
+        assert (await client.post(path_of(box), json=asked)).status_code == 201
+        (one,) = served.house.sandboxes.every()
+        clock.advance(served.house.settings.idle_timeout + 1)
+        assert await one.stop_idle()
+        assert one.box is None
+        assert len((await client.get(path_of(box))).json()["items"]) == 1
+        assert await printed(client, box, LOOK) == "['w']"
+        assert (await client.post(f"/v1/sandboxes/{box}/stop")).status_code == 200
+        second = {"source": str(top / "srv/corpus")}  # while it is closed
+        assert (await client.post(path_of(box), json=second)).status_code == 201
+        assert one.box is None
+        gone = await client.request("DELETE", path_of(box), params={"target": "/mnt/w"})
+        assert gone.status_code == 204
+        assert await printed(client, box, LOOK) == "['corpus']"
+    async with live(top, **chosen) as served, served.client() as client:
+        assert (await client.get(path_of(box))).json() == {"items": []}
+        assert await printed(client, box, LOOK) in ("[]", "None")
+
+
+async def test_an_expired_sandbox_gets_nothing(top: Path) -> None:
+    clock = FakeClock()
+    async with (
+        live(top, clock=clock, attach_dirs=(top / "srv",), gc_interval=0) as served,
+        served.client() as client,
+    ):
+        box = (await made(client, ttl=10))["id"]
+        clock.advance(11)
+        reply = await client.post(path_of(box), json={"source": str(top / "srv/wheels")})
+        refused(reply, 409, "sandbox_expired")
+
+
+async def test_by_the_client(served: Served, top: Path) -> None:
+    wheels = top / "srv/wheels"
+    async with Client(served.socket) as client, await client.create() as box:
+        assert await box.attach(wheels) == "/mnt/wheels"
+        assert await box.attachments() == (Attachment(str(wheels), "/mnt/wheels", True),)
+        assert (await box.run("print(open('/mnt/wheels/a.txt').read())")).stdout == "hello\n"
+        with pytest.raises(Conflict) as taken:
+            await box.attach(wheels)
+        assert taken.value.code == "already_attached"
+        await box.detach("/mnt/wheels")
+        with pytest.raises(NotFound):
+            await box.detach("/mnt/wheels")
+        with pytest.raises(Denied) as denied:
+            await box.attach("/usr")
+        assert denied.value.code == "not_granted"
+
+
+async def test_without_asyncio(served: Served, top: Path) -> None:
+    def use() -> None:
+        with Sandbox(connect=served.socket) as box:
+            assert box.attach(top / "srv/wheels", "/mnt/w") == "/mnt/w"
+            assert [one.target for one in box.attachments()] == ["/mnt/w"]
+            assert box.run("print(open('/mnt/w/a.txt').read())").stdout == "hello\n"
+            box.detach("/mnt/w")
+            assert box.attachments() == ()
+            assert box.lift() is False
+
+    try:
+        await asyncio.to_thread(use)
+    finally:
+        await asyncio.to_thread(sbx.close)
+
+
+async def test_what_is_shared_can_be_written_to(served: Served, top: Path) -> None:
+    corpus = top / "srv/corpus"
+    if os.geteuid() == 0:
+        os.chown(corpus, 65_432, 65_432)
+    corpus.chmod(0o777)
+    async with Client(served.socket) as client, await client.create("sharing") as box:
+        at = "/workspace/shared/corpus"
+        await box.run(f"import os; os.mkdir({at!r})")
+        assert await box.attach(corpus, at, read_only=False) == at
+        assert (await box.run(f"open('{at}/f', 'w').write('x')")).ok
+    assert (corpus / "f").read_text() == "x"
+
+
+async def test_a_frozen_sandbox_is_lifted_by_the_client(served: Served) -> None:
+    code = "import os; print(os.environ['GITHUB_TOKEN'])"
+    async with Client(served.socket) as client, await client.create("wired") as box:
+        assert await client.lift(box.id) is False
+        assert (await box.run(code)).cause == "tripwire"
+        with pytest.raises(Conflict) as frozen:
+            await box.run("1")
+        assert frozen.value.code == "tripwire"
+        assert await client.lift(box.id) is True
+        assert (await box.run("1 + 1")).result == "2"
+        async with Client(served.socket, key=await served.key_of("ann")) as ann:
+            with pytest.raises(Denied) as denied:
+                await ann.lift(box.id)
+            assert denied.value.code == "forbidden"

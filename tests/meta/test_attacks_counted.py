@@ -1,0 +1,36 @@
+"""How many attacks there are: those of the attack set, which are tried on every cell of the matrix,
+and the tests of tests/escape, each of which tries one or more of its own.
+
+    python tests/meta/test_attacks_counted.py      lists them
+"""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+from sbx.runtime.attacks.attack import Class
+from sbx.runtime.attacks.catalogue import ALL
+
+ESCAPE = Path(__file__).resolve().parents[1] / "escape"
+
+
+def test_the_attack_set_has_enough_of_every_class_and_none_twice() -> None:
+    counted = Counter(one.kind for one in ALL)
+    assert len({(one.code, one.act) for one in ALL}) == len(ALL) >= 150
+    assert set(counted) == {*Class}
+    assert min(counted.values()) >= 15, counted
+
+
+def names_in(path: Path) -> list[str]:
+    found = ast.walk(ast.parse(path.read_text()))
+    functions = (one for one in found if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [one.name for one in functions if one.name.startswith("test_")]
+
+
+if __name__ == "__main__":
+    for kind, number in Counter(one.kind for one in ALL).items():
+        print(f"{number:5} {kind}")
+    print(f"{len(ALL):5} in the attack set")
+    for path in sorted(ESCAPE.glob("test_*.py")):
+        if "attack" not in path.name:
+            print(f"{len(names_in(path)):5} tests in {path.name}")

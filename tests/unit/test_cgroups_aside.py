@@ -1,0 +1,54 @@
+"""When a service may move below the group that systemd gave it, and when not."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sbx.isolation.cgroups.aside import _is_delegated, _is_ours_alone
+from sbx.isolation.cgroups.probe import CgroupCapabilities
+
+
+def found(
+    group: Path, *, version: int = 2, members: tuple[int, ...] | None = None, at_root: bool = False
+) -> CgroupCapabilities:
+    return CgroupCapabilities(
+        version,
+        dict.fromkeys(("memory", "tasks", "cpu"), str(group)),
+        {},
+        cpuacct=None,
+        members=(os.getpid(),) if members is None else members,
+        at_root=at_root,
+        scope=None,
+    )
+
+
+@pytest.fixture
+def delegated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A group of a user's own systemd."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
+    return tmp_path
+
+
+def test_a_service_alone_in_its_group_steps_aside(delegated: Path) -> None:
+    assert _is_ours_alone(found(delegated))
+
+
+def test_nobody_does_who_is_not_alone_or_has_no_group_of_its_own(delegated: Path) -> None:
+    assert not _is_ours_alone(found(delegated, members=(1, os.getpid())))
+    assert not _is_ours_alone(found(delegated, at_root=True))
+    assert not _is_ours_alone(found(delegated, version=1))
+    without_cpu = found(delegated)
+    del without_cpu.controllers["cpu"]
+    assert not _is_ours_alone(without_cpu)
+
+
+def test_what_systemd_did_not_delegate_is_left_alone(
+    delegated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", "1")  # of whoever started the program that started us
+    assert not _is_delegated(str(delegated))
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)  # root's own systemd marks what it delegates
+    assert not _is_delegated(str(delegated))

@@ -1,0 +1,242 @@
+"""What may go out, decided over whole values."""
+
+from dataclasses import replace
+
+import pytest
+
+from sbx.policy.model import Network, Rule
+from sbx.runtime.egress.resolver import own
+from sbx.runtime.egress.rules import Asked, Hello, Verdict, judge
+
+NETWORK = Network(
+    mode="proxy",
+    allow=(
+        "example.org",
+        "*.example.org:8443",
+        "93.184.216.34",
+        "[2606:4700::1111]:443",
+        "ruled.example",
+        "intranet.example",
+        "10.0.0.5",
+    ),
+    rule=(
+        Rule(host="ruled.example", methods=("GET",), paths=("/v1/*", "/health")),
+        Rule(host="ruled.example", methods=("POST",), paths=("/v1/jobs",)),
+    ),
+    allow_private=("intranet.example", "10.0.0.0/28"),
+)
+UNLISTED = "network.allow"
+
+
+def allowed(entry: str) -> Verdict:
+    return Verdict(True, f"network.allow: {entry}", "")
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "verdict"),
+    [
+        ("example.org", 443, allowed("example.org")),
+        ("example.org", 80, allowed("example.org")),
+        (
+            "example.org",
+            8443,
+            Verdict(False, UNLISTED, "example.org may be reached, but not at port 8443"),
+        ),
+        ("a.example.org", 8443, allowed("*.example.org:8443")),
+        ("a.b.example.org", 8443, allowed("*.example.org:8443")),
+        (
+            "a.example.org",
+            443,
+            Verdict(False, UNLISTED, "a.example.org may be reached, but not at port 443"),
+        ),
+        (
+            "notexample.org",
+            8443,
+            Verdict(False, UNLISTED, "notexample.org is not in the policy's network.allow"),
+        ),
+        (
+            "example.org.evil.example",
+            443,
+            Verdict(
+                False, UNLISTED, "example.org.evil.example is not in the policy's network.allow"
+            ),
+        ),
+        ("93.184.216.34", 443, allowed("93.184.216.34")),
+        ("2606:4700::1111", 443, allowed("[2606:4700::1111]:443")),
+        (
+            "93.184.216.35",
+            443,
+            Verdict(False, UNLISTED, "93.184.216.35 is not in the policy's network.allow"),
+        ),
+    ],
+)
+def test_judge_knows_hosts_and_ports(host: str, port: int, verdict: Verdict) -> None:
+    assert judge(NETWORK, Asked("CONNECT", host, port)) == verdict
+
+
+def test_judge_allows_nothing_where_nothing_is_listed() -> None:
+    asked = Asked("CONNECT", "example.org", 443)
+    assert judge(Network(mode="proxy"), asked) == Verdict(
+        False, UNLISTED, "example.org is not in the policy's network.allow"
+    )
+
+
+BY_PATH = Verdict(False, "network.rule", "ruled.example may not be asked by GET for this path")
+UNCLEAR = Verdict(False, "network.rule", "the path could be read in two ways, and rules hang on it")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "verdict"),
+    [
+        ("GET", "/v1/", allowed("ruled.example")),
+        ("GET", "/v1/a/b?next=/../..//", allowed("ruled.example")),
+        ("GET", "/health", allowed("ruled.example")),
+        ("GET", "/%68ealth", allowed("ruled.example")),
+        ("POST", "/v1/jobs", allowed("ruled.example")),
+        ("GET", "/healthy", BY_PATH),
+        ("GET", "/", BY_PATH),
+        ("GET", "/V1/", BY_PATH),
+        (
+            "POST",
+            "/v1/",
+            Verdict(False, "network.rule", "ruled.example may not be asked by POST for this path"),
+        ),
+        (
+            "DELETE",
+            "/v1/jobs",
+            Verdict(False, "network.rule", "ruled.example may not be asked by DELETE"),
+        ),
+        ("GET", "/v1/../admin", UNCLEAR),
+        ("GET", "/v1/%2e%2e/admin", UNCLEAR),
+        ("GET", "/v1/..;/admin", UNCLEAR),
+        ("GET", "/v1/..", UNCLEAR),
+        ("GET", "/v1/..%2fadmin", UNCLEAR),
+        ("GET", "/v1/%252e%252e/admin", UNCLEAR),
+        ("GET", "/v1/..\\admin", UNCLEAR),
+        ("GET", "/v1//admin", UNCLEAR),
+    ],
+)
+def test_judge_knows_methods_and_paths(method: str, path: str, verdict: Verdict) -> None:
+    assert judge(NETWORK, Asked(method, "ruled.example", 80, path)) == verdict
+
+
+def test_judge_leaves_paths_of_hosts_without_rules_alone() -> None:
+    asked = Asked("PURGE", "example.org", 80, "/a//../%2f")
+    assert judge(NETWORK, asked) == allowed("example.org")
+
+
+def private(host: str, what: str) -> Verdict:
+    reason = f"{host} {what}, and not in the policy's network.allow_private"
+    return Verdict(False, "network.allow_private", reason)
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses", "verdict"),
+    [
+        ("example.org", ("93.184.216.34", "2606:4700::1111"), allowed("example.org")),
+        (
+            "example.org",
+            ("93.184.216.34", "10.1.2.3"),
+            private("example.org", "leads to 10.1.2.3, a private address"),
+        ),
+        (
+            "example.org",
+            ("10.0.0.5",),  # a network of allow_private, whoever's name leads there
+            allowed("example.org"),
+        ),
+        (
+            "example.org",
+            ("169.254.169.254",),
+            private(
+                "example.org",
+                "leads to 169.254.169.254, an address where clouds hand out credentials",
+            ),
+        ),
+        ("intranet.example", ("192.168.7.7", "fd12::1"), allowed("intranet.example")),
+        ("intranet.example", ("127.0.0.1",), allowed("intranet.example")),
+        (
+            "intranet.example",
+            ("169.254.169.254",),
+            private(
+                "intranet.example",
+                "leads to 169.254.169.254, an address where clouds hand out credentials",
+            ),
+        ),
+        (
+            "intranet.example",
+            ("::ffff:10.0.0.5",),
+            private(
+                "intranet.example",
+                "leads to ::ffff:10.0.0.5, an IPv4 address inside an IPv6 one",
+            ),
+        ),
+        ("10.0.0.5", ("10.0.0.5",), allowed("10.0.0.5")),
+    ],
+)
+def test_judge_knows_addresses(host: str, addresses: tuple[str, ...], verdict: Verdict) -> None:
+    assert judge(NETWORK, Asked("CONNECT", host, 443, addresses=addresses)) == verdict
+
+
+def test_judge_refuses_a_public_address_that_is_the_machine_s_own() -> None:
+    public = "93.184.216.34"
+    asked = Asked("CONNECT", "example.org", 443, addresses=(public,), own=frozenset({public}))
+    verdict = private("example.org", f"leads to {public}, an address of the machine itself")
+    assert judge(NETWORK, asked) == verdict
+    meant = NETWORK.model_copy(update={"allow_private": (f"{public}/32",)})
+    assert judge(meant, asked) == allowed("example.org")
+    assert judge(NETWORK, replace(asked, own=frozenset())) == allowed("example.org")
+
+
+def test_own_addresses_are_those_that_linux_would_come_from() -> None:
+    assert own(("127.0.0.1", "93.184.216.34", "127.0.0.2")) == {"127.0.0.1"}
+    assert own(("no address", "2001:db8::1")) == frozenset()
+
+
+def test_judge_refuses_an_address_that_is_listed_and_private() -> None:
+    network = Network(mode="proxy", allow=("10.0.0.5",))
+    asked = Asked("GET", "10.0.0.5", 80, "/", addresses=("10.0.0.5",))
+    assert judge(network, asked) == private("10.0.0.5", "is a private address")
+
+
+@pytest.mark.parametrize(
+    ("host", "sni", "verdict"),
+    [
+        ("example.org", "example.org", allowed("example.org")),
+        ("example.org", "EXAMPLE.org.", allowed("example.org")),
+        (
+            "example.org",
+            "evil.example",
+            Verdict(False, "tls.sni", "the TLS to example.org names evil.example as the server"),
+        ),
+        (
+            "example.org",
+            "a b",
+            Verdict(
+                False,
+                "tls.sni",
+                "the TLS to example.org names something that is no host as the server",
+            ),
+        ),
+        ("example.org", None, Verdict(False, "tls.sni", "the TLS to example.org names no server")),
+        ("93.184.216.34", None, allowed("93.184.216.34")),
+        (
+            "93.184.216.34",
+            "example.org",
+            Verdict(False, "tls.sni", "the TLS to 93.184.216.34 names example.org as the server"),
+        ),
+    ],
+)
+def test_judge_knows_the_server_that_tls_names(
+    host: str, sni: str | None, verdict: Verdict
+) -> None:
+    assert judge(NETWORK, Asked("CONNECT", host, 443, hello=Hello(sni))) == verdict
+
+
+def test_judge_is_the_same_for_each_request_anew() -> None:
+    """A redirect is judged as what it is: another request."""
+    first = Asked("GET", "example.org", 80, "/", addresses=("93.184.216.34",))
+    redirected = replace(first, host="169.254.169.254", path="/latest/meta-data/")
+    assert judge(NETWORK, first).allowed
+    assert judge(NETWORK, redirected) == Verdict(
+        False, UNLISTED, "169.254.169.254 is not in the policy's network.allow"
+    )

@@ -1,0 +1,194 @@
+"""Where a placeholder becomes a value, and a value a placeholder."""
+
+import base64
+from collections.abc import Callable
+
+import pytest
+
+from sbx.errors import Unavailable
+from sbx.runtime.egress.secrets import Misplaced, Scan, Secret, Vault
+
+VALUE = 'tok/en+"with" <odd> letters'
+SECRET = Secret("CRM", "CRM_TOKEN", ("api.example.org", "*.eu.example.org"), "Authorization", VALUE)
+
+
+@pytest.fixture
+def vault() -> Vault:
+    return Vault({"CRM": SECRET, "PLAIN": Secret(
+        "PLAIN", "PLAIN_KEY", ("plain.example",), "X-Key", "another-value", allow_plain=True
+    )})  # fmt: skip
+
+
+@pytest.fixture
+def placeholder(vault: Vault) -> bytes:
+    return vault.environment["CRM_TOKEN"].encode()
+
+
+def test_a_secret_does_not_show_its_value() -> None:
+    assert "tok" not in repr(SECRET)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "short", "a\nnew line of it", "ünïcödé-letters", " begins", "x" * 8193]
+)
+def test_a_value_that_no_header_could_hold_is_refused_and_not_repeated(value: str) -> None:
+    with pytest.raises(Unavailable) as refused:
+        Secret("CRM", "CRM_TOKEN", ("a.example",), "Authorization", value)
+    assert refused.value.code == "secret_unusable"
+    assert not value or value not in str(refused.value.to_dict())
+
+
+def test_placeholders_are_marked_and_of_one_sandbox(vault: Vault) -> None:
+    other = Vault({"CRM": SECRET})
+    assert vault.environment["CRM_TOKEN"].startswith("sbx-secret-")
+    assert vault.environment["CRM_TOKEN"] != other.environment["CRM_TOKEN"]
+    assert VALUE not in str(dict(vault.environment))
+
+
+def test_filled_puts_the_value_into_the_header_of_a_named_host(
+    vault: Vault, placeholder: bytes
+) -> None:
+    given = [(b"Accept", b"*/*"), (b"authorization", b"Bearer " + placeholder)]
+    value = b"Bearer " + VALUE.encode()
+    expected = [(b"Accept", b"*/*"), (b"authorization", value)]
+    assert vault.filled(given, "api.example.org", secure=True) == expected
+    assert vault.filled(given, "a.eu.example.org", secure=True) == expected
+
+
+def test_filled_looks_into_the_password_of_a_url(vault: Vault, placeholder: bytes) -> None:
+    given = [(b"Authorization", b"Basic " + base64.b64encode(b"me:" + placeholder))]
+    filled = vault.filled(given, "api.example.org", secure=True)
+    assert base64.b64decode(filled[0][1].split()[1]) == b"me:" + VALUE.encode()
+
+
+def test_filled_leaves_headers_without_a_placeholder_alone(vault: Vault) -> None:
+    given = [(b"Authorization", b"Bearer mine"), (b"X", b"Basic !!!"), (b"Y", b"\xff%zz")]
+    assert vault.filled(given, "api.example.org", secure=True) == given
+
+
+@pytest.mark.parametrize(
+    ("header", "host", "secure"),
+    [
+        (b"Authorization", "other.example", True),
+        (b"Authorization", "example.org", True),
+        (b"Authorization", "eu.example.org", True),
+        (b"X-Other", "api.example.org", True),
+        (b"Cookie", "api.example.org", True),
+        (b"Authorization", "api.example.org", False),
+    ],
+)
+@pytest.mark.parametrize("form", ["plain", "basic", "escaped", "capital"])
+def test_filled_refuses_a_placeholder_anywhere_else(
+    vault: Vault, placeholder: bytes, header: bytes, host: str, secure: bool, form: str
+) -> None:
+    value = {
+        "plain": placeholder,
+        "basic": b"Basic " + base64.b64encode(b":" + placeholder),
+        "escaped": placeholder.replace(b"-", b"%2d"),
+        "capital": placeholder.upper(),
+    }[form]
+    with pytest.raises(Misplaced) as refused:
+        vault.filled([(header, value)], host, secure=secure)
+    assert refused.value.secret == "CRM"
+    assert VALUE not in str(refused.value)
+
+
+def test_filled_sends_in_clear_text_only_what_says_so(vault: Vault) -> None:
+    given = [(b"x-key", vault.environment["PLAIN_KEY"].encode())]
+    expected = [(b"x-key", b"another-value")]
+    assert vault.filled(given, "plain.example", secure=False) == expected
+
+
+def test_a_placeholder_of_another_sandbox_is_refused(vault: Vault) -> None:
+    strange = Vault({"CRM": SECRET}).environment["CRM_TOKEN"].encode()
+    with pytest.raises(Misplaced, match="no secret of this sandbox"):
+        vault.filled([(b"Authorization", strange)], "api.example.org", secure=True)
+
+
+@pytest.mark.parametrize("text", [b"/a?t=%s", b"/%s/", b"a%s", b"/a?b=%%25%s"])
+def test_check_finds_a_placeholder_in_a_path(vault: Vault, placeholder: bytes, text: bytes) -> None:
+    with pytest.raises(Misplaced):
+        vault.check("the path", text % placeholder)
+    with pytest.raises(Misplaced):
+        vault.check("the path", text % placeholder.replace(b"s", b"%73"))
+    vault.check("the path", text % placeholder[:-1])
+
+
+@pytest.mark.parametrize("escape", ["%{:02x}", "%{:02X}", "%25{:02x}", "%2525{:02X}"])
+@pytest.mark.parametrize("change", [bytes.lower, bytes.upper])
+def test_check_undoes_percent_signs(
+    vault: Vault, placeholder: bytes, escape: str, change: Callable[[bytes], bytes]
+) -> None:
+    escaped = "".join(map(escape.format, change(placeholder))).encode()
+    with pytest.raises(Misplaced, match="CRM"):
+        vault.check("the path", b"/a?b=%41" + escaped)
+    vault.check("the path", b"/a?b=%41" + escaped[:-2])
+
+
+@pytest.mark.parametrize("size", [1, 7, 42, 43, 1000])
+def test_scan_finds_a_placeholder_across_pieces(
+    vault: Vault, placeholder: bytes, size: int
+) -> None:
+    body = b"x" * 100 + placeholder + b"y" * 100
+    scan = Scan(vault, "the body")
+    with pytest.raises(Misplaced, match="the body"):
+        list(map(scan.feed, (body[at : at + size] for at in range(0, len(body), size))))
+
+
+def test_scan_lets_everything_else_through(vault: Vault, placeholder: bytes) -> None:
+    scan = Scan(vault, "the body")
+    for piece in (b"sbx-secret-", b"0123", placeholder[:-1], b"-", placeholder[1:]):
+        scan.feed(piece)
+
+
+FORMS = [
+    VALUE.encode(),
+    b"tok%2Fen%2B%22with%22%20%3Codd%3E%20letters",
+    b'tok/en+\\"with\\" <odd> letters',
+    b'tok\\/en+\\"with\\" <odd> letters',
+    b"tok/en+&quot;with&quot; &lt;odd&gt; letters",
+    b"tok%2fen%2b%22with%22%20%3codd%3e%20letters",
+    b"tok%2Fen%2B%22with%22+%3Codd%3E+letters",
+    rb"tok/en+\"with\" \u003codd\u003e letters",
+    rb"tok/en\u002B\u0022with\u0022 \u003Codd\u003E letters",
+    b"tok/en+&#34;with&#34; &lt;odd&gt; letters",
+    b"tok/en&#43;&#34;with&#34; &lt;odd&gt; letters",
+    b"tok&#x2F;en+&quot;with&quot; &lt;odd&gt; letters",
+    VALUE.encode("utf-16-le")[:-1],
+    VALUE.encode("utf-16-be")[1:],
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_veil_hides_the_value_in_every_form_across_pieces(
+    vault: Vault, placeholder: bytes, form: bytes, size: int
+) -> None:
+    veil = vault.veil("api.example.org")
+    body = b"before " + form + b" between " + form + b" tok/en"
+    pieces = [veil.feed(body[at : at + size]) for at in range(0, len(body), size)]
+    shown = b"".join(pieces) + veil.end()
+    assert shown == b"before " + placeholder + b" between " + placeholder + b" tok/en"
+
+
+@pytest.mark.parametrize("before", [b"", b"a:", b"me:", b"user:"])
+def test_veil_hides_the_value_in_base64(vault: Vault, placeholder: bytes, before: bytes) -> None:
+    veil = vault.veil("api.example.org")
+    shown = veil.over(base64.b64encode(before + VALUE.encode() + b"!"))
+    left, hidden, right = shown.partition(placeholder)
+    assert hidden
+    assert len(left) <= len(before) * 8 / 6 + 1  # the letter that the value shares with what is
+    assert len(right) <= 4  # before it, and the last four, with the one that is after it
+
+
+def test_veil_keeps_back_no_more_than_it_must(vault: Vault) -> None:
+    veil = vault.veil("api.example.org")
+    assert veil.feed(b"data: 1\n\n") == b"data: 1\n\n"
+    assert veil.feed(b"data: tok") == b"data: "
+    assert veil.feed(b"yo") == b"tokyo"
+    assert veil.end() == b""
+
+
+def test_veil_of_another_host_has_nothing_to_hide(vault: Vault) -> None:
+    veil = vault.veil("other.example")
+    assert veil.feed(VALUE.encode()) + veil.end() == VALUE.encode()
