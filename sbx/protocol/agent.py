@@ -1,0 +1,124 @@
+"""The events of an agent's run, on the wire and in the loop: `run_start` first, `run_end` last.
+
+Each goes out with `seq`, which rises by one, `run_id` and `conversation_id`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Reason = Literal["done", "max_steps", "aborted", "budget", "error"]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    model: str
+    max_steps: int
+    sandboxed: bool = True  # False: its tools act on the host itself
+    type: Literal["run_start"] = field(default="run_start", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+    type: Literal["text_delta"] = field(default="text_delta", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStart:
+    """`expires_at` (seconds of the epoch) when an approval is required; `rehearsal` is what the
+    command did on a copy, where it was rehearsed: exit_code, output, changes."""
+
+    tool_call_id: str
+    tool_name: str
+    tool_args: Mapping[str, Any]
+    approval_required: bool = False
+    expires_at: float | None = None
+    rehearsal: Json | None = None
+    sandboxed: bool = True
+    type: Literal["tool_start"] = field(default="tool_start", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    tool_call_id: str
+    stream: Literal["stdout", "stderr"]
+    text: str
+    type: Literal["tool_output"] = field(default="tool_output", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolApproval:
+    """`by` is who decided: an owner, or `timeout`, `abort`, `restart`; `remembered` is `exact`,
+    `prefix` or None."""
+
+    tool_call_id: str
+    approved: bool
+    by: str
+    remembered: Literal["exact", "prefix"] | None = None
+    type: Literal["tool_approval"] = field(default="tool_approval", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEnd:
+    tool_call_id: str
+    result: str
+    is_error: bool
+    duration_ms: float
+    type: Literal["tool_end"] = field(default="tool_end", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    step: int
+    usage: Mapping[str, int]
+    type: Literal["step_end"] = field(default="step_end", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """`error` has the shape of every report of an error: code, message, hint?, details?."""
+
+    reason: Reason
+    content: str
+    usage: Mapping[str, int]
+    error: Json | None = None
+    type: Literal["run_end"] = field(default="run_end", init=False)
+
+
+AgentEvent = (
+    RunStart | TextDelta | ToolStart | ToolOutput | ToolApproval | ToolEnd | StepEnd | RunEnd
+)
+_KINDS: dict[str, type] = {
+    "run_start": RunStart,
+    "text_delta": TextDelta,
+    "tool_start": ToolStart,
+    "tool_output": ToolOutput,
+    "tool_approval": ToolApproval,
+    "tool_end": ToolEnd,
+    "step_end": StepEnd,
+    "run_end": RunEnd,
+}
+
+
+def to_json(event: AgentEvent) -> Json:
+    told = asdict(event)
+    if isinstance(event, ToolStart):
+        for key in ("expires_at", "rehearsal"):
+            if told[key] is None:
+                del told[key]
+    return {"type": event.type, **{key: value for key, value in told.items() if key != "type"}}
+
+
+def from_json(told: Mapping[str, Any]) -> AgentEvent:
+    """The event again; what is not of it (seq, ids) is left aside. Raises ValueError."""
+    kind = _KINDS.get(str(told.get("type")))
+    if kind is None:
+        raise ValueError(f"no event of an agent is of type {str(told.get('type'))[:80]!r}")
+    known = {name for name in kind.__dataclass_fields__ if name != "type"}  # type: ignore[attr-defined]
+    try:
+        event: AgentEvent = kind(**{key: told[key] for key in known & told.keys()})
+    except TypeError as error:
+        raise ValueError(f"an event {told.get('type')} lacks or garbles {error}") from None
+    return event
