@@ -127,25 +127,37 @@ def _show(rows: list[dict[str, Any]], load: float) -> None:
                 f"{name} {figure(value)} {row['unit']}" for name, value in row["also"].items()
             )
             output.print(f"{row['name']}: {'; '.join(figures)}", markup=False, highlight=False)
+    output.print(
+        "scaled: the p50 at the speed of the machine that the bounds were set on, by the baseline",
+        style="dim",
+    )
     output.print(f"{os.cpu_count()} cores, load average {load:.1f} at the start", style="dim")
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("what", "p50", "min", "p99", "n", "must", "met", "baseline p50", "", "baseline")
+    table = Table(
+        "what", "p50", "min", "p99", "n", "must", "met", "scaled", "baseline p50", "", "baseline"
+    )
     for row in rows:
         bound = "≤" if row["better"] == "lower" else "≥"
+        scaled = row["scaled_p50"]
         figures = (f"{figure(row[key])} {row['unit']}" for key in ("p50", "min", "p99"))
         table.add_row(
             row["name"],
             *figures,
             str(row["n"]),
             f"{bound} {row['must']:g} {row['unit']}" if row["must"] is not None else "",
-            "yes" if row["met"] else "[red]no[/]",
+            _told(row["met"]),
+            "" if scaled is None else f"{figure(scaled)}, {_told(row['scaled_met'])}",
             f"{figure(row['baseline_p50'])} {row['unit']}",
             compared(row),
             row["baseline"],
         )
     return table
+
+
+def _told(met: bool) -> str:
+    return "yes" if met else "[red]no[/]"
 
 
 if __name__ == "__main__":

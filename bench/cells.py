@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from bench import baseline, paths
-from bench.baseline import Ipykernel
+from bench.baseline import CELL_MS, FIRST_BYTE_MS, Ipykernel
 from bench.samples import Bench, NotMeasured, Progress, Samples, in_turn
 from sbx import AsyncSandbox, Runtime
 from sbx.protocol.runs import Stdout
@@ -85,6 +85,6 @@ async def _baseline_first_byte_ms(kernel: Ipykernel) -> float:
 
 
 BENCHES = (
-    Bench("cell_roundtrip", "ms", 0.6, _cell_roundtrip, rounds=1000, quick_rounds=400),
-    Bench("first_byte", "ms", 2.0, _first_byte, rounds=120, quick_rounds=40),
+    Bench("cell_roundtrip", "ms", 0.6, _cell_roundtrip, 1000, 400, usual=CELL_MS),
+    Bench("first_byte", "ms", 2.0, _first_byte, 120, 40, usual=FIRST_BYTE_MS),
 )

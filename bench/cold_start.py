@@ -31,4 +31,4 @@ async def _cold_start(rounds: int, progress: Progress) -> Samples:
     return Samples(measured, compared, name, {"plain bwrap, true": median(bwrap)})
 
 
-BENCHES = (Bench("cold_start", "ms", 400.0, _cold_start, rounds=15, quick_rounds=3),)
+BENCHES = (Bench("cold_start", "ms", 400.0, _cold_start, 15, 3, usual=baseline.KERNEL_MS),)

@@ -28,6 +28,11 @@ class Bench:
     """One row. `must` is the bound that is set for the p50, from the side of `better`; None where
     the figure is to be read beside its baseline.
 
+    `usual` is the baseline's p50 on the machine that `must` was set on (the lower end of what was
+    measured there). These machines are shared and of different speed, so a row also tells its p50
+    at that machine's speed: the ratio of this run times `usual`. None where the speed of the
+    machine is not what decides.
+
     `measure(rounds, progress)` raises NotMeasured. Without `quick_rounds` the row is left out of a
     quick run, unless it is named.
     """
@@ -39,6 +44,7 @@ class Bench:
     rounds: int
     quick_rounds: int | None = None
     better: Literal["lower", "higher"] = "lower"
+    usual: float | None = None
 
     def row(self, samples: Samples) -> dict[str, Any]:
         """The JSON line of `scripts/bench --json`.
@@ -47,6 +53,7 @@ class Bench:
         and above 1 where higher is.
         """
         p50, baseline_p50 = median(samples.measured), median(samples.baseline)
+        scaled = None if self.usual is None else p50 / baseline_p50 * self.usual
         return {
             "name": self.name,
             "unit": self.unit,
@@ -57,6 +64,8 @@ class Bench:
             "n": len(samples.measured),
             "must": self.must,
             "met": self._met(p50),
+            "scaled_p50": scaled and round(scaled, 3),
+            "scaled_met": scaled and self._met(scaled),
             "baseline": samples.baseline_name,
             "baseline_p50": round(baseline_p50, 3),
             "ratio": float(f"{p50 / baseline_p50:.3g}"),

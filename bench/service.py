@@ -162,8 +162,8 @@ async def _http_clients(seconds: int, progress: Progress) -> Samples:
 
 
 BENCHES = (
-    Bench("http_cell", "ms", 1.5, _http_cell, rounds=1000, quick_rounds=300),
-    Bench("http_create", "ms", 8.0, _http_create, rounds=60, quick_rounds=10),
+    Bench("http_cell", "ms", 1.5, _http_cell, 1000, 300, usual=baseline.CELL_MS),
+    Bench("http_create", "ms", 8.0, _http_create, 60, 10, usual=baseline.KERNEL_WITH_PANDAS_MS),
     Bench("upload", "ms", None, _upload, rounds=7, quick_rounds=2),
     Bench("download", "ms", None, _download, rounds=7, quick_rounds=2),
     Bench("http_clients", "ms", None, _http_clients, rounds=60),

@@ -46,4 +46,4 @@ async def _stop_ms(box: AsyncSandbox) -> float:
     return (stopped - began) * 1000
 
 
-BENCHES = (Bench("teardown", "ms", 5.0, _teardown, rounds=60, quick_rounds=12),)
+BENCHES = (Bench("teardown", "ms", 5.0, _teardown, 60, 12, usual=baseline.TEARDOWN_MS),)

@@ -17,11 +17,12 @@ def row(
     must: float = 5.0,
     better: Literal["lower", "higher"] = "lower",
     also: dict[str, float] | None = None,
+    usual: float | None = None,
 ) -> dict[str, Any]:
     async def measure(rounds: int, progress: Progress) -> Samples:
         raise AssertionError("a row is made of what was measured")
 
-    bench = Bench("name", "ms", must, measure, rounds=1, better=better)
+    bench = Bench("name", "ms", must, measure, rounds=1, better=better, usual=usual)
     return bench.row(Samples(measured, baseline, "what people have", also or {}))
 
 
@@ -36,6 +37,8 @@ def test_row_has_every_figure_under_its_own_name() -> None:
         "n": 3,
         "must": 5.0,
         "met": True,
+        "scaled_p50": None,
+        "scaled_met": None,
         "baseline": "what people have",
         "baseline_p50": 20.0,
         "ratio": 0.1,
@@ -145,3 +148,13 @@ async def test_the_first_that_fails_ends_the_others_before_it_is_raised() -> Non
     with pytest.raises(LookupError):
         await at_once(3, act)
     assert ended == ["one"] * 3
+
+
+def test_a_row_is_told_at_the_speed_of_the_machine_that_its_bound_was_set_on() -> None:
+    """Half as fast a machine, by its baseline: half the p50, and that is within the bound."""
+    slow = row([6.0], [20.0], must=5.0, usual=10.0)
+    assert (slow["met"], slow["scaled_p50"], slow["scaled_met"]) == (False, 3.0, True)
+    rate = row([30.0], [5.0], must=50.0, better="higher", usual=10.0)
+    assert (rate["met"], rate["scaled_p50"], rate["scaled_met"]) == (False, 60.0, True)
+    bad = row([12.0], [20.0], must=5.0, usual=10.0)
+    assert (bad["scaled_p50"], bad["scaled_met"]) == (6.0, False)
