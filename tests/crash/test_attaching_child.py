@@ -37,7 +37,7 @@ def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     said = outcome(lambda *_: time.sleep(60), monkeypatch)
     assert said.endswith("it was ended by signal 14")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # of 60
 
 
 def test_a_child_that_may_not_join_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,7 +266,7 @@ async def test_everything_ends_with_the_program_at_any_step_of_a_start(
         program.kill()
         began = time.monotonic()
         await gone(*below)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20  # the run would take a minute
     async with Runtime():  # sweeps the data directory that nobody could remove
         assert len(_data_directories(own_temporary_directory)) == 1
 

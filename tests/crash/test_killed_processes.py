@@ -223,7 +223,7 @@ async def test_everything_inside_dies_with_the_program(
     embedding.kill()
     for process in below:
         await gone(process)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # it would have run for a minute
 
 
 async def test_the_next_runtime_sweeps_what_a_dead_one_left(

@@ -117,7 +117,7 @@ async def run_beside(
     while not script.done():
         began = time.monotonic()
         assert (await box.run("x = x")).ok
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15  # a turn on a busy machine, not the script's time
         cells += 1
         await asyncio.sleep(0.05)
     assert cells > 1

@@ -282,7 +282,7 @@ async def test_code_that_ignores_the_interrupt_is_killed(fresh: Fresh, code: str
     began = time.monotonic()
     done = await run(box, code, timeout=0.5)
     assert (done.status, done.state_lost) == (Status.TIMEOUT, True)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # all of them would take a minute, or for ever
     assert await tell(box, "6 * 7") == 42
 
 
