@@ -124,7 +124,7 @@ class Starter:
             pool = self._pool(key)
         except errors.Unavailable:
             return None  # whoever starts a kernel is told
-        with pool.in_use():
+        with self._somebody_waits(), pool.in_use():
             return pool.take_berth(furnished)
 
     def served_ahead(self, sandbox: str) -> None:
