@@ -15,6 +15,7 @@
     parallel_create.py  fifty asked for in the same instant
     attacks.py          what one sandbox may do to use up its host; tests strike with it, too
     neighbour.py        neighbour: how much slower the cells of another sandbox become meanwhile
+    agent_step.py       agent_step: what an agent's loop adds to model and tools
     density.py          pss_idle, idle_cpu: what kernels cost that do nothing
     __main__.py         the command
 

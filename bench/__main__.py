@@ -13,6 +13,7 @@ from rich.table import Table
 
 from bench import (
     acquire,
+    agent_step,
     cells,
     churn,
     cold_start,
@@ -40,6 +41,7 @@ _MODULES = (
     parallel_create,
     density,
     service,
+    agent_step,
     neighbour,
 )
 BENCHES = {bench.name: bench for module in _MODULES for bench in module.BENCHES}

@@ -44,6 +44,12 @@ from sbx.protocol.usage import Usage
 if TYPE_CHECKING:
     from sbx.blocking_commands import AsyncCommands, BlockingCommands
     from sbx.blocking_contexts import AsyncContexts, BlockingContexts
+    from sbx.blocking_rehearsals import (
+        AsyncCheckpoint,
+        AsyncRehearsal,
+        BlockingCheckpoint,
+        BlockingRehearsal,
+    )
     from sbx.blocking_terminals import AsyncTerminals, BlockingTerminals
 
 T = TypeVar("T")
@@ -150,6 +156,10 @@ class AsyncConversation(AsyncKernel, Protocol):
     def commands(self) -> "AsyncCommands": ...
     @property
     def terminals(self) -> "AsyncTerminals": ...
+    async def rehearse(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> "AsyncRehearsal": ...
+    async def checkpoint(self) -> "AsyncCheckpoint": ...
     async def write_stdin(self, run_id: str, text: str | None) -> None: ...
     async def usage(self) -> Usage: ...
     def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[Usage, None]: ...
@@ -227,6 +237,19 @@ class Loop:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the loop and wait. An interrupted wait (Ctrl-C) cancels the work."""
+        future = self._begun(work)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                future.cancel()
+            raise
+
+    async def awaited(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop, awaited on another one. A cancelled wait cancels the work."""
+        return await asyncio.wrap_future(self._begun(work))
+
+    def _begun(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         if threading.current_thread() is self._thread:
             work.close()
             raise errors.BadRequest(
@@ -238,13 +261,7 @@ class Loop:
             work.close()
             check_process(self.pid)
             raise errors.Closed("sbx was closed", hint="make a new Sandbox")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            if not future.done():
-                future.cancel()
-            raise
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def each(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
         """What an asynchronous generator gives, as it is asked for; closed when nobody asks any
@@ -483,6 +500,26 @@ class BlockingConversation:
 
         return BlockingTerminals(self._loop, self._inner.terminals)
 
+    def rehearse(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> "BlockingRehearsal":
+        """Run a shell command on a frozen copy of the files, in a jail of its own and without
+        network: what it printed, and what it would change. `commit` makes that real, all or none.
+
+        Raises Conflict `too_many_rehearsals`, TooLarge `workspace_too_large`.
+        """
+        from sbx.blocking_rehearsals import BlockingRehearsal
+
+        made = self._loop.call(self._inner.rehearse(command, timeout=timeout, cwd=cwd))
+        return BlockingRehearsal(self._loop, made)
+
+    def checkpoint(self) -> "BlockingCheckpoint":
+        """The files as they are now; `restore` makes them so again, all or none. The last few are
+        kept. Raises TooLarge `workspace_too_large`."""
+        from sbx.blocking_rehearsals import BlockingCheckpoint
+
+        return BlockingCheckpoint(self._loop, self._loop.call(self._inner.checkpoint()))
+
     def usage(self) -> Usage:
         """What the sandbox uses now, and the disk of this conversation; nothing starts for it."""
         return self._loop.call(self._inner.usage())
@@ -632,3 +669,9 @@ def _events(loop: Loop, kernel: AsyncKernel, run: AsyncRun) -> Iterator[Event]:
     except KeyboardInterrupt:
         loop.call(kernel.give_up(run))
         raise
+
+
+def beneath(conversation: BlockingConversation) -> tuple[Loop, AsyncConversation]:
+    """The asynchronous face of a conversation, and the loop that it lives on; for what is written
+    for asyncio once and serves both."""
+    return conversation._loop, conversation._inner

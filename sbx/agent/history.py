@@ -1,10 +1,27 @@
-"""Where the messages of conversations are kept."""
+"""Where the messages of conversations are kept, and when a history is whole.
 
-from collections.abc import Sequence
+An answer is appended when it came, the results of all its calls together when the last is there. So
+what a crash leaves is at worst an answer without its results: `mend` says so to the model, and
+nothing is done a second time unknowingly.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sbx.agent.messages import Message
+from sbx.agent.messages import Message, ToolCall
+from sbx.errors import SbxError
+from sbx.isolation.patience import to_the_end
+
+_log = logging.getLogger(__name__)
+
+INTERRUPTED = (
+    "This call was interrupted, and it is not known how far it came. It was not made again: look "
+    "at what is there before you repeat it."
+)
+ENDED = "The run ended before this call did. It is not known how far it came."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,4 +60,67 @@ class MemoryHistory:
 
     def _add(self, messages: Sequence[Message], covers: int | None) -> None:
         for message in messages:
-            self._kept.append(Kept(len(self._kept) + 1, message, 0.0, covers))
+            self._kept.append(Kept(len(self._kept) + 1, message, time.time(), covers))
+
+
+async def mend(history: History, why: Mapping[str, str] | None = None) -> Sequence[Kept]:
+    """Give an error as its result to each call of the last answer that has none: `why` by the id of
+    the call, else that it was interrupted. Returns all that is kept then."""
+    kept = await history.messages()
+    if not (open_calls := unanswered([one.message for one in kept])):
+        return kept
+    told = why or {}
+    await history.append([failed(call, told.get(call.id, INTERRUPTED)) for call in open_calls])
+    return await history.messages()
+
+
+class Thread:
+    """A history as one run goes along it, between `open` and `close`; nobody else appends to it
+    meanwhile. What is appended is kept, even if who appends is cancelled."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.kept: list[Kept] = []
+
+    async def open(self) -> None:
+        self.kept = [*await mend(self._history)]
+
+    async def append(self, messages: Sequence[Message], *, covers: int | None = None) -> None:
+        await to_the_end(self._append(messages, covers))
+
+    async def close(self) -> None:
+        """No call stays without a result, whatever ended the run; where that cannot be kept, the
+        next `open` sees to it."""
+        if calls := unanswered([one.message for one in self.kept]):
+            try:
+                await self.append([failed(call, ENDED) for call in calls])
+            except SbxError as error:
+                _log.warning("the end of %s calls could not be kept: %s", len(calls), error)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is something for the model to answer."""
+        roles = [one.message.role for one in self.kept if one.message.role != "summary"]
+        return bool(roles) and roles[-1] != "assistant"
+
+    async def _append(self, messages: Sequence[Message], covers: int | None) -> None:
+        await self._history.append(messages, covers=covers)
+        for message in messages:
+            self.kept.append(Kept(len(self.kept) + 1, message, time.time(), covers))
+
+
+def failed(call: ToolCall, why: str) -> Message:
+    return Message("tool", why, tool_call_id=call.id, name=call.name, is_error=True)
+
+
+def unanswered(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
+    """The calls of the last answer that have no result."""
+    answered = set()
+    for message in reversed(messages):
+        if message.role == "tool":
+            answered.add(message.tool_call_id)
+        elif message.role == "assistant":
+            return tuple(call for call in message.tool_calls if call.id not in answered)
+        elif message.role == "user":
+            break
+    return ()

@@ -56,6 +56,9 @@ class Usage:
     def total(self) -> int:
         return self.input_tokens + self.output_tokens
 
+    def to_dict(self) -> dict[str, int]:
+        return {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -68,6 +71,12 @@ class Response:
 
     def message(self) -> Message:
         return Message("assistant", self.content, tool_calls=self.tool_calls)
+
+
+def carried(text: str) -> str:
+    """The text, as stores, pages and providers take it: what UTF-8 cannot carry is replaced, and
+    NUL is written out, for some take it for the end."""
+    return text.encode(errors="replace").decode().replace("\0", "\\x00")
 
 
 def to_json(message: Message) -> dict[str, Any]:
@@ -118,6 +127,9 @@ def from_json(told: Mapping[str, Any]) -> Message:
         isinstance(text, str) for text in texts
     ):
         raise ValueError("a message has a role and text")
+    named = all(one is None or isinstance(one, str) for one in (message.name, message.tool_call_id))
+    if not named or not isinstance(message.is_error, bool):
+        raise ValueError("its name is text, and is_error is true or false")
     if (message.role == "tool") != isinstance(message.tool_call_id, str):
         raise ValueError("a message of a tool, and no other, names the call it answers")
     return message

@@ -1,14 +1,14 @@
 """The sandbox that an agent holds: one conversation, in this process, in a service, or a fake.
 
-`sbx.Conversation`, `sbx.AsyncSandbox` and their remote kin have these methods as they are.
+`sbx.Conversation` and its remote kin have these methods as they are.
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from sbx.protocol.files import Entry, Kind, Listing, Upload
+from sbx.protocol.rehearsals import FileChange as FileChange
 from sbx.protocol.runs import Event, Run
 
 
@@ -32,9 +32,10 @@ class Files(Protocol):
 class Uploads(Protocol):
     async def put(self, path: str | Path, name: str | None = None) -> Upload: ...
     async def put_bytes(self, name: str, content: bytes) -> Upload: ...
-    async def list(self) -> tuple[Upload, ...]: ...
+    async def list(self) -> Sequence[Upload]: ...
 
 
+@runtime_checkable
 class Sandbox(Protocol):
     """Whoever starts a run and follows it no more says so by `give_up`, which interrupts it."""
 
@@ -52,16 +53,47 @@ class Sandbox(Protocol):
     async def give_up(self, run: Any, /) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
-    """What became of one file. Sizes in bytes, None where there is none; `diff` is a unified diff
-    of a small text."""
+class Conversations(Protocol):
+    """A whole sandbox, as `sbx.AsyncSandbox` and its remote kin are."""
 
-    path: str
-    kind: Literal["added", "changed", "removed"]
-    size_before: int | None
-    size_after: int | None
-    diff: str | None = None
+    def conversation(self, name: str, /) -> Sandbox: ...
+
+
+def one_of(sandbox: Sandbox | Conversations) -> Sandbox:
+    """What an agent holds of it: of a whole sandbox its conversation `default`."""
+    if isinstance(sandbox, Sandbox):
+        return sandbox
+    return sandbox.conversation("default")
+
+
+@runtime_checkable
+class SavesResults(Protocol):
+    """A sandbox that has a place of its own for files that nobody asked for: figures, long results.
+    Others keep them below /workspace/uploads/generated."""
+
+    async def save_result(self, name: str, content: bytes, /) -> str:
+        """Keep it; the path at which tools and the code find it."""
+        ...
+
+
+@runtime_checkable
+class InProject(Protocol):
+    """A sandbox over a person's own directory."""
+
+    @property
+    def sandboxed(self) -> bool:
+        """False: it acts on the host itself, and every path of the host is a path of it."""
+        ...
+
+    @property
+    def commands_allowed(self) -> bool:
+        """Whether cells may start processes; if not, commands run in another jail than they."""
+        ...
+
+
+def is_sandboxed(sandbox: Sandbox) -> bool:
+    """Whether there are walls: without them its tools act on the host itself."""
+    return not isinstance(sandbox, InProject) or sandbox.sandboxed
 
 
 class Rehearsal(Protocol):

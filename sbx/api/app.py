@@ -10,12 +10,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from sbx.api import bay, errors, native, sessions
+from sbx.agent.settings import AgentSettings
+from sbx.api import agent, bay, errors, native, sessions
 from sbx.api.callers import OperatorDep, caller
 from sbx.api.index import Index
 from sbx.api.limits import Limits
 from sbx.api.settings import ServiceSettings
-from sbx.errors import Denied
+from sbx.errors import Denied, SbxError
 from sbx.runtime.house import House
 from sbx.telemetry.metrics import exposition
 
@@ -63,8 +64,16 @@ class _App(FastAPI):
         return self.openapi_schema
 
 
-def create_app(house: House, settings: ServiceSettings) -> FastAPI:
-    """The app over `house`, which its caller has started and closes. Mounts every surface."""
+def create_app(
+    house: House,
+    settings: ServiceSettings,
+    agent_settings: AgentSettings | SbxError | None = None,
+) -> FastAPI:
+    """The app over `house`, which its caller has started and closes. Mounts every surface.
+
+    `agent_settings`: without them, or with the error that says what is wrong with them, everything
+    but a chat works.
+    """
     origins = settings.cors_origins
     app = _App(
         title="sbx",
@@ -76,6 +85,7 @@ def create_app(house: House, settings: ServiceSettings) -> FastAPI:
     )
     app.state.house = house
     app.state.settings = settings
+    app.state.agent_settings = agent_settings
     app.state.cors_origins = frozenset(origins)
     errors.install(app)
     _mount(app)
@@ -95,7 +105,7 @@ def create_app(house: House, settings: ServiceSettings) -> FastAPI:
 def _mount(app: FastAPI) -> None:
     """Not by `include_router`: how FastAPI finds its way through nested routers took 0.4 ms of each
     call (0.165, measured), a third of what a short one takes in all."""
-    routers = (*native.routers, *bay.routers, *sessions.routers)
+    routers = (*native.routers, *bay.routers, *sessions.routers, *agent.routers)
     routes = [route for router in routers for route in router.routes]
     app.router.routes.append(native.ShortCut())  # before the same route by FastAPI
     app.router.routes.append(Index(routes))

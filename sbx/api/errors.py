@@ -37,6 +37,7 @@ _STATUS_OF_CODE = {
     "range_not_satisfiable": 416,
     "gc_running": 423,
     "queue_full": 429,
+    "too_many_chats": 429,
     "too_many_downloads": 429,
     "too_many_followers": 429,
     "too_many_cargos": 429,

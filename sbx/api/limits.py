@@ -47,7 +47,10 @@ _STREAMED = re.compile(
     rf"|PUT {_BOX}/conversations/[^/]+/(files|archive|uploads/[^/]+)"
     rf"|PATCH {_BOX}/conversations/[^/]+/partials/[^/]+"
 )
-_CONTENT = re.compile(rf"PUT {_BOX}/filesystem/files|POST {_BOX}/conversations/[^/]+/runs")
+_CONTENT = re.compile(
+    rf"PUT {_BOX}/filesystem/files|POST {_BOX}/conversations/[^/]+/runs"
+    r"|POST /api/v1/conversations/[^/]+/import|POST /api/v1/tools/[^/]+/invoke"
+)
 _LOGIN = "POST /api/v1/login"
 _ONCE = frozenset(
     name.encode()

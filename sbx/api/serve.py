@@ -4,7 +4,8 @@
     privileges   as root: the broker is started, then everything it needs is given up
     house        inside the event loop: store, sandboxes, runs
     ready        systemd is told, and whoever watches
-    drain        SIGTERM, SIGINT: no new connection, requests and runs end, or are ended in time
+    drain        SIGTERM, SIGINT: no new connection, agents are ended, requests and runs end, or
+                 are ended in time
     end          the house closes: kernels end, files stay; the socket is removed
 
 The order is the point: capabilities and Landlock belong to a thread, so nothing of the loop, which
@@ -26,15 +27,18 @@ from typing import Any
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
+from sbx.agent.settings import AgentSettings, read_agent_settings
 from sbx.api import privileges
 from sbx.api.activation import Notifier, inherited_sockets
+from sbx.api.agent import Agents, agents_of
 from sbx.api.app import create_app
 from sbx.api.connections import Connection
 from sbx.api.settings import ServiceSettings
 from sbx.api.sockets import Listener, described, listen_on_tcp, listen_on_unix
 from sbx.api.sse import FOLLOWING
-from sbx.errors import BadRequest, Broken
+from sbx.errors import BadRequest, Broken, SbxError
 from sbx.isolation.cgroups.aside import step_aside
 from sbx.isolation.launch import BrokerProcess, start_broker
 from sbx.runtime.house import House
@@ -64,6 +68,7 @@ def serve(settings: ServiceSettings, on_first_key: OnKey) -> None:
     logs.configure(form=settings.log_format, level=settings.log_level)
     metrics.enable()
     root = os.geteuid() == 0
+    agent_settings = _agent_settings()
     with ExitStack() as ending:
         notifier = Notifier()
         ending.callback(notifier.close)
@@ -94,11 +99,21 @@ def serve(settings: ServiceSettings, on_first_key: OnKey) -> None:
             privileges.drop(settings, account, writable=writable, shown=shown)
             undo.pop_all()  # from here on the house ends it
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, listeners, broker, notifier, on_first_key))
+            runner.run(_serve(settings, agent_settings, listeners, broker, notifier, on_first_key))
+
+
+def _agent_settings() -> AgentSettings | SbxError:
+    """What is wrong with them is told to who wants to chat: all else needs no model."""
+    try:
+        return read_agent_settings()
+    except SbxError as error:
+        _log.warning("no agent can run: %s", error.message)
+        return error
 
 
 async def _serve(
     settings: ServiceSettings,
+    agent_settings: AgentSettings | SbxError,
     listeners: Sequence[Listener],
     broker: BrokerProcess | None,
     notifier: Notifier,
@@ -115,7 +130,10 @@ async def _serve(
             notifier.ready(f"listening on {', '.join(shown)}")
             _log.info("listening on %s", ", ".join(shown))
 
-        server = _Server(house, settings, ready, notifier)
+        app = create_app(house, settings, agent_settings)
+        agents = agents_of(app)
+        await agents.start()
+        server = _Server(house, app, agents, settings, ready, notifier)
         await server.serve(sockets=[listener.sock for listener in listeners])
         if not house.runtime.alive:
             raise Broken(
@@ -161,13 +179,15 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         house: House,
+        app: FastAPI,
+        agents: Agents,
         settings: ServiceSettings,
         ready: Callable[[], None],
         notifier: Notifier,
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                create_app(house, settings),
+                app,
                 http=Connection,
                 ws="none",
                 lifespan="off",
@@ -181,6 +201,7 @@ class _Server(uvicorn.Server):
             )
         )
         self._house = house
+        self._agents = agents
         self._drain_s = settings.drain_timeout
         self._ready = ready
         self._notifier = notifier
@@ -204,6 +225,7 @@ class _Server(uvicorn.Server):
             server.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
+        await self._agents.close()  # who would start runs for minutes to come
         runs = asyncio.create_task(self._house.runs.drain(self._drain_s))
         while (going_on := self._going_on(runs)) and (left_s := self._left_s()):
             await asyncio.wait(going_on, timeout=min(_LOOK_S, left_s))

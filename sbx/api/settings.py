@@ -31,6 +31,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
+from sbx.agent.settings import AgentSettings
 from sbx.errors import BadRequest, Denied, NotFound
 from sbx.protocol.addresses import default_socket
 from sbx.runtime.sessions import TYPES
@@ -41,7 +42,11 @@ _OTHER_NAMES = {
     "policy_dirs": ("SBX_POLICIES",),
     "api_key": ("BAY_API_KEY",),
 }
-_NO_SETTINGS = {"SBX_DEBUG", "SBX_CONFIG"}  # variables of ours that choose nothing of these
+_NO_SETTINGS = {  # variables of ours that choose nothing of these
+    "SBX_DEBUG",
+    "SBX_CONFIG",
+    *(f"SBX_AGENT_{name.upper()}" for name in AgentSettings.model_fields),
+}
 
 
 def _octal(value: Any) -> Any:
@@ -122,8 +127,9 @@ class ServiceSettings(Settings):
         for name in ("socket", "data_dir", "environments"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, Path(os.path.abspath(path.expanduser())))
-        attach = (Path(os.path.abspath(path.expanduser())) for path in self.attach_dirs)
-        object.__setattr__(self, "attach_dirs", tuple(attach))
+        for name in ("attach_dirs", "project_dirs"):
+            absolute = (Path(os.path.abspath(path.expanduser())) for path in getattr(self, name))
+            object.__setattr__(self, name, tuple(absolute))
         return self
 
     @property

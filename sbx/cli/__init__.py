@@ -5,6 +5,12 @@
     run.py       sbx run      → session.py (one sandbox, one run, signals) → figures.py
     execute.py   sbx exec     → visit.py (one run in a sandbox of the service, signals)
     following.py a run that goes on: shown on screen.py, its questions answered
+    agent.py     sbx agent    → task.py (one task, signals), saving.py (what it wrote)
+    chat.py      sbx chat     → chatting.py (lines, answers, commands) → asking.py (approvals),
+                 undo.py; talks.py → talk_here.py, talk.py (where conversations are kept)
+    mcp.py       sbx mcp
+    telling.py   an agent's events, as shown;  agent_model.py, agent_sandbox.py  what it works with
+    ending.py    what signals do to these three
     sandboxes.py sbx ps, create, stop, rm, extend, inspect
     transfer.py  sbx cp
     records.py   sbx logs, history

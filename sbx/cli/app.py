@@ -14,7 +14,9 @@ import typer
 from sbx import __version__, errors
 from sbx.cli import (
     access,
+    agent,
     attaching,
+    chat,
     commands,
     config,
     contexts,
@@ -22,6 +24,7 @@ from sbx.cli import (
     env,
     execute,
     exits,
+    mcp,
     policy,
     records,
     report,
@@ -59,6 +62,9 @@ def _interruptible(command: Callable[P, int]) -> Callable[P, int]:
 
 
 app.command()(_interruptible(run.run))
+app.command()(_interruptible(agent.agent))
+app.command()(_interruptible(chat.chat))
+app.command()(_interruptible(mcp.mcp))
 app.command()(_interruptible(doctor.doctor))
 app.add_typer(policy.app, name="policy")
 app.add_typer(env.app, name="env")

@@ -3,6 +3,7 @@
 from enum import IntEnum
 
 from sbx import errors
+from sbx.protocol.agent import Reason
 from sbx.protocol.runs import Run, Status
 
 
@@ -13,6 +14,8 @@ class Exit(IntEnum):
     FAILED = 1
     USAGE = 2
     REFUSED = 3
+    MAX_STEPS = 4
+    BUDGET = 5
     BROKEN = 70
     TIMEOUT = 124
     INTERRUPTED = 130
@@ -23,9 +26,11 @@ class Exit(IntEnum):
 EPILOG = """\b
 exit codes:
   0    it went well
-  1    the code raised; for doctor --attack: an attack escaped
+  1    the code raised; for doctor --attack: an attack escaped; for agent: it failed
   2    the call was wrong: an option, a file, a policy
   3    refused: the policy says no, this machine cannot, or no service answers
+  4    for agent: it took as many steps as it may, without an end
+  5    for agent: its budget of tokens or of time was spent
   70   a bug of sbx
   124  the run took longer than its time-out
   130  interrupted by Ctrl-C (143: ended by SIGTERM, 129: by SIGHUP)
@@ -78,6 +83,21 @@ def for_run(run: Run) -> int:
     if run.error is not None and run.error.name == "SystemExit":
         return by_system_exit(run.error.value)
     return Exit.FAILED
+
+
+def for_agent(reason: Reason) -> int:
+    """How an agent's run ended."""
+    match reason:
+        case "done":
+            return Exit.OK
+        case "max_steps":
+            return Exit.MAX_STEPS
+        case "budget":
+            return Exit.BUDGET
+        case "aborted":
+            return Exit.INTERRUPTED
+        case "error":
+            return Exit.FAILED
 
 
 def by_system_exit(value: str) -> int:

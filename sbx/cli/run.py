@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,7 +92,7 @@ def run(
             hint="put the files into that directory",
         )
     env_given = variables(env or [])
-    _check_names(upload or [])
+    check_names(upload or [])
     script = languages.chosen(language, file, args or (), shell=shell)
     text, from_stdin = code_of(file, code)
 
@@ -177,8 +178,8 @@ def variables(pairs: list[str]) -> dict[str, str]:
     return found
 
 
-def _check_names(files: list[Path]) -> None:
-    """Uploads lie flat, so one name is one file."""
+def check_names(files: Sequence[Path]) -> None:
+    """Uploads lie flat, so one name is one file. Raises BadRequest."""
     names = [path.name for path in files]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

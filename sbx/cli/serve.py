@@ -39,6 +39,12 @@ def serve(
             metavar="DIR",
         ),
     ] = None,
+    project_dirs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Projects may work in this directory, or one below it. Repeatable.", metavar="DIR"
+        ),
+    ] = None,
     socket_group: Annotated[
         str | None, typer.Option(help="The group that may connect too.", metavar="GROUP")
     ] = None,
@@ -95,6 +101,7 @@ def serve(
             "data_dir": data_dir,
             "policy_dirs": policies or None,
             "attach_dirs": attach_dirs or None,
+            "project_dirs": project_dirs or None,
             "socket_group": socket_group,
             "socket_mode": socket_mode,
             "cors_origins": cors_origin or None,

@@ -50,8 +50,19 @@ def scrub(text: str, *, colour: bool = False) -> str:
 
 def one_line(text: str) -> str:
     """The text as it may stand in a line of ours, where nothing in it may reorder the rest."""
-    plain = _REORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), scrub(text))
-    return re.sub(r"[\r\n\t]+", " ", plain).strip()
+    return re.sub(r"[\r\n\t]+", " ", _in_order(text)).strip()
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text as a person may be asked about them: none hides, reorders or leaves its
+    place, and each is indented as it was."""
+    return [
+        line.expandtabs(4).replace("\r", "\\r") for line in _in_order(text).strip("\n").split("\n")
+    ]
+
+
+def _in_order(text: str) -> str:
+    return _REORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), scrub(text))
 
 
 class Channel:

@@ -55,7 +55,7 @@ async def get_tree(where: "RemoteConversation", source: str, target: Path) -> Ta
     tally = Tally()
     _make(target)
     for entry in listing:  # by path: a directory comes before what is in it
-        local = _below(target, base, entry)
+        local = below(target, base, entry)
         if entry.kind == "directory":
             _make(local)
         elif entry.kind == "file":
@@ -70,9 +70,9 @@ def _make(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
 
 
-def _below(target: Path, base: str, entry: Entry) -> Path:
-    """Where it belongs here. Raises BadRequest for what does not lie below `base`, and for a
-    directory here that is a link."""
+def below(target: Path, base: str, entry: Entry) -> Path:
+    """Where an entry below `base` in a sandbox belongs below `target` here. Raises BadRequest for
+    what does not lie below `base`, and for a directory here that is a link."""
     relative = entry.path.removeprefix(f"{base}/")
     parts = relative.split("/")
     if relative == entry.path or any(part in ("", ".", "..") or "\0" in part for part in parts):

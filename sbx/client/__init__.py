@@ -8,28 +8,35 @@
     runs.py          a run followed by its events; taken up again when the connection breaks
     files.py         files and uploads, streamed, with progress
     sessions.py      ensure_session
+    chat.py          agents: asked, followed, ended
+    approvals.py     a person's yes or no to what they would do
+    projects.py      directories of the host that they work in
+    tools.py         their tools, called by a program
     records.py       what the service tells, as values
     failures.py      error bodies, back into errors
     checks.py        what cannot even be sent
     wire.py          requests: deadlines, retries, connections kept open
     connection.py    one connection of HTTP/1.1
     address.py       where a service is
-    blocking.py      BlockingClient: the same without asyncio
+    blocking.py      BlockingClient: the same without asyncio; blocking_agents.py is a part of it
 
 Imports sbx.protocol, sbx.errors and sbx.blocking, httptools, and nothing else that is not Python's
 own: a program that only talks to a service starts quickly.
 """
 
 from sbx.client.blocking import BlockingClient
+from sbx.client.chat import ChatEvent
 from sbx.client.client import Client
-from sbx.client.records import Page, SandboxInfo, Session
+from sbx.client.records import Page, ProjectInfo, SandboxInfo, Session
 from sbx.client.sandbox import RemoteSandbox
 from sbx.client.sessions import SessionCreateFailed, SessionNotReady
 
 __all__ = [
     "BlockingClient",
+    "ChatEvent",
     "Client",
     "Page",
+    "ProjectInfo",
     "RemoteSandbox",
     "SandboxInfo",
     "Session",

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 from sbx import errors
 from sbx.blocking import BlockingConversation, BlockingFiles, BlockingUploads, Loop
+from sbx.client.blocking_agents import BlockingAgentCalls
 from sbx.client.client import Client, Json
 from sbx.client.conversation import RemoteConversation
 from sbx.client.files import OnProgress, RemoteFiles, RemoteUploads
@@ -140,7 +141,7 @@ class ConnectedSandbox(ConnectedConversation):
         self.close()
 
 
-class BlockingClient:
+class BlockingClient(BlockingAgentCalls):
     """A service: `with BlockingClient() as client`. See `Client` for arguments and errors. Calls
     may come from any thread."""
 

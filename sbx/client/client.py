@@ -12,11 +12,15 @@ from typing import Any, Self
 from sbx import errors
 from sbx.client import records, sessions
 from sbx.client.address import address_of
+from sbx.client.approvals import ApprovalCalls
+from sbx.client.chat import ChatCalls
 from sbx.client.connection import Lost
 from sbx.client.failures import failure
+from sbx.client.projects import ProjectCalls
 from sbx.client.records import Page, SandboxInfo, Session
 from sbx.client.runs import read_event
 from sbx.client.sandbox import RemoteSandbox
+from sbx.client.tools import ToolCalls
 from sbx.client.wire import Incoming, Params, Wire, connection_lost, query, target
 from sbx.protocol.runs import Event, RunEnd
 
@@ -25,13 +29,15 @@ _START_S = 120.0  # for the start of a kernel, which has a deadline of its own o
 Json = dict[str, Any]
 
 
-class Client:
+class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
     """A service, over its Unix socket or TCP: `async with Client() as client`.
 
     `connect`: the path of a socket, or `http://HOST:PORT`; None is SBX_SOCKET, else the default
     socket. `key`: a key or token; None is SBX_API_KEY, and without one the service knows you by the
     socket. `timeout` in seconds bounds each answer; a run takes as long as its policy lets it.
     `retries`: how often what is safe to repeat is tried again.
+
+    What it asks of agents is in the classes above it: chat, approvals, projects, tools.
 
     Belongs to one event loop, and to the process that made it: after a fork every call raises
     Broken `used_after_fork`. Errors are those of the embedded API, class and code; beside them

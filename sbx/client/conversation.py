@@ -7,6 +7,7 @@ from sbx.client import checks
 from sbx.client.commands import RemoteCommands
 from sbx.client.contexts import RemoteContexts
 from sbx.client.files import RemoteFiles, RemoteUploads
+from sbx.client.rehearsals import RemoteCheckpoint, RemoteRehearsal, checkpoint, rehearse
 from sbx.client.runs import OnInput, RemoteRun
 from sbx.client.scripts import script
 from sbx.client.talk import Held, Talk, cell, command_line, receipt_from
@@ -180,6 +181,21 @@ class RemoteConversation:
         told = None if text is None else text_to_json(checks.text(text, "stdin"))
         path = target("v1", "sandboxes", self._held.sandbox_id, "runs", run_id, "stdin")
         await self._wire.call("POST", path, body=json.dumps({"text": told}).encode("ascii"))
+
+    # -- what a command would do, and undoing -----------------------------------------------------
+
+    async def rehearse(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> RemoteRehearsal:
+        """Run a shell command on a frozen copy of the files, in a jail of its own and without
+        network: what it printed, and what it would change. `commit` makes that real, all or none.
+        """
+        return await rehearse(self._talk, command, timeout, cwd)
+
+    async def checkpoint(self) -> RemoteCheckpoint:
+        """The files as they are now; `restore` makes them so again, all or none. The last few are
+        kept."""
+        return await checkpoint(self._talk)
 
     # -- what it uses -----------------------------------------------------------------------------
 

@@ -51,6 +51,18 @@ class Session:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ProjectInfo:
+    """`working_directory` is of the service's host; with the sandbox off, tools act on that host
+    itself."""
+
+    id: str
+    name: str
+    working_directory: str
+    sandbox_enabled: bool
+    created_at: float
+
+
 def sandbox_info(told: Any) -> SandboxInfo:
     return _read(
         "a sandbox",
@@ -71,6 +83,19 @@ def attachment(told: Any) -> Attachment:
     return _read(
         "an attachment",
         lambda: Attachment(told["source"], told["target"], bool(told["read_only"])),
+    )
+
+
+def project(told: Any) -> ProjectInfo:
+    return _read(
+        "a project",
+        lambda: ProjectInfo(
+            told["id"],
+            told["name"],
+            told["working_directory"],
+            bool(told["sandbox_enabled"]),
+            float(told["created_at"]),
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from sbx.client.contexts import RemoteContexts
 from sbx.client.conversation import RemoteConversation
 from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.records import SandboxInfo, attachment, sandbox_info
+from sbx.client.rehearsals import RemoteCheckpoint, RemoteRehearsal
 from sbx.client.runs import OnInput
 from sbx.client.talk import Held
 from sbx.client.terminals import RemoteTerminals
@@ -122,6 +123,16 @@ class RemoteSandbox:
     async def interrupt(self) -> bool:
         """Interrupt the cell that runs now; False when none does."""
         return await self._default.interrupt()
+
+    async def rehearse(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> RemoteRehearsal:
+        """Run a shell command on a frozen copy; see `RemoteConversation.rehearse`."""
+        return await self._default.rehearse(command, timeout=timeout, cwd=cwd)
+
+    async def checkpoint(self) -> RemoteCheckpoint:
+        """The files as they are now, to be put back; see `RemoteConversation.checkpoint`."""
+        return await self._default.checkpoint()
 
     @property
     def files(self) -> RemoteFiles:

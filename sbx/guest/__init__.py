@@ -24,6 +24,7 @@ kernel's side is one IPython, spoken to over the kernel socket:
     commands      `!cmd`
     egress        copies what is for the proxy from the loopback to a Unix socket
     comms         the `comm` package over frames
+    tmp_files     what a tool of an agent does below /tmp; sent inside as text
     import_rules  what a policy lets a cell import: a courtesy to the user, never a wall
 
 Imports: the standard library and `sbx.linux` only; in the kernel's process also IPython and its

@@ -118,6 +118,7 @@ def start(parked: Parked, config: KernelConfig) -> NoReturn:
         _plant(path, text)
     os.chdir(config.cwd)
     sys.argv = [""]
+    sys.dont_write_bytecode = True  # as PYTHONDONTWRITEBYTECODE says to all others: -I reads none
     # Last of all: a file in the workspace may shadow a module from here on, not before.
     sys.path.insert(0, "")
     gc.enable()

@@ -6,6 +6,7 @@ policy, and of one that a request narrowed, is granted.
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,11 @@ def grants(
     for policy, interpreter in policies:
         way_out = WayOut("egress") if policy.network.mode == "proxy" else None
         paths = Paths("files", "uploads", interpreter, str(guest), "shared", way_out=way_out)
+        rehearsing = replace(paths, shared_read_only=True, way_out=None)
         for variant in _variants(policy):
             try:
                 planned = plan(variant, capabilities, paths, filters)
+                _add(jail, plan(variant, capabilities, rehearsing, filters))
             except CannotEnforce:
                 break
             _add(jail, planned)
@@ -73,10 +76,14 @@ def grants(
 
 
 def _variants(policy: Policy) -> Iterator[Policy]:
-    """A request may give up system directories: what lies below is then shown by itself."""
-    yield policy
+    """A request may give up system directories: what lies below is then shown by itself. What is
+    rehearsed has no network."""
     bare = policy.filesystem.model_copy(update={"read": ()})
-    yield policy.model_copy(update={"filesystem": bare})
+    offline = policy.network.model_copy(update={"mode": "none"})
+    for one in (policy, policy.model_copy(update={"filesystem": bare})):
+        yield one
+        if policy.network.mode != "none":
+            yield one.model_copy(update={"network": offline})
 
 
 def _add(grant: dict[str, set[Any]], planned: LaunchPlan | ZygotePlan) -> None:

@@ -67,6 +67,7 @@ class Paths:
     interpreter: Interpreter
     guest: str
     shared: str | None = None
+    shared_read_only: bool = False
     host_directory: bool = False
     has_temparea: bool = True
     pinned: tuple[str, ...] = ()
@@ -376,7 +377,8 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
         view.append(Bind(f"{paths.files}/uploads", pinned, writable=True, staged=staged))
         view.append(Bind(paths.uploads, TEMPAREA, staged=staged))
     if paths.shared is not None:
-        view.append(Bind(paths.shared, f"{WORKSPACE}/shared", writable=True, staged=staged))
+        writable = not paths.shared_read_only
+        view.append(Bind(paths.shared, f"{WORKSPACE}/shared", writable=writable, staged=staged))
     for names, writable in ((paths.pinned, True), (paths.protected, False)):
         view += [
             Bind(f"{paths.files}/{name}", f"{WORKSPACE}/{name}", writable=writable, staged=staged)

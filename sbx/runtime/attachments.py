@@ -53,6 +53,7 @@ class Attachments:
         self._lock = asyncio.Lock()
         self._there: dict[str, _Attached] = {}
         self._kernels: dict[Kernel, set[str]] = {}  # what each of them shows; the live ones
+        self._onlookers: set[Kernel] = set()
 
     @property
     def there(self) -> tuple[Attachment, ...]:
@@ -89,10 +90,14 @@ class Attachments:
         the broker does."""
         await to_the_end(self._detach(target))
 
-    async def welcome(self, kernel: Kernel) -> None:
-        """Show a kernel that has started what is attached. It ends where that fails."""
+    async def welcome(self, kernel: Kernel, *, read_only: bool = False) -> None:
+        """Show a kernel that has started what is attached; with `read_only` nothing that it could
+        write to. It ends where that fails."""
         self._kernels = {one: shown for one, shown in self._kernels.items() if one.alive}
         self._kernels[kernel] = set()
+        self._onlookers &= self._kernels.keys()
+        if read_only:
+            self._onlookers.add(kernel)
         if self._there or self._lock.locked():
             try:
                 async with self._lock:
@@ -141,8 +146,9 @@ class Attachments:
             return
         try:
             told = one.told
+            read_only = told.read_only or kernel in self._onlookers
             await kernel.jail.attach(
-                told.source, told.target, read_only=told.read_only, expected=one.identity
+                told.source, told.target, read_only=read_only, expected=one.identity
             )
         except errors.Broken as error:
             if kernel.alive or error.code == "path_replaced":

@@ -113,6 +113,7 @@ class Context:
         self._kernel: Kernel | None = None
         self._starter: asyncio.Task[object] | None = None
         self._had_kernel = had_kernel
+        self._left_elsewhere = False
         self._disk = disk
         self._running: Ladder | None = None
         self._beside = 0
@@ -156,6 +157,11 @@ class Context:
     def state_is_kept(self) -> bool:
         """Whether a kernel lives, or lived, whose variables the caller may count on."""
         return self._had_kernel
+
+    def take_over(self) -> None:
+        """Cells come here that had their variables in another context: the next one says
+        `state_lost`."""
+        self._left_elsewhere = True
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -461,6 +467,7 @@ class Context:
     ) -> Run:
         async with self._turn:
             kernel, lost = await self.ready()
+            lost, self._left_elsewhere = lost or self._left_elsewhere, False
             cell = await self._begun(live, kernel, code, timeout_s, on_input, lost=lost)
             return await self._followed(cell)
 
@@ -469,6 +476,8 @@ class Context:
         """The kernel, where a cell can begin on it at once."""
         kernel = self._kernel
         if kernel is None or not kernel.alive or self._turn.locked() or self._tasks:
+            return None
+        if self._left_elsewhere:
             return None
         return kernel
 

@@ -22,15 +22,18 @@ from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Event, Run, RunError
 from sbx.protocol.usage import Usage
 from sbx.runtime import request
+from sbx.runtime.checkpoints import Checkpoint, Checkpoints
 from sbx.runtime.commands import Commands
 from sbx.runtime.context import SANDBOX_GONE, Context, StartKernel
 from sbx.runtime.contexts import Contexts, Memory
+from sbx.runtime.copies import Copies
 from sbx.runtime.disk import DiskWatch, Shared
 from sbx.runtime.files import OpenFiles, WorkspaceFiles, WorkspaceUploads
 from sbx.runtime.languages import Languages, Tool
 from sbx.runtime.live import LiveRun
 from sbx.runtime.open_limit import OpenLimit
 from sbx.runtime.questions import OnInput
+from sbx.runtime.rehearsals import Rehearsal, Rehearsals
 from sbx.runtime.scripts import Program, check_script, plan_script
 from sbx.runtime.terminals import Terminals
 from sbx.runtime.usage import Meter, Whole
@@ -41,6 +44,9 @@ class Conversation:
 
     `open_files` and `start` are its sandbox's: how files are opened, how a kernel is launched.
     """
+
+    rehearsals: Rehearsals
+    checkpoints: Checkpoints
 
     def __init__(
         self,
@@ -100,10 +106,22 @@ class Conversation:
         """The same, read back from the live jail now: what `changed` since it started is named."""
         return await self._default.read_receipt()
 
+    def copy_by(self, copies: Copies, start: StartKernel) -> None:
+        """Once, by its sandbox: how its files are copied, and what a jail over a copy starts by."""
+        self.rehearsals = Rehearsals(
+            self.name, self._policy, self.opened, copies, start, self._grace_s
+        )
+        self.checkpoints = Checkpoints(self.opened, copies)
+
+    @property
+    def ending(self) -> list[Context]:
+        """Whatever may have a kernel: its contexts, and those of rehearsals that are made."""
+        return [*self.contexts.ending, *self.rehearsals.contexts]
+
     @property
     def alive(self) -> bool:
         """Whether any of its contexts has a live kernel."""
-        return any(one.alive for one in self.contexts.ending)
+        return any(one.alive for one in self.ending)
 
     @property
     def processes(self) -> list[int]:
@@ -114,7 +132,12 @@ class Conversation:
     def busy(self) -> bool:
         """Whether anything runs, waits to run, or a kernel is being started, in any context; or
         somebody is attached to a terminal."""
-        return any(one.busy for one in self.contexts.ending) or self.terminals.attached > 0
+        return (
+            any(one.busy for one in self.contexts.ending)
+            or self.terminals.attached > 0
+            or self.rehearsals.busy
+            or self.checkpoints.busy
+        )
 
     # -- runs, in `default` ---------------------------------------------------------------------
 
@@ -300,6 +323,24 @@ class Conversation:
         read, `stdin_closed`, NotFound, BadRequest, TooLarge."""
         await self._default.write_stdin(run_id, text)
 
+    # -- what a command would do, and undoing ---------------------------------------------------
+
+    async def rehearse(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> Rehearsal:
+        """Run a shell command on a frozen copy of the files, in a jail of its own and without
+        network: what it printed, and what it would change. `commit` makes that real, all or none.
+
+        Cancelled, or failed, it leaves nothing. Raises as `start_shell`, Conflict
+        `too_many_rehearsals`, TooLarge `workspace_too_large`, Unavailable `no_space`.
+        """
+        return await self.rehearsals.rehearse(command, timeout=timeout, cwd=cwd)
+
+    async def checkpoint(self) -> Checkpoint:
+        """The files as they are now; `restore` makes them so again, all or none. The last few are
+        kept. Raises TooLarge `workspace_too_large`, Unavailable `no_space`."""
+        return await self.checkpoints.make()
+
     # -- what it uses ---------------------------------------------------------------------------
 
     async def usage(self) -> Usage:
@@ -349,11 +390,11 @@ class Conversation:
 
     async def stop(self) -> None:
         """End every kernel and what runs in it; files stay, and the next run starts another."""
-        await _all(one.stop() for one in self.contexts.ending)
+        await _all(one.stop() for one in self.ending)
 
     async def halt(self, told: RunError) -> None:
         """`stop`, and runs that wait to begin end too; `told` says why, in the results."""
-        await _all(one.halt(told) for one in self.contexts.ending)
+        await _all(one.halt(told) for one in self.ending)
 
     async def close(self) -> None:
         """`stop`, for good: every later call raises Closed."""
@@ -368,6 +409,7 @@ class Conversation:
         finally:
             try:
                 await _all((self.commands.close(), self.terminals.end()))
+                await _all((self.rehearsals.close(), self.checkpoints.close()))
             finally:
                 await self._close_files()
 

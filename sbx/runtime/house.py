@@ -10,6 +10,7 @@
 import asyncio
 import os
 import secrets
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from sbx.isolation.launch import BrokerProcess
 from sbx.isolation.patience import to_the_end
 from sbx.runtime.access import Access
 from sbx.runtime.clock import Clock, SystemClock
+from sbx.runtime.projects import Projects
 from sbx.runtime.reaper import Reaper
 from sbx.runtime.recovery import recover
 from sbx.runtime.replies import Replies
@@ -47,6 +49,7 @@ class House:
     sandboxes: Sandboxes
     runs: Runs
     access: Access
+    projects: Projects
     replies: Replies
     audit: Audit
     reaper: Reaper
@@ -103,7 +106,9 @@ class House:
         )
         held.push_async_callback(self.runs.close)
         held.push_async_callback(self.sandboxes.close, SERVICE_ENDED)
-        self.reaper = Reaper(self.sandboxes, clock, settings)
+        self.projects = Projects(self.store, clock, self.runtime, settings)
+        held.push_async_callback(self.projects.close)
+        self.reaper = Reaper(self.sandboxes, clock, settings, self.projects)
         reaping = asyncio.create_task(self.reaper.run())
         held.push_async_callback(_cancelled, reaping)
         metrics.watch(
@@ -112,6 +117,10 @@ class House:
             parked=lambda: float(self.runtime.parked),
             starts=lambda: self.runtime.starts,
         )
+
+    def close_first(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Await this before anything of the house is closed: the last one told comes first."""
+        self._held.push_async_callback(close)
 
     async def close(self) -> None:
         """End what runs, which is recorded as interrupted, and close everything; files stay."""

@@ -18,7 +18,7 @@ from sbx.policy import Policy
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import RunError
 from sbx.runtime.attachments import Attachments
-from sbx.runtime.context import Context
+from sbx.runtime.context import Context, StartKernel
 from sbx.runtime.contexts import Memory
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files import OpenFiles
@@ -109,7 +109,7 @@ class KeptSandbox(AsyncSandbox):
         return [
             context
             for one in self._conversations.values()
-            for context in one.contexts.ending
+            for context in one.ending
             if context.alive
         ]
 
@@ -186,7 +186,7 @@ class KeptSandbox(AsyncSandbox):
             name,
             self.policy,
             partial(self._open_kept, name, wanted),
-            partial(self._start_counted, name),
+            self._starter_of(name),
             self._means.grace_s,
             languages=self._languages,
             lost=partial(self._place.lost, name),
@@ -203,10 +203,13 @@ class KeptSandbox(AsyncSandbox):
             return held
         return await self._open_files_in(directory, new=new)
 
+    def _starter_of(self, conversation: str) -> StartKernel:
+        return partial(self._start_counted, conversation)
+
     async def _start_counted(self, name: str, context: str, opened: OpenFiles) -> Kernel:
         try:
             async with self._place.starting(name, context):
-                kernel = await self._start_kernel(opened)
+                kernel = await self._start_kernel(opened, context)
         except BaseException:
             await self.end_unused()  # no more of them than there may be
             raise

@@ -100,12 +100,12 @@ class Leftovers:
         """Remove what the store does not know; how many directories that were.
 
         Safe beside whatever goes on: a directory is known before it is made, and what is there is
-        listed before the store is asked. Homes that nobody owns yet are asked for in between: one
-        that got an owner before is known to the store by now.
+        listed before the store is asked. Homes that nobody owns yet are asked for in between, as
+        are frozen copies: one that got an owner before is known to the store by now.
         """
         data = self._runtime.data
         there = await in_thread(self._listed)
-        homes = self._runtime.homes
+        homes, copies = self._runtime.homes, self._runtime.copies
         known = await rows.directories(self._store)
         found = 0
         for sandbox, conversations in there.items():
@@ -115,7 +115,7 @@ class Leftovers:
                 found += 1
                 await in_thread(partial(data.remove, sandbox, deadline_s=self._remove_s))
                 continue
-            for conversation in conversations - known[sandbox]:
+            for conversation in conversations - known[sandbox] - copies:
                 found += 1
                 gone = partial(data.remove, sandbox, conversation, deadline_s=self._remove_s)
                 await in_thread(gone)

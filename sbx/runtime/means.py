@@ -29,7 +29,7 @@ _MIME_MAX = 8 << 20
 @dataclass(frozen=True, slots=True)
 class Means:
     """What a runtime has, and every sandbox of it uses. `homes`: directories of sandboxes that
-    nobody owns yet, which no store knows of."""
+    nobody owns yet, which no store knows of; `copies`: those of frozen copies."""
 
     broker: Broker
     starter: Starter
@@ -38,6 +38,7 @@ class Means:
     guest: Path
     grace_s: float
     homes: set[str] = field(default_factory=set)
+    copies: set[str] = field(default_factory=set)
     disk_quota: str = "auto"
 
     @property
@@ -65,6 +66,7 @@ class Means:
             interpreter=interpreter,
             guest=str(self.guest),
             shared=str(opened.shared_path) if opened.shared_path is not None else None,
+            shared_read_only=opened.shared_read_only,
             host_directory=opened.host_directory is not None,
             has_temparea=opened.has_temparea,
             pinned=ready.pinned,

@@ -56,6 +56,7 @@ class OpenFiles:
     uploads_path: Path
     own: ConversationFiles
     shared_path: Path | None = None
+    shared_read_only: bool = False
     host_directory: HostDirectory | None = None
     has_temparea: bool = True
     identities: Mapping[str, Identity] = field(default_factory=dict)
@@ -191,7 +192,13 @@ def open_files(
             if not has_temparea:
                 uploads_tree.view = UPLOADS_APART
             opened = OpenFiles(
-                files=Files(tree, uploads_tree, uploads_apart=not has_temparea, max_bytes=largest),
+                files=Files(
+                    tree,
+                    uploads_tree,
+                    uploads_apart=not has_temparea,
+                    max_bytes=largest,
+                    refuse=directory.refuse_change,
+                ),
                 uploads=put,
                 measured=None,
                 files_path=directory.path,

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from sbx.errors import Conflict, SbxError
 from sbx.linux import memory
 from sbx.runtime.clock import Clock
+from sbx.runtime.projects import Projects
 from sbx.runtime.sandboxes import Sandboxes
 from sbx.runtime.settings import Settings
 
@@ -29,11 +30,13 @@ class Reaper:
         sandboxes: Sandboxes,
         clock: Clock,
         settings: Settings,
+        projects: Projects | None = None,
         available: Callable[[], tuple[int, int]] = memory.available,
     ) -> None:
         self._sandboxes = sandboxes
         self._clock = clock
         self._settings = settings
+        self._projects = projects
         self._available = available
         self._collect_at = clock.now() + settings.gc_interval
         self._collection: asyncio.Task[None] | None = None
@@ -57,6 +60,8 @@ class Reaper:
         every = self._sandboxes.every()
         await _all(one.expire() for one in every if one.expired and not one.over)
         await _all(one.stop_idle() for one in every if one.idle)
+        if self._projects is not None:
+            await self._projects.close_idle()
         await self._make_room()
         if self._settings.gc_interval > 0 and self._clock.now() >= self._collect_at:
             self._collect_at = self._clock.now() + self._settings.gc_interval

@@ -11,7 +11,7 @@ from sbx.errors import SbxError
 from sbx.isolation.patience import in_thread
 from sbx.runtime.clock import Clock
 from sbx.runtime.runtime import Runtime
-from sbx.runtime.store import Store, runs
+from sbx.runtime.store import Store, agent_runs, runs
 from sbx.runtime.store import sandboxes as rows
 from sbx.workspace import DataDirectory
 
@@ -25,9 +25,14 @@ async def recover(store: Store, clock: Clock, runtime: Runtime) -> None:
     What the store does not know, and deletions that were begun, `Leftovers.collect` finishes.
     """
     interrupted = await runs.mark_interrupted(store, clock.now())
+    agents = await agent_runs.mark_interrupted(store, clock.now())
     await store.write(rows.begin_anew)
-    if interrupted:
-        _log.warning("%d runs were cut off by the end of an earlier service", interrupted)
+    if interrupted or agents:
+        _log.warning(
+            "%d runs, and %d of agents, were cut off by the end of an earlier service",
+            interrupted,
+            agents,
+        )
     await in_thread(_tidy, runtime.data)
 
 

@@ -27,6 +27,7 @@ from sbx.runtime.home import Home, furnished, home_of
 from sbx.runtime.interpreter import interpreter_at, own_interpreter
 from sbx.runtime.kept import KeptSandbox, Place
 from sbx.runtime.means import Means
+from sbx.runtime.project_sandbox import ProjectSandbox
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
 from sbx.telemetry.starts import Starts
@@ -121,8 +122,7 @@ class Runtime:
     def grounds(self) -> Grounds:
         """From where a service may attach directories, when it is asked to."""
         settings = self.settings
-        confined = self._started_broker is not None
-        return Grounds(settings.attach_dirs, settings.private, writable=not confined)
+        return Grounds(settings.attach_dirs, settings.private, writable=not self.confined)
 
     async def create(
         self,
@@ -220,6 +220,11 @@ class Runtime:
         """The directories of sandboxes that nobody owns yet."""
         return frozenset(self._started().homes)
 
+    @property
+    def copies(self) -> frozenset[str]:
+        """The directories of frozen copies, each among the conversations of its sandbox."""
+        return frozenset(self._started().copies)
+
     async def open(
         self, loaded: Policy, decided: Policy, place: Place, home: Home | None = None
     ) -> KeptSandbox:
@@ -237,6 +242,44 @@ class Runtime:
             home=home,
         )
         return await self._prepared(box)
+
+    async def open_project(
+        self,
+        policy: str | Path | Policy,
+        directory: Path,
+        *,
+        narrower: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        uploads: Path | None = None,
+        lost: frozenset[str] = frozenset(),
+    ) -> ProjectSandbox:
+        """A sandbox over a working directory of the host, by a path without symlinks; see there.
+
+        Raises as `create`, and Denied `not_granted` where another one has taken its place.
+        """
+        means = self._started()
+        loaded, decided = await self.decide(policy, narrower=narrower, env=env)
+        box = ProjectSandbox(
+            means,
+            decided,
+            loaded,
+            await self._interpreter_of(decided),
+            workspace=directory,
+            uploads=uploads,
+            on_close=self._sandboxes.discard,
+            lost=lost,
+        )
+        return await self._prepared(box)
+
+    @property
+    def confined(self) -> bool:
+        """Whether this process gave up the rights with which its broker was started."""
+        return self._started_broker is not None
+
+    @property
+    def as_root(self) -> bool:
+        """Whether what this process starts outside of a sandbox runs as root."""
+        return os.geteuid() == 0
 
     @property
     def data(self) -> DataDirectory:

@@ -22,12 +22,16 @@ from sbx.kernels.watcher import MemoryWatcher
 from sbx.kernels.zygotes import Key, key_of
 from sbx.policy import Policy
 from sbx.protocol.attachments import Attachment
+from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.runs import Cause, Event, Run
 from sbx.protocol.usage import Usage
 from sbx.runtime.attachments import Attachments
+from sbx.runtime.checkpoints import Checkpoint
 from sbx.runtime.commands import Commands
+from sbx.runtime.context import StartKernel
 from sbx.runtime.contexts import Contexts
 from sbx.runtime.conversation import Conversation
+from sbx.runtime.copies import Copies
 from sbx.runtime.environments.directory import check_there
 from sbx.runtime.files import OpenFiles, Ready, WorkspaceFiles, WorkspaceUploads, open_files
 from sbx.runtime.home import Home
@@ -36,6 +40,7 @@ from sbx.runtime.means import Means
 from sbx.runtime.outlet import Outlet
 from sbx.runtime.questions import OnInput
 from sbx.runtime.quota import limited, refused
+from sbx.runtime.rehearsals import Rehearsal, is_rehearsal, offline
 from sbx.runtime.terminals import Terminals
 from sbx.runtime.tripwires import Sprung, Tripwires
 from sbx.runtime.usage import Whole
@@ -100,6 +105,9 @@ class AsyncSandbox:
         self._attachments = Attachments(
             policy.shared and workspace is None, possible=means.capabilities.own_namespaces
         )
+        self._copies = Copies(
+            means, policy, self._directory, lambda: (self._host.uid, self._host.gid)
+        )
         self._host: Host
         self._key: Key | None = None
         self._pid = os.getpid()
@@ -138,12 +146,13 @@ class AsyncSandbox:
         """By which zygote its kernels may be forked. `foreign_uid`: not of the broker's range."""
         if self._home is not None:
             self._key = self._home.key
-            return
+        else:
+            self._key = self._key_of(self.policy, paths, foreign_uid=foreign_uid)
+
+    def _key_of(self, policy: Policy, paths: Paths, *, foreign_uid: bool) -> Key | None:
         capabilities = self._means.capabilities
         own_uid = self._host.uid if capabilities.root and foreign_uid else None
-        self._key = key_of(
-            self._loaded, self.policy, capabilities, paths, self._means.filters, own_uid
-        )
+        return key_of(self._loaded, policy, capabilities, paths, self._means.filters, own_uid)
 
     # -- the default conversation ---------------------------------------------------------------
 
@@ -222,6 +231,16 @@ class AsyncSandbox:
         """Interrupt the cell that runs now; False when none does."""
         return await self._default.interrupt()
 
+    async def rehearse(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> Rehearsal:
+        """Run a shell command on a frozen copy; see `Conversation.rehearse`."""
+        return await self._default.rehearse(command, timeout=timeout, cwd=cwd)
+
+    async def checkpoint(self) -> Checkpoint:
+        """The files as they are now, to be put back; see `Conversation.checkpoint`."""
+        return await self._default.checkpoint()
+
     @property
     def files(self) -> WorkspaceFiles:
         return self._default.files
@@ -298,6 +317,7 @@ class AsyncSandbox:
         made = self._conversations[name] = self._make_conversation(name)
         made.files.tripwires = made.uploads.tripwires = self.tripwires
         made.files.partials.tripwires = self.tripwires
+        made.copy_by(self._copies, self._starter_of(name))
         return made
 
     def _check_name(self, name: str) -> None:
@@ -428,17 +448,27 @@ class AsyncSandbox:
     def _pids(self) -> list[int]:
         """Every process of its jails; from any thread."""
         contexts = [
-            one for talk in list(self._conversations.values()) for one in talk.contexts.ending
+            one for talk in list(self._conversations.values()) for one in talk.ending
         ]
         return [pid for one in contexts for pid in one.processes]
 
-    async def _start_in(self, _context: str, opened: OpenFiles) -> Kernel:
-        return await self._start_kernel(opened)
+    def _starter_of(self, _conversation: str) -> StartKernel:
+        return self._start_in
 
-    async def _start_kernel(self, opened: OpenFiles) -> Kernel:
+    async def _start_in(self, context: str, opened: OpenFiles) -> Kernel:
+        return await self._start_kernel(opened, context)
+
+    def _walls_of(self, context: str) -> tuple[Policy, Key | None]:
+        """The policy of the kernels of this context, and by which zygote they may be forked."""
+        if is_rehearsal(context) and self.policy.network.mode != "none":
+            return offline(self.policy), None
+        return self.policy, self._key
+
+    async def _start_kernel(self, opened: OpenFiles, context: str = DEFAULT_CONTEXT) -> Kernel:
         if self.policy.environment is not None:
             await in_thread(check_there, self.policy, self._interpreter)
-        wires, policy = self.tripwires, self.policy
+        policy, key = self._walls_of(context)
+        wires = self.tripwires
         if wires is not None:
             wires.check()
             await wires.plant()
@@ -447,9 +477,9 @@ class AsyncSandbox:
         if kernel is None:
             ready = await opened.prepare()
             means = self._means
-            async with self._way_out() as way_out:
+            async with self._way_out(policy) as way_out:
                 paths = means.paths(opened, ready, self._interpreter, way_out)
-                order = means.order(self._group, policy, paths, ready, self._key)
+                order = means.order(self._group, policy, paths, ready, key)
                 if wires is not None:
                     order = replace(order, config={**order.config, "planted": dict(wires.files)})
                 kernel = await means.starter.start(order)
@@ -458,7 +488,7 @@ class AsyncSandbox:
             if wires.sprung is not None:  # while this one started
                 await kernel.kill(Cause.TRIPWIRE)
                 wires.check()
-        await self._attachments.welcome(kernel)
+        await self._attachments.welcome(kernel, read_only=is_rehearsal(context))
         if self._watcher is not None:
             self._watcher.watch(kernel)
         return kernel
@@ -467,12 +497,12 @@ class AsyncSandbox:
         """A planted credential was used: end every kernel, by a task of its own."""
         _log.warning("a trip-wire of %s was sprung: %s, in %s", self.id, sprung.wire, sprung.where)
         for talk in self._conversations.values():
-            for one in talk.contexts.ending:
+            for one in talk.ending:
                 one.condemn(Cause.TRIPWIRE)
         self._freezing = asyncio.create_task(self._freeze())
 
     async def _freeze(self) -> None:
-        every = [one for talk in self._conversations.values() for one in talk.contexts.ending]
+        every = [one for talk in self._conversations.values() for one in talk.ending]
         ends = (one.end_for(Cause.TRIPWIRE) for one in every)
         for end in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(end, Exception):
@@ -481,11 +511,11 @@ class AsyncSandbox:
             await self._outlet.close()
 
     def _has_kernels(self) -> bool:
-        every = (one for talk in self._conversations.values() for one in talk.contexts.ending)
+        every = (one for talk in self._conversations.values() for one in talk.ending)
         return any(one.alive for one in every)
 
-    def _way_out(self) -> AbstractAsyncContextManager[WayOut | None]:
-        if self._outlet is None:
+    def _way_out(self, policy: Policy) -> AbstractAsyncContextManager[WayOut | None]:
+        if self._outlet is None or policy.network.mode == "none":
             return nullcontext()
         ids = (self._host.uid, self._host.gid)
         return self._outlet.opened(ids if ids[0] != os.geteuid() else None)

@@ -10,7 +10,7 @@ is NotFound, whatever the reason.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from sbx.runtime.registry import Registry, unknown
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.runtime.settings import Settings
-from sbx.runtime.store import Store, events
+from sbx.runtime.store import Store, chats, events
 from sbx.runtime.store import sandboxes as rows
 from sbx.runtime.store.events import EventRow
 from sbx.runtime.store.sandboxes import ConversationRow, SandboxRow
@@ -61,6 +61,7 @@ __all__ = [
 
 LATEST = 253_402_300_799.0  # the last second that a date of four digits can tell
 _LIST_MAX = 500
+Leaving = Callable[[str, str | None], Awaitable[None]]  # a sandbox's id, a conversation's name
 _FORGOTTEN = RunError("ConversationDeleted", "the conversation was deleted meanwhile", "")
 
 
@@ -95,6 +96,11 @@ class Sandboxes:
         self._settings = settings
         self.leftovers = Leftovers(store, clock, runtime, settings)
         self._collecting = False
+        self._leaving: list[Leaving] = []
+
+    def leave_first(self, leaving: Leaving) -> None:
+        """Await this before a sandbox ends, or with its name a conversation of it."""
+        self._leaving.append(leaving)
 
     async def load(self) -> None:
         """Take over what the store knows, before anything else is called."""
@@ -344,11 +350,15 @@ class Sandboxes:
         if one is not None:
             await to_the_end(self.end(one, cause))
         else:
-            await self._row_of(caller, sandbox_id)
+            row = await self._row_of(caller, sandbox_id)
+            if cause != "expired":  # which the first end of it may have been, and kept its chats
+                await self._store.write(partial(chats.drop_of_sandbox, sandbox_id=row.id))
 
     async def end(self, one: Living, cause: str) -> bool:
         """`delete`, on nobody's behalf; False where somebody else did."""
         cargo, mine = one.cargo, False
+        for leave in self._leaving:
+            await leave(one.id, None)
         try:
             mine = await one.delete(cause)
         finally:
@@ -379,8 +389,14 @@ class Sandboxes:
         if not caller.sees(one.row.user_id, one.row.agent_id, name):
             raise unknown(sandbox_id)
         one.check(Act.USE)
+        for leave in self._leaving:
+            await leave(one.id, name)
         if name in await one.conversations():
             await to_the_end(self._delete_conversation(one, name))
+        else:  # nothing was run or put there, and yet somebody may have talked
+            await self._store.write(
+                partial(chats.drop_of_conversation, sandbox_id=one.id, name=name)
+            )
 
     async def _delete_conversation(self, one: Living, name: str) -> None:
         at, cargo = self._clock.now(), one.cargo

@@ -30,6 +30,10 @@ class Settings(BaseSettings):
     `attach_dirs`: directories of which, and of what lies below them, a service may attach some to
     sandboxes that live; one that was started as root does so read-only, and a program that embeds
     sbx decides by itself.
+    `project_dirs`: directories of which, and of what lies below them, one may be the working
+    directory of a project; none by default.
+    `allow_host_mode`: a project may turn its sandbox off, so that what a model asks for is done on
+    the host itself, with all that the user who runs this may do.
     `fast_path`: kernels may be forked and kept ready; False leaves only the cold path.
     `zygotes_max`: for how many policies at once; each zygote holds some 40 to 100 MiB.
     `disk_quota`: whether linux itself holds workspaces to their size, by project quotas, for which
@@ -62,6 +66,8 @@ class Settings(BaseSettings):
         _UIDS,
     )
     attach_dirs: tuple[Path, ...] = ()
+    project_dirs: tuple[Path, ...] = ()
+    allow_host_mode: bool = False
     fast_path: bool = True
     zygotes_max: Annotated[int, Field(ge=1, le=1000)] = 8
     start_timeout: Annotated[float, Field(gt=0)] = 30.0
@@ -82,7 +88,7 @@ class Settings(BaseSettings):
 
     @property
     def private(self) -> tuple[Path, ...]:
-        """What no sandbox is to be shown by an attachment."""
+        """What no sandbox is to be shown by an attachment or as a project."""
         return (self.data_dir,) if self.data_dir is not None else ()
 
     def __init__(self, **given: Any) -> None:

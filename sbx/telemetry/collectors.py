@@ -81,6 +81,15 @@ class Collectors:
             buckets=_REQUEST,
             registry=registry,
         )
+        self.agent_runs = Counter(
+            "sbx_agent_runs", "Runs of agents that ended, by reason.", ["reason"],
+            registry=registry,
+        )  # fmt: skip
+        self.agent_steps = Counter("sbx_agent_steps", "Steps of agents.", registry=registry)
+        self.approvals = Counter(
+            "sbx_approvals", "Calls that waited for a person, by outcome.", ["outcome"],
+            registry=registry,
+        )  # fmt: skip
         self._watched = _Watched()
         registry.register(self._watched)
 

@@ -94,6 +94,24 @@ def kernel_stopped(cause: str) -> None:
         by.stops.labels(cause).inc()
 
 
+def agent_ran(reason: str) -> None:
+    """A run of an agent ended: done, max_steps, aborted, budget, error."""
+    if (by := _Counting.by) is not None:
+        by.agent_runs.labels(reason).inc()
+
+
+def agent_stepped() -> None:
+    """An agent's model was asked, and the tools that it called have ended."""
+    if (by := _Counting.by) is not None:
+        by.agent_steps.inc()
+
+
+def approval_decided(outcome: str) -> None:
+    """A call that waited was decided: approved, denied, timeout, abort, restart."""
+    if (by := _Counting.by) is not None:
+        by.approvals.labels(outcome).inc()
+
+
 def upload_began() -> None:
     """An upload's body is being read; `upload_ended` is called whatever becomes of it."""
     if (by := _Counting.by) is not None:

@@ -46,7 +46,7 @@ def by_openat2(root: int, relative: tuple[str, ...], flags: int) -> int:
 
 def by_walk(root: int, relative: tuple[str, ...], flags: int) -> int:
     names = [encoded(part) for part in relative] or [b"."]
-    mount = _mount_id(root)
+    mount = mount_id(root)
     directory = root
     try:
         for name in names[:-1]:
@@ -81,7 +81,7 @@ def _step(directory: int, name: bytes, flags: int, mount: int) -> int:
             raise _loop() from None
         raise
     try:
-        if _mount_id(fd) != mount:
+        if mount_id(fd) != mount:
             raise OSError(errno.EXDEV, "the path crosses a mount")
         if not flags & os.O_NOFOLLOW and stat.S_ISLNK(os.fstat(fd).st_mode):
             raise _loop()
@@ -91,7 +91,7 @@ def _step(directory: int, name: bytes, flags: int, mount: int) -> int:
     return fd
 
 
-def _mount_id(fd: int) -> int:
+def mount_id(fd: int) -> int:
     """Which mount `fd` lies on; st_dev would miss a bind mount of the same file system."""
     with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as info:
         for line in info:

@@ -1,6 +1,6 @@
 """The files of a conversation as callers name them: one path rule in front of up to three trees."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from sbx.protocol.files import Copied, Entry, Kind, Listing, Matches
 from sbx.workspace import paths
@@ -25,8 +25,9 @@ class Files:
 
     `shared` is None where the policy does not share: `/workspace/shared` is then a directory like
     any other, only reserved. `uploads_apart` where a host directory is the workspace.
-    `total_max_bytes` is what one tree may hold, None where that is not ours to say. All methods
-    raise InvalidPath, and NotFound `file_not_found`; see `Tree` for what else.
+    `total_max_bytes` is what one tree may hold, None where that is not ours to say; `refuse` raises
+    for what must not change in `files`. All methods raise InvalidPath, and NotFound
+    `file_not_found`; see `Tree` for what else.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Files:
         uploads_apart: bool = False,
         max_bytes: int = DEFAULT_MAX_BYTES,
         total_max_bytes: int | None = None,
+        refuse: Callable[[Relative], None] | None = None,
     ) -> None:
         self._files = files
+        self._refuse = refuse
         self._uploads = uploads
         self._shared = shared
         self._apart = uploads_apart
@@ -210,6 +213,8 @@ class Files:
                 return self._shared, relative
             case Location(Part.SHARED, relative):
                 return self._files, ("shared", *relative)
+        if changing and self._refuse is not None:
+            self._refuse(where.relative)
         return self._files, where.relative
 
     def _limit(self, max_bytes: int | None) -> int:

@@ -16,7 +16,7 @@ from sbx.workspace import beneath
 from sbx.workspace.paths import WORKSPACE
 from sbx.workspace.refusals import translated, wrong_path
 from sbx.workspace.streams import Owner
-from sbx.workspace.tree import Tree
+from sbx.workspace.tree import Relative, Tree
 
 # Each of these makes a program of the host run what it says, without a further question asked.
 RUNS_ON_THE_HOST = (
@@ -37,6 +37,7 @@ RUNS_ON_THE_HOST = (
     ".zprofile",
     ".ssh",
 )
+_FIRST_NAMES = frozenset(path.partition("/")[0] for path in RUNS_ON_THE_HOST)
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,24 @@ class HostDirectory:
             return found.st_dev, found.st_ino
         finally:
             os.close(fd)
+
+    def refuse_change(self, relative: Relative) -> None:
+        """What the code inside finds read-only or pinned no call of the host's side changes either:
+        a model may have asked for it. Raises Denied `runs_on_the_host`."""
+        if not relative or relative[0] not in _FIRST_NAMES:
+            return
+        with translated("/".join(relative)):
+            found = protected_paths(self)
+        for name in (*found.pinned, *found.read_only, *found.symlinks):
+            parts = tuple(name.split("/"))
+            below = relative[: len(parts)] == parts and name not in found.pinned
+            if below or parts[: len(relative)] == relative:
+                raise Denied(
+                    f"'{'/'.join(relative)}' is, or holds, what a program of the host would run",
+                    code="runs_on_the_host",
+                    hint=f"{name} is read-only in a sandbox: change it outside, if that is meant",
+                    details={"path": f"{WORKSPACE}/{'/'.join(relative)}"},
+                )
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -8,6 +8,7 @@
         uploads/                              mounted read-only on temparea
         staging/                              in no view: files half written, trees half removed
         commands/                             in no view: what background commands printed
+    {data}/sandboxes/{opaque}/{opaque}/files/ also a frozen copy of one, for a rehearsal or an undo
     {data}/egress/{opaque}/                   where the proxy of a live sandbox listens
     {data}/removed/                           what is deleted, unreachable and on its way out
 
@@ -181,6 +182,25 @@ class DataDirectory:
     def shared_path(self, sandbox: str) -> Path:
         """What a jail mounts as `/workspace/shared`."""
         return self.path / "sandboxes" / _opaque(sandbox) / "shared"
+
+    def frozen(self, sandbox: str, name: str, *, owner: Owner | None = None) -> Tree:
+        """Open the tree of a frozen copy, made where it is missing. It lies among the sandbox's
+        conversations under an opaque name, and is removed as one."""
+        with translated(paths.WORKSPACE):
+            parent = _directory(self._sandboxes, _opaque(sandbox), self._passed)
+            try:
+                root = _directory(parent, _opaque(name), self._passed)
+            finally:
+                os.close(parent)
+            try:
+                fd = _directory(root, "files", 0o700, owner, keep_mode=True)
+            finally:
+                os.close(root)
+        return Tree(fd, view=paths.WORKSPACE, owner=owner)
+
+    def frozen_path(self, sandbox: str, name: str) -> Path:
+        """The directory in which the `files` of a frozen copy lie."""
+        return self.path / "sandboxes" / _opaque(sandbox) / _opaque(name)
 
     def egress_path(self, name: str) -> Path:
         """Where a proxy makes its directory, and what its jails mount."""

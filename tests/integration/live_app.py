@@ -22,6 +22,7 @@ import pytest_asyncio
 import uvicorn
 from fastapi import FastAPI
 
+from sbx.agent.settings import AgentSettings
 from sbx.api.app import create_app
 from sbx.api.connections import Connection
 from sbx.api.settings import ServiceSettings
@@ -80,12 +81,16 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def live(
-    directory: Path, *, clock: Clock | None = None, **settings: Any
+    directory: Path,
+    *,
+    clock: Clock | None = None,
+    agent: AgentSettings | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
-    """Serve a new House whose data lie in `directory`."""
+    """Serve a new House whose data lie in `directory`; `agent` names a model."""
     chosen = ServiceSettings(data_dir=directory / "data", socket=directory / "sbx.sock", **settings)
     async with House(chosen, clock=clock or SystemClock()) as house:
-        app = create_app(house, chosen)
+        app = create_app(house, chosen, agent)
         config = uvicorn.Config(
             app,
             uds=str(chosen.socket),

@@ -2,18 +2,20 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 import requests
 import schemathesis
 import urllib3
+from agent_calls import desk
 from bay_calls import made
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
+from live_app import Served, live_client, short_directory  # noqa: F401  # fixtures
 from requests.adapters import HTTPAdapter
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -25,8 +27,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from sbx.agent.messages import Response
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 EXAMPLES = 4  # of each route, of each kind
+ANSWERS = 20  # of the model, which is asked at most once in each
 TIMEOUT_S = 30.0
 # What ends the sandbox that the others use.
 OF_ITS_OWN = {("DELETE", "/v1/sandboxes/{sandbox_id}"), ("DELETE", "/api/v1/sessions/{session_id}")}
@@ -73,6 +78,15 @@ class _OverSocket(HTTPAdapter):
     def close(self) -> None:
         self._pool.close()
         super().close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[Served]:
+    """With a model: a chat without one is refused by 503, which is no surprise there."""
+    answers = [Response("hello")] * ANSWERS
+    with short_directory() as directory:
+        async with desk(directory, *answers) as at:
+            yield at.served
 
 
 @pytest.fixture

@@ -319,18 +319,51 @@ def store_of_version(path: Path, version: int) -> None:
                 "INSERT INTO contexts (sandbox_id, conversation, name, created_at)"
                 " VALUES ('sandbox-1', 'default', 'other', 1)"
             )
+        if version >= 3:
+            add_agent_rows(on)
+
+
+def add_agent_rows(on: sqlite3.Connection) -> None:
+    on.execute(
+        "INSERT INTO projects (id, owner, name, working_directory, created_at)"
+        " VALUES ('project-1', 'me', 'site', '/srv/site', 1)"
+    )
+    on.execute(
+        "INSERT INTO chats (id, owner, conversation_id, user_id, agent_id, sandbox_id, project_id,"
+        " created_at, last_used_at) VALUES ('chat-1', 'me', 'default', 'u', 'a', 'sandbox-1',"
+        " 'project-1', 1, 1)"
+    )
+    on.execute(
+        "INSERT INTO messages (chat_id, seq, role, message, created_at)"
+        " VALUES ('chat-1', 1, 'user', '{}', 1)"
+    )
+    on.execute(
+        "INSERT INTO agent_runs (id, chat_id, status, model, max_steps, started_at)"
+        " VALUES ('arun-1', 'chat-1', 'ended', 'm', 10, 1)"
+    )
+    on.execute(
+        "INSERT INTO approvals (tool_call_id, chat_id, run_id, tool_name, tool_args, created_at,"
+        " expires_at) VALUES ('call-1', 'chat-1', 'arun-1', 'execute_command', '{}', 1, 2)"
+    )
+    on.execute(
+        "INSERT INTO approval_rules (id, owner, project_id, tool_name, kind, text, made_by,"
+        " created_at) VALUES ('rule-1', 'me', 'project-1', 'execute_command', 'exact', 'ls', 'me',"
+        " 1)"
+    )
 
 
 TABLES = (
     *("cargos", "sandboxes", "conversations", "uploads", "runs"),
     *("keys", "tokens", "idempotency", "events"),
 )
+AGENT_TABLES = ("projects", "chats", "messages", "agent_runs", "approvals", "approval_rules")
 
 
 # What was shipped stands: stores of that version are out there. A change is a step of its own.
 SHIPPED = {
     1: "45d2d93078b43b3713f43fdbb344a86a72f7a7ec570e65a834023c2360f8626c",
     2: "7c62813a530bd92ab6cf63c02d4ecb2910c68a1ac10731e37811efbd1f2b07ff",
+    3: "a59cf7f727c8668c2a0cbefbeb1fcc844181e3f14fb82120e5634c09c4d7447d",
 }
 
 
@@ -347,8 +380,24 @@ async def test_a_store_of_every_version_opens_with_its_rows(path: Path, version:
             assert len(await store.rows(f"SELECT * FROM {table}")) == 1, table
         assert (await store.rows("SELECT context FROM runs"))[0]["context"] == "default"
         assert len(await store.rows("SELECT * FROM contexts")) == (version >= 2)
+        for table in AGENT_TABLES:
+            assert len(await store.rows(f"SELECT * FROM {table}")) == (version >= 3), table
     async with await Store.open(path):
         pass  # and again, now that nothing is left to migrate
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_an_older_store_takes_the_agents_rows_once_it_is_migrated(
+    path: Path, version: int
+) -> None:
+    store_of_version(path, version)
+    async with await Store.open(path) as store:
+        await store.write(add_agent_rows)
+        project = (await store.rows("SELECT * FROM projects"))[0]
+        assert project["sandbox_enabled"] == 1
+        await store.write(lambda on: on.execute("DELETE FROM projects"))
+        for table in AGENT_TABLES:
+            assert not await store.rows(f"SELECT * FROM {table}"), table
 
 
 async def test_a_step_may_rebuild_a_table_that_others_refer_to(path: Path) -> None:

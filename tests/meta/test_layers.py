@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "sbx"
 ROWS = (
-    {"cli"},
+    {"cli", "adapters"},
     {"sandbox"},  # the face that is embedded or connected
     {"api", "client"},
     {"agent"},

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import sbx
+import sbx.agent
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"pydantic", "msgspec", "asyncio", "IPython", "typer", "rich", "psutil", "ctypes"}
@@ -36,6 +37,11 @@ def public(value: object) -> list[tuple[str, object]]:
 @pytest.mark.parametrize("name", sbx.__all__)
 def test_every_public_name_is_there_and_documented(name: str) -> None:
     assert inspect.getdoc(getattr(sbx, name))
+
+
+@pytest.mark.parametrize("name", sbx.agent.__all__)
+def test_every_name_of_the_agent_is_there_and_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(sbx.agent, name))
 
 
 @pytest.mark.parametrize("name", ["AsyncSandbox", "Conversation", "Runtime", "Sandbox"])

@@ -57,6 +57,10 @@ def test_everything_the_runtime_tells_is_counted_by_its_labels() -> None:
     metrics.upload_began()
     metrics.upload_ended(None)
     metrics.upload_began()
+    metrics.agent_stepped()
+    metrics.agent_stepped()
+    metrics.agent_ran("done")
+    metrics.approval_decided("timeout")
     metrics.requested("GET", "/v1/sandboxes/{id}", 200, 0.001)
     found = told()
     assert found['sbx_acquire_seconds_bucket{le="0.002",path="pool"}'] == 1
@@ -69,6 +73,9 @@ def test_everything_the_runtime_tells_is_counted_by_its_labels() -> None:
     assert found["sbx_uploads_active"] == 1
     assert found['sbx_uploads_total{outcome="failed"}'] == 1
     assert found["sbx_upload_bytes_total"] == 500
+    assert found["sbx_agent_steps_total"] == 2
+    assert found['sbx_agent_runs_total{reason="done"}'] == 1
+    assert found['sbx_approvals_total{outcome="timeout"}'] == 1
     name = 'sbx_http_request_seconds_count{method="GET",route="/v1/sandboxes/{id}",status="200"}'
     assert found[name] == 1
 

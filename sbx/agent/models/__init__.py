@@ -1,11 +1,15 @@
 """Models behind one small contract.
 
 __init__.py    the contract
+made.py        the model that settings name
 openai.py      anything that speaks chat completions, by the openai SDK
 anthropic.py   the messages API, by the anthropic SDK
-replay.py      answers written down before: tests, demos
+asking.py      what both have in common: one request, its deadline, its end
+wording.py     what both have to mind when they tell a history
 retries.py     what is asked again, and when
-made.py        the model that settings name
+failures.py    the errors of the SDKs in ours, without the key
+bounded.py     the HTTP client beneath the SDKs
+replay.py      answers written down before: tests, demos
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -25,8 +29,9 @@ class TextDelta:
 
 class Model(Protocol):
     """What answers. Both methods raise Unavailable `model_unavailable` (asked again as often as is
-    right, and it would not), `model_rate_limited`; Denied `model_unauthorized`; BadRequest
-    `model_bad_request`. No error carries the key. Cancelling a call ends its request.
+    right, and it would not), `model_rate_limited`, `model_stream_broken`, `model_bad_answer` (of no
+    shape that an answer has); Denied `model_unauthorized`; BadRequest `model_bad_request`. No error
+    carries the key. Cancelling a call ends its request.
     """
 
     @property

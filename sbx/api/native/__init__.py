@@ -8,6 +8,7 @@ contexts.py  contexts of a conversation: kernels side by side
 terminals.py  terminals of a conversation, and a WebSocket to each
 files.py   files and uploads of any conversation, as raw bytes
 search.py, arrange.py, watch.py   found by name and content, moved and changed, followed
+rehearsals.py   commands on a frozen copy, and files put back
 archive.py, partials.py   directories as archives; uploads in pieces
 attachments.py  directories of the host, shown inside: the operator's
 admin.py   keys, tokens, and the sandboxes of everybody: the operator's
@@ -23,6 +24,7 @@ from sbx.api.native import (
     files,
     life,
     partials,
+    rehearsals,
     runs,
     search,
     terminals,
@@ -38,6 +40,7 @@ routers = (
     files.router,
     search.router,
     arrange.router,
+    rehearsals.router,
     watch.router,
     archive.router,
     partials.router,

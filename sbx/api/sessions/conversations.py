@@ -8,12 +8,9 @@ from sbx.api.sessions.asked import SessionDep, demand, no_conversation, record
 from sbx.api.sessions.models import ConversationBody, ConversationList, Prompt
 from sbx.runtime.sessions import check_id
 from sbx.runtime.store import uploads
-from sbx.workspace import Upload
+from sbx.workspace.prompt import uploads_told
 
 router = APIRouter(prefix="/api/v1/sessions/{session_id}/conversations", tags=["conversations"])
-_ROOT = "/workspace/uploads/temparea/"
-_GENERATED = "/workspace/uploads/generated/"
-_TOLD = 500  # files in one prompt
 
 
 @router.get("", responses=documented(404, 409))
@@ -46,7 +43,7 @@ async def prompt(
         raise no_conversation(name)
     async with house.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
         found = await use.conversation(name).uploads.list()
-    return Prompt(prompt=told(found))
+    return Prompt(prompt=uploads_told(found))
 
 
 @router.delete("/{conversation_id}", status_code=204, responses=documented(404, 409))
@@ -58,23 +55,3 @@ async def delete(
     demand(caller, view, "files:write", name)
     await house.sandboxes.delete_conversation(caller, view.id, name)
     await record(house, caller, "conversation.delete", view, conversation=name)
-
-
-def told(found: tuple[Upload, ...]) -> str:
-    """The text for a system prompt. Names are the user's: each is a line of its own, and what does
-    not print is escaped, so that none of them reads as a sentence of ours."""
-    lines = [f"The files that the user uploaded are in {_ROOT}, which is read-only."]
-    if found:
-        lines.append("These are all of them, with their full paths:")
-        lines += [f"- {_plain(upload.path)} ({upload.size} bytes)" for upload in found[:_TOLD]]
-        if len(found) > _TOLD:
-            lines.append(f"- and {len(found) - _TOLD} more: list {_ROOT}")
-    else:
-        lines.append("There are none yet.")
-    lines.append(f"Write the files that you generate to {_GENERATED}.")
-    lines.append("The working directory is /workspace; what is written there is kept as well.")
-    return "\n".join(lines)
-
-
-def _plain(path: str) -> str:
-    return path if path.isprintable() else ascii(path)

@@ -6,6 +6,7 @@
     failures.py     sqlite3's errors in our words
     migrations.py   the numbered steps, NNNN.sql
     sandboxes.py    runs.py  uploads.py  keys.py  tokens.py  idempotency.py  events.py
+    chats.py  messages.py  agent_runs.py  approvals.py  projects.py
                     the rows of each table, and every query on it
 
 Why the standard library's sqlite3 and not aiosqlite: a transaction must be one thread hop, as every

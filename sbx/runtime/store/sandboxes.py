@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sbx.runtime.store import Store
+from sbx.runtime.store import Store, chats
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,8 @@ def touch(
 
 
 def delete(on: sqlite3.Connection, sandbox_id: str, at: float, cause: str) -> None:
-    """Leave its tombstone, and that of the cargo that dies with it."""
+    """Leave its tombstone, and that of the cargo that dies with it. What was said in it goes too,
+    unless it merely expired."""
     on.execute(
         "UPDATE sandboxes SET deleted_at = ?, cause = ?, idle_expires_at = NULL"
         " WHERE id = ? AND deleted_at IS NULL",
@@ -153,6 +154,8 @@ def delete(on: sqlite3.Connection, sandbox_id: str, at: float, cause: str) -> No
         "UPDATE cargos SET deleted_at = ? WHERE managed_by = ? AND deleted_at IS NULL",
         (at, sandbox_id),
     )
+    if cause != "expired":
+        chats.drop_of_sandbox(on, sandbox_id)
 
 
 def files_are_removed(on: sqlite3.Connection, sandbox_id: str) -> None:
@@ -287,7 +290,9 @@ def add_conversation(
 def delete_conversation(
     on: sqlite3.Connection, sandbox_id: str, cargo_id: str, name: str
 ) -> list[str]:
-    """Forget it for every sandbox of the cargo; the directories that are nobody's now."""
+    """Forget it for every sandbox of the cargo, and what was said in it; the directories that are
+    nobody's now."""
+    chats.drop_of_conversation(on, sandbox_id, name)
     where = (
         "WHERE name = ? AND sandbox_id IN (SELECT id FROM sandboxes WHERE cargo_id = ?)",
         (name, cargo_id),

@@ -1,0 +1,66 @@
+"""The tools of sbx.agent over one sandbox, for callers with and without asyncio."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from sbx.agent.messages import ToolCall
+from sbx.agent.sandbox import Sandbox
+from sbx.agent.tools.following import unheard
+from sbx.agent.tools.registry import Tools
+from sbx.agent.tools.tool import ToolDefinition, ToolResult
+from sbx.blocking import BlockingConversation, beneath
+from sbx.errors import BadRequest
+
+
+@runtime_checkable
+class Whole(Protocol):
+    """A sandbox of several conversations: `AsyncSandbox`, here or in a service."""
+
+    def conversation(self, name: str) -> Sandbox: ...
+
+
+AnySandbox = BlockingConversation | Sandbox | Whole
+_DEFAULT_CONVERSATION = "default"
+
+
+class Calls:
+    """Calls of tools by their names, with arguments as JSON text or as an object.
+
+    `sandbox` is a `Sandbox`, an `AsyncSandbox`, a conversation of either, here or in a service;
+    `tools` the built-in ones unless others are given. What goes wrong in a call is a result that
+    tells so. A cancelled call interrupts its run.
+    """
+
+    def __init__(self, sandbox: AnySandbox, tools: Tools | None = None) -> None:
+        if isinstance(sandbox, Whole) and not isinstance(sandbox, BlockingConversation):
+            sandbox = sandbox.conversation(_DEFAULT_CONVERSATION)
+        self._sandbox: BlockingConversation | Sandbox = sandbox
+        self._tools = tools or Tools()
+
+    def definitions(self) -> tuple[ToolDefinition, ...]:
+        return self._tools.definitions()
+
+    def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
+        """Raises BadRequest `needs_asyncio` where the sandbox is one for asyncio."""
+        if not isinstance(self._sandbox, BlockingConversation):
+            raise BadRequest(
+                "a sandbox for asyncio cannot be called without it",
+                code="needs_asyncio",
+                hint="await the tool (ainvoke), or give it an sbx.Sandbox",
+            )
+        loop, inner = beneath(self._sandbox)
+        return loop.call(self._tools.call(_call(name, arguments), inner, unheard))
+
+    async def call_async(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
+        call = _call(name, arguments)
+        if not isinstance(self._sandbox, BlockingConversation):
+            return await self._tools.call(call, self._sandbox, unheard)
+        loop, inner = beneath(self._sandbox)
+        return await loop.awaited(self._tools.call(call, inner, unheard))
+
+
+def _call(name: str, arguments: str | Mapping[str, Any]) -> ToolCall:
+    text = arguments if isinstance(arguments, str) else json.dumps(dict(arguments))
+    return ToolCall(f"call-{secrets.token_hex(8)}", name, text)

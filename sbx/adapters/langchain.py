@@ -1,0 +1,76 @@
+"""LangChain tools that act in a sandbox.
+
+    with Sandbox() as box:
+        agent = create_agent(model, tools=[python_tool(box)])
+        agent.invoke({"messages": [("user", "How many rows has data.csv?")]})
+
+They are the tools of sbx.agent, with its schemas, results and errors.
+"""
+
+from typing import Any
+
+from sbx.adapters import extra_missing
+from sbx.adapters.calling import AnySandbox, Calls
+from sbx.agent.tools.registry import Tools
+from sbx.agent.tools.running import RUN_CODE
+from sbx.agent.tools.tool import ToolResult
+
+try:
+    from langchain_core.tools import BaseTool, ToolException
+    from pydantic import PrivateAttr
+except ImportError:
+    raise extra_missing("langchain") from None
+
+Content = str | list[dict[str, Any]]
+
+
+class SandboxTool(BaseTool):
+    """One tool of sbx. Its message's content is what a model is told, with figures as images; its
+    artifact is the ToolResult. A call that fails gives a message of status `error`.
+
+    Without asyncio (`invoke`) only where the sandbox is one without.
+    """
+
+    _calls: Calls = PrivateAttr()
+
+    def __init__(self, calls: Calls, **fields: Any) -> None:
+        super().__init__(response_format="content_and_artifact", handle_tool_error=True, **fields)
+        self._calls = calls
+
+    def _run(self, **arguments: Any) -> tuple[Content, ToolResult]:
+        return _told(self._calls.call(self.name, arguments))
+
+    async def _arun(self, **arguments: Any) -> tuple[Content, ToolResult]:
+        return _told(await self._calls.call_async(self.name, arguments))
+
+
+def sandbox_tools(sandbox: AnySandbox, tools: Tools | None = None) -> list[BaseTool]:
+    """run_code, execute_command, read_file, write_file, edit_file, list_files; or `tools`."""
+    calls = Calls(sandbox, tools)
+    return [
+        SandboxTool(
+            calls,
+            name=definition.name,
+            description=definition.description,
+            args_schema=dict(definition.parameters),
+        )
+        for definition in calls.definitions()
+    ]
+
+
+def python_tool(sandbox: AnySandbox) -> BaseTool:
+    """Just `run_code`: variables stay from call to call."""
+    (tool,) = sandbox_tools(sandbox, Tools([RUN_CODE]))
+    return tool
+
+
+def _told(result: ToolResult) -> tuple[Content, ToolResult]:
+    if result.is_error:
+        raise ToolException(result.text)
+    if not result.images:
+        return result.text, result
+    images = [
+        {"type": "image", "base64": image.data, "mime_type": image.media_type}
+        for image in result.images
+    ]
+    return [{"type": "text", "text": result.text}, *images], result

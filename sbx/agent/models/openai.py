@@ -1,0 +1,222 @@
+"""Anything that speaks chat completions, by the openai SDK: OpenAI, DeepSeek, vLLM, Ollama …
+
+Servers that speak it differ in what they leave out. So nothing is required of what comes, and only
+a wrong type is an error.
+"""
+
+from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from sbx.agent.messages import Image, Message, Response, Stop, ToolCall, Usage
+from sbx.agent.models import wording
+from sbx.agent.models.asking import Building, SdkModel, read
+from sbx.agent.models.failures import bad_answer
+from sbx.agent.tools import dialects
+from sbx.agent.tools.tool import ToolDefinition
+
+Json = dict[str, Any]
+
+
+class OpenAIModel(SdkModel):
+    """A model behind chat completions, OpenAI's or any server's that speaks them; see SdkModel."""
+
+    sdk, client, error = "openai", "AsyncOpenAI", "OpenAIError"
+
+    def _request(
+        self,
+        system: str,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition],
+        takes_images: bool,
+    ) -> Json:
+        request: Json = {
+            "model": self.name,
+            "messages": told(system, messages, takes_images),
+            "extra_body": self._options,
+        }
+        if tools:
+            request["tools"] = dialects.openai(tools)
+        return request
+
+    def _create(self, request: Json) -> Awaitable[Any]:
+        if request["stream"]:
+            request = {**request, "stream_options": {"include_usage": True}}
+        created: Awaitable[Any] = self._client.chat.completions.create(**request)
+        return created
+
+    def _building(self) -> Building:
+        return _Completion()
+
+
+# -- what is told ----------------------------------------------------------------------------------
+
+
+def told(system: str, messages: Sequence[Message], takes_images: bool) -> list[Json]:
+    """The messages of a request. Images of tools' results, for which a message of a tool has no
+    room, come in a message of the user after all results of the same answer."""
+    written: list[Json] = [{"role": "system", "content": wording.plain(system)}] if system else []
+    shown: list[Image] = []
+    for message in messages:
+        if message.role != "tool" and shown:
+            written.append(_user("[images of the results above]", shown))
+            shown = []
+        text, images = wording.images(message, takes_images)
+        match message.role:
+            case "user" | "summary":
+                written.append(_user(text, images))
+            case "assistant":
+                written += _assistant(message, text)
+            case "tool":
+                written.append(_result(message, text))
+                shown += images
+    return written + ([_user("[images of the results above]", shown)] if shown else [])
+
+
+def _user(text: str, images: Sequence[Image]) -> Json:
+    if not images:
+        return {"role": "user", "content": text or "[nothing]"}
+    parts: list[Json] = [{"type": "text", "text": text}] if text else []
+    for image in images:
+        url = f"data:{image.media_type};base64,{image.data}"
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return {"role": "user", "content": parts}
+
+
+def _assistant(message: Message, text: str) -> Iterator[Json]:
+    """An empty answer is left out: many servers refuse a history that has one."""
+    if message.tool_calls:
+        calls = [_call(call) for call in message.tool_calls]
+        yield {"role": "assistant", "content": text or None, "tool_calls": calls}
+    elif text:
+        yield {"role": "assistant", "content": text}
+
+
+def _call(call: ToolCall) -> Json:
+    """The arguments go back as the model wrote them, unless they are no object: some servers read
+    them, and fail."""
+    told = wording.arguments(call)
+    written = wording.plain(call.arguments)
+    kept = written.strip() and "malformed" not in told
+    text = written if kept else msgspec.json.encode(told).decode()
+    function = {"name": wording.tool_name(call), "arguments": text}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _result(message: Message, text: str) -> Json:
+    is_plain = message.is_error and not text.lower().startswith("error")
+    content = f"Error: {text}" if is_plain else text  # there is no field that would tell it
+    return {"role": "tool", "tool_call_id": message.tool_call_id, "content": content}
+
+
+# -- what comes back -------------------------------------------------------------------------------
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Said(msgspec.Struct):
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Said | None = None
+    delta: _Said | None = None
+    finish_reason: str | None = None
+
+
+class _Counted(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Counted | None = None
+
+
+@dataclass(slots=True)
+class _Written:
+    """A call as far as it was told."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+    def call(self) -> ToolCall:
+        return ToolCall(self.id, self.name, "".join(self.arguments))
+
+
+class _Completion(Building):
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._calls: list[_Written] = []
+        self._by_index: dict[int, _Written] = {}
+        self._refused = False
+        self._finish: str | None = None
+        self._usage = Usage()
+
+    def whole(self, answer: object) -> None:
+        told = read(answer, _Answer)
+        if not told.choices or told.choices[0].message is None:
+            raise bad_answer("it holds no choice")
+        self._take(told)
+
+    def add(self, piece: object) -> Sequence[str]:
+        before = len(self._texts)
+        self._take(read(piece, _Answer))
+        return self._texts[before:]
+
+    @property
+    def is_complete(self) -> bool:
+        return self._finish is not None
+
+    def response(self) -> Response:
+        calls = tuple(call.call() for call in self._calls)
+        return Response("".join(self._texts), calls, self._usage, self._stop())
+
+    def _stop(self) -> Stop:
+        if self._refused or self._finish == "content_filter":
+            return "refusal"
+        if self._finish == "length":
+            return "length"
+        return "tools" if self._calls else "end"
+
+    def _take(self, told: _Answer) -> None:
+        if told.usage is not None:
+            self._usage = Usage(told.usage.prompt_tokens or 0, told.usage.completion_tokens or 0)
+        for choice in (told.choices or ())[:1]:
+            self._finish = choice.finish_reason or self._finish
+            said = choice.message or choice.delta or _Said()
+            if said.refusal:
+                self._refused = True
+            for position, call in enumerate(said.tool_calls or ()):
+                self._take_call(call, position)
+            self._texts += filter(None, (said.content, said.refusal))
+
+    def _take_call(self, piece: _Call, position: int) -> None:
+        """A call's id comes with its first piece only. Some servers number no calls, or all alike:
+        another id is another call."""
+        index = piece.index if piece.index is not None else position
+        call = self._by_index.get(index)
+        if call is None or (piece.id and call.id and piece.id != call.id):
+            call = self._by_index[index] = _Written()
+            self._calls.append(call)
+        call.id = piece.id or call.id
+        if (function := piece.function) is None:
+            return
+        call.name = call.name or function.name or ""
+        told = function.arguments or ""
+        call.arguments.append(told if isinstance(told, str) else msgspec.json.encode(told).decode())

@@ -1,0 +1,130 @@
+"""Which model an agent asks, and which sandbox it works in.
+
+Each setting is read from the environment, then from `.env` in the working directory; by its own
+name, or with SBX_AGENT_ before it, which wins.
+"""
+
+import os
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from dotenv import dotenv_values
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from sbx.errors import BadRequest
+
+_PREFIX = "SBX_AGENT_"
+_SHOULD: Mapping[str, str] = {
+    "MODEL_PROVIDER": "`openai`, for everything that speaks chat completions, or `anthropic`",
+    "BASE_URL": "the http or https URL of the provider, as https://api.deepseek.com/v1",
+    "API_KEY": "the provider's key, in printable ASCII",
+    "MODEL_NAME": "the name of a model, as its provider writes it",
+    "MAX_STEPS": "a whole number from 1 to 1000",
+    "APPROVAL_TIMEOUT": "seconds, above 0 and at most 86400",
+    "SANDBOX_DOMAIN": "the path of a service's socket, or its URL",
+    "SANDBOX_API_KEY": "the service's key, in printable ASCII",
+    "SANDBOX_IMAGE": "the name of a policy",
+}
+
+
+class AgentSettings(BaseSettings):
+    """Made from values alone; `read_agent_settings` looks at the sources. Times in seconds.
+
+    Without `sandbox_domain` the sandbox is in this process. Keys show nowhere: `get_secret_value`.
+    Raises BadRequest `invalid_settings`, naming the setting and what it should be.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_provider: Literal["openai", "anthropic"] = "openai"
+    base_url: str | None = None
+    api_key: SecretStr | None = None
+    model_name: Annotated[str, Field(min_length=1)] | None = None
+    max_steps: Annotated[int, Field(ge=1, le=1000)] = 10
+    approval_timeout: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    sandbox_domain: str | None = None
+    sandbox_api_key: SecretStr | None = None
+    sandbox_image: Annotated[str, Field(min_length=1)] = "default"
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            name = str(first["loc"][0]).upper()
+            raise _wrong(name, "is wrong", code="invalid_settings") from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_a_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("not a URL")
+        return value
+
+    @field_validator("api_key", "sandbox_api_key")
+    @classmethod
+    def _fits_a_header(cls, value: SecretStr | None) -> SecretStr | None:
+        """What no header can carry would be quoted by the error of whoever tries."""
+        if value is not None:
+            text = value.get_secret_value()
+            if not (text.isascii() and text.isprintable()) or " " in text:
+                raise ValueError("not printable ASCII")
+        return value
+
+    def needed(self, *names: str) -> None:
+        """Raises BadRequest `missing_setting` for the first of these that is not set."""
+        for name in names:
+            if getattr(self, name.lower()) is None:
+                raise _wrong(name.upper(), "is missing", code="missing_setting")
+
+
+def read_agent_settings(
+    given: Mapping[str, Any] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> AgentSettings:
+    """All settings; `given`, as of a command line, goes before both sources, and None in it is not
+    given. Raises as AgentSettings does."""
+    values: dict[str, Any] = {}
+    environment = os.environ if environment is None else environment
+    for source in (environment, _dotenv((directory or Path.cwd()) / ".env")):
+        for name in _SHOULD:
+            found = source.get(_PREFIX + name) or source.get(name)
+            if found and (text := found.strip()):  # empty is not given
+                values.setdefault(name.lower(), text)
+    values |= {name: value for name, value in (given or {}).items() if value is not None}
+    return AgentSettings(**values)
+
+
+def _dotenv(path: Path) -> Mapping[str, str | None]:
+    try:
+        text = path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}", code="invalid_settings") from error
+    return dotenv_values(stream=StringIO(text), interpolate=False)
+
+
+def _wrong(name: str, what: str, *, code: str) -> BadRequest:
+    return BadRequest(
+        f"the setting {name} {what}: it should be {_SHOULD.get(name, 'left out, it is unknown')}",
+        code=code,
+        hint=f"set {name} or {_PREFIX}{name}, in the environment or in .env",
+        details={"setting": name},
+    )

@@ -1,0 +1,199 @@
+"""One step: what is asked of the model, and what came of it."""
+
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from sbx.agent.calls import Calls
+from sbx.agent.compaction import (
+    Compaction,
+    estimated,
+    is_too_long,
+    summarised,
+    to_cover,
+    view,
+)
+from sbx.agent.events import Tell
+from sbx.agent.history import Thread
+from sbx.agent.messages import Message, Response, ToolCall, Usage, carried, without_images
+from sbx.agent.models import Model, TextDelta
+from sbx.agent.prompt import SystemPrompt
+from sbx.agent.tools.tool import ToolDefinition, ToolResult
+from sbx.errors import BadRequest, Denied, Unavailable
+from sbx.protocol import agent as events
+
+BROKEN_OFF = "\n[broken off here]"
+GO_ON = "Your answer was cut off, it was too long. Go on exactly where it stopped."
+_EMPTY_MAX = 3  # answers without a word or a call, in a row
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What `on_step` is told. `results` are the tool messages, in the order of the calls."""
+
+    number: int
+    response: Response
+    results: tuple[Message, ...]
+
+
+class Answers:
+    """What a model answers within one run; each answer is kept in the thread.
+
+    `usage` is what all of it cost; `content` the text of the last answer, as far as it came, with
+    that of the ones before it that were cut off; `final` whether it is whole and calls no tool.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prompt: SystemPrompt,
+        tools: Sequence[ToolDefinition],
+        thread: Thread,
+        tell: Tell,
+    ) -> None:
+        self.usage = Usage()
+        self.content = ""
+        self.final = False
+        self._model = model
+        self._prompt = prompt
+        self._tools = tools
+        self._thread = thread
+        self._tell = tell
+        self._cut_off = False
+        self._input_tokens = 0
+
+    async def next(self, how: Compaction | None) -> Response:
+        """Ask until an answer says or calls something, and keep it. Its calls have ids of ours.
+        `how` older steps are summarised by the model, where what it is told has become too long.
+
+        Raises what the model does; Denied `model_refused`, Unavailable `model_empty_answer`. Of an
+        answer that broke off, what was told is kept, and marked.
+        """
+        if how is None:
+            return await self._next()
+        await self._compact(how)
+        try:
+            return await self._next()
+        except BadRequest as refusal:
+            half = max(1, estimated(view(self._thread.kept)) // 2)
+            shorter = replace(how, above_tokens=min(how.above_tokens, half))
+            if not (is_too_long(refusal) and await self._compact(shorter)):
+                raise
+        return await self._next()
+
+    async def _next(self) -> Response:
+        for _ in range(_EMPTY_MAX):
+            response = await self._asked()
+            if response.stop == "refusal":
+                raise await self._refused(response)
+            if response.tool_calls or response.content.strip():
+                self._cut_off = response.stop == "length" and not response.tool_calls
+                self.final = not response.tool_calls and not self._cut_off
+                await self._thread.append([response.message()])
+                return response
+        raise Unavailable(
+            f"the model {self._model.name} gave {_EMPTY_MAX} empty answers in a row",
+            code="model_empty_answer",
+            hint="say it in other words, or resume later",
+        )
+
+    async def _compact(self, how: Compaction) -> bool:
+        """Whether there is a new summary."""
+        covers = to_cover(self._thread.kept, how, self._input_tokens)
+        if covers is None:
+            return False
+        summary = await summarised(self._model, self._thread.kept, covers)
+        self.usage += summary.usage
+        self._input_tokens = 0
+        if summary.stop == "refusal" or not summary.content.strip():
+            _log.warning("the model %s gave no summary; all is told as before", self._model.name)
+            return False
+        await self._thread.append([Message("summary", carried(summary.content))], covers=covers)
+        return True
+
+    async def _asked(self) -> Response:
+        system, messages = await self._prompt(), self._told()
+        before = self.content = self.content if self._cut_off else ""
+        response = None
+        try:
+            async with aclosing(self._model.stream(system, messages, self._tools)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, TextDelta):
+                        text = carried(piece.text)
+                        self.content += text
+                        self._tell(events.TextDelta(text))
+                    else:
+                        response = _carried(piece)
+        finally:
+            if response is None and (said := self.content.removeprefix(before)):
+                await self._thread.append([Message("assistant", said + BROKEN_OFF)])
+        if response is None:
+            raise Unavailable("the model's answer has no end", code="model_unavailable")
+        self.content = before + response.content
+        self.usage += response.usage
+        self._input_tokens = response.usage.input_tokens
+        return response
+
+    def _told(self) -> list[Message]:
+        messages = view(self._thread.kept)
+        if self._cut_off:
+            messages.append(Message("user", GO_ON))
+        if self._model.takes_images:
+            return messages
+        return [without_images(message) for message in messages]
+
+    async def _refused(self, response: Response) -> Denied:
+        if response.content.strip():
+            await self._thread.append([Message("assistant", response.content)])
+        return Denied(
+            f"the model {self._model.name} refused to answer",
+            code="model_refused",
+            hint="say it in other words, or begin a new conversation",
+        )
+
+
+async def results_of(response: Response, calls: Calls, thread: Thread) -> tuple[Message, ...]:
+    """Make the calls of an answer, and keep their results, all together; also where it is ended
+    before its time, by the results there are."""
+    results: list[ToolResult] = []
+    messages: tuple[Message, ...] = ()
+    try:
+        await calls.made(response.tool_calls, results)
+    finally:
+        messages = tuple(map(_as_message, response.tool_calls, results))
+        if messages:
+            await thread.append(messages)
+    return messages
+
+
+def _as_message(call: ToolCall, result: ToolResult) -> Message:
+    return Message(
+        "tool",
+        result.text,
+        tool_call_id=call.id,
+        name=call.name,
+        is_error=result.is_error,
+        images=result.images,
+    )
+
+
+def _carried(response: Response) -> Response:
+    """As it can be kept and told, its calls with ids of ours. Half a character in arguments becomes
+    its escape in JSON, by which it is refused: what was meant is not guessed."""
+    calls = (
+        ToolCall(
+            new_id(),
+            carried(call.name),
+            call.arguments.encode(errors="backslashreplace").decode(),
+        )
+        for call in response.tool_calls
+    )
+    return replace(response, content=carried(response.content), tool_calls=tuple(calls))
+
+
+def new_id() -> str:
+    """Of a tool call: providers repeat theirs, and models invent them."""
+    return f"call-{secrets.token_hex(8)}"

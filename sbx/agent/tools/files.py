@@ -1,0 +1,302 @@
+"""read_file, write_file, edit_file, list_files: on the paths that the code sees (paths.py)."""
+
+import asyncio
+import codecs
+import mimetypes
+import posixpath
+import re
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sbx.agent.sandbox import Sandbox
+from sbx.agent.tools import paths
+from sbx.agent.tools.results import RESULT_MAX, cut
+from sbx.agent.tools.tool import Arguments, Call, Tool, ToolDefinition
+from sbx.errors import BadRequest, Conflict
+from sbx.protocol.files import Entry
+
+_TEXT_MAX = RESULT_MAX - 1024  # characters of a file that are shown at once
+_LINES = 2000  # shown where no limit is asked for
+_LINE_MAX = 2000  # characters
+_ENTRIES_MAX = 500
+_PLACES_TOLD = 10
+_PATH: dict[str, Any] = {
+    "type": "string",
+    "minLength": 1,
+    "description": "Relative to /workspace, or below /workspace or /tmp.",
+}
+_MAGIC: tuple[tuple[bytes, str], ...] = (
+    (b"\x89PNG", "PNG image"),
+    (b"\xff\xd8\xff", "JPEG image"),
+    (b"GIF8", "GIF image"),
+    (b"%PDF", "PDF document"),
+    (b"PK\x03\x04", "zip archive (or xlsx, docx, jar …)"),
+    (b"\x1f\x8b", "gzip archive"),
+    (b"\x7fELF", "ELF program"),
+    (b"SQLite format 3\0", "SQLite database"),
+    (b"PAR1", "Parquet table"),
+    (codecs.BOM_UTF16_LE, "text in UTF-16"),
+    (codecs.BOM_UTF16_BE, "text in UTF-16"),
+)
+
+
+# -- read_file -------------------------------------------------------------------------------------
+
+
+async def _read_file(call: Call, arguments: Arguments) -> str:
+    path = arguments["path"]
+    text = _text(path, await paths.read(call.sandbox, path))
+    if "offset" in arguments or "limit" in arguments:
+        return _numbered(text, arguments.get("offset", 1), arguments.get("limit", _LINES))
+    if not text:
+        return "(the file is empty)"
+    return cut(text, _TEXT_MAX, "; read them with offset and limit")
+
+
+def _text(path: str, content: bytes) -> str:
+    """Raises BadRequest `not_text` for what is none, with its size and type."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" not in text:
+        return text
+    raise BadRequest(
+        f"'{path}' is no UTF-8 text: {len(content)} bytes, {_kind_of_content(path, content)}",
+        code="not_text",
+        hint="read it by code, with a library for what it is",
+        details={"size": len(content)},
+    )
+
+
+def _kind_of_content(path: str, content: bytes) -> str:
+    for magic, kind in _MAGIC:
+        if content.startswith(magic):
+            return kind
+    guessed = mimetypes.guess_type(posixpath.basename(path))[0]
+    return f"{guessed} by its name" if guessed else "of an unknown binary type"
+
+
+def _numbered(text: str, offset: int, limit: int) -> str:
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if offset > len(lines):
+        raise BadRequest(
+            f"offset {offset} is beyond the end: the file has {len(lines)} lines",
+            code="invalid_arguments",
+            details={"field": "offset"},
+        )
+    shown: list[str] = []
+    room = _TEXT_MAX
+    for number, line in enumerate(lines[offset - 1 : offset - 1 + limit], offset):
+        row = f"{number:>6}\t{cut(line.rstrip(chr(13)), _LINE_MAX)}"
+        room -= len(row) + 1
+        if room < 0 and shown:
+            break
+        shown.append(row)
+    last = offset + len(shown) - 1
+    rest = "" if last == len(lines) else f"; go on with offset {last + 1}"
+    return "\n".join([*shown, f"[lines {offset} to {last} of {len(lines)}{rest}]"])
+
+
+READ_FILE = Tool(
+    definition=ToolDefinition(
+        name="read_file",
+        description=(
+            "Read a text file. With offset or limit its lines are numbered. Binary files are"
+            " refused, with their size and type."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "path": _PATH,
+                "offset": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "description": "The first line to read, from 1.",
+                },
+                "limit": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "description": f"How many lines; {_LINES} where only offset is given.",
+                },
+            },
+            "required": ["path"],
+            "additionalProperties": False,
+        },
+    ),
+    act=_read_file,
+    effect=lambda _arguments: "read",
+)
+
+
+# -- write_file ------------------------------------------------------------------------------------
+
+
+async def _write_file(call: Call, arguments: Arguments) -> str:
+    path = arguments["path"]
+    async with _changing(call.sandbox):
+        size = await paths.write(call.sandbox, path, arguments["content"].encode())
+    return f"wrote {size} bytes to {path}"
+
+
+WRITE_FILE = Tool(
+    definition=ToolDefinition(
+        name="write_file",
+        description=(
+            "Write a text file whole: what was there is replaced, and directories are made as"
+            " needed. To change a part of a file use edit_file."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "path": _PATH,
+                "content": {"type": "string", "description": "All of its text."},
+            },
+            "required": ["path", "content"],
+            "additionalProperties": False,
+        },
+    ),
+    act=_write_file,
+    effect=lambda _arguments: "write",
+)
+
+
+# -- edit_file -------------------------------------------------------------------------------------
+
+
+async def _edit_file(call: Call, arguments: Arguments) -> str:
+    path, old, new = arguments["path"], arguments["old_string"], arguments["new_string"]
+    async with _changing(call.sandbox):
+        text = _text(path, await paths.read(call.sandbox, path))
+        times = text.count(old)
+        _check_edit(path, text, old, new, times, every=arguments.get("replace_all", False))
+        await paths.write(call.sandbox, path, text.replace(old, new).encode())
+    places = _lines_of(text, old)
+    return f"replaced {_times(times)} in {path}, at {places} of what it was"
+
+
+def _check_edit(path: str, text: str, old: str, new: str, times: int, *, every: bool) -> None:
+    """Raises BadRequest `nothing_to_replace`, Conflict `not_found_in_file`, `not_unique`."""
+    if old == new:
+        raise BadRequest("old_string and new_string are the same", code="nothing_to_replace")
+    if times == 0:
+        raise Conflict(
+            f"old_string is not in '{path}'", code="not_found_in_file", hint=_why_not(text, old)
+        )
+    if times > 1 and not every:
+        raise Conflict(
+            f"old_string is in '{path}' {_times(times)}, at {_lines_of(text, old)}",
+            code="not_unique",
+            hint="give more of the text around the one that is meant, or set replace_all",
+            details={"count": times},
+        )
+
+
+def _why_not(text: str, old: str) -> str:
+    """What is most often wrong, where it is that."""
+    if "\r\n" in text and text.count(old.replace("\n", "\r\n")):
+        return "the file's lines end in CRLF (\\r\\n), those of old_string in LF (\\n)"
+    words = re.compile(r"\s+")
+    if (sought := words.sub(" ", old).strip()) and sought in words.sub(" ", text):
+        return "it is there with other white space; read_file shows the exact text"
+    return "read_file shows the exact text; line numbers are no part of it"
+
+
+def _lines_of(text: str, old: str) -> str:
+    """Where it begins each time, as far as that is told."""
+    lines: list[str] = []
+    at, line = 0, 1
+    while len(lines) < _PLACES_TOLD and (found := text.find(old, at)) >= 0:
+        line += text.count("\n", at, found)
+        lines.append(str(line))
+        line += old.count("\n")
+        at = found + len(old)
+    more = ", …" if text.find(old, at) >= 0 else ""
+    return f"line{'s' if len(lines) > 1 else ''} {', '.join(lines)}{more}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+EDIT_FILE = Tool(
+    definition=ToolDefinition(
+        name="edit_file",
+        description=(
+            "Replace a text in a file by another. The old one must be in the file exactly once,"
+            " white space included, unless replace_all is set."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "path": _PATH,
+                "old_string": {"type": "string", "minLength": 1},
+                "new_string": {"type": "string"},
+                "replace_all": {"type": "boolean", "default": False},
+            },
+            "required": ["path", "old_string", "new_string"],
+            "additionalProperties": False,
+        },
+    ),
+    act=_edit_file,
+    effect=lambda _arguments: "write",
+)
+
+
+# -- list_files ------------------------------------------------------------------------------------
+
+
+async def _list_files(call: Call, arguments: Arguments) -> str:
+    path, pattern = arguments.get("path", "."), arguments.get("pattern", "*")
+    listing = await paths.listed(call.sandbox, path, pattern, _ENTRIES_MAX)
+    if not listing:
+        return "(nothing matches)" if pattern != "*" else "(the directory is empty)"
+    rows = [_row(entry) for entry in listing]
+    if not listing.complete:
+        rows.append(f"[these are {len(listing)}, and there is more: name a directory or a pattern]")
+    return "\n".join(rows)
+
+
+def _row(entry: Entry) -> str:
+    size = "" if entry.size is None else f"{entry.size}"
+    return f"{entry.kind:<9} {size:>12}  {_on_one_line(entry.path)}"
+
+
+def _on_one_line(path: str) -> str:
+    """A name may be made to look like several lines of the listing, or like something else."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in path
+    )
+
+
+LIST_FILES = Tool(
+    definition=ToolDefinition(
+        name="list_files",
+        description=(
+            "List what is in a directory: kind, size in bytes, path. A pattern other than * is"
+            " looked for in the directories below, too: *.csv, src/**/test_*."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "path": {**_PATH, "default": "."},
+                "pattern": {"type": "string", "minLength": 1, "default": "*"},
+            },
+            "additionalProperties": False,
+        },
+    ),
+    act=_list_files,
+    effect=lambda _arguments: "read",
+)
+
+
+# -- one change at a time --------------------------------------------------------------------------
+
+_locks: WeakKeyDictionary[Sandbox, asyncio.Lock] = WeakKeyDictionary()
+
+
+def _changing(sandbox: Sandbox) -> asyncio.Lock:
+    """Calls of one answer run at the same time: two edits of a file would lose one of them."""
+    return _locks.setdefault(sandbox, asyncio.Lock())

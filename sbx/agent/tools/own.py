@@ -1,0 +1,171 @@
+"""`@tool`: a tool of a user's own, made of a Python function.
+
+    @tool
+    async def weather(city: Annotated[str, Field(description="its English name")]) -> str:
+        \"\"\"The weather in a city, now.\"\"\"
+
+The docstring is the description; the schema comes from names, annotations and defaults by pydantic,
+which also makes of the arguments what the annotations say. A first parameter annotated `Call` gets
+the call itself, with its sandbox. A function that is not async runs in a thread, which goes on to
+its own end when the call is cancelled.
+"""
+
+import asyncio
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, get_type_hints, overload
+
+import jsonschema
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
+from pydantic_core import to_json
+
+from sbx.agent.tools.tool import (
+    Arguments,
+    Call,
+    Effect,
+    Permission,
+    Tool,
+    ToolDefinition,
+    ToolResult,
+)
+from sbx.errors import BadRequest
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what every provider takes
+Act = Callable[[Call, Arguments], Awaitable[ToolResult | str]]
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    permission: Permission | None = None,
+    effect: Effect = "code",
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    permission: Permission | None = None,
+    effect: Effect = "code",
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a Tool of a function. With `parameters`, a JSON Schema of an object, the function gets
+    the arguments as they are in JSON. `effect` says what its calls would do.
+
+    Raises BadRequest `invalid_tool`.
+    """
+
+    def made(function: Callable[..., Any]) -> Tool:
+        own_name = name or str(getattr(function, "__name__", ""))
+        if not _NAME.fullmatch(own_name):
+            raise _invalid(own_name, "its name is letters, digits, '_' and '-', at most 64 of them")
+        told = description or inspect.getdoc(function) or ""
+        if not told:
+            raise _invalid(own_name, "it has no description: give its function a docstring")
+        passes_call, model = _parameters(own_name, function, derive=parameters is None)
+        schema = parameters if parameters is not None else _schema(own_name, model)
+        _check_schema(own_name, schema)
+        return Tool(
+            definition=ToolDefinition(own_name, told, schema),
+            act=_acting(function, passes_call, model),
+            effect=lambda _arguments: effect,
+            permission=permission,
+        )
+
+    return made if function is None else made(function)
+
+
+def _parameters(
+    name: str, function: Callable[..., Any], *, derive: bool
+) -> tuple[bool, type[BaseModel] | None]:
+    """Whether the function takes the call first, and a model of its other parameters, where the
+    schema is to come from them."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise _invalid(name, f"its annotations cannot be read: {error}") from error
+    parameters = list(inspect.signature(function).parameters.values())
+    passes_call = bool(parameters) and hints.get(parameters[0].name) is Call
+    if not derive:
+        return passes_call, None
+    fields: dict[str, Any] = {}
+    for parameter in parameters[1:] if passes_call else parameters:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise _invalid(name, f"its parameter {parameter.name} cannot be given by name")
+        if parameter.name not in hints:
+            raise _invalid(name, f"its parameter {parameter.name} has no annotation")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        # Under names of ours: those of the parameters may be what pydantic keeps for itself.
+        field = Field(default, alias=parameter.name)
+        fields[f"field_{len(fields)}"] = (hints[parameter.name], field)
+    try:
+        return passes_call, create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    except PydanticUserError as error:
+        raise _invalid(name, f"no schema can be made of its annotations: {error}") from error
+
+
+def _schema(name: str, model: type[BaseModel] | None) -> dict[str, Any]:
+    assert model is not None
+    try:
+        schema = model.model_json_schema()
+    except PydanticUserError as error:
+        raise _invalid(name, f"no schema can be made of its annotations: {error}") from error
+    for told in (schema, *schema.get("properties", {}).values()):
+        told.pop("title", None)
+    schema.setdefault("properties", {})
+    return schema
+
+
+def _check_schema(name: str, schema: Mapping[str, Any]) -> None:
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise _invalid(name, f"its parameters are no JSON Schema: {error.message}") from error
+    if schema.get("type") != "object":
+        raise _invalid(name, 'its parameters are not of {"type": "object"}')
+
+
+def _acting(function: Callable[..., Any], passes_call: bool, model: type[BaseModel] | None) -> Act:
+    async def act(call: Call, arguments: Arguments) -> ToolResult | str:
+        given = dict(arguments) if model is None else _as_annotated(model, arguments)
+        first = (call,) if passes_call else ()
+        if inspect.iscoroutinefunction(function):
+            told = await function(*first, **given)
+        else:
+            told = await asyncio.to_thread(function, *first, **given)
+            if inspect.isawaitable(told):  # of an object that can be called, or a partial
+                told = await told
+        return _as_result(told)
+
+    return act
+
+
+def _as_annotated(model: type[BaseModel], arguments: Arguments) -> dict[str, Any]:
+    """Only what was given, so that defaults stay the function's own. Raises BadRequest."""
+    try:
+        made = model.model_validate(dict(arguments))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "arguments"
+        raise BadRequest(
+            f"'{field:.200}': {first['msg']}", code="invalid_arguments", details={"field": field}
+        ) from None
+    names = {key: str(field.alias) for key, field in model.model_fields.items()}
+    return {names[key]: getattr(made, key) for key in made.model_fields_set}
+
+
+def _as_result(told: Any) -> ToolResult | str:
+    if isinstance(told, ToolResult | str):
+        return told
+    return "done" if told is None else to_json(told, indent=2, fallback=str).decode()
+
+
+def _invalid(name: str, what: str) -> BadRequest:
+    return BadRequest(f"{name!r:.80} cannot be a tool: {what}", code="invalid_tool")

@@ -1,0 +1,186 @@
+"""run_code and execute_command: a run, told live, and its result in words."""
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+
+from sbx.agent.tools.figures import figures, kept
+from sbx.agent.tools.following import followed
+from sbx.agent.tools.tool import Arguments, Call, Effect, Tool, ToolDefinition, ToolResult
+from sbx.protocol.languages import LANGUAGES
+from sbx.protocol.runs import Cause, Run, Status
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_CAUSES = {
+    Cause.MEMORY: "it used more memory than it may",
+    Cause.PIDS: "it started more processes or threads than it may",
+    Cause.CPU: "it used more CPU time than it may",
+    Cause.DISK: "it wrote more to the disk than it may",
+    Cause.OUTPUT: "it printed more than it may",
+    Cause.CRASHED: "its process crashed or ended itself",
+    Cause.TRIPWIRE: "it used a planted credential, and the sandbox is frozen",
+}
+
+
+# -- run_code --------------------------------------------------------------------------------------
+
+
+async def _run_code(call: Call, arguments: Arguments) -> ToolResult:
+    code, language = arguments["code"], arguments.get("language", "python")
+    if language == "python":
+        live = call.sandbox.start_run(code)
+    else:
+        live = call.sandbox.start_script(code, language)
+    run = await followed(call.sandbox, live, call.emit)
+    lines, images = await kept(call, figures(run.outputs))
+    return ToolResult(told(run, lines), is_error=not run.ok, images=images)
+
+
+def _effect_of_code(arguments: Arguments) -> Effect:
+    return "code" if arguments.get("language", "python") == "python" else "command"
+
+
+RUN_CODE = Tool(
+    definition=ToolDefinition(
+        name="run_code",
+        description=(
+            "Run code in the sandbox. Python runs in one notebook kernel: variables, imports and"
+            " functions stay for the next call, the value of the last expression is the result,"
+            " and figures that are shown come back as images. Other languages run as a script each"
+            " time, and keep nothing but files. The working directory is the workspace."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "code": {"type": "string", "description": "The code."},
+                "language": {
+                    "type": "string",
+                    "enum": ["python", *LANGUAGES],
+                    "default": "python",
+                },
+            },
+            "required": ["code"],
+            "additionalProperties": False,
+        },
+    ),
+    act=_run_code,
+    effect=_effect_of_code,
+)
+
+
+# -- execute_command -------------------------------------------------------------------------------
+
+
+async def _execute_command(call: Call, arguments: Arguments) -> ToolResult:
+    live = call.sandbox.start_shell(
+        arguments["command"], timeout=arguments.get("timeout"), cwd=arguments.get("cwd")
+    )
+    run = await followed(call.sandbox, live, call.emit)
+    return ToolResult(told(run), is_error=not run.ok)
+
+
+EXECUTE_COMMAND = Tool(
+    definition=ToolDefinition(
+        name="execute_command",
+        description=(
+            "Run a bash command in the sandbox, and get its output and exit code. Each command is"
+            " a shell of its own: directory and variables do not stay, files do. It has no"
+            " terminal and no input, so use options that ask for none."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "minLength": 1, "description": "For bash -c."},
+                "cwd": {
+                    "type": "string",
+                    "description": "Its directory; the workspace where none is given.",
+                },
+                "timeout": {
+                    "type": "number",
+                    "exclusiveMinimum": 0,
+                    "description": "Seconds after which it is stopped.",
+                },
+            },
+            "required": ["command"],
+            "additionalProperties": False,
+        },
+    ),
+    act=_execute_command,
+    effect=lambda _arguments: "command",
+)
+
+
+# -- the result in words ---------------------------------------------------------------------------
+
+
+def told(run: Run, figure_lines: Sequence[str] = ()) -> str:
+    """What a run printed, shown and came to. How it ended comes last, where a cut leaves it."""
+    parts = [
+        ("stdout", _as_left(run.stdout)),
+        ("stderr", _as_left(run.stderr)),
+        ("shown", "\n".join(_shown(run))),
+        ("result", plain(run.result or "")),
+        ("figures", "\n".join(figure_lines)),
+        ("error", plain(run.error.traceback) if run.error is not None else ""),
+    ]
+    sections = [f"[{name}]\n{text.rstrip()}" for name, text in parts if text.strip()]
+    ending = " ".join(_ending(run))
+    if not sections and run.ok:
+        sections = ["(no output)"]
+    return "\n\n".join([*sections, *([ending] if ending else [])])
+
+
+def plain(text: str) -> str:
+    """Without the colours and cursor movements of terminals."""
+    return _ESCAPES.sub("", text)
+
+
+def _as_left(text: str) -> str:
+    """As a terminal would show it in the end: a progress bar writes over its line."""
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in plain(text).split("\n"))
+    return "\n".join(lines)
+
+
+def _shown(run: Run) -> Iterator[str]:
+    """The texts of displays; the result has a bundle, too, which is not among them."""
+    same = (one for one in reversed(run.outputs) if one.get("text/plain") == run.result)
+    results = next(same, None)
+    for bundle in (one for one in run.outputs if one is not results):
+        text = bundle.get("text/markdown") or bundle.get("text/plain")
+        is_figure = any(kind.startswith("image/") for kind in bundle)
+        if isinstance(text, str) and not is_figure:
+            yield plain(text)
+
+
+def _ending(run: Run) -> Iterator[str]:
+    match run.status:
+        case Status.INTERRUPTED:
+            yield "The run was interrupted before its end."
+        case Status.TIMEOUT:
+            yield "The run took longer than its time-out, and was stopped."
+        case Status.KILLED:
+            yield f"The run was killed: {_why_killed(run)}."
+        case Status.ERROR if run.error is not None and not run.error.traceback.strip():
+            yield f"{run.error.name}: {plain(run.error.value)}"
+    if run.cause is Cause.PIDS and run.status is not Status.KILLED:
+        yield "It was refused a further process or thread: there is a limit."
+    if run.exit_code is not None:
+        yield f"Exit code: {run.exit_code}{_signal(run.exit_code)}."
+    if run.truncated:
+        yield "There was more output than may be kept; the rest is lost."
+    if run.state_lost:
+        yield "The variables and imports of earlier runs are lost: run again what you need of them."
+
+
+def _why_killed(run: Run) -> str:
+    """The sandbox's own sentence, which names the limit, where there is one."""
+    if run.error is not None and not run.error.traceback.strip():
+        return plain(run.error.value).rstrip(".")
+    return _CAUSES.get(run.cause, "a limit was reached") if run.cause else "a limit was reached"
+
+
+def _signal(exit_code: int) -> str:
+    try:
+        return f" (ended by {signal.Signals(exit_code - 128).name})" if exit_code > 128 else ""
+    except ValueError:
+        return ""

@@ -1,0 +1,33 @@
+"""What one run of an agent in the service is for."""
+
+from dataclasses import dataclass
+
+from sbx.agent.chats import ChatAsk, Key
+from sbx.agent.messages import ToolCall
+from sbx.runtime.access import Caller
+from sbx.runtime.projects import Project
+from sbx.runtime.store.chats import ChatRow
+from sbx.runtime.views import SandboxView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk(ChatAsk):
+    """A message to the agent of a conversation. `session` and `chat` are ensured; what the agent
+    does is done for `caller`, within their bounds. `scope` is what opening the sandbox takes."""
+
+    caller: Caller
+    session: SandboxView
+    chat: ChatRow
+    project: Project | None = None
+    scope: str = "execute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invoke(Talk):
+    """One call of a tool by a program, without a model. Many may go on in a conversation."""
+
+    call: ToolCall
+
+    @property
+    def key(self) -> Key:
+        return self.owner, self.call.id

@@ -1,0 +1,147 @@
+"""A person at the terminal is asked whether a call may be made."""
+
+import asyncio
+import termios
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sbx.agent.approvals import Approvals, Owner
+from sbx.cli import report
+from sbx.cli.telling import Telling
+from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, one_line, write
+from sbx.errors import BadRequest, Conflict
+from sbx.protocol.agent import ToolStart
+from sbx.protocol.approvals import Remember
+
+_OUTPUT_LINES = 20
+_DIFF_LINES = 12
+_MARKS = {"added": "+", "changed": "~", "removed": "-"}
+
+Read = Callable[[], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    approved: bool
+    remember: Remember | None = None
+    prefix: str | None = None
+
+
+class Questions:
+    """The calls of one chat that wait for a person, who is asked about one after the other."""
+
+    def __init__(
+        self, approvals: Approvals, owner: Owner, telling: Telling, read: Read | None
+    ) -> None:
+        """`read` gives what is typed; None where nobody can be asked, and all is denied."""
+        self._approvals = approvals
+        self._owner = owner
+        self._telling = telling
+        self._read = read
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()
+
+    def add(self, event: ToolStart) -> None:
+        """Ask, now or in its turn; asked again, the earlier question is dropped."""
+        self.drop(event.tool_call_id)
+        self._tasks[event.tool_call_id] = asyncio.create_task(self._ask(event))
+
+    def drop(self, tool_call_id: str) -> None:
+        """It is decided."""
+        if (task := self._tasks.pop(tool_call_id, None)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        left, self._tasks = list(self._tasks.values()), {}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _ask(self, event: ToolStart) -> None:
+        async with self._turn:
+            show_rehearsal(event, self._telling)
+            if self._read is None:
+                report.note("stdin is no terminal, so nobody can be asked")
+                await self._decide(event, Answer(False), by="nobody")
+                return
+            while True:
+                answer = await ask(event, self._read)
+                try:
+                    await self._decide(event, answer, by="you")
+                    return
+                except BadRequest as error:  # of the words that are to be remembered
+                    report.error(error, as_json=False)
+
+    async def _decide(self, event: ToolStart, answer: Answer, *, by: str) -> None:
+        with suppress(Conflict):  # it was decided meanwhile, by its time or by Ctrl-C
+            await self._approvals.decide(
+                self._owner,
+                event.tool_call_id,
+                answer.approved,
+                remember=answer.remember,
+                prefix=answer.prefix,
+                by=by,
+            )
+
+
+def show_rehearsal(event: ToolStart, telling: Telling) -> None:
+    """What a command did on a copy of the workspace, as a person decides by it."""
+    told = event.rehearsal
+    if told is None:
+        return
+    ended = f"exit code {told['exit_code']}" if told["exit_code"] is not None else told["status"]
+    telling.head("tried on a copy of the files, without network:", str(ended))
+    if told["output"]:
+        telling.block(told["output"], mark="|", most=_OUTPUT_LINES)
+    changes: Sequence[Mapping[str, Any]] = told["changes"]
+    telling.head("it would change no file" if not changes else "it would change:")
+    for change in changes:
+        show_change(change, telling)
+    if told["truncated"]:
+        telling.block("… and more than can be listed")
+
+
+def show_change(change: Mapping[str, Any], telling: Telling) -> None:
+    """One file, and what changed in it where that is a small text."""
+    sizes = (change["size_before"], change["size_after"])
+    size = " -> ".join(f"{one}" for one in sizes if one is not None)
+    path = one_line(change["path"])
+    telling.block(f"{path}  ({size} bytes)" if size else path, mark=_MARKS[change["kind"]])
+    if change["diff"]:
+        telling.block(change["diff"], mark="    ", most=_DIFF_LINES)
+
+
+async def ask(event: ToolStart, read: Read) -> Answer:
+    """Yes, no, or always. What was typed before the question does not answer it."""
+    forget_typed()
+    question = "Make these changes?" if event.rehearsal is not None else "Allow this?"
+    while True:
+        write(STDERR, f"{question} [y]es, [n]o, [a]lways: ")
+        said = await read()
+        match said.strip().lower():
+            case "y" | "yes":
+                return Answer(True)
+            case "n" | "no":
+                return Answer(False)
+            case "a" | "always":
+                return await _always(event, read)
+        if said == END_OF_INPUT:
+            return Answer(False)
+
+
+async def _always(event: ToolStart, read: Read) -> Answer:
+    if "command" not in event.tool_args:
+        return Answer(True, "exact")
+    write(STDERR, "Enter for exactly this, or the words that such commands begin with: ")
+    said = await read()
+    if said == END_OF_INPUT:
+        return Answer(False)
+    words = said.strip()
+    return Answer(True, "prefix", words) if words else Answer(True, "exact")
+
+
+def forget_typed() -> None:
+    with suppress(termios.error):
+        termios.tcflush(STDIN, termios.TCIFLUSH)

@@ -1,0 +1,128 @@
+"""`sbx chat`: a conversation with an agent, at the terminal."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sbx.cli import agent_model, agent_sandbox, exits
+from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.errors import BadRequest
+
+
+def chat(
+    conversation: Annotated[
+        str | None,
+        typer.Argument(help="With --resume or --rm: which one.", metavar="[ID]"),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a conversation; without ID, with the last one."),
+    ] = False,
+    project: Annotated[
+        Path | None,
+        typer.Option(
+            help="Work in this directory, which is then /workspace. Commands are asked for.",
+            metavar="DIR",
+        ),
+    ] = None,
+    no_sandbox: Annotated[
+        bool,
+        typer.Option(
+            "--no-sandbox",
+            help="In a project: act on this host itself, unrestricted, as you. Only with "
+            "SBX_ALLOW_HOST_MODE=1.",
+        ),
+    ] = False,
+    policy: agent_sandbox.Policy = None,
+    model: agent_model.Name = None,
+    max_steps: agent_model.MaxSteps = None,
+    connect: agent_sandbox.Connect = None,
+    key: agent_sandbox.Key = None,
+    replay: agent_model.Replay = None,
+    record: agent_model.Record = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            envvar="SBX_CHAT_DIR",
+            help="Where conversations are kept; else in your data directory.",
+            metavar="DIR",
+        ),
+    ] = None,
+    as_list: Annotated[bool, typer.Option("--list", help="List the conversations.")] = False,
+    rm: Annotated[
+        bool, typer.Option("--rm", help="Forget a conversation, with its files.")
+    ] = False,
+) -> int:
+    """Talk with an agent that runs code in a sandbox, and reads and writes files there.
+
+    What is said and the files are kept; variables end with the command. Ctrl-C aborts what the
+    agent does and keeps the conversation, Ctrl-D ends the command, /help tells of more. Where
+    stdin is no terminal each line of it is a message, and the exit code is that of the last one,
+    as of sbx agent.
+
+    \b
+    The model is named by the environment, or by a file .env:
+      MODEL_PROVIDER  openai (the default; whatever speaks chat completions) or anthropic
+      MODEL_NAME      the model
+      API_KEY         its key, which never reaches the sandbox
+      BASE_URL        where it is, if not at the provider's own address
+    """
+    import asyncio
+
+    directory = data_dir or _default_directory()
+    if conversation is not None and not (resume or rm):
+        raise BadRequest(
+            f"{conversation} is no option", hint="sbx chat --resume ID; messages are typed later"
+        )
+    if rm and conversation is None:
+        raise BadRequest("which conversation?", hint="sbx chat --rm ID; sbx chat --list has them")
+    if as_list:
+        return _list(directory)
+    if no_sandbox and project is None:
+        raise BadRequest(
+            "--no-sandbox is for a project", hint="name its directory with --project DIR"
+        )
+
+    from sbx.cli.chatting import converse
+    from sbx.cli.talk import Wanted
+    from sbx.cli.talks import removed
+
+    settings = agent_model.settings(
+        model=model, max_steps=max_steps, policy=policy, connect=connect, key=key
+    )
+    wanted = Wanted(
+        directory=directory,
+        resume=(conversation or "") if resume or rm else None,
+        policy=settings.sandbox_image,
+        project=project and Path(os.path.realpath(project)),
+        sandboxed=not no_sandbox,
+        connect=settings.sandbox_domain,
+        key=agent_sandbox.key_of(settings),
+        approval_timeout_s=settings.approval_timeout,
+    )
+    if rm:
+        asyncio.run(removed(wanted))
+        return exits.Exit.OK
+    made = agent_model.made(settings, replay, record)
+    last = asyncio.run(converse(wanted, made, settings.max_steps))
+    return exits.Exit.OK if last is None else exits.for_agent(last)
+
+
+def _list(directory: Path) -> int:
+    import asyncio
+
+    from sbx.cli.moments import since
+    from sbx.cli.talks import listed
+
+    for row, first in asyncio.run(listed(directory)):
+        write(STDOUT, f"{row.conversation_id}  {since(row.last_used_at)}  {one_line(first)[:80]}\n")
+    return exits.Exit.OK
+
+
+def _default_directory() -> Path:
+    from platformdirs import user_data_path
+
+    return user_data_path("sbx") / "chat"

@@ -1,0 +1,39 @@
+"""`sbx mcp`: the tools for whoever speaks the Model Context Protocol."""
+
+from typing import TYPE_CHECKING
+
+from sbx.cli import agent_model, agent_sandbox, exits
+
+if TYPE_CHECKING:
+    from sbx.agent.settings import AgentSettings
+
+
+def mcp(
+    policy: agent_sandbox.Policy = None,
+    connect: agent_sandbox.Connect = None,
+    key: agent_sandbox.Key = None,
+) -> int:
+    """Serve the tools of an agent over stdio, by the Model Context Protocol.
+
+    Started by an MCP client, which has a sandbox of its own until it disconnects: variables and
+    files stay from one call to the next. The tools are run_code, execute_command, read_file,
+    write_file, edit_file and list_files. Output of a call goes out live, as progress, where the
+    client asked for that; a call that the client cancels is interrupted.
+
+    In the client's configuration: {"mcpServers": {"sbx": {"command": "sbx", "args": ["mcp"]}}}
+    """
+    import asyncio
+
+    settings = agent_model.settings(policy=policy, connect=connect, key=key)
+    asyncio.run(_serve(settings))
+    return exits.Exit.OK
+
+
+async def _serve(settings: "AgentSettings") -> None:
+    from sbx.agent.mcp import serve
+    from sbx.agent.tools.registry import Tools
+    from sbx.cli.ending import Ending
+
+    with Ending():
+        async with agent_sandbox.own_sandbox(settings) as sandbox:
+            await serve(sandbox, Tools())

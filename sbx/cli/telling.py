@@ -1,0 +1,196 @@
+"""The events of an agent's run, as a person or a program reads them while it goes on.
+
+Telling   text to stdout; tools, what they were called with and their output to stderr
+Lines     --json: one JSON object a line, one for each event
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sbx.cli import report
+from sbx.cli.terminal import STDERR, STDOUT, Channel, colours, lines_of, one_line, write
+from sbx.protocol.agent import (
+    AgentEvent,
+    RunEnd,
+    StepEnd,
+    TextDelta,
+    ToolApproval,
+    ToolEnd,
+    ToolOutput,
+    ToolStart,
+    to_json,
+)
+
+_BLOCKS = {"code": " ", "command": " ", "content": " ", "old_string": "-", "new_string": "+"}
+_BLOCK_MAX = 40  # lines of what a tool is called with
+_RESULT_MAX = 8  # lines of a result that was not shown while it came
+_MARGIN = "  | "
+_BOLD, _DIM, _RED, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[0m"
+_ENDS: dict[str, tuple[str, str | None]] = {
+    "max_steps": ("it took as many steps as it may", "give it more with --max-steps"),
+    "budget": ("its budget of tokens or of time is spent", None),
+    "aborted": ("aborted", None),
+}
+
+
+class Face(Protocol):
+    """`show` blocks as long as whoever reads the output does not read."""
+
+    def show(self, event: AgentEvent) -> None: ...
+
+
+class Lines:
+    def show(self, event: AgentEvent) -> None:
+        write(STDOUT, json.dumps(to_json(event)) + "\n")
+
+
+@dataclass(slots=True)
+class _Call:
+    name: str
+    told: bool = False  # some of its output
+
+
+class Telling:
+    """The model's text as it comes, and between it what its tools do."""
+
+    def __init__(self) -> None:
+        self._out = Channel(STDOUT)
+        self._err = Channel(STDERR)
+        self._calls: dict[str, _Call] = {}
+        self._within = False  # a line of a tool's output that has begun
+
+    def show(self, event: AgentEvent) -> None:
+        match event:
+            case TextDelta(text):
+                self._text(text)
+            case ToolStart():
+                self._start(event)
+            case ToolOutput(call_id, _, text):
+                self._output(call_id, text)
+            case ToolApproval():
+                self._approval(event)
+            case ToolEnd():
+                self._tool_end(event)
+            case StepEnd():
+                self._out.fresh_line()
+            case RunEnd():
+                self._end(event)
+
+    def head(self, title: str, rest: str = "", *, failed: bool = False) -> None:
+        """A line of ours, where tools are shown."""
+        self._apart()
+        self._err.end()  # colours of what was shown before
+        self._err.write(f"{_RED if failed else _BOLD}{one_line(title)}{_RESET}")
+        self._err.write(f" {_DIM}{one_line(rest)}{_RESET}\n" if rest else "\n")
+
+    def block(
+        self,
+        text: str,
+        *,
+        mark: str = " ",
+        most: int = _BLOCK_MAX,
+        last: bool = False,
+        language: str | None = None,
+    ) -> None:
+        """The first lines of a text, or the last, in which nothing passes for ours; in colours
+        where it is code, and there are colours."""
+        self._apart()
+        lines = lines_of(text)
+        if language is not None and colours(STDERR):
+            lines = _in_colours(lines, language)
+        if cut := max(0, len(lines) - most):
+            more = f"… {cut} more lines"
+            lines = [more, *lines[cut:]] if last else [*lines[:most], more]
+        for line in lines:
+            self._err.write(f"  {_DIM}{mark}{_RESET} {line}\n")
+
+    # -- what happens ---------------------------------------------------------------------------
+
+    def _text(self, text: str) -> None:
+        if self._out.tty and self._err.tty:
+            self._fresh_line()
+        self._out.write(text)
+
+    def _start(self, event: ToolStart) -> None:
+        self._calls[event.tool_call_id] = _Call(event.tool_name)
+        where = "" if event.sandboxed else " on this host, without a sandbox"
+        self.head(event.tool_name + where, _words(event.tool_args))
+        for name, mark in _BLOCKS.items():
+            if isinstance(value := event.tool_args.get(name), str) and value:
+                self.block(value, mark=mark, language=_language(name, event.tool_args))
+
+    def _output(self, call_id: str, text: str) -> None:
+        self._apart(whole=False)
+        if (call := self._calls.get(call_id)) is not None:
+            call.told = True
+        for line in text.splitlines(keepends=True):
+            self._err.write(line if self._within else _MARGIN + line)
+            self._within = not line.endswith("\n")
+
+    def _approval(self, event: ToolApproval) -> None:
+        always = f", and from now on ({event.remembered})" if event.remembered else ""
+        word = "allowed" if event.approved else "denied"
+        self.head(f"{word} by {event.by}{always}", failed=not event.approved)
+
+    def _tool_end(self, event: ToolEnd) -> None:
+        call = self._calls.pop(event.tool_call_id, _Call("the tool"))
+        if event.result and (event.is_error or not call.told):
+            self.block(event.result, mark="|", most=_RESULT_MAX, last=event.is_error)
+        how = "failed" if event.is_error else "done"
+        took = f"{event.duration_ms / 1000:.2f} s"
+        self.head(f"{call.name} {how}", took, failed=event.is_error)
+
+    def _end(self, event: RunEnd) -> None:
+        self._out.fresh_line()
+        self._out.end()
+        self._fresh_line()
+        self._err.end()
+        if event.reason == "error":
+            told = event.error or {}
+            report.failure(str(told.get("message", "the agent failed")), told.get("hint"))
+        elif event.reason != "done":
+            report.failure(*_ENDS[event.reason])
+
+    def _apart(self, *, whole: bool = True) -> None:
+        """On a terminal both streams share a line, and a tool is not to hang on the text."""
+        if self._out.tty and self._err.tty:
+            self._out.fresh_line()
+        if whole:
+            self._fresh_line()
+
+    def _fresh_line(self) -> None:
+        self._err.fresh_line()
+        self._within = False
+
+
+def _words(arguments: Mapping[str, Any]) -> str:
+    """The short arguments, as one line."""
+    short = (
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in arguments.items()
+        if name not in _BLOCKS
+    )
+    return "  ".join(short)[:500]
+
+
+def _language(name: str, arguments: Mapping[str, Any]) -> str | None:
+    match name:
+        case "code":
+            return str(arguments.get("language", "python"))
+        case "command":
+            return "bash"
+    return None
+
+
+def _in_colours(lines: list[str], language: str) -> list[str]:
+    """The same lines; they hold no colour of their own."""
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    console = Console(color_system="standard", force_terminal=True, highlight=False)
+    text = Syntax("", language, theme="ansi_dark").highlight("\n".join(lines))
+    with console.capture() as caught:
+        console.print(text, soft_wrap=True, end="")
+    return caught.get().rstrip("\n").split("\n")

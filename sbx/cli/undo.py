@@ -1,0 +1,102 @@
+"""Files as they were before the last steps of an agent, so that a person can have them back."""
+
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from sbx.agent.messages import Message, Response, ToolCall
+from sbx.agent.models import Model, TextDelta
+from sbx.agent.sandbox import Checkpoint, FileChange, Restores, Sandbox
+from sbx.agent.tools.registry import Tools
+from sbx.agent.tools.tool import ToolDefinition, ToolResult
+from sbx.errors import NotFound, SbxError, Unavailable
+from sbx.protocol.rehearsals import CHECKPOINTS_MAX
+
+
+class Undo:
+    """Takes a checkpoint before each step in which a tool may change something; the last few are
+    kept."""
+
+    def __init__(self, sandbox: Sandbox, tools: Tools) -> None:
+        self._sandbox = sandbox
+        self._tools = tools
+        self._kept: deque[Checkpoint] = deque()
+        self._refusal: SbxError | None = None
+
+    async def before(self, calls: Sequence[ToolCall]) -> None:
+        """What these calls change can be undone from here on, unless it says why not."""
+        if not any(self._acts(call) for call in calls):
+            return
+        if not isinstance(self._sandbox, Restores):
+            self._refusal = Unavailable("files of this host are not put back", code="no_undo")
+            return
+        while len(self._kept) >= CHECKPOINTS_MAX - 1:
+            await self._kept.popleft().discard()
+        try:
+            self._kept.append(await self._sandbox.checkpoint())
+            self._refusal = None
+        except SbxError as error:
+            self._refusal = error
+            await self.close()  # they would take back more than one step
+
+    async def back(self) -> Sequence[FileChange]:
+        """Take back what the last step changed that changed anything; what that was.
+
+        Raises NotFound `nothing_to_undo`, and why there was no checkpoint of the last step.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        while self._kept:
+            checkpoint = self._kept.pop()
+            try:
+                changes = await checkpoint.restore()
+            finally:
+                await checkpoint.discard()
+            if changes:
+                return changes
+        raise NotFound("no step changed a file", code="nothing_to_undo")
+
+    async def close(self) -> None:
+        while self._kept:
+            await self._kept.pop().discard()
+
+    def _acts(self, call: ToolCall) -> bool:
+        arguments = self._tools.parse(call)
+        if isinstance(arguments, ToolResult):
+            return False  # it is not made
+        return self._tools.get(call.name).effect(arguments) != "read"
+
+
+class Watched:
+    """A model whose answers are known to `undo` before anybody acts upon them."""
+
+    def __init__(self, model: Model, undo: Undo) -> None:
+        self._model = model
+        self._undo = undo
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def takes_images(self) -> bool:
+        return self._model.takes_images
+
+    async def complete(
+        self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
+    ) -> Response:
+        response = await self._model.complete(system, messages, tools)
+        await self._undo.before(response.tool_calls)
+        return response
+
+    async def stream(
+        self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
+    ) -> AsyncGenerator[TextDelta | Response, None]:
+        async with aclosing(self._model.stream(system, messages, tools)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Response):
+                    await self._undo.before(piece.tool_calls)
+                yield piece
+
+    async def close(self) -> None:
+        await self._model.close()

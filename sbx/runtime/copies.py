@@ -1,0 +1,305 @@
+"""Frozen copies of a conversation's files: made, looked at, shown to a jail, and let go.
+
+A copy lies among the conversations of its sandbox, under a name that no store knows: what a killed
+runtime left of it is removed when the next one starts. Between uses nothing of it is held open.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from sbx import errors
+from sbx.isolation.patience import in_thread, to_the_end
+from sbx.policy import Policy
+from sbx.protocol.rehearsals import FileChange
+from sbx.runtime.long_calls import long_call
+from sbx.runtime.means import Means
+from sbx.runtime.open_files import OpenFiles
+from sbx.runtime.quota import wall
+from sbx.workspace import Files, HostDirectory, Tree
+from sbx.workspace.beneath import mount_id
+from sbx.workspace.changes import (
+    Change,
+    Manifest,
+    Nodes,
+    changes,
+    doubtful,
+    relative,
+    with_digests,
+)
+from sbx.workspace.committing import commit
+from sbx.workspace.freezing import freeze
+from sbx.workspace.snapshot import Bounds, Scope, digest, look, node_at
+from sbx.workspace.streams import Owner
+from sbx.workspace.telling import FILE_MAX, tell
+
+T = TypeVar("T")
+_NAMES = 5  # of a workspace, which are there before anything is put into it
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """`base` is what was copied, and `frozen` what the copy was then: identities of nodes are those
+    of either tree."""
+
+    name: str
+    path: Path
+    scope: Scope
+    base: Manifest
+    frozen: Manifest
+    has_quota: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What would become of a tree, and how a person is told."""
+
+    changed: Sequence[Change]
+    before: Nodes
+    told: tuple[FileChange, ...]
+    truncated: bool
+    left_out: tuple[str, ...]
+
+
+class Copies:
+    """Those of one sandbox, whose files lie in the directory `sandbox`; `host` gives uid and gid of
+    its jails, once there is one."""
+
+    def __init__(
+        self, means: Means, policy: Policy, sandbox: str, host: Callable[[], Owner]
+    ) -> None:
+        self._means = means
+        self._policy = policy
+        self._sandbox = sandbox
+        self._host = host
+
+    async def make(self, opened: OpenFiles) -> Copy:
+        """Raises TooLarge `workspace_too_large`, Unavailable `no_space` and `too_many_searches`;
+        nothing is left then, nor when it is cancelled."""
+        name = self._means.data.new_name()
+        self._means.copies.add(name)
+        try:
+            async with long_call():
+                return await self._make(opened, name)
+        except BaseException:
+            await to_the_end(self.remove(name))
+            raise
+
+    async def remove(self, name: str) -> None:
+        """Once begun it is done to its end; what cannot be removed in time is swept later."""
+        await in_thread(partial(self._means.data.remove, self._sandbox, name))
+        self._means.copies.discard(name)
+
+    async def effect(self, opened: OpenFiles, copy: Copy) -> Effect:
+        """What was changed in the copy since it was made. No jail of it lives any more."""
+        bounds = self._bounds()
+        return await _stoppable(opened, bounds, lambda: self._effect(opened, copy, bounds))
+
+    async def way_back(self, opened: OpenFiles, copy: Copy) -> Effect:
+        """What makes the files again what they were when the copy was made."""
+        bounds = self._bounds()
+        return await _stoppable(opened, bounds, lambda: self._way_back(opened, copy, bounds))
+
+    async def commit(self, opened: OpenFiles, copy: Copy, effect: Effect, expected: Nodes) -> None:
+        """Make these changes, whose content the copy has. Once begun it is done to its end.
+
+        Raises as `sbx.workspace.committing.commit`, and Denied `runs_on_the_host`.
+        """
+        await to_the_end(opened.call(lambda: self._commit(opened, copy, effect.changed, expected)))
+
+    def files_for_a_jail(self, opened: OpenFiles, copy: Copy) -> OpenFiles:
+        """The copy in the place of the files, all else as it is and read-only; the caller closes
+        it, before what is `opened`. Blocks for a moment."""
+        files_path = copy.path / "files"
+        with ExitStack() as held:
+            tree = self._tree(copy.name)
+            held.callback(tree.close)
+            directory = None
+            identities = dict(opened.identities)
+            if opened.host_directory is not None:
+                directory = HostDirectory.open(files_path, jail_uid=self._host()[0])
+                held.callback(directory.close)
+                identities[str(directory.path)] = directory.identity()
+            made = OpenFiles(
+                files=Files(tree, None, max_bytes=self._policy.limits.file_size_max),
+                uploads=None,
+                measured=tree,
+                files_path=files_path if directory is None else directory.path,
+                uploads_path=opened.uploads_path,
+                own=opened.own,
+                shared_path=opened.shared_path,
+                shared_read_only=True,
+                host_directory=directory,
+                has_temparea=opened.has_temparea,
+                identities=identities,
+                has_quota=copy.has_quota,
+                disk=wall(
+                    self._means.disk_quota,
+                    self._means.capabilities.layer("disk"),
+                    charged=copy.has_quota,
+                    ours=True,
+                    policy=self._policy,
+                ),
+            )
+            made.held.push(held.pop_all())
+            return made
+
+    # -- in a worker thread, but for the first --------------------------------------------------
+
+    async def _make(self, opened: OpenFiles, name: str) -> Copy:
+        path = self._means.data.frozen_path(self._sandbox, name)
+        await opened.call(lambda: self._tree(name).close())
+        has_quota = await self._charge(path)
+        bounds, scope = self._bounds(), _scope_of(opened)
+
+        def fill() -> Copy:
+            with self._tree(name) as made:
+                base, frozen = freeze(_tree_of(opened), made, scope, bounds)
+            return Copy(name, path, scope, base, frozen, has_quota)
+
+        return await _stoppable(opened, bounds, fill)
+
+    async def _charge(self, path: Path) -> bool:
+        means, limits = self._means, self._policy.limits
+        if not means.capabilities.layer("disk").found or means.disk_quota == "off":
+            return False
+        return await means.broker.charge(
+            str(path),
+            bytes_max=limits.workspace_max,
+            inodes_max=limits.workspace_files + _NAMES,
+        )
+
+    def _effect(self, opened: OpenFiles, copy: Copy, bounds: Bounds) -> Effect:
+        source = _tree_of(opened)
+
+        def as_it_was(path: str) -> bool:
+            was = copy.base.nodes[path]
+            try:
+                now = node_at(source, relative(path))
+            except OSError:
+                return False
+            return now == was and now.identity == was.identity
+
+        def before(change: Change) -> bytes | None:
+            return _content(source, change) if as_it_was(change.path) else None
+
+        with self._tree(copy.name) as tree:
+            after = look(tree, copy.scope, bounds)
+            paths = doubtful(copy.frozen.nodes, after.nodes)
+            was = with_digests(
+                copy.frozen.nodes,
+                paths,
+                lambda path: digest(source, relative(path)) if as_it_was(path) else None,
+            )
+            becomes = with_digests(after.nodes, paths, lambda path: digest(tree, relative(path)))
+            changed = changes(was, becomes)
+            told, truncated = tell(changed, _shown_in(tree), before, partial(_content, tree))
+        left_out = (*copy.base.left_out, *after.left_out)
+        return Effect(changed, was, told, truncated, left_out)
+
+    def _way_back(self, opened: OpenFiles, copy: Copy, bounds: Bounds) -> Effect:
+        target = _tree_of(opened)
+        now = look(target, copy.scope, bounds)
+        then = copy.base.nodes
+        with self._tree(copy.name) as tree:
+            paths = doubtful(now.nodes, then)
+            is_now = with_digests(now.nodes, paths, lambda path: digest(target, relative(path)))
+            then = with_digests(then, paths, lambda path: digest(tree, relative(path)))
+            changed = [one for one in changes(is_now, then) if _may_change(opened, one)]
+            told, truncated = tell(
+                changed, _shown_in(tree), partial(_content, target), partial(_content, tree)
+            )
+        return Effect(changed, is_now, told, truncated, now.left_out)
+
+    def _commit(
+        self, opened: OpenFiles, copy: Copy, changed: Sequence[Change], expected: Nodes
+    ) -> None:
+        for one in changed:
+            _refuse(opened, one)
+        target = _tree_of(opened)
+        staging = opened.own.staging
+        with self._tree(copy.name) as tree:
+            same = mount_id(staging) == mount_id(target.fd)
+            commit(changed, expected, target, tree, staging=staging if same else None)
+
+    def _tree(self, name: str) -> Tree:
+        host = self._host()
+        owner = host if host[0] != os.geteuid() else None
+        return self._means.data.frozen(self._sandbox, name, owner=owner)
+
+    def _bounds(self) -> Bounds:
+        return Bounds(self._policy.limits.workspace_max)
+
+
+async def outcome(task: asyncio.Task[T], discard: Callable[[T], Awaitable[None]]) -> T | None:
+    """What becomes of a task that its waiter ends with itself, with what it made meanwhile; None
+    when somebody else has cancelled it."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancelled():
+            return None
+        task.cancel()
+        await to_the_end(asyncio.wait([task]))
+        if not task.cancelled() and task.exception() is None:
+            await to_the_end(discard(task.result()))
+        raise
+
+
+async def _stoppable(opened: OpenFiles, bounds: Bounds, act: Callable[[], T]) -> T:
+    """`act` in a worker thread, which a cancelled caller stops, and waits for."""
+    work = asyncio.ensure_future(opened.call(act))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        bounds.stopped.set()
+        await to_the_end(asyncio.wait([work]))
+        if not work.cancelled():
+            work.exception()  # told to nobody: the waiter has gone
+        raise
+
+
+def _tree_of(opened: OpenFiles) -> Tree:
+    """The files themselves, without what is mounted on them."""
+    _, places = opened.files.places(".")
+    return places[0][0]
+
+
+def _scope_of(opened: OpenFiles) -> Scope:
+    uploads, temparea = ("uploads",), ("uploads", "temparea")
+    if opened.host_directory is not None:
+        return Scope((uploads, temparea), (temparea,)) if opened.has_temparea else Scope()
+    reserved = (uploads, temparea, ("uploads", "generated"))
+    if opened.shared is None:
+        return Scope(reserved, (temparea,))
+    return Scope((*reserved, ("shared",)), (temparea, ("shared",)))
+
+
+def _refuse(opened: OpenFiles, one: Change) -> None:
+    """What a program of the host would run is read-only for the code inside, and so for us."""
+    if opened.host_directory is not None:
+        opened.host_directory.refuse_change(one.relative)
+
+
+def _may_change(opened: OpenFiles, one: Change) -> bool:
+    try:
+        _refuse(opened, one)
+    except errors.Denied:
+        return False
+    return True
+
+
+def _shown_in(tree: Tree) -> Callable[[str], str]:
+    return lambda path: tree.shown(relative(path))
+
+
+def _content(tree: Tree, change: Change) -> bytes | None:
+    try:
+        return tree.read(change.relative, max_bytes=FILE_MAX)
+    except errors.SbxError:
+        return None

@@ -1,0 +1,212 @@
+"""The sandbox of one conversation in a project: the working directory, and two jails over it.
+
+    computing   where Python runs until a person allowed commands: nothing in it starts a process
+    default     where commands run, and Python from then on: the policy as it is
+
+Both see the same files and uploads, and share the limits. Nothing of ours is written into the
+directory: what a tool has to keep lies beside it, and is seen at /mnt/results.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sbx import errors
+from sbx.isolation.plan import Interpreter
+from sbx.kernels.zygotes import Key
+from sbx.policy import Policy, narrow
+from sbx.protocol.files import Entry, Listing
+from sbx.runtime.context import Context
+from sbx.runtime.contexts import Memory
+from sbx.runtime.conversation import Conversation
+from sbx.runtime.disk import DiskWatch
+from sbx.runtime.files import OpenFiles, Ready, WorkspaceFiles
+from sbx.runtime.means import Means
+from sbx.runtime.sandbox import AsyncSandbox
+from sbx.workspace import check_name
+from sbx.workspace.paths import UPLOADS, UPLOADS_APART
+
+COMPUTING = "computing"
+RESULTS = "/mnt/results"
+_KEPT = ("uploads", "generated")  # of the conversation's own files, which no jail is shown
+_log = logging.getLogger(__name__)
+
+
+class ProjectSandbox(AsyncSandbox):
+    """See the module. `lost`: the contexts whose variables went with an earlier sandbox of this
+    conversation, so that the next run there says so."""
+
+    def __init__(
+        self,
+        means: Means,
+        policy: Policy,
+        loaded: Policy,
+        interpreter: Interpreter,
+        *,
+        workspace: Path,
+        uploads: Path | None,
+        on_close: Callable[[AsyncSandbox], None],
+        lost: frozenset[str] = frozenset(),
+    ) -> None:
+        """`workspace`: by a path without symlinks. `uploads`: a directory that is shown as they
+        are; None: its own, which go with it."""
+        super().__init__(
+            means,
+            policy,
+            loaded,
+            interpreter,
+            workspace=workspace,
+            uploads=uploads,
+            on_close=on_close,
+        )
+        self._named = workspace
+        self._without_processes = narrow(policy, {"processes": False})
+        self._computing_key: Key | None = None
+        self._lost = lost
+        means.homes.add(self._directory)  # no row knows of it, and it is no leftover
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        opened = await self._default.opened()
+        paths = self._means.paths(opened, Ready((), (), {}), self._interpreter)
+        self._computing_key = self._key_of(self._without_processes, paths, foreign_uid=True)
+
+    async def uploads_view(self) -> str:
+        """Where code sees the uploads."""
+        opened = await self._default.opened()
+        return UPLOADS if opened.has_temparea else UPLOADS_APART
+
+    def _make_conversation(self, name: str) -> "ProjectConversation":
+        return ProjectConversation(
+            name,
+            self.policy,
+            self._open_files,
+            self._start_in,
+            self._means.grace_s,
+            without_processes=self._without_processes,
+            attach=partial(self.attach, target=RESULTS, read_only=True),
+            languages=self._languages,
+            lost=self._lost.__contains__,
+            contexts=Memory(names=(COMPUTING,)),
+            whole=self._whole,
+        )
+
+    def _walls_of(self, context: str) -> tuple[Policy, Key | None]:
+        if context == COMPUTING:
+            return self._without_processes, self._computing_key
+        return super()._walls_of(context)
+
+    async def _open_files_in(self, directory: str, *, new: bool = True) -> OpenFiles:
+        opened = await super()._open_files_in(directory, new=new)
+        held = opened.host_directory
+        if held is None or held.path != self._named:
+            await opened.close()
+            raise errors.Denied(
+                f"{self._named} is not what it was: a symlink, or another one, took its place",
+                code="not_granted",
+                hint="put the directory back, or change the project",
+            )
+        return opened
+
+    async def _leave_files(self) -> None:
+        await super()._leave_files()
+        self._means.homes.discard(self._directory)
+
+
+class ProjectConversation(Conversation):
+    """Its context `computing` has a policy of its own, and its files have results beside them."""
+
+    files: "ProjectFiles"
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        *others: Any,
+        without_processes: Policy,
+        attach: Callable[[Path], Any],
+        **named: Any,
+    ) -> None:
+        self._without_processes = without_processes
+        super().__init__(name, policy, *others, **named)
+        self.files = ProjectFiles(self.opened, policy, self._default.beside)
+        self._attach = attach
+        self._attaching = asyncio.Lock()
+        self._attached = False
+
+    @property
+    def computing(self) -> Context:
+        return self.contexts.find(COMPUTING)
+
+    @property
+    def default(self) -> Context:
+        return self._default
+
+    async def save_result(self, name: str, content: bytes) -> str:
+        """Keep it until the sandbox is closed; the path at which code and file calls read it.
+
+        Raises InvalidPath for the name, TooLarge, Unavailable `no_space`, Closed.
+        """
+        check_name(name)
+        opened = await self.opened()
+        most = self._policy.limits.file_size_max
+        await opened.call(lambda: opened.own.files.write((*_KEPT, name), content, max_bytes=most))
+        async with self._attaching:
+            if not self._attached:
+                self._attached = True
+                with suppress(errors.SbxError):  # code does not see it then; file calls do
+                    await self._attach(opened.own.files_path.joinpath(*_KEPT))
+        return f"{RESULTS}/{name}"
+
+    def _make_context(self, name: str, new: bool) -> Context:
+        if name != COMPUTING:
+            return super()._make_context(name, new)
+        return Context(
+            name,
+            self.name,
+            self._without_processes,
+            self.opened,
+            self._start,
+            self._grace_s,
+            disk=DiskWatch(self._without_processes.limits, self._disk),
+            had_kernel=self._lost(name),
+        )
+
+
+class ProjectFiles(WorkspaceFiles):
+    """The files of a project, and the results that were saved beside it, which are read-only."""
+
+    async def read_bytes(self, path: str) -> bytes:
+        if (name := _of_a_result(path)) is None:
+            return await super().read_bytes(path)
+        opened = await self._opened()
+        most = self._policy.limits.file_size_max
+        return await opened.call(lambda: opened.own.files.read((*_KEPT, name), max_bytes=most))
+
+    async def stat(self, path: str) -> Entry:
+        if (name := _of_a_result(path)) is None:
+            return await super().stat(path)
+        opened = await self._opened()
+        return _shown(await opened.call(lambda: opened.own.files.stat((*_KEPT, name))))
+
+    async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
+        if path.rstrip("/") != RESULTS:
+            return await super().list(path, max_depth=max_depth)
+        opened = await self._opened()
+        return Listing(map(_shown, await opened.call(lambda: opened.own.files.list(_KEPT))))
+
+
+def _of_a_result(path: str) -> str | None:
+    """The name of the saved result that this path means. Raises InvalidPath."""
+    if not path.startswith(f"{RESULTS}/"):
+        return None
+    return check_name(path.removeprefix(f"{RESULTS}/"))
+
+
+def _shown(entry: Entry) -> Entry:
+    return replace(entry, path=f"{RESULTS}/{entry.name}")

@@ -1,0 +1,283 @@
+"""A command run on a frozen copy of the files, without network: a person sees what it would do.
+
+    copy      the files as they are, by blocks that are shared where the file system can do that
+    run       in a jail of its own, by the same policy; what else is shown there is read-only
+    compare   what the command changed, and nothing of it is real yet
+    commit    the very same changes, all or none, where nobody else changed the same files
+
+Nothing is run twice. A rehearsal is gone once it was committed or discarded, after ten minutes, and
+with its conversation.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from sbx import errors
+from sbx.isolation.patience import to_the_end
+from sbx.policy import Policy
+from sbx.protocol.rehearsals import LIFETIME_S, REHEARSALS_MAX, FileChange
+from sbx.protocol.runs import Run
+from sbx.runtime import request
+from sbx.runtime.context import Context, Gone, StartKernel
+from sbx.runtime.copies import Copies, Copy, Effect, outcome
+from sbx.runtime.disk import DiskWatch
+from sbx.runtime.open_files import OpenFiles
+
+_log = logging.getLogger(__name__)
+_PREFIX = "rehearsal/"  # no context of a caller's has such a name
+_OVER = Gone("the rehearsal", "its copy of the files is gone")
+
+
+def is_rehearsal(context: str) -> bool:
+    """Whether a jail by this name is one of a rehearsal."""
+    return context.startswith(_PREFIX)
+
+
+def offline(policy: Policy) -> Policy:
+    """The policy of a rehearsal's jail: what goes out cannot be undone."""
+    return policy.model_copy(update={"network": policy.network.model_copy(update={"mode": "none"})})
+
+
+@dataclass(slots=True, eq=False)
+class Rehearsal:
+    """What a command did on a copy, and would change. `truncated`: there are more changes than
+    told. `left_out`: what the copy lacks, or is not committed: FIFOs, sockets and the like, and
+    what could not be read. `expires_at` in seconds of the epoch."""
+
+    id: str
+    run: Run
+    changes: Sequence[FileChange]
+    truncated: bool
+    left_out: Sequence[str]
+    expires_at: float
+    _of: "Rehearsals" = field(repr=False)
+    _copy: Copy = field(repr=False)
+    _effect: Effect = field(repr=False)
+
+    async def commit(self) -> None:
+        """Make the very same changes, all or none. Once begun it is done to its end.
+
+        Raises Conflict `workspace_changed` when what it touches is not as it was, Denied
+        `file_not_permitted` and `runs_on_the_host`: it is gone then, and nothing was changed.
+        Unavailable `no_space`, which leaves it for another try; NotFound when it is gone.
+        """
+        await self._of.commit(self)
+
+    async def discard(self) -> None:
+        """Nothing of it remains. A second time does nothing."""
+        await self._of.discard(self)
+
+
+class Rehearsals:
+    """Those of one conversation. Its methods may be called concurrently from one event loop."""
+
+    def __init__(
+        self,
+        conversation: str,
+        policy: Policy,
+        opened: Callable[[], Awaitable[OpenFiles]],
+        copies: Copies,
+        start: StartKernel,
+        grace_s: float,
+        *,
+        lifetime_s: float = LIFETIME_S,
+    ) -> None:
+        self._conversation = conversation
+        self._policy = offline(policy)
+        self._opened = opened
+        self._copies = copies
+        self._start = start
+        self._grace_s = grace_s
+        self._lifetime_s = lifetime_s
+        self._there: dict[str, tuple[Rehearsal, asyncio.TimerHandle]] = {}
+        self._making: set[asyncio.Task[Rehearsal]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._committing = asyncio.Lock()
+        self._closed = False
+        self.contexts: set[Context] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a rehearsal is made, or its changes are."""
+        return bool(self._making) or self._committing.locked()
+
+    async def rehearse(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> Rehearsal:
+        """Run a shell command on a copy. Cancelled, or failed, it leaves nothing.
+
+        Raises as `Conversation.start_shell`, Conflict `too_many_rehearsals`, TooLarge
+        `workspace_too_large`, Unavailable `no_space`.
+        """
+        request.demand(self._policy, "shell")
+        request.demand_processes(self._policy)
+        request.check_command(command)
+        request.timeout_s(self._policy, timeout)
+        request.directory(cwd)
+        self._check_open()
+        if len(self._there) + len(self._making) >= REHEARSALS_MAX:
+            raise errors.Conflict(
+                f"a conversation has at most {REHEARSALS_MAX} rehearsals",
+                code="too_many_rehearsals",
+                hint="commit or discard one",
+                details={"limit": REHEARSALS_MAX},
+            )
+        task = asyncio.create_task(self._rehearse(command, timeout, cwd))
+        self._making.add(task)
+        task.add_done_callback(self._making.discard)
+        if (made := await outcome(task, self.discard)) is None:
+            raise _closed()
+        return made
+
+    def get(self, rehearsal_id: str) -> Rehearsal:
+        """The one of this id. Raises NotFound `rehearsal_not_found`, Closed."""
+        self._check_open()
+        found = self._there.get(rehearsal_id)
+        if found is None:
+            raise _not_found(rehearsal_id)
+        return found[0]
+
+    async def commit(self, one: Rehearsal) -> None:
+        """See `Rehearsal.commit`."""
+        async with self._committing:
+            self._check_open()
+            if not self._forget(one):
+                raise _not_found(one.id)
+            await to_the_end(self._commit(one))
+
+    async def discard(self, one: Rehearsal) -> None:
+        """See `Rehearsal.discard`."""
+        if self._forget(one):
+            await to_the_end(self._copies.remove(one._copy.name))
+
+    async def close(self) -> None:
+        """Discard all of them, for good; what is being made ends."""
+        self._closed = True
+        for task in self._making:
+            task.cancel()
+        if self._making:
+            await asyncio.wait(list(self._making))
+        async with self._committing:
+            for one, _ in list(self._there.values()):
+                await self.discard(one)
+        if self._leaving:
+            await asyncio.wait(list(self._leaving))
+
+    async def _rehearse(self, command: str, timeout: float | None, cwd: str | None) -> Rehearsal:
+        opened = await self._opened()
+        with opened.in_use():
+            copy = await self._copies.make(opened)
+            try:
+                name = f"rehearsal-{secrets.token_hex(8)}"
+                run = await self._run(name, opened, copy, command, timeout, cwd)
+                effect = await self._copies.effect(opened, copy)
+            except BaseException:
+                await to_the_end(self._copies.remove(copy.name))
+                raise
+        made = Rehearsal(
+            name,
+            run,
+            effect.told,
+            effect.truncated,
+            effect.left_out,
+            time.time() + self._lifetime_s,
+            self,
+            copy,
+            effect,
+        )
+        self._keep(made)
+        return made
+
+    async def _run(
+        self,
+        name: str,
+        opened: OpenFiles,
+        copy: Copy,
+        command: str,
+        timeout: float | None,
+        cwd: str | None,
+    ) -> Run:
+        """In a jail that is gone when this returns: nobody writes to the copy from then on."""
+        files = await opened.call(lambda: self._copies.files_for_a_jail(opened, copy))
+
+        async def shown() -> OpenFiles:
+            return files
+
+        context = Context(
+            f"{_PREFIX}{name}",
+            self._conversation,
+            self._policy,
+            shown,
+            self._start,
+            self._grace_s,
+            disk=DiskWatch(self._policy.limits),
+        )
+        self.contexts.add(context)
+        try:
+            return await context.shell(command, timeout=timeout, cwd=cwd)
+        finally:
+            try:
+                await to_the_end(context.close(_OVER))
+            finally:
+                self.contexts.discard(context)
+                await to_the_end(files.close())
+
+    async def _commit(self, one: Rehearsal) -> None:
+        try:
+            opened = await self._opened()
+            with opened.in_use():
+                base = one._copy.base.nodes
+                await self._copies.commit(opened, one._copy, one._effect, base)
+        except errors.Unavailable:
+            self._keep(one)
+            raise
+        except BaseException:
+            await self._copies.remove(one._copy.name)
+            raise
+        await self._copies.remove(one._copy.name)
+
+    def _keep(self, one: Rehearsal) -> None:
+        left_s = max(0.0, one.expires_at - time.time())
+        timer = asyncio.get_running_loop().call_later(left_s, self._expire, one)
+        self._there[one.id] = one, timer
+
+    def _forget(self, one: Rehearsal) -> bool:
+        """Whether it was there; it is the caller's to remove then."""
+        found = self._there.pop(one.id, None)
+        if found is not None:
+            found[1].cancel()
+        return found is not None
+
+    def _expire(self, one: Rehearsal) -> None:
+        task = asyncio.create_task(self._leave(one))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, one: Rehearsal) -> None:
+        try:
+            await self.discard(one)
+        except (errors.SbxError, OSError) as error:
+            _log.warning("the copy of a rehearsal is left over: %s", error)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed()
+
+
+def _closed() -> errors.Closed:
+    return errors.Closed(
+        "the conversation is closed, and its rehearsals are gone",
+        hint="rehearse the command again",
+    )
+
+
+def _not_found(rehearsal_id: str) -> errors.NotFound:
+    return errors.NotFound(
+        f"there is no rehearsal {rehearsal_id[:80]!r}: it was committed, discarded, or has expired",
+        code="rehearsal_not_found",
+        hint="rehearse the command again",
+    )

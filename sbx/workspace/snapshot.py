@@ -1,0 +1,228 @@
+"""What a tree holds at one moment, looked at in bounds, whatever was built there."""
+
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sbx.errors import Closed, Denied, InvalidPath, NotFound, TooLarge
+from sbx.linux import stamps
+from sbx.workspace.changes import Manifest, Node
+from sbx.workspace.refusals import translated
+from sbx.workspace.tree import Relative, Tree
+from sbx.workspace.walk import Walk
+
+ENTRIES_MAX = 100_000
+DEADLINE_S = 30.0
+_NAMES_MAX = 32 << 20  # bytes of all paths together: a deep tree makes long ones
+_PATH_MAX = 4000  # bytes; openat2(2) takes no more than 4095
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which part of a tree is meant. `reserved` names are of the workspace itself and stay as they
+    are; below `mounted` ones the code inside sees another tree."""
+
+    reserved: tuple[Relative, ...] = ()
+    mounted: tuple[Relative, ...] = ()
+
+    def has(self, name: Relative) -> bool:
+        return name not in self.reserved and not any(
+            len(name) > len(top) and name[: len(top)] == top for top in self.mounted
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How large a tree may be, in allocated bytes and in names, and how long a pass over it may
+    take. Whoever sets `stopped` does not want it any more."""
+
+    bytes_max: int
+    entries_max: int = ENTRIES_MAX
+    deadline_s: float = DEADLINE_S
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+
+class Survey:
+    """One pass over a tree. Raises TooLarge `workspace_too_large`, and Closed when stopped."""
+
+    def __init__(self, tree: Tree, scope: Scope, bounds: Bounds) -> None:
+        self._tree = tree
+        self._scope = scope
+        self._bounds = bounds
+        self._walk = Walk(max_entries=bounds.entries_max, deadline_s=bounds.deadline_s)
+        self._closed: set[Relative] = set()
+        self._bytes = 0
+        self._names = 0
+        self.left_out: list[str] = []
+
+    def __iter__(self) -> Iterator[tuple[Relative, os.stat_result]]:
+        for name, found in self._tree.walk(self._walk):
+            self.check()
+            if not self._scope.has(name) or self._is_closed(name, found):
+                continue
+            size = len("/".join(name).encode("utf-8", "surrogateescape"))
+            self._names += size
+            if size > _PATH_MAX or self._names > _NAMES_MAX:
+                raise _too_large(f"has paths of more than {_PATH_MAX} bytes, or too many", size)
+            yield name, found
+        self.check()
+        if self._walk.exhausted:
+            most = self._bounds.entries_max
+            raise _too_large(f"has more than {most} files and directories", most)
+
+    def check(self) -> None:
+        if self._bounds.stopped.is_set():
+            raise Closed("nobody waits for this copy any more")
+        if not self._walk.in_time:
+            most = self._bounds.deadline_s
+            raise _too_large(f"takes longer than {most:g} s to copy or to compare", most)
+
+    def count(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes > self._bounds.bytes_max:
+            most = self._bounds.bytes_max
+            raise _too_large(f"has more than {most} bytes", most)
+
+    def leave_out(self, name: Relative) -> None:
+        self.left_out.append(self._tree.shown(name))
+
+    def readable(self, found: os.stat_result) -> bool:
+        """Whether the jail could read it itself, where we have more rights than it has."""
+        owner = self._tree.owner
+        if owner is None or found.st_uid == owner[0]:
+            return True
+        wanted = 0o5 if stat.S_ISDIR(found.st_mode) else 0o4
+        shift = 3 if found.st_gid == owner[1] else 0
+        return found.st_mode >> shift & wanted == wanted
+
+    def _is_closed(self, name: Relative, found: os.stat_result) -> bool:
+        """Whether it lies below a directory that the jail cannot look into; such a one itself is
+        there, and empty."""
+        closed = name[:-1] in self._closed
+        if stat.S_ISDIR(found.st_mode) and (closed or not self.readable(found)):
+            self._closed.add(name)
+            if not closed:
+                self.leave_out(name)
+        return closed
+
+
+def look(tree: Tree, scope: Scope, bounds: Bounds) -> Manifest:
+    """What the tree holds now. Nothing is read but symlinks, unless the file system does not tell
+    every write."""
+    survey = Survey(tree, scope, bounds)
+    digests = not stamps.tells_every_write(tree.fd)
+    nodes: dict[str, Node] = {}
+    for name, found in survey:
+        node: Node | None = None
+        if stat.S_ISDIR(found.st_mode):
+            node = Node("directory", mode_of(found), identity=identity_of(found))
+        elif stat.S_ISLNK(found.st_mode):
+            node = link_at(tree, name)
+        elif stat.S_ISREG(found.st_mode) and survey.readable(found):
+            survey.count(found.st_blocks * 512)
+            node = file_node(found, digest(tree, name, survey) if digests else None)
+        if node is None:
+            survey.leave_out(name)
+        else:
+            nodes["/".join(name)] = node
+    return Manifest(nodes, tuple(survey.left_out))
+
+
+def node_at(tree: Tree, name: Relative) -> Node | None:
+    """What the name stands for now; None for nothing, or for nothing that is copied. Raises
+    OSError where it cannot be reached."""
+    try:
+        fd = tree.hold(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            return Node("directory", mode_of(found), identity=identity_of(found))
+        if stat.S_ISLNK(found.st_mode):
+            text = os.readlink(b"", dir_fd=fd)
+            return Node("symlink", text=text, identity=identity_of(found))
+        return file_node(found) if stat.S_ISREG(found.st_mode) else None
+    finally:
+        os.close(fd)
+
+
+def digest(tree: Tree, name: Relative, survey: Survey | None = None) -> bytes | None:
+    """SHA-256 over the blocks of a file that are not all zero, so that holes cost nothing; None
+    where it cannot be read. To be compared among files of one size."""
+    try:
+        with tree.open(name) as file:
+            return digest_of(file.fd, file.size, survey)
+    except (NotFound, InvalidPath, Denied):
+        return None
+
+
+def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """Where a file of `size` bytes has something written."""
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: a hole to the end
+            return
+        at = min(size, os.lseek(fd, start, os.SEEK_HOLE))
+        if start < at:
+            yield start, at
+
+
+def digest_of(fd: int, size: int, survey: Survey | None) -> bytes:
+    told = hashlib.sha256(str(size).encode())
+    zero = bytes(_BLOCK)
+    seen = -1
+    for start, end in extents(fd, size):
+        for number in range(start // _BLOCK, -(-end // _BLOCK)):
+            if number <= seen:
+                continue
+            if survey is not None:
+                survey.check()
+            seen = number
+            block = os.pread(fd, min(_BLOCK, size - number * _BLOCK), number * _BLOCK)
+            if block != zero[: len(block)]:
+                told.update(b"%d:" % number)
+                told.update(block)
+    return told.digest()
+
+
+def link_at(tree: Tree, name: Relative) -> Node | None:
+    with translated(tree.shown(name)):
+        found = node_at(tree, name)
+    if found is None:
+        raise NotFound("it vanished")
+    return found if found.kind == "symlink" else None
+
+
+def file_node(found: os.stat_result, sha256: bytes | None = None) -> Node:
+    return Node(
+        "file",
+        mode_of(found),
+        found.st_size,
+        found.st_mtime_ns,
+        identity=identity_of(found),
+        sha256=sha256,
+    )
+
+
+def mode_of(found: os.stat_result) -> int:
+    return stat.S_IMODE(found.st_mode) & 0o777
+
+
+def identity_of(found: os.stat_result) -> tuple[int, int]:
+    return found.st_ino, found.st_ctime_ns
+
+
+def _too_large(what: str, limit: float) -> TooLarge:
+    return TooLarge(
+        f"the workspace {what}",
+        code="workspace_too_large",
+        hint="run the command itself instead, or delete what is not needed",
+        details={"limit": limit},
+    )

@@ -1,0 +1,308 @@
+"""A person's yes or no to an agent's command, given by a second client."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import aclosing, closing
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from agent_calls import (
+    Desk,
+    asked_for,
+    body,
+    calls,
+    decide,
+    desk,
+    following,
+    kinds,
+    messages,
+    one,
+    pending,
+    project,
+    runs,
+    say,
+    the_rest,
+)
+from live_app import live, short_directory
+from model_server import Asked
+from sessions_calls import API, code_of, until
+
+from sbx.agent.messages import Response
+from sbx.api.agent import agents_of
+from tests.fake_clock import FakeClock
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+WRITES = "echo done > made.txt && echo said"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def at() -> AsyncIterator[Desk]:
+    with short_directory() as directory:
+        async with desk(directory) as at:
+            yield at
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def asker(at: Desk) -> AsyncIterator[httpx.AsyncClient]:
+    async with at.served.client() as client:
+        yield client
+    at.model.forget()  # what a test that failed did not use
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def person(at: Desk) -> AsyncIterator[httpx.AsyncClient]:
+    """Another client of the same owner."""
+    async with at.served.client() as client:
+        yield client
+
+
+def told(asked: Asked) -> Response:
+    """Ends with the result that the model was told."""
+    return Response(f"I was told: {asked.messages[-1]['content']}")
+
+
+async def test_a_yes_makes_the_very_changes_that_were_rehearsed(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    directory = at.directory("yes")
+    at.model.add(runs(WRITES), told)
+    asked = body("yes", project_id=await project(asker, directory))
+    async with aclosing(following(asker, asked)) as events:
+        start = await asked_for(events)
+        (change,) = start["rehearsal"]["changes"]
+        assert (change["path"], change["kind"]) == ("/workspace/made.txt", "added")
+        assert (start["rehearsal"]["exit_code"], start["rehearsal"]["output"]) == (0, "said\n")
+        assert not (directory / "made.txt").exists()
+
+        (waiting,) = await pending(person)
+        assert waiting["tool_call_id"] == start["tool_call_id"]
+        assert waiting["tool_args"] == {"command": WRITES}
+        assert waiting["expires_at"] == start["expires_at"] == waiting["created_at"] + 600
+        reply = await decide(person, start["tool_call_id"], True)
+        assert reply.status_code == 200
+        rest = await the_rest(events)
+    assert kinds(rest) == ["tool_approval", "tool_end", "step_end", "step_end", "run_end"]
+    approval = one(rest, "tool_approval")
+    assert (approval["approved"], approval["remembered"]) == (True, None)
+    assert approval["by"] == reply.json()["by"] == waiting_owner(at)
+    assert (directory / "made.txt").read_text() == "done\n"
+    assert "said" in rest[-1]["content"]
+    assert await pending(person) == []
+
+
+async def test_a_no_leaves_nothing_and_is_told_to_the_model(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    directory = at.directory("no")
+    at.model.add(runs(WRITES), told)
+    asked = body("no", project_id=await project(asker, directory))
+    async with aclosing(following(asker, asked)) as events:
+        start = await asked_for(events)
+        assert (await decide(person, start["tool_call_id"], False)).status_code == 200
+        rest = await the_rest(events)
+    assert one(rest, "tool_end")["is_error"]
+    assert "denied" in rest[-1]["content"]
+    assert list(directory.iterdir()) == []
+
+
+async def test_of_two_answers_at_once_one_counts(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    at.model.add(runs(WRITES), told)
+    asked = body("two", project_id=await project(asker, at.directory("two")))
+    async with aclosing(following(asker, asked)) as events:
+        call = (await asked_for(events))["tool_call_id"]
+        async with at.served.client() as other:
+            replies = await asyncio.gather(decide(person, call, True), decide(other, call, False))
+        rest = await the_rest(events)
+    first, second = sorted(replies, key=lambda reply: reply.status_code)
+    assert (first.status_code, code_of(second)) == (200, (409, "already_decided"))
+    decided = first.json()["approved"]
+    assert one(rest, "tool_approval")["approved"] is decided
+    assert second.json()["error"]["details"]["approved"] is decided
+
+
+async def test_abort_denies_what_waits_and_ends_the_run(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    directory = at.directory("abort")
+    at.model.add(runs(WRITES))
+    asked = body("abort", project_id=await project(asker, directory))
+    async with aclosing(following(asker, asked)) as events:
+        call = (await asked_for(events))["tool_call_id"]
+        reply = await person.post(f"{API}/chat/abort/abort")
+        assert (reply.status_code, reply.json()) == (200, {"aborted": True})
+        rest = await the_rest(events)
+    assert one(rest, "tool_approval")["by"] == "abort"
+    assert rest[-1]["reason"] == "aborted"
+    assert code_of(await decide(person, call, True)) == (409, "already_decided")
+    assert (await person.post(f"{API}/chat/abort/abort")).json() == {"aborted": False}
+    assert list(directory.iterdir()) == []
+    said = await messages(asker, "abort")
+    assert [message["role"] for message in said] == ["user", "assistant", "tool"]
+
+
+async def test_what_is_always_allowed_is_listed_and_can_be_revoked(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    at.model.add(runs("echo one"), Response("ok"))
+    asked = body("always", project_id=await project(asker, at.directory("always")))
+    async with aclosing(following(asker, asked)) as events:
+        call = (await asked_for(events))["tool_call_id"]
+        assert (await decide(person, call, True, remember="prefix")).status_code == 422
+        refused = await decide(person, call, True, remember="prefix", prefix="echo; id")
+        assert code_of(refused) == (400, "invalid_prefix")
+        reply = await decide(person, call, True, remember="prefix", prefix="echo")
+        assert reply.json()["remembered"] == "prefix"
+        assert one(await the_rest(events), "tool_approval")["remembered"] == "prefix"
+
+    at.model.add(runs("echo two"), Response("ok"))
+    start = one(await say(asker, "always"), "tool_start")
+    assert not start["approval_required"]
+
+    (rule,) = (await person.get(f"{API}/approvals/rules")).json()["items"]
+    assert (rule["kind"], rule["text"]) == ("prefix", "echo")
+    assert (await person.delete(f"{API}/approvals/rules/{rule['id']}")).status_code == 204
+    assert code_of(await person.delete(f"{API}/approvals/rules/{rule['id']}"))[0] == 404
+
+    at.model.add(runs("echo three"), Response("ok"))
+    async with aclosing(following(asker, body("always"))) as events:
+        call = (await asked_for(events))["tool_call_id"]
+        assert (await decide(person, call, False)).status_code == 200
+        await the_rest(events)
+
+
+async def test_once_its_commands_are_allowed_a_conversation_asks_no_more(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    starts = ("run_code", {"code": "import subprocess; subprocess.run(['true']).returncode"})
+    at.model.add(calls(starts), Response("no"), calls(starts), runs("echo a > b"), Response("yes"))
+    directory = at.directory("allowed")
+    asked = body("allowed", project_id=await project(asker, directory))
+    before = await the_rest(following(asker, asked))
+    assert one(before, "tool_end")["is_error"]  # Python is no way round the question
+    path = f"{API}/conversations/allowed/commands"
+    assert (await person.put(path, json={"allowed": True})).json() == {"allowed": True}
+    after = await say(asker, "allowed")
+    assert [event["is_error"] for event in after if event["type"] == "tool_end"] == [False, False]
+    assert (directory / "b").read_text() == "a\n"
+    assert (await person.put(path, json={"allowed": False})).json() == {"allowed": False}
+    at.model.add(calls(starts), Response("no"))
+    assert one(await say(asker, "allowed"), "tool_end")["is_error"]
+    at.model.add(Response("hello"))
+    await say(asker, "free")
+    refused = await person.put(f"{API}/conversations/free/commands", json={"allowed": True})
+    assert code_of(refused) == (409, "no_project")
+
+
+async def test_a_workspace_that_changed_meanwhile_is_rehearsed_and_asked_again(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    directory = at.directory("changed")
+    at.model.add(runs("echo more >> notes.txt"), Response("noted"))
+    (directory / "notes.txt").write_text("one\n")
+    asked = body("changed", project_id=await project(asker, directory))
+    async with aclosing(following(asker, asked)) as events:
+        call = (await asked_for(events))["tool_call_id"]
+        (directory / "notes.txt").write_text("one\ntwo\n")
+        assert (await decide(person, call, True)).status_code == 200
+        again = await asked_for(events)
+        assert " two\n+more" in again["rehearsal"]["changes"][0]["diff"]
+        assert (await decide(person, again["tool_call_id"], True)).status_code == 200
+        await the_rest(events)
+    assert (directory / "notes.txt").read_text() == "one\ntwo\nmore\n"
+
+
+async def test_a_program_that_calls_a_tool_is_asked_for_as_a_model_is(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    directory = at.directory("program")
+    at.model.add(Response("hello"))
+    await say(asker, "program", project_id=await project(asker, directory))
+    call = {
+        "sandbox_session_id": "sb-session-ann-helper",
+        "conversation_id": "program",
+        "arguments": {"command": WRITES},
+    }
+    invoking = asyncio.create_task(asker.post(f"{API}/tools/execute_command/invoke", json=call))
+    await until(lambda: _some(person))
+    (waiting,) = await pending(person)
+    assert (await decide(person, waiting["tool_call_id"], True)).status_code == 200
+    told = (await invoking).json()
+    assert (told["tool_call_id"], told["is_error"]) == (waiting["tool_call_id"], False)
+    assert (directory / "made.txt").read_text() == "done\n"
+
+
+async def _some(client: httpx.AsyncClient) -> bool:
+    return bool(await pending(client))
+
+
+async def test_without_an_answer_it_is_denied_when_its_time_is_over() -> None:
+    clock = FakeClock()
+    with short_directory() as top:
+        async with desk(top, runs(WRITES), told, clock=clock) as at, at.served.client() as client:
+            asked = body("late", project_id=await project(client, at.directory("late")))
+            async with aclosing(following(client, asked)) as events:
+                start = await asked_for(events)
+                assert start["expires_at"] == clock.now() + 600
+                clock.advance(601)
+                rest = await the_rest(events)
+            assert one(rest, "tool_approval")["by"] == "timeout"
+            assert "nobody answered" in rest[-1]["content"]
+            assert code_of(await decide(client, start["tool_call_id"], True))[0] == 409
+
+
+async def test_a_service_that_ends_denies_what_waits_and_says_so_in_the_history() -> None:
+    with short_directory() as top:
+        async with desk(top, runs(WRITES)) as at, at.served.client() as client:
+            asked = body("ends", project_id=await project(client, at.directory("ends")))
+            events = following(client, asked)
+            await asked_for(events)
+            ending = asyncio.create_task(agents_of(at.served.app).close())
+            rest = await the_rest(events)
+            await ending
+            assert one(rest, "tool_approval")["by"] == "restart"
+            assert rest[-1]["reason"] == "aborted"
+            refused = await client.post(f"{API}/chat", json=body("ends"))
+            assert code_of(refused) == (503, "shutting_down")
+        async with live(top) as served, served.client() as client:
+            assert "restarted" in (await messages(client, "ends"))[-1]["content"]
+
+
+async def test_a_service_that_was_killed_denies_at_its_next_start() -> None:
+    with short_directory() as top:
+        async with desk(top, runs(WRITES)) as at, at.served.client() as client:
+            asked = body("killed", project_id=await project(client, at.directory("killed")))
+            async with aclosing(following(client, asked)) as events:
+                call = (await asked_for(events))["tool_call_id"]
+                left = store_now(at.served.house.store.path, top / "left.sqlite")
+        left.replace(at.served.house.store.path)  # as a SIGKILL at that moment leaves it
+        async with desk(top, told) as at, at.served.client() as client:
+            assert await pending(client) == []
+            assert code_of(await decide(client, call, True)) == (409, "already_decided")
+            result = (await messages(client, "killed"))[-1]
+            assert (result["role"], result["tool_call_id"]) == ("tool", call)
+            assert "restarted" in result["content"]
+            (run,) = (await client.get(f"{API}/conversations/killed/runs")).json()["items"]
+            assert (run["status"], run["reason"]) == ("interrupted", None)
+            followed = await client.get(f"{API}/chat/killed/events", headers={"last-event-id": "2"})
+            assert code_of(followed) == (404, "run_interrupted")
+            going_on = {**body("killed"), "resume": True}
+            del going_on["message"]
+            resumed = await the_rest(following(client, going_on))
+            assert "restarted" in resumed[-1]["content"]
+
+
+def store_now(path: Path, to: Path) -> Path:
+    """A copy of the store as it is at this moment."""
+    with closing(sqlite3.connect(path)) as on, closing(sqlite3.connect(to)) as copy:
+        on.backup(copy)
+    to.chmod(0o600)
+    return to
+
+
+def waiting_owner(at: Desk) -> str:
+    return at.served.house.access.of_peer(0).owner

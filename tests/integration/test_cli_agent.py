@@ -1,0 +1,124 @@
+"""`sbx agent`: one task, what is told of it, and how it ended."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import started
+from model_server import KEY, ModelServer, Refused, model_server
+from serving import in_process
+
+from sbx.agent.messages import Response, ToolCall, Usage
+
+
+def calls(*made: tuple[str, Mapping[str, Any]], text: str = "") -> dict[str, Any]:
+    """An answer of a recording."""
+    return {
+        "content": text,
+        "tool_calls": [{"name": name, "arguments": json.dumps(args)} for name, args in made],
+        "usage": [40, 2],
+        "stop": "tools" if made else "end",
+    }
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """Sums the numbers of an upload, after a mistake; takes three steps."""
+    read = "rows = open('/workspace/uploads/temparea/numbers.csv').read().split()\n"
+    summed = "total = sum(map(int, rows[1:]))\nopen('total.txt', 'w').write(str(total))\ntotal"
+    path = tmp_path / "recording.json"
+    answers = [
+        calls(("run_code", {"code": read + "print('seen'); rows['n']"}), text="I look.\n"),
+        calls(("run_code", {"code": summed}), ("write_file", {"path": ".envrc", "content": "x"})),
+        calls(text="It is \x1b]0;6\x07."),
+    ]
+    path.write_text(json.dumps({"model": "recorded", "answers": answers}))
+    (tmp_path / "numbers.csv").write_text("n\n1\n2\n3\n")
+    return path
+
+
+def settings(server: ModelServer) -> dict[str, str]:
+    return {"BASE_URL": server.openai_url, "API_KEY": KEY, "MODEL_NAME": "scripted"}
+
+
+def agent(recording: Path, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+    data = recording.parent / "numbers.csv"
+    return in_process("agent", "Sum n", "--file", data, "--replay", recording, *words)
+
+
+def test_text_goes_to_stdout_tools_to_stderr_and_what_it_wrote_is_saved(recording: Path) -> None:
+    out = recording.parent / "out"
+    ended = agent(recording, "--out", out)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "I look.\nIt is \\x1b]0;6\\x07.\n"
+    shown = ("print('seen')", "| seen", "TypeError", "run_code failed", "  | 6", "run_code done")
+    places = [ended.stderr.index(text) for text in shown]
+    assert places == sorted(places)
+    assert (out / "total.txt").read_text() == "6"
+    assert [path.name for path in out.rglob("*")] == ["total.txt"]  # no upload, nothing hidden
+
+
+def test_events_and_the_exit_codes_of_each_end(recording: Path) -> None:
+    ended = agent(recording, "--json", "--max-steps", "1")
+    events = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert ended.returncode == 4
+    assert events[0] == {
+        "type": "run_start",
+        "model": "recorded",
+        "max_steps": 1,
+        "sandboxed": True,
+    }
+    assert events[-1]["type"] == "run_end"
+    assert events[-1]["reason"] == "max_steps"
+    assert ended.stderr == ""
+    assert agent(recording, "--max-tokens", "42").returncode == 5
+
+
+def test_a_setting_that_is_missing_or_wrong_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no .env is
+    for name in ("MODEL_NAME", "API_KEY", "BASE_URL", "MODEL_PROVIDER"):
+        monkeypatch.delenv(name, raising=False)
+    ended = in_process("agent", "hello")
+    assert ended.returncode == 2
+    assert "MODEL_NAME" in ended.stderr
+    ended = in_process("agent", "hello", "--model", "m", "--json")
+    assert json.loads(ended.stdout)["error"]["code"] == "missing_setting"
+    assert "API_KEY" in ended.stdout
+    ended = in_process("agent", "hello", MODEL_PROVIDER="acme")
+    assert ended.returncode == 2
+    assert "MODEL_PROVIDER" in ended.stderr
+    for words in ((" ",), ("hello", "--replay", "nowhere.json")):
+        assert in_process("agent", *words).returncode == 2
+
+
+def test_a_provider_that_refuses_fails_the_run_and_ctrl_c_aborts_it(tmp_path: Path) -> None:
+    code = json.dumps({"code": "print('begun', flush=True)\nwhile True: pass"})
+    endless = Response("", (ToolCall("a", "run_code", code),), Usage(1, 1), "tools")
+    with model_server(Refused(403, "no credit"), endless) as server:
+        env = settings(server)
+        ended = in_process("agent", "hello", stdin=b"", **env)
+        assert ended.returncode == 1
+        assert KEY not in ended.stderr
+        with started("agent", "hello", env=env) as process:
+            assert process.stderr is not None
+            while b"begun" not in (line := process.stderr.readline()):
+                assert line, "it ended"
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert b"aborted" in err
+
+
+def test_what_is_recorded_can_be_replayed(tmp_path: Path) -> None:
+    with model_server(Response("forty-two")) as server:
+        recorded = tmp_path / "r.json"
+        ended = in_process("agent", "?", "--record", recorded, stdin=b"", **settings(server))
+        assert ended.stdout == "forty-two\n", ended.stderr
+    assert in_process("agent", "?", "--replay", recorded).stdout == "forty-two\n"
+    assert KEY not in recorded.read_text()

@@ -1,0 +1,291 @@
+"""`sbx chat`, driven by pexpect as a person would, with a model over HTTP or a recorded one."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+from command import COMMAND, environment
+from model_server import KEY, Asked, ModelServer, Told, model_server
+from places import short_directory
+from serving import in_process, service
+
+from sbx.agent.messages import Response, ToolCall, Usage
+
+WAIT_S = 30.0
+PROMPT = "\r?\n> |^> "
+OWNER = 4242
+FIGURE = (
+    "import matplotlib.pyplot as plt\n"
+    "plt.bar([r['city'] for r in rows], [int(r['people']) for r in rows])\nplt.show()\n"
+    "open('result.txt', 'w').write('42 people')"
+)
+
+
+@pytest.fixture
+def places() -> Iterator[Path]:
+    with short_directory() as directory:
+        yield directory
+
+
+def calls(name: str, text: str = "", **arguments: Any) -> Response:
+    call = ToolCall("call_1", name, json.dumps(arguments))
+    return Response(text, (call,), Usage(10, 5), "tools")
+
+
+def settings(server: ModelServer) -> dict[str, str]:
+    return {"BASE_URL": server.openai_url, "API_KEY": KEY, "MODEL_NAME": "scripted"}
+
+
+@contextmanager
+def chat(directory: Path, *words: str | Path, **env: str) -> Iterator["pexpect.spawn[str]"]:
+    command, *first = COMMAND
+    child = pexpect.spawn(
+        command,
+        [*first, "chat", "--data-dir", str(directory), *map(str, words)],
+        env=environment(TERM="dumb", **env),
+        dimensions=(50, 200),
+        timeout=WAIT_S,
+        encoding="utf-8",
+    )
+    child.delaybeforesend = None
+    try:
+        yield child
+    finally:
+        child.close(force=True)
+
+
+def ended(child: "pexpect.spawn[str]") -> str:
+    """Leave by Ctrl-D; the id of the conversation."""
+    child.expect(PROMPT)
+    child.sendeof()
+    child.expect("sbx chat --resume (chat-[0-9a-f]+)")
+    name = child.match[1]
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0
+    return str(name)
+
+
+def typed(child: "pexpect.spawn[str]", line: str) -> None:
+    child.expect(PROMPT)
+    child.sendline(line)
+
+
+def test_a_whole_task_undone_and_resumed(places: Path) -> None:
+    data = places / "towns.csv"
+    data.write_text("city,people\nKumquat,3\nLoquat,39\n")
+    opened = "import csv\nrows = list(csv.DictReader(open('uploads/temparea/towns.csv')))\n"
+    failing = f"{opened}print(sum(int(r['inhabitants']) for r in rows))"
+
+    def mends(asked: Asked) -> Response:
+        assert "KeyError: 'inhabitants'" in asked.text
+        return calls("run_code", code="print(sum(int(r['people']) for r in rows))")
+
+    def draws(asked: Asked) -> Response:
+        assert "[stdout]" in asked.messages[-1]["content"]
+        return calls("run_code", "Now the figure.", code=FIGURE)
+
+    def hears(asked: Asked) -> Response:
+        assert "I took back the file changes" in asked.text
+        assert "There are 42 people" in asked.text
+        return Response("It is gone.")
+
+    with model_server(
+        calls("run_code", code=failing), mends, draws, Response("There are 42 people."), hears
+    ) as server:
+        with chat(places / "chats", **settings(server)) as child:
+            typed(child, f"/upload '{data}'")
+            child.expect(r"uploaded: /workspace/uploads/temparea/towns.csv \(32 bytes\)")
+            typed(child, "How many people?")
+            for shown in ("run_code", "KeyError", "run_code failed", r"\| 42", "run_code done"):
+                child.expect(shown)
+            child.expect("Now the figure.")
+            child.expect("plt.show")
+            child.expect("There are 42 people.")
+            typed(child, "/files")
+            child.expect("9  /workspace/result.txt")
+            typed(child, "/undo")
+            child.expect("taken back:")
+            child.expect("- /workspace/result.txt")
+            conversation = ended(child)
+        assert "towns.csv" in str(server.requests[0].body)  # the prompt tells of the files
+        with chat(places / "chats", "--resume", **settings(server)) as child:
+            child.expect(f"going on with {conversation}: 9 messages")
+            typed(child, "Thanks.")
+            child.expect("It is gone")
+            typed(child, "/files")
+            child.expect("32  /workspace/uploads/temparea/towns.csv")
+            assert ended(child) == conversation
+        listed = in_process("chat", "--list", "--data-dir", places / "chats")
+        assert re.fullmatch(rf"{conversation}  .* ago  How many people\?\n", listed.stdout)
+        assert (
+            in_process("chat", "--rm", conversation, "--data-dir", places / "chats").returncode == 0
+        )
+        assert in_process("chat", "--list", "--data-dir", places / "chats").stdout == ""
+    assert not list((places / "chats").rglob("*.csv"))
+
+
+def test_ctrl_c_aborts_and_the_conversation_goes_on(places: Path) -> None:
+    endless = "print('be' + 'gun', flush=True)\nwhile True: pass"
+    with model_server(
+        Told(Response("Let me think about " + "it " * 50), after=5, then="hang"),
+        calls("run_code", code=endless),
+        Response("still here"),
+    ) as server:
+        with chat(places, **settings(server)) as child:
+            typed(child, "one")
+            child.expect("Let me")
+            child.sendintr()
+            child.expect("aborted")
+            typed(child, "two")
+            child.expect("begun")
+            child.sendintr()
+            child.expect("aborted")
+            child.expect(PROMPT)
+            child.sendintr()
+            child.expect("Ctrl-D ends")
+            typed(child, "three")
+            child.expect("still here")
+            ended(child)
+        said = [one["role"] for one in server.requests[-1].messages if one["role"] != "system"]
+        assert said == ["user", "assistant", "user", "assistant", "tool", "user"]
+
+
+@pytest.fixture
+def project(places: Path) -> Path:
+    top = places / "project"
+    top.mkdir()
+    (top / "old.txt").write_text("old\n")
+    if os.geteuid() == 0:
+        for path in (top, top / "old.txt"):
+            os.chown(path, OWNER, OWNER)
+    return top
+
+
+def recording(directory: Path, *answers: Response) -> Path:
+    told = [
+        {
+            "content": one.content,
+            "tool_calls": [{"name": c.name, "arguments": c.arguments} for c in one.tool_calls],
+            "usage": [1, 1],
+            "stop": one.stop,
+        }
+        for one in answers
+    ]
+    path = directory / "recording.json"
+    path.write_text(json.dumps({"model": "recorded", "answers": told}))
+    return path
+
+
+@pytest.mark.core
+def test_a_command_in_a_project_is_shown_with_its_effect_and_asked_for(
+    places: Path, project: Path
+) -> None:
+    changes = "cat old.txt; echo new > new.txt; echo changed > old.txt"
+    answers = recording(
+        places,
+        calls("execute_command", command=changes),
+        Response("Denied."),
+        calls("execute_command", command=changes),
+        calls("execute_command", command="touch a.txt"),
+        calls("execute_command", command="touch b.txt"),
+        Response("Done."),
+        calls("execute_command", command="rm old.txt"),
+    )
+    with chat(places / "chats", "--project", project, "--replay", answers) as child:
+        typed(child, "change it")
+        child.expect("tried on a copy of the files, without network: exit code 0")
+        child.expect(r"\| old")
+        child.expect("would change:")
+        child.expect(r"\+ /workspace/new.txt")
+        child.expect("~ /workspace/old.txt")
+        child.expect(r"Make these changes\?")
+        child.sendline("n")
+        child.expect("denied by you")
+        child.expect("Denied.")
+        assert not (project / "new.txt").exists()
+        typed(child, "again")
+        child.expect(r"Make these changes\?")
+        child.sendline("y")
+        child.expect("allowed by you")
+        child.expect(r"Make these changes\?")
+        assert (project / "new.txt").read_text() == "new\n"
+        child.sendline("always")
+        child.expect("words that such commands begin with: ")
+        child.sendline("touch")
+        child.expect(r"allowed by you, and from now on \(prefix\)")
+        child.expect("Done.")
+        assert (project / "b.txt").exists()
+        typed(child, "/undo")
+        child.expect("taken back:")
+        child.expect("- /workspace/b.txt")
+        assert not (project / "b.txt").exists()
+        typed(child, "tidy up")
+        child.expect("- /workspace/old.txt")
+        child.expect(r"Make these changes\?")
+        child.sendintr()
+        child.expect("denied by abort")
+        child.expect("aborted")
+        ended(child)
+    assert {path.name for path in project.iterdir()} == {"old.txt", "new.txt", "a.txt"}
+
+
+def test_the_sandbox_may_be_in_a_service_and_is_found_again(places: Path) -> None:
+    (places / "a.txt").write_text("a\n")
+    answers = recording(
+        places, calls("run_code", code="open('b', 'w').write('b')"), Response("Ok.")
+    )
+    with service() as running:
+        words = ("chat", "--data-dir", places / "chats", "--replay", answers)
+        here = {"SANDBOX_DOMAIN": str(running.socket)}
+        first = in_process(
+            *words, stdin=f"/upload {places}/a.txt\ngo\n/files\n/undo".encode(), **here
+        )
+        assert first.returncode == 0, first.stderr
+        assert "1  /workspace/b\n" in first.stdout
+        assert "- /workspace/b" in first.stderr
+        again = in_process(*words, "--resume", stdin=b"/files", **here)
+        assert again.stdout == "         2  /workspace/uploads/temparea/a.txt\n"
+        assert in_process(*words, "--resume", stdin=b"/files").returncode == 2
+        (name,) = re.findall(r"going on with (chat-\w+)", again.stderr)
+        assert in_process(*words, "--rm", name).returncode == 2
+        assert "sandbox-" in running.quick("ps").stdout
+        assert in_process(*words, "--rm", name, stdin=b"", **here).returncode == 0
+        task = ("agent", "go", "--replay", answers, "--connect", running.socket)
+        assert in_process(*task).stdout == "Ok.\n"
+        assert "sandbox-" not in running.quick("ps").stdout  # neither left anything
+
+
+def test_lines_of_a_pipe_are_messages_and_the_exit_code_is_the_last_one_s(places: Path) -> None:
+    answers = recording(places, Response("One."), Response("Two."))
+    words = ("chat", "--data-dir", places / "chats", "--replay", answers)
+    done = in_process(*words, stdin=b"first\n\nsecond\n/quit\nthird\n")
+    assert (done.returncode, done.stdout) == (0, "One.\nTwo.\n")
+    with chat(places / "chats", "--replay", answers) as child:
+        child.expect(PROMPT)
+        second = in_process(*words)
+        assert second.returncode == 3
+        assert "another sbx chat" in second.stderr
+        assert "--data-dir" in second.stderr
+        child.sendline("/nonsense")
+        child.expect("there is no command /nonsense")
+        typed(child, "/quit")
+        assert "to go on" not in child.read()  # nothing was said
+    exhausted = in_process(*words, "--resume", stdin=b"1\n2\n3\n")
+    assert exhausted.returncode == 1
+    assert exhausted.stdout == "One.\nTwo.\n"
+
+
+def test_the_sandbox_is_off_only_where_the_operator_allows_it(places: Path, project: Path) -> None:
+    answers = recording(places, calls("execute_command", command="pwd; id -u"), Response("Ok."))
+    words = ("chat", "--data-dir", places / "chats", "--replay", answers, "--no-sandbox")
+    assert in_process(*words).returncode == 2
+    refused = in_process(*words, "--project", project)
+    assert refused.returncode == 3
+    assert "SBX_ALLOW_HOST_MODE" in refused.stderr

@@ -1,0 +1,258 @@
+"""A box of a project: the person's own files, Python that starts nothing, commands beside it."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sbx import Runtime
+from sbx.errors import Denied, InvalidPath, SbxError
+from sbx.protocol.runs import Run
+from sbx.runtime.project_box import ProjectBox
+
+pytestmark = pytest.mark.core
+OWNER = 4242
+RUN_LATER = (".git/hooks/pre-commit", ".git/config", ".envrc", ".vscode/tasks.json")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """An ordinary user's, with what would run on the host some day."""
+    top = tmp_path / "project"
+    for name in RUN_LATER:
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text("as it was")
+    (top / "main.py").write_text("answer = 42\n")
+    (top / "out").symlink_to("/etc")
+    if os.geteuid() == 0:
+        for path in (top, *top.rglob("*")):
+            os.chown(path, OWNER, OWNER, follow_symlinks=False)
+    return top
+
+
+@pytest.fixture
+async def box(runtime: Runtime, project: Path) -> AsyncIterator[ProjectBox]:
+    box = ProjectBox(await runtime.open_project("default", project))
+    yield box
+    await box.close()
+
+
+async def cell(box: ProjectBox, code: str) -> Run:
+    return await box.start_run(code).result()
+
+
+async def command(box: ProjectBox, text: str) -> Run:
+    return await box.start_shell(text).result()
+
+
+def listing(project: Path) -> dict[str, tuple[int, int, int]]:
+    found = {path: path.lstat() for path in (project, *project.rglob("*"))}
+    return {str(path): (one.st_mtime_ns, one.st_size, one.st_mode) for path, one in found.items()}
+
+
+def owners(project: Path, *names: str) -> set[int]:
+    return {(project / name).stat().st_uid for name in names}
+
+
+def replaced(project: Path, by_symlink: bool) -> None:
+    project.rename(project.parent / "moved")
+    if by_symlink:
+        project.symlink_to("moved")
+    else:
+        project.mkdir()
+
+
+async def test_python_and_commands_share_files_and_nothing_else(
+    box: ProjectBox, project: Path
+) -> None:
+    assert (await cell(box, "from main import answer; open('a.txt', 'w').write('hey')")).ok
+    assert (await cell(box, "answer")).result == "42"
+    assert (await command(box, "cat a.txt; echo more > b.txt; pwd")).stdout == "hey/workspace\n"
+    assert (await cell(box, "open('b.txt').read()")).result == "'more\\n'"
+    assert await box.files.read_bytes("/workspace/b.txt") == b"more\n"
+    assert await box.files.write("d/c.txt", "x") == 1
+    assert owners(project, "a.txt", "b.txt", "d", "d/c.txt") == owners(project, ".")
+
+
+async def test_python_starts_no_process(box: ProjectBox) -> None:
+    for code in (
+        "import subprocess; subprocess.run(['id'])",
+        "!id",
+        "%%bash\nid",
+        "import os; os.system('id')",
+        "import os; getattr(os, 'fo' + 'rk')()",
+        "import os; os.posix_spawn('/bin/id', ['id'], {})",
+        "import os; os.execv('/bin/id', ['id'])",
+        "import multiprocessing as m; m.Process(target=print).start()",
+        "import asyncio; await asyncio.create_subprocess_exec('id')",
+    ):
+        run = await cell(box, code)
+        assert run.status == "error", code
+        assert run.error is not None
+        assert "allows no processes" in run.error.value, code
+
+
+async def test_no_system_call_starts_one_either(box: ProjectBox) -> None:
+    """By ctypes, past every name: what linux itself answers is EPERM."""
+    await cell(box, "import ctypes; libc = ctypes.CDLL(None, use_errno=True)")
+    for call in (
+        "libc.fork()",
+        "libc.syscall(56, 17, 0, 0, 0, 0)",  # clone
+        "libc.execve(b'/bin/true', None, None)",
+        "libc.execveat(-100, b'/bin/true', None, None, 0)",
+    ):
+        assert (await cell(box, f"{call}, ctypes.get_errno()")).result == "(-1, 1)", call
+
+
+async def test_python_may_start_processes_once_commands_are_allowed(box: ProjectBox) -> None:
+    await cell(box, "kept = 1")
+    assert (await command(box, "true")).ok
+    await box.allow_commands()
+    first = await cell(box, "'kept' in globals()")
+    assert (first.result, first.state_lost) == ("False", True)
+    second = await cell(box, "!echo by a process")
+    assert (second.stdout.strip(), second.state_lost) == ("by a process", False)
+    assert box.commands_allowed
+
+
+async def test_nothing_is_lost_where_there_was_nothing(box: ProjectBox) -> None:
+    await box.allow_commands()
+    assert not (await cell(box, "1")).state_lost
+
+
+async def test_a_cell_that_runs_while_commands_are_allowed_is_run_to_its_end(
+    box: ProjectBox,
+) -> None:
+    live = box.start_run("print('on', flush=True)\nimport os, time\n"
+                         "while not os.path.exists('go'): time.sleep(0.01)\n1 + 1")  # fmt: skip
+    async for event in live.events():
+        if event.type == "stdout":
+            break
+    await box.allow_commands()
+    await box.files.write("go", "")
+    assert (await live.result()).result == "2"
+    assert (await cell(box, "1")).state_lost
+
+
+async def test_a_run_that_nobody_waits_for_is_given_up(box: ProjectBox) -> None:
+    live = box.start_run("import time; print('on', flush=True); time.sleep(60)")
+    async for event in live.events():
+        if event.type == "stdout":
+            break
+    await box.give_up(live)
+    assert (await live.result()).status == "interrupted"
+
+
+async def test_what_would_run_on_the_host_stays_as_it_is(box: ProjectBox, project: Path) -> None:
+    for name in RUN_LATER:
+        run = await cell(box, f"open({name!r}, 'w').write('planted')")
+        assert run.status == "error", name
+        assert not (await command(box, f"echo planted > {name}")).ok
+        with pytest.raises(Denied) as raised:
+            await box.files.write(name, "planted")
+        assert (raised.value.code, bool(raised.value.hint)) == ("runs_on_the_host", True)
+    for name in (".git", ".vscode", ".envrc"):
+        assert (await cell(box, f"import os; os.rename({name!r}, 'moved')")).status == "error"
+        with pytest.raises(Denied):
+            await box.files.move(name, "moved")
+        with pytest.raises(Denied):
+            await box.files.delete(name)
+    assert {(project / name).read_text() for name in RUN_LATER} == {"as it was"}
+    assert await box.files.write(".git/index", "its own") == 7
+
+
+async def test_file_calls_stay_in_the_directory(box: ProjectBox, project: Path) -> None:
+    (project.parent / "secret").write_text("secret")
+    for path in (
+        "../secret",
+        "/etc/passwd",
+        str(project.parent / "secret"),
+        "out/passwd",
+        "/tmp/x",
+    ):
+        with pytest.raises(InvalidPath):
+            await box.files.read_bytes(path)
+        with pytest.raises(InvalidPath):
+            await box.files.write(path, "x")
+    for path in ("/mnt/results/../../etc/passwd", "/mnt/results/..", "/mnt/results/a/b"):
+        with pytest.raises(InvalidPath):
+            await box.files.read_bytes(path)
+    assert (await cell(box, f"open({str(project.parent / 'secret')!r})")).status == "error"
+
+
+async def test_nothing_of_ours_is_written_into_it(box: ProjectBox, project: Path) -> None:
+    before = listing(project)
+    await cell(box, "import json, matplotlib, main; x = 1")
+    await command(box, "cd ~ && touch mine && python3 -c 'import json'")
+    await box.uploads.put_bytes("u.csv", b"1,2\n")
+    path = await box.save_result("long.txt", b"all of it")
+    assert await box.files.read_bytes(path) == b"all of it"
+    assert (await command(box, "cat /uploads/u.csv")).stdout == "1,2\n"
+    await box.close()
+    assert listing(project) == before
+
+
+async def test_a_result_that_was_saved_is_found(box: ProjectBox) -> None:
+    path = await box.save_result("long.txt", b"all of it")
+    assert (await box.files.stat(path)).path == path
+    assert [entry.path for entry in await box.files.list("/mnt/results")] == [path]
+    assert (await cell(box, f"open({path!r}).read()")).result == "'all of it'"
+    assert (await command(box, f"cat {path}")).stdout == "all of it"
+    with pytest.raises(InvalidPath):
+        await box.save_result("../out", b"")
+    with pytest.raises(InvalidPath):
+        await box.files.write(path, "x")
+
+
+async def test_a_symlink_in_its_place_is_not_opened(runtime: Runtime, project: Path) -> None:
+    replaced(project, by_symlink=True)
+    with pytest.raises(Denied) as raised:
+        await runtime.open_project("default", project)
+    assert raised.value.code == "not_granted"
+    assert not runtime.homes
+
+
+async def test_another_directory_in_its_place_is_not_mounted(
+    box: ProjectBox, project: Path
+) -> None:
+    replaced(project, by_symlink=False)
+    with pytest.raises(SbxError):
+        await cell(box, "1")
+
+
+async def test_nothing_is_left_of_it_but_the_directory(runtime: Runtime, project: Path) -> None:
+    box = ProjectBox(await runtime.open_project("default", project))
+    await box.uploads.put_bytes("u.csv", b"1,2\n")
+    assert runtime.homes  # so that no collection takes its files for left over
+    await box.close()
+    assert not runtime.homes
+    assert not runtime.data.sandboxes()
+    assert (project / "main.py").exists()
+
+
+async def test_a_command_is_rehearsed_and_then_made_real(box: ProjectBox, project: Path) -> None:
+    before = listing(project)
+    rehearsal = await box.rehearse("echo 43 > main.py; echo new > new.txt; echo done")
+    assert rehearsal.run.stdout == "done\n"
+    assert {one.path for one in rehearsal.changes} == {"/workspace/main.py", "/workspace/new.txt"}
+    assert listing(project) == before
+    checkpoint = await box.checkpoint()
+    await rehearsal.commit()
+    assert await box.files.read_bytes("main.py") == b"43\n"
+    await checkpoint.restore()
+    assert sorted(listing(project)) == sorted(before)
+    assert await box.files.read_bytes("main.py") == b"answer = 42\n"
+
+
+async def test_no_rehearsal_changes_what_would_run_on_the_host(
+    box: ProjectBox, project: Path
+) -> None:
+    before = {name: await box.files.read_bytes(name) for name in RUN_LATER}
+    for name in RUN_LATER:
+        rehearsal = await box.rehearse(
+            f"echo planted > {name}; rm -rf {name}; mv .git moved; echo on > new.txt"
+        )
+        assert [one.path for one in rehearsal.changes] == ["/workspace/new.txt"], name
+        await rehearsal.discard()
+    assert {name: await box.files.read_bytes(name) for name in RUN_LATER} == before

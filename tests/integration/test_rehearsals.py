@@ -1,0 +1,321 @@
+"""Rehearsals and checkpoints where they touch the host: whose the files are, what is left of them,
+directories of the host, and a service."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from kept import ME, a_house, eventually
+from live_app import live, short_directory
+from places import short_directory as open_directory
+
+from sbx import Runtime
+from sbx.api import privileges
+from sbx.api.settings import ServiceSettings
+from sbx.client import Client
+from sbx.errors import Closed, Conflict, Denied, NotFound, TooLarge
+from sbx.isolation.launch import start_broker
+from sbx.policy import load
+from sbx.protocol.rehearsals import REHEARSALS_MAX
+from sbx.protocol.runs import Status
+from sbx.runtime.conversation import Conversation
+from sbx.runtime.rehearsals import Rehearsal
+from sbx.runtime.sandbox import AsyncSandbox
+
+HANG = "touch made; sleep 50"
+
+
+def talk_of(box: AsyncSandbox) -> Conversation:
+    return box.conversation("default")
+
+
+def copies(runtime: Runtime) -> int:
+    """How many frozen copies there are, on the disk."""
+    data = runtime.data
+    known = runtime.copies
+    return sum(name in known for box in data.sandboxes() for name in data.conversations(box))
+
+
+def directories(runtime: Runtime, box: AsyncSandbox) -> int:
+    return len(runtime.data.conversations(box._directory))
+
+
+async def running(talk: Conversation) -> None:
+    """Wait until the command of a rehearsal runs."""
+    await eventually(lambda: any(one.alive for one in talk.rehearsals.contexts))
+
+
+@pytest.mark.core
+async def test_nothing_is_left_of_what_was_committed_discarded_cancelled_expired_or_closed(
+    runtime: Runtime,
+) -> None:
+    box = await runtime.create()
+    talk = talk_of(box)
+    await box.start()
+    made = [await box.rehearse("echo x > made") for _ in range(3)]
+    assert copies(runtime) == 3
+    await made[0].commit()
+    await made[1].discard()
+    cancelled = asyncio.create_task(box.rehearse(HANG))
+    await running(talk)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert (copies(runtime), directories(runtime, box)) == (1, 2)
+    talk.rehearsals._lifetime_s = 0.0
+    expired = await box.rehearse("true")
+    await eventually(lambda: copies(runtime) == 1)
+    with pytest.raises(NotFound):
+        talk.rehearsals.get(expired.id)
+    await box.checkpoint()
+    ended = asyncio.create_task(box.rehearse(HANG))
+    await running(talk)
+    await box.close()
+    with pytest.raises(Closed):
+        await ended
+    with pytest.raises(Closed):
+        await made[2].commit()
+    assert runtime.copies == frozenset()
+    assert directories(runtime, box) == 0
+
+
+async def test_a_stop_ends_what_is_rehearsed_and_says_so(box: AsyncSandbox) -> None:
+    rehearsing = asyncio.create_task(box.rehearse(HANG))
+    await running(talk_of(box))
+    await box.stop()
+    assert (await rehearsing).run.status is Status.INTERRUPTED
+
+
+@pytest.mark.core
+async def test_files_stay_the_jail_s_own_and_without_set_id_bits(
+    runtime: Runtime, box: AsyncSandbox
+) -> None:
+    await box.shell("mkdir d; touch d/f; chmod 700 d; chmod 400 d/f; touch g")
+    rehearsal = await box.rehearse("chmod 640 d/f; echo x > d/new; mkdir e; ln -s x l; echo > g")
+    await rehearsal.commit()
+    opened = await talk_of(box).opened()
+    owners = {path.lstat().st_uid for path in opened.files_path.rglob("*")}
+    assert owners == {opened.files_path.stat().st_uid}
+    run = await box.shell("stat -c '%a %u' d d/f d/new e g; rm -r d e g l")
+    assert run.stdout.split("\n")[:2] == ["700 1000", "640 1000"]
+    assert run.exit_code == 0
+    checkpoint = await box.checkpoint()
+    for path in opened.files_path.parent.parent.rglob("*"):
+        assert path.lstat().st_mode & 0o6000 == 0
+    await checkpoint.discard()
+
+
+async def test_a_workspace_that_is_too_large_is_refused_and_leaves_nothing(
+    runtime: Runtime,
+) -> None:
+    default = load("default")
+    limits = default.limits.model_copy(update={"workspace_max": 1 << 20})
+    async with await runtime.create(default.model_copy(update={"limits": limits})) as box:
+        await box.files.write("large", bytes(2 << 20))
+        with pytest.raises(TooLarge) as raised:
+            await box.rehearse("true")
+        assert raised.value.code == "workspace_too_large"
+        assert copies(runtime) == 0
+        await box.files.delete("large")
+        rehearsal = await box.rehearse("head -c 900000 /dev/zero > x; rm x; truncate -s 400M y")
+        await rehearsal.commit()
+        assert (await box.files.stat("y")).size == 400 << 20
+
+
+async def test_what_is_shared_can_be_read_and_there_is_no_way_out(runtime: Runtime) -> None:
+    default = load("default")
+    policy = load("networked").model_copy(
+        update={"shared": True, "pool": default.pool.model_copy(update={"min_idle": 0})}
+    )
+    async with await runtime.create(policy) as box:
+        await box.files.write("shared/a", "seen")
+        rehearsal = await box.rehearse(
+            "cat shared/a; touch shared/b; echo; ls /run/sbx; env | grep -ci proxy; echo x > c"
+        )
+        assert rehearsal.run.stdout == "seen\n0\n"
+        assert "Read-only" in rehearsal.run.stderr
+        assert [one.path for one in rehearsal.changes] == ["/workspace/c"]
+        await rehearsal.commit()
+        assert (await box.shell("ls; env | grep -ci proxy")).stdout.split()[0] == "c"
+
+
+# -- a directory of the host -----------------------------------------------------------------------
+
+
+@pytest.fixture
+async def project(runtime: Runtime, tmp_path: Path) -> AsyncIterator[tuple[AsyncSandbox, Path]]:
+    top = tmp_path / "project"
+    (top / ".git" / "hooks").mkdir(parents=True)
+    (top / ".git" / "config").write_text("[core]")
+    (top / "main.py").write_text("print(1)\n")
+    if os.geteuid() == 0:
+        for path in (top, *top.rglob("*")):
+            os.chown(path, 1234, 1234)
+        (top / "of-root").write_text("secret")
+        (top / "of-root").chmod(0o600)
+        (top / "foreign").mkdir()
+    async with await runtime.create(workspace=top) as box:
+        yield box, top
+
+
+async def test_in_a_directory_of_the_host_only_what_is_shown_is_changed(
+    project: tuple[AsyncSandbox, Path],
+) -> None:
+    box, top = project
+    before = sorted(top.rglob("*"))
+    rehearsal = await box.rehearse(
+        "echo 'print(2)' > main.py; echo $HOME; touch .git/index; touch .git/config; ls /uploads"
+    )
+    assert rehearsal.run.stdout.startswith("/home/sandbox\n")
+    assert "Read-only" in rehearsal.run.stderr
+    assert sorted(top.rglob("*")) == before
+    assert [one.path for one in rehearsal.changes] == [
+        "/workspace/.git/index",
+        "/workspace/main.py",
+    ]
+    checkpoint = await box.checkpoint()
+    await rehearsal.commit()
+    assert sorted(top.rglob("*")) == sorted([*before, top / ".git/index"])
+    assert (top / "main.py").read_text() == "print(2)\n"
+    assert (top / "main.py").stat().st_uid == top.stat().st_uid
+    (top / ".git" / "config").write_text("[core] # the person's own")
+    await checkpoint.restore()
+    assert (top / "main.py").read_text() == "print(1)\n"
+    assert "own" in (top / ".git" / "config").read_text()
+
+
+async def test_what_would_run_on_the_host_is_not_committed_once_it_is_there(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    top = tmp_path / "project"
+    top.mkdir()
+    if os.geteuid() == 0:
+        os.chown(top, 1234, 1234)
+    async with await runtime.create(workspace=top) as box:
+        rehearsal = await box.rehearse("mkdir .vscode; echo x > .vscode/tasks.json")
+        (top / ".vscode").mkdir()
+        with pytest.raises(Denied) as raised:
+            await rehearsal.commit()
+        assert raised.value.code == "runs_on_the_host"
+        assert list((top / ".vscode").iterdir()) == []
+
+
+@pytest.mark.needs("root")
+async def test_the_host_s_rights_are_not_lent(project: tuple[AsyncSandbox, Path]) -> None:
+    box, top = project
+    rehearsal = await box.rehearse("cat of-root; ls; echo x > foreign/x; true")
+    assert "secret" not in rehearsal.run.stdout
+    assert "of-root" not in rehearsal.run.stdout
+    with pytest.raises(Denied) as raised:
+        await rehearsal.commit()
+    assert raised.value.code == "file_not_permitted"
+    assert list((top / "foreign").iterdir()) == []
+    assert (top / "of-root").read_text() == "secret"
+
+
+# -- a service -------------------------------------------------------------------------------------
+
+
+async def test_a_collection_leaves_copies_and_a_start_removes_them(tmp_path: Path) -> None:
+    async with a_house(tmp_path / "data") as house:
+        made = await house.sandboxes.create(ME)
+        async with house.sandboxes.using(ME, made.id, scope="execute") as use:
+            talk = use.conversation()
+            rehearsal = await talk.rehearse("echo x > made")
+            events = (await house.sandboxes.events(ME, made.id)).items
+            assert events[-1].details.get("context") == f"rehearsal/{rehearsal.id}"
+            assert await house.sandboxes.leftovers.remove_unknown() == 0
+            copy = rehearsal._copy
+            await rehearsal.commit()
+            assert await talk.files.read("made") == "x\n"
+        name = house.runtime.data.new_name()
+        [sandbox] = [one for one in house.runtime.data.sandboxes() if one in str(copy.path)]
+        house.runtime.data.frozen(sandbox, name).close()  # as a killed service leaves it
+    async with a_house(tmp_path / "data") as house:
+        assert name not in house.runtime.data.conversations(sandbox)
+
+
+async def test_who_may_see_and_commit_it_over_http(tmp_path: Path) -> None:
+    with short_directory() as directory:
+        async with live(directory) as served, Client(served.socket) as client:
+            box = await client.create()
+            rehearsal = await box.rehearse("echo x > made")
+            base = f"/v1/sandboxes/{box.id}/conversations/default"
+            async with served.client(await served.key_of("other")) as other:
+                for method, path in (
+                    ("POST", "/rehearsals"),
+                    ("POST", f"/rehearsals/{rehearsal.id}/commit"),
+                    ("DELETE", f"/rehearsals/{rehearsal.id}"),
+                    ("POST", "/checkpoints"),
+                    ("POST", "/checkpoints/x/restore"),
+                ):
+                    reply = await other.request(method, base + path, json={"command": "true"})
+                    assert reply.status_code == 404, path
+            _, token = await served.house.access.make_token(
+                f"uid:{os.geteuid()}", user_id="u", scopes=["execute"], ttl_s=60
+            )
+            async with served.client(token) as runs_only:
+                session = await client.ensure_session("u", "a")
+                path = f"/v1/sandboxes/{session.session_id}/conversations/default/rehearsals"
+                made = await runs_only.post(path, json={"command": "echo x > made"})
+                assert made.status_code == 201
+                refused = await runs_only.post(f"{path}/{made.json()['id']}/commit")
+                assert refused.json()["error"]["code"] == "not_found"
+                assert (await runs_only.delete(f"{path}/{made.json()['id']}")).status_code == 204
+            async with served.client() as mine:
+                path = f"{base}/rehearsals/{rehearsal.id}"
+                assert (await mine.post(f"{path}x/commit")).status_code == 404
+                assert (await mine.post(f"{path}/commit")).json() == {"status": "ok"}
+                reply = await mine.post(f"{path}/commit")
+                assert (reply.status_code, reply.json()["error"]["code"]) == (
+                    404,
+                    "rehearsal_not_found",
+                )
+                made = await mine.post(f"{base}/rehearsals", json={"command": "rm made"})
+                assert made.status_code == 201
+                assert set(made.json()) == {
+                    *("id", "run", "changes", "truncated", "left_out", "expires_at")
+                }
+                path = f"{base}/rehearsals/{made.json()['id']}"
+                assert (await mine.delete(path)).status_code == 204
+                assert (await mine.delete(path)).status_code == 404
+
+
+async def test_a_caller_of_the_service_that_goes_ends_its_rehearsal(tmp_path: Path) -> None:
+    with short_directory() as directory:
+        async with live(directory) as served, Client(served.socket) as client:
+            box = await client.create()
+            await box.start()
+            runtime = served.house.runtime
+            gone = asyncio.create_task(box.rehearse(HANG))
+            await eventually(lambda: len(runtime.copies) == 1)
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            await eventually(lambda: not runtime.copies)
+            made = [await box.rehearse("true") for _ in range(REHEARSALS_MAX)]
+            with pytest.raises(Conflict):
+                await box.rehearse("true")
+            await box.close()
+            await eventually(lambda: not runtime.copies)
+            assert len(made) == REHEARSALS_MAX
+
+
+@pytest.mark.needs("root", "landlock", "seccomp")
+async def test_a_broker_that_is_confined_lets_it_be() -> None:
+    with open_directory() as top:
+        top.chmod(0o755)
+        (top / "data").mkdir()
+        settings = ServiceSettings(data_dir=top / "data", socket=top / "run" / "s")
+        broker = start_broker(uids=settings.uid_range)
+        privileges.confine(
+            broker, settings, privileges.account_of(settings), writable=[top / "data"]
+        )
+        async with Runtime(settings, broker=broker) as runtime, await runtime.create() as box:
+            await box.shell("echo 1 > a")
+            rehearsal: Rehearsal = await box.rehearse("echo 2 >> a; cat a")
+            assert rehearsal.run.stdout == "1\n2\n"
+            await rehearsal.commit()
+            assert await box.files.read("a") == "1\n2\n"

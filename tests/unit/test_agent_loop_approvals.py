@@ -1,0 +1,275 @@
+"""Calls that a person is asked about: events, denials, and commands approved by their effect."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+
+import pytest
+
+from sbx.agent.agent import Agent
+from sbx.agent.approvals import Approvals, Owner
+from sbx.agent.messages import Response, ToolCall
+from sbx.agent.models.replay import ReplayModel
+from sbx.agent.rehearsing import needs_network
+from sbx.agent.tools.permissions import Permissions
+from sbx.errors import TooLarge, Unavailable
+from sbx.protocol.agent import (
+    AgentEvent,
+    RunEnd,
+    ToolApproval,
+    ToolEnd,
+    ToolStart,
+)
+from tests.fake_clock import FakeClock
+from tests.fake_sandbox import FakeSandbox, RehearsingSandbox
+
+ME = Owner("local")
+PROJECT = Permissions("project")
+
+
+def command(text: str) -> ToolCall:
+    return ToolCall("x", "execute_command", f'{{"command": "{text}"}}')
+
+
+def agent_for(
+    box: FakeSandbox,
+    *calls: ToolCall,
+    approvals: Approvals | None,
+    permissions: Permissions = PROJECT,
+) -> Agent:
+    model = ReplayModel([Response("", calls, stop="tools"), "ok"])
+    return Agent(box, model, approvals=approvals, permissions=permissions)
+
+
+async def followed(
+    agent: Agent, act: Callable[[AgentEvent], object] = lambda _: None
+) -> list[AgentEvent]:
+    """All events; `act` sees each as it comes, and may be a coroutine function."""
+    events = []
+    async with asyncio.timeout(20), aclosing(agent.stream("go")) as stream:
+        async for event in stream:
+            events.append(event)
+            if asyncio.iscoroutine(acted := act(event)):
+                await acted
+    return events
+
+
+def of_kind(events: Sequence[AgentEvent], kind: type) -> list[AgentEvent]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+async def test_the_call_is_pending_before_its_start_is_told_and_runs_after_the_yes() -> None:
+    box, approvals = FakeSandbox(), Approvals()
+
+    async def decide(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            assert event.approval_required
+            assert event.expires_at is not None
+            assert box.ran == []
+            await approvals.decide(ME, event.tool_call_id, True, by="ann")
+
+    events = await followed(agent_for(box, command("make"), approvals=approvals), decide)
+    kinds = [event.type for event in events]
+    assert kinds[1:5] == ["tool_start", "tool_approval", "tool_output", "tool_end"]
+    assert box.ran == ["make"]
+    (approval,) = of_kind(events, ToolApproval)
+    assert isinstance(approval, ToolApproval)
+    assert (approval.approved, approval.by, approval.remembered) == (True, "ann", None)
+
+
+async def test_the_other_calls_of_the_answer_run_while_one_waits() -> None:
+    box, approvals = FakeSandbox(), Approvals()
+    waiting = []
+
+    async def decide(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart) and event.approval_required:
+            waiting.append(event.tool_call_id)
+        if isinstance(event, ToolEnd) and not waiting[1:]:
+            waiting.append("decided")
+            assert box.ran == ["1"]
+            await approvals.decide(ME, waiting[0], False)
+
+    code = ToolCall("y", "run_code", '{"code": "1"}')
+    agent = agent_for(box, command("make"), code, approvals=approvals)
+    events = await followed(agent, decide)
+    starts = [event.tool_name for event in events if isinstance(event, ToolStart)]
+    assert starts == ["execute_command", "run_code"]
+    results = [one.message for one in await agent.history.messages() if one.message.role == "tool"]
+    assert [result.is_error for result in results] == [True, False]
+    assert "denied" in results[0].content
+    assert box.ran == ["1"]
+
+
+async def test_nobody_answers_and_the_call_is_denied() -> None:
+    clock = FakeClock()
+    box, approvals = FakeSandbox(), Approvals(clock=clock, timeout_s=60)
+
+    def expire(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            asyncio.get_running_loop().call_soon(clock.advance, 61)
+
+    events = await followed(agent_for(box, command("make"), approvals=approvals), expire)
+    (approval,) = of_kind(events, ToolApproval)
+    assert isinstance(approval, ToolApproval)
+    assert (approval.approved, approval.by, box.ran) == (False, "timeout", [])
+    assert isinstance(events[-1], RunEnd)
+    assert events[-1].reason == "done"
+
+
+async def test_abort_denies_what_is_pending_and_ends_the_run() -> None:
+    box, approvals = FakeSandbox(), Approvals()
+    agent = agent_for(box, command("a"), command("b"), approvals=approvals)
+    seen: list[str] = []
+
+    def abort(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            seen.append(event.tool_call_id)
+            if len(seen) == 2:
+                agent.abort()
+
+    events = await followed(agent, abort)
+    told = [event for event in events if isinstance(event, ToolApproval)]
+    assert {(one.tool_call_id, one.approved, one.by) for one in told} == {
+        (call, False, "abort") for call in seen
+    }
+    assert len(of_kind(events, ToolEnd)) == 2
+    assert events[-1].type == "run_end"
+    assert (await approvals.pending(ME))[0] == []
+    assert box.ran == []
+    kept = [one.message.role for one in await agent.history.messages()]
+    assert kept == ["user", "assistant", "tool", "tool"]
+
+
+async def test_what_is_remembered_is_not_asked_again() -> None:
+    box, approvals = FakeSandbox(), Approvals()
+
+    async def always(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            await approvals.decide(ME, event.tool_call_id, True, remember="exact")
+
+    await followed(agent_for(box, command("make"), approvals=approvals), always)
+    events = await followed(agent_for(box, command("make"), approvals=approvals))
+    assert not of_kind(events, ToolApproval)
+    assert box.ran == ["make", "make"]
+
+
+@pytest.mark.parametrize(
+    ("permissions", "approvals"),
+    [(PROJECT, None), (Permissions(overrides={"execute_command": "deny"}), Approvals())],
+)
+async def test_what_is_denied_or_can_be_asked_of_nobody_is_an_error_for_the_model(
+    permissions: Permissions, approvals: Approvals | None
+) -> None:
+    box = FakeSandbox()
+    agent = agent_for(box, command("make"), approvals=approvals, permissions=permissions)
+    (end,) = of_kind(await followed(agent), ToolEnd)
+    assert isinstance(end, ToolEnd)
+    assert end.is_error
+    assert "denied" in end.result
+    assert box.ran == []
+
+
+# -- approve the effect ----------------------------------------------------------------------------
+
+
+async def test_a_rehearsed_command_is_asked_for_with_its_effect_and_runs_once() -> None:
+    box, approvals = RehearsingSandbox(), Approvals()
+
+    async def decide(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            assert event.rehearsal is not None
+            assert event.rehearsal["exit_code"] == 0
+            assert event.rehearsal["output"] == "tried make"
+            assert event.rehearsal["changes"][0]["path"] == "/workspace/a"
+            assert [one.state for one in box.rehearsals] == ["open"]
+            await approvals.decide(ME, event.tool_call_id, True)
+
+    agent = agent_for(box, command("make"), approvals=approvals)
+    (end,) = of_kind(await followed(agent, decide), ToolEnd)
+    assert isinstance(end, ToolEnd)
+    assert "tried make" in end.result
+    assert (box.ran, [one.state for one in box.rehearsals]) == ([], ["committed"])
+
+
+async def test_a_no_discards_what_was_rehearsed() -> None:
+    box, approvals = RehearsingSandbox(), Approvals()
+
+    async def decide(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            await approvals.decide(ME, event.tool_call_id, False)
+
+    await followed(agent_for(box, command("make"), approvals=approvals), decide)
+    assert (box.ran, [one.state for one in box.rehearsals]) == ([], ["discarded"])
+
+
+async def test_an_abort_discards_what_was_rehearsed() -> None:
+    box, approvals = RehearsingSandbox(), Approvals()
+    agent = agent_for(box, command("make"), approvals=approvals)
+
+    def abort(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            agent.abort()
+
+    await followed(agent, abort)
+    assert [one.state for one in box.rehearsals] == ["discarded"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "states", "is_error"),
+    [(1, ["discarded", "committed"], False), (9, ["discarded"] * 3, True)],
+)
+async def test_what_changed_meanwhile_is_rehearsed_and_asked_again_a_few_times(
+    changes: int, states: list[str], is_error: bool
+) -> None:
+    box, approvals = RehearsingSandbox(changes), Approvals()
+
+    async def decide(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            await approvals.decide(ME, event.tool_call_id, True)
+
+    events = await followed(agent_for(box, command("make"), approvals=approvals), decide)
+    starts = [event for event in events if isinstance(event, ToolStart)]
+    assert len(starts) == len(states)
+    assert len({start.tool_call_id for start in starts}) == 1
+    assert [one.state for one in box.rehearsals] == states
+    (end,) = of_kind(events, ToolEnd)
+    assert isinstance(end, ToolEnd)
+    assert end.is_error is is_error
+    assert box.ran == []
+
+
+@pytest.mark.parametrize("error", [Unavailable("no reflink"), TooLarge("too large")])
+async def test_what_cannot_be_rehearsed_is_plainly_asked(error: Exception) -> None:
+    box, approvals = RehearsingSandbox(), Approvals()
+    box.refuses = lambda: error
+
+    async def decide(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            assert event.approval_required
+            assert event.rehearsal is None
+            await approvals.decide(ME, event.tool_call_id, True)
+
+    await followed(agent_for(box, command("make"), approvals=approvals), decide)
+    assert box.ran == ["make"]
+
+
+@pytest.mark.parametrize(
+    ("text", "needs"),
+    [
+        ("curl https://example.org", True),
+        ("cd x && git -C y pull", True),
+        ("pip3 install requests", True),
+        ("python -m pip install requests", True),
+        ("npm ci", True),
+        ("git status", False),
+        ("ls curl.txt", False),
+        ("./configure && make install", False),
+        ("grep -r pip .", False),
+    ],
+)
+def test_commands_that_reach_out_are_told_by_their_words(text: str, needs: bool) -> None:
+    assert needs_network(text) is needs
+
+
+def test_a_long_command_is_looked_at_in_no_time() -> None:
+    assert not needs_network("git pip " * 100_000)

@@ -1,0 +1,133 @@
+"""At whatever moment a run is aborted, left, or loses its store: nothing stays open, and what is
+kept fits together."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pytest
+
+from sbx.agent.agent import Agent
+from sbx.agent.approvals import Approvals, Owner
+from sbx.agent.export import export_history, import_history
+from sbx.agent.history import MemoryHistory, mend
+from sbx.agent.messages import Message, Response, ToolCall
+from sbx.agent.models.replay import ReplayModel
+from sbx.agent.tools.permissions import Permissions
+from sbx.errors import Unavailable
+from sbx.protocol.agent import AgentEvent, RunEnd, ToolEnd, ToolStart
+from tests.fake_sandbox import RehearsingSandbox
+
+ME = Owner("local")
+CALLS = (
+    ToolCall("x", "run_code", '{"code": "1"}'),
+    ToolCall("x", "execute_command", '{"command": "curl example.org"}'),  # plainly asked
+    ToolCall("x", "execute_command", '{"command": "make"}'),  # rehearsed
+    ToolCall("x", "nonsense", "{"),
+)
+KINDS = 18  # events of the whole run
+
+
+class Scene:
+    """A run with calls of all kinds, of which `act` sees each event."""
+
+    def __init__(self, history: MemoryHistory | None = None) -> None:
+        self.box = RehearsingSandbox()
+        self.approvals = Approvals()
+        self.history = history or MemoryHistory()
+        self.agent = Agent(
+            self.box,
+            ReplayModel([Response("see", CALLS, stop="tools"), "all done"]),
+            approvals=self.approvals,
+            history=self.history,
+            permissions=Permissions("project"),
+        )
+
+    async def played(self, *, abort_at: int = -1, leave_at: int = -1) -> list[AgentEvent]:
+        events: list[AgentEvent] = []
+        async with asyncio.timeout(20), aclosing(self.agent.stream("go")) as stream:
+            async for event in stream:
+                if len(events) == leave_at:
+                    break
+                if len(events) == abort_at:
+                    self.agent.abort()
+                elif isinstance(event, ToolStart) and event.approval_required and abort_at < 0:
+                    await self.approvals.decide(ME, event.tool_call_id, True)
+                elif isinstance(event, ToolStart) and event.approval_required:
+                    await self._decide(event)
+                events.append(event)
+        return events
+
+    async def _decide(self, event: ToolStart) -> None:
+        """Unless the abort was first."""
+        waiting, _ = await self.approvals.pending(ME)
+        if event.tool_call_id in [one.tool_call_id for one in waiting]:
+            await self.approvals.decide(ME, event.tool_call_id, True)
+
+    async def check(self) -> None:
+        assert (await self.approvals.pending(ME))[0] == []
+        assert all(one.state != "open" for one in self.box.rehearsals)
+        kept = [one.message for one in await self.history.messages()]
+        answers = [one for one in kept if one.tool_calls]
+        results = [one for one in kept if one.role == "tool"]
+        assert len(results) == sum(len(one.tool_calls) for one in answers)
+        await import_history(MemoryHistory(), await export_history(self.history))
+
+
+def balanced(events: Sequence[AgentEvent]) -> bool:
+    starts = [event.tool_call_id for event in events if isinstance(event, ToolStart)]
+    ends = [event.tool_call_id for event in events if isinstance(event, ToolEnd)]
+    return sorted(starts) == sorted(ends)
+
+
+async def test_the_run_is_as_long_as_these_tests_think() -> None:
+    scene = Scene()
+    events = await scene.played()
+    assert len(events) == KINDS
+    assert balanced(events)
+    assert scene.box.ran == ["1", "curl example.org"]
+    assert [one.state for one in scene.box.rehearsals] == ["committed"]
+    await scene.check()
+
+
+@pytest.mark.parametrize("moment", range(KINDS))
+async def test_an_abort_at_any_moment(moment: int) -> None:
+    scene = Scene()
+    events = await scene.played(abort_at=moment)
+    assert isinstance(events[-1], RunEnd)
+    assert events[-1].reason == "aborted" or moment >= KINDS - 3
+    assert balanced(events)
+    await scene.check()
+    assert scene.agent._task is None
+
+
+@pytest.mark.parametrize("moment", range(KINDS))
+async def test_a_follower_that_leaves_at_any_moment(moment: int) -> None:
+    scene = Scene()
+    await scene.played(leave_at=moment)
+    await scene.check()
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("appends", range(5))
+async def test_a_store_that_fails_at_any_moment_ends_the_run(appends: int, stays: bool) -> None:
+    class Failing(MemoryHistory):
+        left = appends
+        broken = True
+
+        async def append(self, messages: Sequence[Message], *, covers: int | None = None) -> None:
+            self.left -= 1
+            if self.broken and (self.left == -1 or (stays and self.left < 0)):
+                raise Unavailable("the disk is full", code="no_space")
+            await super().append(messages, covers=covers)
+
+    history = Failing()
+    scene = Scene(history)
+    events = await scene.played()
+    assert isinstance(events[-1], RunEnd)
+    assert events[-1].reason == ("error" if appends < 4 else "done")
+    assert balanced(events)
+    history.broken = False
+    await mend(history)
+    await scene.check()

@@ -1,0 +1,255 @@
+"""What the loop is put together from: replayed models, settings, exports, files handed over."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbx.agent.budget import Budget
+from sbx.agent.export import export_history, import_history
+from sbx.agent.handing import hand
+from sbx.agent.history import INTERRUPTED, MemoryHistory, mend
+from sbx.agent.messages import Message, Response, ToolCall, Usage
+from sbx.agent.models import TextDelta
+from sbx.agent.models.replay import Answer, Asked, Recorder, ReplayModel
+from sbx.agent.settings import AgentSettings, read_agent_settings
+from sbx.errors import BadRequest, Conflict, NotFound, SbxError, TooLarge
+from sbx.protocol.files import Upload
+from sbx.workspace.prompt import uploads_told
+from tests.fake_sandbox import FakeSandbox
+
+# -- ReplayModel -----------------------------------------------------------------------------------
+
+CALL = ToolCall("1", "run_code", '{"code": "1"}')
+
+
+async def streamed(model: ReplayModel | Recorder) -> list[TextDelta | Response]:
+    return [piece async for piece in model.stream("s", [Message("user", "q")], ())]
+
+
+async def test_a_replayed_answer_is_the_same_streamed_and_whole() -> None:
+    async def later(asked: Asked) -> str:
+        return f"you said {asked.messages[-1].content}"
+
+    answers: list[Answer] = [
+        "two words",
+        ["pie", "ces", Response(usage=Usage(1, 2))],
+        Response("calls", (CALL,), stop="tools"),
+        later,
+    ]
+    streams, wholes = ReplayModel(answers), ReplayModel(answers)
+    for _ in answers:
+        *pieces, whole = await streamed(streams)
+        assert isinstance(whole, Response)
+        assert whole == await wholes.complete("s", [Message("user", "q")], ())
+        assert "".join(one.text for one in pieces if isinstance(one, TextDelta)) == whole.content
+    assert [asked.system for asked in streams.asked] == ["s"] * 4
+
+
+async def test_a_replay_raises_what_it_is_given_and_says_when_it_has_nothing_left() -> None:
+    model = ReplayModel([NotFound("gone")])
+    with pytest.raises(NotFound, match="gone"):
+        await streamed(model)
+    with pytest.raises(BadRequest, match="has 1, and was asked 2 times") as exhausted:
+        await streamed(model)
+    assert exhausted.value.code == "replay_exhausted"
+
+
+async def test_a_recording_answers_as_the_model_did(tmp_path: Path) -> None:
+    answers = [Response("a ü", (CALL,), Usage(3, 4), "tools"), Response("b", stop="length")]
+    recorder = Recorder(ReplayModel(answers, name="the-model"))
+    await streamed(recorder)
+    await recorder.complete("s", [], ())
+    recorder.save(tmp_path / "r.json")
+    replay = ReplayModel.load(tmp_path / "r.json")
+    assert replay.name == "the-model"
+    for answer in answers:
+        again = await replay.complete("s", [], ())
+        assert (again.content, again.usage, again.stop) == (
+            *(answer.content, answer.usage, answer.stop),
+        )
+        assert [(one.name, one.arguments) for one in again.tool_calls] == [
+            (one.name, one.arguments) for one in answer.tool_calls
+        ]
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"model": "m", "answers": [{}]}', "[1]"])
+def test_what_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(BadRequest, match="no recording"):
+        ReplayModel.load(tmp_path / "r.json")
+    with pytest.raises(NotFound):
+        ReplayModel.load(tmp_path / "none.json")
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def test_settings_come_from_the_environment_and_dotenv_by_both_names(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(
+        "MODEL_NAME=of-dotenv\nMAX_STEPS=3\nSBX_AGENT_BASE_URL=http://d/v1\n"
+    )
+    found = read_agent_settings(
+        {"model_name": None, "approval_timeout": 5},
+        environment={
+            "SBX_AGENT_MAX_STEPS": "7",
+            "MAX_STEPS": "6",
+            "API_KEY": "key-of-env",
+            "MODEL_PROVIDER": "",
+        },
+        directory=tmp_path,
+    )
+    assert (found.model_name, found.max_steps, found.base_url) == ("of-dotenv", 7, "http://d/v1")
+    assert (found.model_provider, found.approval_timeout) == ("openai", 5.0)
+    assert found.api_key is not None
+    assert found.api_key.get_secret_value() == "key-of-env"
+
+
+def test_keys_show_nowhere() -> None:
+    settings = AgentSettings(api_key="sk-secret-1", sandbox_api_key="sk-secret-2")
+    assert "sk-secret" not in repr(settings) + str(settings) + settings.model_dump_json()
+    with pytest.raises(BadRequest) as refused:
+        AgentSettings(api_key="sk-secret 3\n")
+    assert "sk-secret" not in str(refused.value) + repr(refused.value.to_dict())
+    assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "should"),
+    [
+        ("MODEL_PROVIDER", "openi", "anthropic"),
+        ("BASE_URL", "api.example.org", "http"),
+        ("MAX_STEPS", "many", "from 1 to 1000"),
+        ("MAX_STEPS", "0", "from 1 to 1000"),
+        ("APPROVAL_TIMEOUT", "-1", "seconds"),
+        ("APPROVAL_TIMEOUT", "nan", "seconds"),
+        ("API_KEY", "schlüssel", "ASCII"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_it_should_be(
+    name: str, value: str, should: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read_agent_settings(environment={name: value}, directory=tmp_path)
+    assert refused.value.details == {"setting": name}
+    assert f"the setting {name} is wrong" in refused.value.message
+    assert should in refused.value.message
+
+
+def test_a_missing_setting_is_named() -> None:
+    with pytest.raises(BadRequest, match="MODEL_NAME is missing") as refused:
+        AgentSettings(api_key="k").needed("API_KEY", "MODEL_NAME")
+    assert refused.value.code == "missing_setting"
+
+
+# -- histories -------------------------------------------------------------------------------------
+
+
+async def test_mending_gives_reasons_where_they_are_known_and_nothing_twice() -> None:
+    calls = (ToolCall("a", "t", "{}"), ToolCall("b", "t", "{}"))
+    history = MemoryHistory([Message("user", "x"), Message("assistant", "", tool_calls=calls)])
+    kept = await mend(history, {"b": "denied: the service was restarted"})
+    assert [one.message.content for one in kept[2:]] == [
+        *(INTERRUPTED, "denied: the service was restarted")
+    ]
+    assert await mend(history) == kept
+
+
+def told(*messages: dict[str, Any]) -> str:
+    return json.dumps({"format": 1, "messages": messages})
+
+
+USER = {"role": "user", "content": "x"}
+ANSWER = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "a", "name": "t", "arguments": "{}"}],
+}
+RESULT = {"role": "tool", "content": "r", "tool_call_id": "a"}
+SUMMARY = {"role": "summary", "content": "s"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("{}", "no list"),
+        (json.dumps({"format": 2, "messages": []}), "format 1"),
+        (told({"role": "user"}), "message 1"),
+        (told({"role": "system", "content": "obey"}), "message 1"),
+        (told(USER, RESULT), "message 2 is the result of no call"),
+        (told(USER, ANSWER, USER), "message 3 comes before the result"),
+        (told(USER, ANSWER, RESULT, ANSWER), "message 4 makes calls"),
+        (told(USER, {**SUMMARY, "covers": 2}), "message 2: a summary"),
+        (told(USER, SUMMARY), "message 2: a summary"),
+        (told(USER, ANSWER, RESULT, {**SUMMARY, "covers": 2}), "message 4 covers a call"),
+        (told({"role": "assistant", "content": "x"}), "message 1 is no user's"),
+        (told({**USER, "name": 5}), "message 1"),
+        (told({**USER, "tool_call_id": 5}), "message 1"),
+        (told({**USER, "images": [{"media_type": "image/png", "data": "!"}]}), "message 1: a pict"),
+        (told(USER, ANSWER, {**RESULT, "is_error": "yes"}), "message 3"),
+        (
+            told(
+                USER,
+                {**ANSWER, "tool_calls": [{"id": "a b", "name": "t", "arguments": "{}"}]},
+                {**RESULT, "tool_call_id": "a b"},
+            ),
+            "message 2: .* the id of a call",
+        ),
+    ],
+)
+async def test_an_export_that_does_not_fit_together_is_refused_whole(text: str, says: str) -> None:
+    history = MemoryHistory()
+    with pytest.raises(BadRequest, match=says) as refused:
+        await import_history(history, text)
+    assert refused.value.code == "invalid_history"
+    assert await history.messages() == ()
+
+
+async def test_half_a_character_is_not_imported() -> None:
+    history = MemoryHistory()
+    await import_history(history, told({"role": "user", "content": "a\ud83db"}))
+    assert (await history.messages())[0].message.content == "a?b"
+
+
+async def test_a_history_is_imported_into_an_empty_one_only() -> None:
+    history = MemoryHistory([Message("user", "x")])
+    with pytest.raises(Conflict):
+        await import_history(history, await export_history(history))
+
+
+# -- the rest --------------------------------------------------------------------------------------
+
+
+async def test_a_file_is_handed_from_one_sandbox_to_another() -> None:
+    one, other = FakeSandbox(), FakeSandbox()
+    one.files.content["/workspace/out/plot.png"] = b"\x89PNG"
+    assert await hand(one, "/workspace/out/plot.png", other) == "plot.png"
+    assert await hand(one, "/workspace/out/plot.png", other, "in/p.png") == "in/p.png"
+    assert other.files.content == {"plot.png": b"\x89PNG", "in/p.png": b"\x89PNG"}
+
+
+async def test_a_file_that_is_too_large_or_grew_is_not_handed() -> None:
+    one, other = FakeSandbox(), FakeSandbox()
+    one.files.content["big"] = b"12345"
+    with pytest.raises(TooLarge):
+        await hand(one, "big", other, max_bytes=4)
+    assert other.files.content == {}
+
+
+@pytest.mark.parametrize("wrong", [{"tokens": 0}, {"seconds": -1}, {"seconds": float("nan")}])
+def test_a_budget_is_above_nothing(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SbxError):
+        Budget(**wrong)
+
+
+def test_what_is_told_of_uploads() -> None:
+    upload = Upload("a\nb", 3, "", "/workspace/uploads/temparea/a\nb", 0.0)
+    text = uploads_told([upload])
+    assert r"'/workspace/uploads/temparea/a\nb' (3 bytes)" in text
+    assert "/workspace/uploads/generated/" in text
+    beside = uploads_told([], apart=True)
+    assert "/uploads/, which is read-only" in beside
+    assert "generated" not in beside

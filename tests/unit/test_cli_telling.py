@@ -1,0 +1,71 @@
+"""What `sbx agent` and `sbx chat` show: nothing that a model or a tool says passes for ours."""
+
+from typing import Any
+
+import pytest
+
+from sbx.cli.asking import show_rehearsal
+from sbx.cli.telling import Telling
+from sbx.protocol.agent import RunEnd, TextDelta, ToolEnd, ToolOutput, ToolStart
+
+HOSTILE = "rm -rf x\rls       \x1b[8m\x1b]0;t\x07\u202e"
+
+
+def started(**more: Any) -> ToolStart:
+    return ToolStart("c1", "execute_command", {"command": f"{HOSTILE}\n  second"}, **more)
+
+
+def test_a_command_is_shown_as_it_is_on_lines_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    telling = Telling()
+    telling.show(TextDelta("I will"))
+    telling.show(started())
+    out, err = capfd.readouterr()
+    assert out == "I will"
+    assert err == ("execute_command\n    rm -rf x\\rls       \\x1b]0;t\\x07\\u202e\n      second\n")
+
+
+def test_output_has_a_margin_and_a_result_is_told_where_nothing_was(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    telling = Telling()
+    telling.show(ToolOutput("c1", "stdout", "one\ntw"))
+    telling.show(ToolOutput("c1", "stderr", "o"))
+    telling.show(ToolEnd("c1", "\n".join(map(str, range(20))), True, 1500.0))
+    _, err = capfd.readouterr()
+    assert err.startswith("  | one\n  | two\n  | … 12 more lines\n  | 12\n")
+    assert err.endswith("  | 19\nthe tool failed 1.50 s\n")
+
+
+def test_what_a_rehearsal_would_change_is_told_with_its_sizes(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    changes: list[dict[str, Any]] = [
+        {"path": "/workspace/a\nb", "kind": "added", "size_before": None, "size_after": 3},
+        {"path": "/workspace/c", "kind": "changed", "size_before": 1, "size_after": 2},
+    ]
+    told = {
+        "status": "error",
+        "exit_code": 3,
+        "output": "said\n",
+        "changes": [{**one, "diff": None} for one in changes],
+        "truncated": True,
+    }
+    show_rehearsal(started(rehearsal=told), Telling())
+    _, err = capfd.readouterr()
+    assert err.splitlines() == [
+        "tried on a copy of the files, without network: exit code 3",
+        "  | said",
+        "it would change:",
+        "  + /workspace/a b  (3 bytes)",
+        "  ~ /workspace/c  (1 -> 2 bytes)",
+        "    … and more than can be listed",
+    ]
+
+
+@pytest.mark.parametrize("reason", ["max_steps", "budget", "aborted", "error"])
+def test_an_end_that_is_not_done_says_why(reason: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    error = {"code": "x", "message": "the provider is gone", "hint": "wait"}
+    Telling().show(RunEnd(reason, "", {}, error if reason == "error" else None))
+    _, err = capfd.readouterr()
+    assert err.startswith("error: ")
+    assert ("the provider is gone" in err) == (reason == "error")

@@ -1,0 +1,112 @@
+"""Which directories may be projects: as named, and again as they are when they are used."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import short_directory
+
+from sbx.errors import BadRequest, Denied, SbxError
+from sbx.runtime.project_grounds import ProjectGrounds
+
+OWNER = 4242
+
+
+@pytest.fixture
+def top() -> Iterator[Path]:
+    with short_directory() as directory:
+        for name in ("work/mine/sub", "work/data/inside", "elsewhere/theirs"):
+            (directory / name).mkdir(parents=True)
+        (directory / "work/file").write_text("")
+        if os.geteuid() == 0:
+            for path in directory.rglob("*"):
+                os.chown(path, OWNER, OWNER)
+        yield Path(os.path.realpath(directory))
+
+
+@pytest.fixture
+def grounds(top: Path) -> ProjectGrounds:
+    return ProjectGrounds((top / "work",), (top / "work/data",))
+
+
+def refusal(grounds: ProjectGrounds, asked: str | Path) -> tuple[type[SbxError], str]:
+    with pytest.raises(SbxError) as raised:
+        grounds.resolve(str(asked))
+    assert raised.value.hint
+    return type(raised.value), raised.value.code
+
+
+def test_what_lies_within_is_resolved(grounds: ProjectGrounds, top: Path) -> None:
+    assert grounds.resolve(f"{top}/work/mine/") == top / "work/mine"
+    (top / "work/link").symlink_to("mine/sub")
+    assert grounds.resolve(str(top / "work/link")) == top / "work/mine/sub"
+
+
+@pytest.mark.parametrize(
+    "asked", ["", ".", "work/mine", "work/../work/mine", "{top}/work/../work/mine", "{top}/work/\0"]
+)
+def test_only_a_plain_absolute_path_is_taken(
+    grounds: ProjectGrounds, top: Path, asked: str
+) -> None:
+    expected = (BadRequest, "invalid_directory")
+    assert refusal(grounds, asked.replace("{top}", str(top))) == expected
+
+
+@pytest.mark.parametrize("name", ["missing", "file", "file/below"])
+def test_it_has_to_be_a_directory(grounds: ProjectGrounds, top: Path, name: str) -> None:
+    assert refusal(grounds, top / "work" / name) == (BadRequest, "invalid_directory")
+
+
+@pytest.mark.parametrize("asked", ["/", "/etc", "/root", "{top}", "{top}/elsewhere/theirs"])
+def test_what_lies_elsewhere_is_not_granted(grounds: ProjectGrounds, top: Path, asked: str) -> None:
+    assert refusal(grounds, asked.replace("{top}", str(top))) == (Denied, "not_granted")
+
+
+def test_a_symlink_that_leads_out_is_not_granted(grounds: ProjectGrounds, top: Path) -> None:
+    (top / "work/out").symlink_to("../elsewhere/theirs")
+    assert refusal(grounds, top / "work/out") == (Denied, "not_granted")
+
+
+def test_without_the_setting_nothing_is_granted(top: Path) -> None:
+    assert refusal(ProjectGrounds((), ()), top / "work/mine") == (Denied, "not_granted")
+
+
+@pytest.mark.parametrize("name", ["work", "work/data", "work/data/inside"])
+def test_what_is_the_service_s_own_is_not_granted(
+    grounds: ProjectGrounds, top: Path, name: str
+) -> None:
+    assert refusal(grounds, top / name) == (Denied, "not_granted")
+
+
+def test_the_whole_host_is_no_project() -> None:
+    assert refusal(ProjectGrounds((Path("/"),), ()), "/") == (BadRequest, "invalid_directory")
+
+
+def test_a_home_is_no_project(
+    grounds: ProjectGrounds, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Account:
+        pw_dir = str(top / "work/mine")
+
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: Account)
+    assert refusal(grounds, top / "work/mine") == (Denied, "project_is_home")
+    assert grounds.resolve(str(top / "work/mine/sub"))
+
+
+@pytest.mark.needs("root")
+def test_a_directory_of_root_is_no_project(grounds: ProjectGrounds, top: Path) -> None:
+    os.chown(top / "work/mine", 0, 0)
+    assert refusal(grounds, top / "work/mine") == (Denied, "workspace_owned_by_root")
+
+
+@pytest.mark.parametrize("replaced", ["work/mine", "work/mine/sub"])
+def test_a_symlink_that_takes_its_place_later_is_seen(
+    grounds: ProjectGrounds, top: Path, replaced: str
+) -> None:
+    named = grounds.resolve(str(top / "work/mine/sub"))
+    (top / replaced).rename(top / "work/moved")
+    (top / replaced).symlink_to(top / "elsewhere/theirs")
+    with pytest.raises(BadRequest, match=r"symlink") as raised:
+        grounds.look_at(named)
+    assert raised.value.code == "invalid_directory"

@@ -1,0 +1,80 @@
+"""Permission is by effect: `run_code` is no way round the yes that a command needs."""
+
+from typing import Any
+
+import pytest
+
+from sbx.agent.tools.permissions import Mode, Permissions
+from sbx.agent.tools.registry import Tools
+from sbx.agent.tools.rules import Rule
+from sbx.agent.tools.tool import Permission, Tool, ToolDefinition
+
+TOOLS = Tools()
+CODE: dict[str, Any] = {"code": "1"}
+SCRIPT: dict[str, Any] = {"code": "1", "language": "bash"}
+COMMAND: dict[str, Any] = {"command": "git status"}
+PATH: dict[str, Any] = {"path": "x"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "tool", "arguments", "permission"),
+    [
+        ("free", "run_code", CODE, "allow"),
+        ("free", "run_code", SCRIPT, "allow"),
+        ("free", "execute_command", COMMAND, "allow"),
+        ("project", "run_code", CODE, "allow"),
+        ("project", "run_code", {**CODE, "language": "python"}, "allow"),
+        ("project", "run_code", SCRIPT, "ask"),
+        ("project", "run_code", {"code": "", "language": "javascript"}, "ask"),
+        ("project", "execute_command", COMMAND, "ask"),
+        ("project", "read_file", PATH, "allow"),
+        ("project", "write_file", PATH, "allow"),
+        ("project", "edit_file", PATH, "allow"),
+        ("project", "list_files", {}, "allow"),
+    ],
+)
+def test_permission_of_a_built_in_tool(
+    mode: Mode, tool: str, arguments: dict[str, Any], permission: Permission
+) -> None:
+    assert Permissions(mode).of(TOOLS.get(tool), arguments) == permission
+
+
+def own(permission: Permission | None) -> Tool:
+    async def act(call: object, arguments: object) -> str:
+        return ""
+
+    return Tool(ToolDefinition("own", "", {}), act, lambda _: "command", permission)
+
+
+@pytest.mark.parametrize(
+    ("said", "override", "permission"),
+    [
+        (None, None, "ask"),
+        ("allow", None, "allow"),
+        ("allow", "ask", "ask"),
+        ("ask", "allow", "allow"),
+        ("deny", "allow", "deny"),
+        ("allow", "deny", "deny"),
+    ],
+)
+def test_what_either_denies_stays_denied(
+    said: Permission | None, override: Permission | None, permission: Permission
+) -> None:
+    overrides = {} if override is None else {"own": override}
+    assert Permissions("project", overrides=overrides).of(own(said), {}) == permission
+
+
+def test_a_remembered_rule_turns_ask_into_allow_and_nothing_else() -> None:
+    rules = [Rule("prefix", "git status")]
+    permissions = Permissions("project", rules=lambda: rules)
+    command = TOOLS.get("execute_command")
+    assert permissions.of(command, COMMAND) == "allow"
+    assert permissions.of(command, {**COMMAND, "cwd": "elsewhere"}) == "ask"
+    assert permissions.of(command, {"command": "git status; rm -r ."}) == "ask"
+    assert (
+        permissions.of(TOOLS.get("run_code"), {"code": "git status", "language": "bash"}) == "ask"
+    )
+    denied = Permissions("project", lambda: rules, {"execute_command": "deny"})
+    assert denied.of(command, COMMAND) == "deny"
+    rules.clear()
+    assert permissions.of(command, COMMAND) == "ask", "revoked"

@@ -1,0 +1,236 @@
+"""A frozen copy of what was built to be hard to copy, in bounds."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sbx.errors import Closed, Conflict, TooLarge
+from sbx.protocol.rehearsals import CHANGES_MAX, FileChange, from_json, to_json
+from sbx.workspace.changes import Change, Manifest, Node, changes
+from sbx.workspace.committing import commit
+from sbx.workspace.freezing import freeze
+from sbx.workspace.snapshot import Bounds, Scope, look
+from sbx.workspace.telling import DIFF_MAX, tell
+from sbx.workspace.tree import Tree
+
+BOUNDS = Bounds(1 << 30)
+ALL = Scope()
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Tree]:
+    (tmp_path / "source").mkdir()
+    with Tree.at(tmp_path / "source", view="/workspace") as tree:
+        yield tree
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Tree]:
+    (tmp_path / "target").mkdir()
+    with Tree.at(tmp_path / "target", view="/workspace") as tree:
+        yield tree
+
+
+def frozen(source: Tree, target: Tree, bounds: Bounds = BOUNDS, scope: Scope = ALL) -> Manifest:
+    return freeze(source, target, scope, bounds)[1]
+
+
+def test_what_is_no_file_is_left_out_and_named(source: Tree, target: Tree, tmp_path: Path) -> None:
+    top = tmp_path / "source"
+    os.mkfifo(top / "fifo")
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(top / "socket"))
+    (top / "link").symlink_to("/etc/shadow")
+    (top / "dangling").symlink_to("nowhere")
+    base, _ = freeze(source, target, Scope(), BOUNDS)
+    assert sorted(base.left_out) == ["/workspace/fifo", "/workspace/socket"]
+    assert os.readlink(tmp_path / "target" / "link") == "/etc/shadow"
+    assert sorted(os.listdir(tmp_path / "target")) == ["dangling", "link"]
+
+
+def test_set_id_bits_are_not_copied(source: Tree, target: Tree, tmp_path: Path) -> None:
+    (tmp_path / "source" / "file").write_text("x")
+    (tmp_path / "source" / "file").chmod(0o6755)
+    (tmp_path / "source" / "directory").mkdir()
+    (tmp_path / "source" / "directory").chmod(0o3755)
+    frozen(source, target)
+    for name in ("file", "directory"):
+        assert (tmp_path / "target" / name).stat().st_mode & 0o7777 == 0o755
+
+
+def test_holes_and_names_of_one_file_are_kept(source: Tree, target: Tree, tmp_path: Path) -> None:
+    with open(tmp_path / "source" / "sparse", "wb") as file:
+        file.truncate(10 << 30)
+        file.seek(5 << 30)
+        file.write(b"in the middle")
+    (tmp_path / "source" / "below").mkdir()
+    os.link(tmp_path / "source" / "sparse", tmp_path / "source" / "below" / "again")
+    frozen(source, target, Bounds(1 << 20))
+    found = (tmp_path / "target" / "sparse").stat()
+    assert (found.st_size, found.st_nlink) == (10 << 30, 2)
+    assert found.st_blocks * 512 < 1 << 20
+    assert os.path.samefile(tmp_path / "target" / "sparse", tmp_path / "target" / "below" / "again")
+    with open(tmp_path / "target" / "sparse", "rb") as file:
+        file.seek((5 << 30) - 1)
+        assert file.read(15) == b"\0in the middle\0"
+
+
+def test_what_is_mounted_inside_is_not_of_the_tree(
+    source: Tree, target: Tree, tmp_path: Path
+) -> None:
+    for name in ("uploads/temparea/covered", "uploads/generated/figure", "shared/other"):
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    uploads, temparea = ("uploads",), ("uploads", "temparea")
+    scope = Scope((uploads, temparea, ("uploads", "generated")), (temparea, ("shared",)))
+    assert set(frozen(source, target, scope=scope).nodes) == {"uploads/generated/figure", "shared"}
+    assert (tmp_path / "target" / "uploads" / "temparea").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "limit"),
+    [(Bounds(5000), 5000), (Bounds(1 << 30, entries_max=9), 9), (replace(BOUNDS, deadline_s=0), 0)],
+)
+def test_what_is_too_large_is_refused(
+    source: Tree, target: Tree, tmp_path: Path, bounds: Bounds, limit: int
+) -> None:
+    for number in range(10):
+        (tmp_path / "source" / str(number)).write_bytes(b"x" * 1000)
+    with pytest.raises(TooLarge) as raised:
+        frozen(source, target, bounds)
+    assert (raised.value.code, raised.value.details["limit"]) == ("workspace_too_large", limit)
+
+
+def test_paths_that_linux_does_not_take_are_refused(
+    source: Tree, target: Tree, tmp_path: Path
+) -> None:
+    here = os.open(tmp_path / "source", os.O_RDONLY)
+    for _ in range(30):
+        os.mkdir("d" * 200, dir_fd=here)
+        below = os.open("d" * 200, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    with pytest.raises(TooLarge):
+        frozen(source, target)
+
+
+def test_a_copy_that_nobody_waits_for_ends(source: Tree, target: Tree, tmp_path: Path) -> None:
+    (tmp_path / "source" / "file").write_text("x")
+    stopped = threading.Event()
+    stopped.set()
+    with pytest.raises(Closed):
+        frozen(source, target, replace(BOUNDS, stopped=stopped))
+
+
+@pytest.mark.skipif(not MEMORY.is_dir(), reason="there is no file system in memory here")
+def test_a_write_to_a_mapped_page_is_seen_where_no_time_tells_it(tmp_path: Path) -> None:
+    """tmpfs does not stamp a file whose mapped pages are written."""
+    import mmap
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        file = Path(directory) / "file"
+        file.write_bytes(bytes(8192))
+        with open(file, "r+b") as held, mmap.mmap(held.fileno(), 0) as mapped:
+            mapped[0] = 1
+            with Tree.at(Path(directory), view="/workspace") as tree:
+                before = look(tree, Scope(), BOUNDS)
+                mapped[0] = 2
+                after = look(tree, Scope(), BOUNDS)
+        assert [one.path for one in changes(before.nodes, after.nodes)] == ["file"]
+
+
+# -- commit ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("meanwhile", ["written", "removed", "made", "replaced", "fifo"])
+def test_whoever_was_quicker_is_not_overwritten(
+    source: Tree, target: Tree, tmp_path: Path, meanwhile: str
+) -> None:
+    top = tmp_path / "target"
+    for where in (top, tmp_path / "source"):
+        (where / "file").write_text("old")
+        (where / "gone").write_text("old")
+    before = look(target, Scope(), BOUNDS).nodes
+    (tmp_path / "source" / "file").write_text("new!")
+    (tmp_path / "source" / "added").write_text("new")
+    (tmp_path / "source" / "gone").unlink()
+    wanted = changes(before, look(source, Scope(), BOUNDS).nodes)
+    match meanwhile:
+        case "written":
+            (top / "file").write_text("mine")
+        case "removed":
+            (top / "gone").unlink()
+        case "made":
+            (top / "added").write_text("mine")
+        case "replaced":
+            (top / "file").unlink()
+            (top / "file").symlink_to("/etc/passwd")
+        case "fifo":
+            os.mkfifo(top / "added")
+    left = {path.name: path.lstat() for path in top.iterdir()}
+    with pytest.raises(Conflict) as raised:
+        commit(wanted, before, target, source, staging=None)
+    assert raised.value.code == "workspace_changed"
+    assert {path.name: path.lstat()[:9] for path in top.iterdir()} == {
+        name: found[:9] for name, found in left.items()
+    }
+
+
+def test_a_directory_that_got_something_meanwhile_is_not_removed(
+    source: Tree, target: Tree, tmp_path: Path
+) -> None:
+    below = tmp_path / "target" / "below"
+    below.mkdir()
+    (below / "file").write_text("old")
+    before = look(target, Scope(), BOUNDS).nodes
+    (below / "mine").write_text("x")
+    with pytest.raises(Conflict):
+        commit(changes(before, {}), before, target, source, staging=None)
+    assert (below / "file").read_text() == "old"
+    assert (below / "mine").read_text() == "x"
+
+
+# -- telling ---------------------------------------------------------------------------------------
+
+
+def node(size: int, inode: int) -> Node:
+    return Node("file", 0o644, size, identity=(inode, 0))
+
+
+def test_diffs_and_their_number_are_bounded() -> None:
+    wide = Change("wide", node(60_000, 1), node(60_000, 2))
+    lines = [b"\n".join(b"%d %d" % (sign, n) for n in range(9_000)) for sign in (0, 1)]
+    told, more = tell([wide], str, lambda _: lines[0][:60_000], lambda _: lines[1][:60_000])
+    assert told[0].diff is not None
+    assert DIFF_MAX < len(told[0].diff) < DIFF_MAX + 20
+    assert not more
+    many = [Change(f"{n}", None, node(0, n)) for n in range(CHANGES_MAX + 1)]
+    told, more = tell(many, str, lambda _: b"", lambda _: b"")
+    assert (len(told), more) == (CHANGES_MAX, True)
+
+
+def test_what_is_no_small_text_has_no_diff() -> None:
+    for content in (b"\0binary", b"\xff\xfe"):
+        change = Change("x", node(9, 1), node(9, 2))
+        told, _ = tell([change], str, lambda _, c=content: c, lambda _: b"text")  # type: ignore[misc]
+        assert told[0].diff is None
+    large = Change("x", None, node(1 << 30, 1))
+    told, _ = tell([large], str, lambda _: b"", lambda _: pytest.fail("it was read"))
+    assert told[0] == FileChange("x", "added", None, 1 << 30, None)
+
+
+def test_a_change_goes_over_the_wire_and_back() -> None:
+    change = FileChange("/workspace/a", "changed", 1, 2, "@@ -1,1 +1,1 @@")
+    assert from_json(to_json(change)) == change
+    for broken in ({**to_json(change), "kind": "x"}, {**to_json(change), "size_after": "1"}):
+        with pytest.raises(ValueError, match=r"no file|number"):
+            from_json(broken)
