@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime
+from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +21,7 @@ CLOCK = FakeClock(1_800_000_000.0)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def small() -> AsyncIterator[Served]:
     """A service of narrow limits, on a clock that stands still."""
-    limits = {"sandboxes_per_owner": 2, "cors_origins": (ORIGIN,)}
+    limits: dict[str, Any] = {"sandboxes_per_owner": 2, "cors_origins": (ORIGIN,)}
     with short_directory() as directory:
         async with live(directory, clock=CLOCK, **limits) as served:
             yield served
