@@ -15,7 +15,10 @@ import structlog
 from structlog.contextvars import bind_contextvars, bound_contextvars, merge_contextvars
 from structlog.typing import Processor
 
-_QUIET = ("asyncio", "uvicorn", "httpx", "httpcore", "multipart", "python_multipart")
+_QUIET = (
+    *("asyncio", "uvicorn", "httpx", "httpcore", "multipart", "python_multipart"),
+    *("anthropic", "httpcore2", "httpx2", "mcp", "openai"),  # they would log whole requests
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _TEXT_MAX = 8192
 
