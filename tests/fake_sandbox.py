@@ -1,7 +1,7 @@
 """A sandbox in this process: files are a dict, and code does what a test says."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Literal
 
 from sbx.agent.sandbox import FileChange
@@ -114,6 +114,7 @@ class FakeRehearsal:
         self.run = done(f"tried {command}")
         self.changes = (FileChange("/workspace/a", "added", None, 1, "+1"),)
         self.truncated = False
+        self.left_out: Sequence[str] = ()
         self.state: Literal["open", "committed", "discarded"] = "open"
         self._sandbox = sandbox
 

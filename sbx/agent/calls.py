@@ -112,8 +112,8 @@ class Calls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for one in begun:
-            if one.waits:
-                self._tell(ToolApproval(one.call.id, False, ABORT))
+            if one.pending is not None:
+                self._tell_decision(one, one.pending.told or Decision(False, ABORT, 0.0))
             if one.open:
                 self._tell_end(one, ToolResult(ENDED, is_error=True))
 
@@ -216,19 +216,22 @@ class Calls:
             tool_args=one.arguments,
             rehearsal=told,
         )
-        self._tell_start(one, expires_at=pending.approval.expires_at, rehearsal=told)
+        one.pending = pending
+        self._tell_start(one, rehearsal=told)
         return pending
 
     async def _decided(self, one: "_Call", pending: Pending) -> Decision:
         decision = await pending.decision()
-        one.waits = False
-        self._tell(ToolApproval(one.call.id, decision.approved, decision.by, decision.remembered))
+        self._tell_decision(one, decision)
         return decision
 
-    def _tell_start(
-        self, one: "_Call", *, expires_at: float | None = None, rehearsal: Json | None = None
-    ) -> None:
-        one.open, one.waits = True, expires_at is not None
+    def _tell_decision(self, one: "_Call", decision: Decision) -> None:
+        one.pending = None
+        self._tell(ToolApproval(one.call.id, decision.approved, decision.by, decision.remembered))
+
+    def _tell_start(self, one: "_Call", *, rehearsal: Json | None = None) -> None:
+        one.open = True
+        expires_at = None if one.pending is None else one.pending.approval.expires_at
         self._tell(
             ToolStart(
                 one.call.id,
@@ -248,15 +251,15 @@ class Calls:
 
 
 class _Call:
-    """One call on its way, `of` so many: `open` between its tool_start and its tool_end, `waits`
-    for a person. `took_s` is its work: nobody's thinking is counted."""
+    """One call on its way, `of` so many: `open` between its tool_start and its tool_end, `pending`
+    while it waits for a person. `took_s` is its work: nobody's thinking is counted."""
 
     def __init__(self, call: ToolCall, *, of: int) -> None:
         self.call = call
         self.of = of
         self.arguments: Arguments = {}
         self.open = False
-        self.waits = False
+        self.pending: Pending | None = None
         self.took_s = 0.0
 
     @contextmanager

@@ -120,9 +120,10 @@ def _with_newest_images(messages: Sequence[Message]) -> list[Message]:
                 images.insert(0, image)
         if left_out := len(message.images) - len(images):
             content = f"{message.content}\n[images left out, newer ones came since: {left_out}]"
-            message = replace(message, content=content, images=tuple(images))
-        told.insert(0, message)
-    return told
+            told.append(replace(message, content=content, images=tuple(images)))
+        else:
+            told.append(message)
+    return told[::-1]
 
 
 def _before_the_last_steps(kept: Sequence[Kept], how: Compaction) -> int:

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from sbx.agent.history import History
-from sbx.agent.messages import Message, carried, from_json, to_json
+from sbx.agent.messages import Message, carried, carried_call, from_json, to_json
 from sbx.errors import BadRequest, Conflict
 
 _FORMAT = 1
@@ -67,15 +67,25 @@ def _one(number: int, told: Any) -> _Told:
     try:
         message = from_json(told)
         for image in message.images:
+            image.media_type.encode("ascii")
             base64.b64decode(image.data, validate=True)
     except (binascii.Error, UnicodeEncodeError):
-        raise _invalid(f"message {number}: a picture is base64 text") from None
+        raise _invalid(f"message {number}: a picture is base64 text, of a named type") from None
     except ValueError as error:
         raise _invalid(f"message {number}: {error}") from None
     covers = told.get("covers")
     if (message.role == "summary") != (type(covers) is int and 0 < covers < number):
         raise _invalid(f"message {number}: a summary, and no other, covers messages before it")
-    return _Told(replace(message, content=carried(message.content)), covers)
+    return _Told(_carried(message), covers)
+
+
+def _carried(message: Message) -> Message:
+    return replace(
+        message,
+        content=carried(message.content),
+        name=None if message.name is None else carried(message.name),
+        tool_calls=tuple(map(carried_call, message.tool_calls)),
+    )
 
 
 def _check(told: Sequence[_Told]) -> None:

@@ -79,6 +79,13 @@ def carried(text: str) -> str:
     return text.encode(errors="replace").decode().replace("\0", "\\x00")
 
 
+def carried_call(call: ToolCall) -> ToolCall:
+    """Half a character in its arguments becomes its escape in JSON, by which they are refused: what
+    was meant is not guessed."""
+    arguments = call.arguments.encode(errors="backslashreplace").decode()
+    return replace(call, name=carried(call.name), arguments=arguments)
+
+
 def to_json(message: Message) -> dict[str, Any]:
     """As histories are stored, listed and exported; what is empty is left out."""
     told: dict[str, Any] = {"role": message.role, "content": message.content}

@@ -74,4 +74,5 @@ def shown(rehearsal: Rehearsal) -> Json:
         "output": cut(run.text, _OUTPUT_MAX),
         "changes": [asdict(change) for change in rehearsal.changes],
         "truncated": rehearsal.truncated,
+        "left_out": list(rehearsal.left_out),
     }

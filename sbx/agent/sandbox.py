@@ -101,7 +101,8 @@ class Rehearsal(Protocol):
 
     run: Run
     changes: Sequence[FileChange]
-    truncated: bool  # there are more changes than told
+    truncated: bool  # there is more than is told, and a commit makes that, too
+    left_out: Sequence[str]  # what is not committed, or was not there: FIFOs, sockets and the like
 
     async def commit(self) -> None:
         """Make the very same changes, all or none. Raises Conflict `workspace_changed`."""

@@ -1,7 +1,8 @@
 """Which model an agent asks, and which sandbox it works in.
 
 Each setting is read from the environment, then from `.env` in the working directory; by its own
-name, or with SBX_AGENT_ before it, which wins.
+name, or with SBX_AGENT_ before it, which wins. An agent may have written that file, or who made the
+project it lies in: what it names is never sent a key that it does not hold itself.
 """
 
 import os
@@ -17,6 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sbx.errors import BadRequest
 
 _PREFIX = "SBX_AGENT_"
+_SENT_TO = {"api_key": "base_url", "sandbox_api_key": "sandbox_domain"}
 _SHOULD: Mapping[str, str] = {
     "MODEL_PROVIDER": "`openai`, for everything that speaks chat completions, or `anthropic`",
     "BASE_URL": "the http or https URL of the provider, as https://api.deepseek.com/v1",
@@ -100,15 +102,19 @@ def read_agent_settings(
 ) -> AgentSettings:
     """All settings; `given`, as of a command line, goes before both sources, and None in it is not
     given. Raises as AgentSettings does."""
-    values: dict[str, Any] = {}
-    environment = os.environ if environment is None else environment
-    for source in (environment, _dotenv((directory or Path.cwd()) / ".env")):
-        for name in _SHOULD:
-            found = source.get(_PREFIX + name) or source.get(name)
-            if found and (text := found.strip()):  # empty is not given
-                values.setdefault(name.lower(), text)
-    values |= {name: value for name, value in (given or {}).items() if value is not None}
-    return AgentSettings(**values)
+    in_file = _of(_dotenv((directory or Path.cwd()) / ".env"))
+    ours = _of(os.environ if environment is None else environment)
+    ours |= {name: value for name, value in (given or {}).items() if value is not None}
+    for key, place in _SENT_TO.items():
+        if key in ours and place in in_file and place not in ours:
+            raise _key_elsewhere(key.upper(), place.upper())
+    return AgentSettings(**(in_file | ours))
+
+
+def _of(source: Mapping[str, str | None]) -> dict[str, Any]:
+    """The settings in it; what is empty is not given."""
+    found = {name: source.get(_PREFIX + name) or source.get(name) for name in _SHOULD}
+    return {name.lower(): text.strip() for name, text in found.items() if text and text.strip()}
 
 
 def _dotenv(path: Path) -> Mapping[str, str | None]:
@@ -119,6 +125,15 @@ def _dotenv(path: Path) -> Mapping[str, str | None]:
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path} cannot be read: {error}", code="invalid_settings") from error
     return dotenv_values(stream=StringIO(text), interpolate=False)
+
+
+def _key_elsewhere(key: str, place: str) -> BadRequest:
+    return BadRequest(
+        f"{place} is from .env and {key} is not: who wrote that file would be sent the key",
+        code="invalid_settings",
+        hint=f"set {place} where {key} is set, or both in .env",
+        details={"setting": place},
+    )
 
 
 def _wrong(name: str, what: str, *, code: str) -> BadRequest:

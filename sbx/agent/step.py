@@ -17,7 +17,15 @@ from sbx.agent.compaction import (
 )
 from sbx.agent.events import Tell
 from sbx.agent.history import Thread
-from sbx.agent.messages import Message, Response, ToolCall, Usage, carried, without_images
+from sbx.agent.messages import (
+    Message,
+    Response,
+    ToolCall,
+    Usage,
+    carried,
+    carried_call,
+    without_images,
+)
 from sbx.agent.models import Model, TextDelta
 from sbx.agent.prompt import SystemPrompt
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
@@ -181,16 +189,8 @@ def _as_message(call: ToolCall, result: ToolResult) -> Message:
 
 
 def _carried(response: Response) -> Response:
-    """As it can be kept and told, its calls with ids of ours. Half a character in arguments becomes
-    its escape in JSON, by which it is refused: what was meant is not guessed."""
-    calls = (
-        ToolCall(
-            new_id(),
-            carried(call.name),
-            call.arguments.encode(errors="backslashreplace").decode(),
-        )
-        for call in response.tool_calls
-    )
+    """As it can be kept and told, its calls with ids of ours."""
+    calls = (replace(carried_call(call), id=new_id()) for call in response.tool_calls)
     return replace(response, content=carried(response.content), tool_calls=tuple(calls))
 
 

@@ -44,8 +44,7 @@ class Questions:
         self._turn = asyncio.Lock()
 
     def add(self, event: ToolStart) -> None:
-        """Ask, now or in its turn; asked again, the earlier question is dropped."""
-        self.drop(event.tool_call_id)
+        """Ask, now or in its turn."""
         self._tasks[event.tool_call_id] = asyncio.create_task(self._ask(event))
 
     def drop(self, tool_call_id: str) -> None:
@@ -100,7 +99,9 @@ def show_rehearsal(event: ToolStart, telling: Telling) -> None:
     for change in changes:
         show_change(change, telling)
     if told["truncated"]:
-        telling.block("… and more than can be listed")
+        telling.block("… and more than can be listed: a yes makes that, too")
+    for path in told.get("left_out", ()):
+        telling.block(f"{one_line(path)}  (left out: no file, or not to be read)", mark="!")
 
 
 def show_change(change: Mapping[str, Any], telling: Telling) -> None:

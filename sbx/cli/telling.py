@@ -5,6 +5,7 @@ Lines     --json: one JSON object a line, one for each event
 """
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -119,7 +120,8 @@ class Telling:
         self.head(event.tool_name + where, _words(event.tool_args))
         for name, mark in _BLOCKS.items():
             if isinstance(value := event.tool_args.get(name), str) and value:
-                self.block(value, mark=mark, language=_language(name, event.tool_args))
+                most = sys.maxsize if event.approval_required else _BLOCK_MAX  # no tail hides
+                self.block(value, mark=mark, most=most, language=_language(name, event.tool_args))
 
     def _output(self, call_id: str, text: str) -> None:
         self._apart(whole=False)

@@ -17,8 +17,9 @@ class FileChange:
     """What became of one file. Sizes in bytes, None where there is none; `diff` is a unified diff
     of a small text.
 
-    `path` is absolute, as the code inside sees it; that of a directory ends with `/`. A mode that
-    changed, and what a symlink leads to, is told in `diff` too.
+    `path` is absolute, as the code inside sees it; that of a directory ends with `/`. Characters
+    that cannot be seen, or move others, are told by their numbers: it is for a person to read. A
+    mode that changed, and what a symlink leads to, is told in `diff` too.
     """
 
     path: str

@@ -28,7 +28,9 @@ class Checkpoint:
     async def restore(self) -> Sequence[FileChange]:
         """Make the files so again, all or none, and tell what that changed. It may be done again.
 
-        What a program of the host would run, in a directory of the host, is left as it is. Raises
+        Left as it is: what could not be read then, or cannot now; FIFOs, sockets and devices that
+        were there; what was moved about while the checkpoint was made; and in a directory of the
+        host what a program of the host would run. Changes of others since are undone, too. Raises
         Conflict `workspace_changed` when somebody writes meanwhile, NotFound when it is gone.
         """
         return await self._of.restore(self)

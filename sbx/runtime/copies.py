@@ -6,8 +6,8 @@ runtime left of it is removed when the next one starts. Between uses nothing of 
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TypeVar
 from sbx import errors
 from sbx.isolation.patience import in_thread, to_the_end
 from sbx.policy import Policy
-from sbx.protocol.rehearsals import FileChange
+from sbx.protocol.rehearsals import CHANGES_MAX, FileChange
 from sbx.runtime.long_calls import long_call
 from sbx.runtime.means import Means
 from sbx.runtime.open_files import OpenFiles
@@ -29,14 +29,17 @@ from sbx.workspace.changes import (
     Nodes,
     changes,
     doubtful,
+    missed,
     relative,
+    sparing,
     with_digests,
+    with_specials,
 )
 from sbx.workspace.committing import commit
 from sbx.workspace.freezing import freeze
-from sbx.workspace.snapshot import Bounds, Scope, digest, look, node_at
+from sbx.workspace.snapshot import Bounds, Scope, Survey, digest, look, node_at
 from sbx.workspace.streams import Owner
-from sbx.workspace.telling import FILE_MAX, tell
+from sbx.workspace.telling import FILE_MAX, plain, tell
 
 T = TypeVar("T")
 _NAMES = 5  # of a workspace, which are there before anything is put into it
@@ -57,7 +60,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What would become of a tree, and how a person is told."""
+    """What would become of a tree, and how a person is told. `truncated`: there is more than is
+    told, of the changes or of what was left out."""
 
     changed: Sequence[Change]
     before: Nodes
@@ -112,9 +116,43 @@ class Copies:
         """
         await to_the_end(opened.call(lambda: self._commit(opened, copy, effect.changed, expected)))
 
-    def files_for_a_jail(self, opened: OpenFiles, copy: Copy) -> OpenFiles:
-        """The copy in the place of the files, all else as it is and read-only; the caller closes
-        it, before what is `opened`. Blocks for a moment."""
+    @asynccontextmanager
+    async def shown(self, opened: OpenFiles, copy: Copy) -> AsyncIterator[OpenFiles]:
+        """For a jail: the copy in the place of the files, all else as it is and read-only."""
+        made: list[OpenFiles] = []
+        try:
+            await to_the_end(opened.call(lambda: made.append(self._shown(opened, copy))))
+            yield made[0]
+        finally:
+            for files in made:
+                await to_the_end(files.close())
+
+    async def _make(self, opened: OpenFiles, name: str) -> Copy:
+        path = self._means.data.frozen_path(self._sandbox, name)
+        await to_the_end(opened.call(lambda: self._tree(name).close()))
+        has_quota = await self._charge(path)
+        bounds, scope = self._bounds(), _scope_of(opened)
+
+        def fill() -> Copy:
+            with self._tree(name) as made:
+                base, frozen = freeze(_tree_of(opened), made, scope, bounds)
+            return Copy(name, path, scope, base, frozen, has_quota)
+
+        return await _stoppable(opened, bounds, fill)
+
+    async def _charge(self, path: Path) -> bool:
+        means, limits = self._means, self._policy.limits
+        if not means.capabilities.layer("disk").found or means.disk_quota == "off":
+            return False
+        return await means.broker.charge(
+            str(path),
+            bytes_max=limits.workspace_max,
+            inodes_max=limits.workspace_files + _NAMES,
+        )
+
+    # -- in a worker thread -----------------------------------------------------------------------
+
+    def _shown(self, opened: OpenFiles, copy: Copy) -> OpenFiles:
         files_path = copy.path / "files"
         with ExitStack() as held:
             tree = self._tree(copy.name)
@@ -149,31 +187,6 @@ class Copies:
             made.held.push(held.pop_all())
             return made
 
-    # -- in a worker thread, but for the first --------------------------------------------------
-
-    async def _make(self, opened: OpenFiles, name: str) -> Copy:
-        path = self._means.data.frozen_path(self._sandbox, name)
-        await opened.call(lambda: self._tree(name).close())
-        has_quota = await self._charge(path)
-        bounds, scope = self._bounds(), _scope_of(opened)
-
-        def fill() -> Copy:
-            with self._tree(name) as made:
-                base, frozen = freeze(_tree_of(opened), made, scope, bounds)
-            return Copy(name, path, scope, base, frozen, has_quota)
-
-        return await _stoppable(opened, bounds, fill)
-
-    async def _charge(self, path: Path) -> bool:
-        means, limits = self._means, self._policy.limits
-        if not means.capabilities.layer("disk").found or means.disk_quota == "off":
-            return False
-        return await means.broker.charge(
-            str(path),
-            bytes_max=limits.workspace_max,
-            inodes_max=limits.workspace_files + _NAMES,
-        )
-
     def _effect(self, opened: OpenFiles, copy: Copy, bounds: Bounds) -> Effect:
         source = _tree_of(opened)
 
@@ -189,32 +202,44 @@ class Copies:
             return _content(source, change) if as_it_was(change.path) else None
 
         with self._tree(copy.name) as tree:
+            check = Survey(tree, copy.scope, bounds)
             after = look(tree, copy.scope, bounds)
             paths = doubtful(copy.frozen.nodes, after.nodes)
             was = with_digests(
                 copy.frozen.nodes,
                 paths,
-                lambda path: digest(source, relative(path)) if as_it_was(path) else None,
+                lambda path: digest(source, relative(path), check) if as_it_was(path) else None,
             )
-            becomes = with_digests(after.nodes, paths, lambda path: digest(tree, relative(path)))
-            changed = changes(was, becomes)
+            specials = {path: one for path, one in copy.base.nodes.items() if one.kind == "special"}
+            becomes = with_digests(
+                after.nodes, paths, lambda path: digest(tree, relative(path), check)
+            )
+            changed = changes({**was, **specials}, with_specials(becomes, specials))
+            changed = sparing(changed, after.left_out)
             told, truncated = tell(changed, _shown_in(tree), before, partial(_content, tree))
-        left_out = (*copy.base.left_out, *after.left_out)
-        return Effect(changed, was, told, truncated, left_out)
+            left_out = [*copy.base.left_out, *after.left_out]
+            named = tuple(plain(_shown_in(tree)(path)) for path in left_out[:CHANGES_MAX])
+        return Effect(changed, was, told, truncated or len(left_out) > len(named), named)
 
     def _way_back(self, opened: OpenFiles, copy: Copy, bounds: Bounds) -> Effect:
+        """What could not be seen when the copy was made is not of it, and is left alone."""
         target = _tree_of(opened)
+        check = Survey(target, copy.scope, bounds)
         now = look(target, copy.scope, bounds)
         then = copy.base.nodes
         with self._tree(copy.name) as tree:
             paths = doubtful(now.nodes, then)
-            is_now = with_digests(now.nodes, paths, lambda path: digest(target, relative(path)))
-            then = with_digests(then, paths, lambda path: digest(tree, relative(path)))
-            changed = [one for one in changes(is_now, then) if _may_change(opened, one)]
+            is_now = with_digests(
+                now.nodes, paths, lambda path: digest(target, relative(path), check)
+            )
+            then = with_digests(then, paths, lambda path: digest(tree, relative(path), check))
+            changed = changes(is_now, then)
+            spared = [*copy.base.left_out, *now.unseen, *missed(changed, copy.base)]
+            changed = [one for one in sparing(changed, spared) if _may_change(opened, one)]
             told, truncated = tell(
                 changed, _shown_in(tree), partial(_content, target), partial(_content, tree)
             )
-        return Effect(changed, is_now, told, truncated, now.left_out)
+        return Effect(changed, is_now, told, truncated, ())
 
     def _commit(
         self, opened: OpenFiles, copy: Copy, changed: Sequence[Change], expected: Nodes
@@ -242,7 +267,9 @@ async def outcome(task: asyncio.Task[T], discard: Callable[[T], Awaitable[None]]
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        if task.cancelled():
+        waiter = asyncio.current_task()
+        assert waiter is not None
+        if task.cancelled() and not waiter.cancelling():
             return None
         task.cancel()
         await to_the_end(asyncio.wait([task]))

@@ -44,9 +44,9 @@ def offline(policy: Policy) -> Policy:
 
 @dataclass(slots=True, eq=False)
 class Rehearsal:
-    """What a command did on a copy, and would change. `truncated`: there are more changes than
-    told. `left_out`: what the copy lacks, or is not committed: FIFOs, sockets and the like, and
-    what could not be read. `expires_at` in seconds of the epoch."""
+    """What a command did on a copy, and would change. `truncated`: there is more than is told, and
+    a commit makes that, too. `left_out`: what the copy lacks, or is not committed: FIFOs, sockets
+    and the like, and what could not be read. `expires_at` in seconds of the epoch."""
 
     id: str
     run: Run
@@ -202,29 +202,28 @@ class Rehearsals:
         cwd: str | None,
     ) -> Run:
         """In a jail that is gone when this returns: nobody writes to the copy from then on."""
-        files = await opened.call(lambda: self._copies.files_for_a_jail(opened, copy))
+        async with self._copies.shown(opened, copy) as files:
 
-        async def shown() -> OpenFiles:
-            return files
+            async def shown() -> OpenFiles:
+                return files
 
-        context = Context(
-            f"{_PREFIX}{name}",
-            self._conversation,
-            self._policy,
-            shown,
-            self._start,
-            self._grace_s,
-            disk=DiskWatch(self._policy.limits),
-        )
-        self.contexts.add(context)
-        try:
-            return await context.shell(command, timeout=timeout, cwd=cwd)
-        finally:
+            context = Context(
+                f"{_PREFIX}{name}",
+                self._conversation,
+                self._policy,
+                shown,
+                self._start,
+                self._grace_s,
+                disk=DiskWatch(self._policy.limits),
+            )
+            self.contexts.add(context)
             try:
-                await to_the_end(context.close(_OVER))
+                return await context.shell(command, timeout=timeout, cwd=cwd)
             finally:
-                self.contexts.discard(context)
-                await to_the_end(files.close())
+                try:
+                    await to_the_end(context.close(_OVER))
+                finally:
+                    self.contexts.discard(context)
 
     async def _commit(self, one: Rehearsal) -> None:
         try:

@@ -447,9 +447,7 @@ class AsyncSandbox:
 
     def _pids(self) -> list[int]:
         """Every process of its jails; from any thread."""
-        contexts = [
-            one for talk in list(self._conversations.values()) for one in talk.ending
-        ]
+        contexts = [one for talk in list(self._conversations.values()) for one in talk.ending]
         return [pid for one in contexts for pid in one.processes]
 
     def _starter_of(self, _conversation: str) -> StartKernel:

@@ -4,20 +4,21 @@ A file is known to be unchanged by its inode and the time of its last change, wh
 cannot set back; where these say otherwise, or cannot say, by a digest of its content.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sbx.protocol.rehearsals import ChangeKind
 
-Kind = Literal["file", "directory", "symlink"]
+Kind = Literal["file", "directory", "symlink", "special"]
 Relative = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """One name of a tree. `mode` without set-id bits; `size` and `mtime_ns` of files, `text` of
-    symlinks. `identity` is inode and ctime in ns, to be compared within one tree only."""
+    symlinks; `special` are FIFOs, sockets and devices, which are never copied. `identity` is inode
+    and ctime in ns, to be compared within one tree only."""
 
     kind: Kind
     mode: int = 0
@@ -41,11 +42,21 @@ Nodes = Mapping[str, Node]  # by path relative to the top, with / between names
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A tree at one moment. `left_out`: what is there and is neither file, directory nor symlink,
-    or cannot be read."""
+    """A tree at one moment. `left_out`: what is there and is no file, directory or symlink, or
+    cannot be read; of a directory that cannot, nothing below it is known. Whatever is written after
+    `until_ns` has a later ctime."""
 
     nodes: Nodes
     left_out: tuple[str, ...] = ()
+    until_ns: int = 0
+
+    @property
+    def unseen(self) -> list[str]:
+        """What was left out because it cannot be read."""
+        nodes = self.nodes
+        return [
+            path for path in self.left_out if path not in nodes or nodes[path].kind != "special"
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +91,15 @@ def relative(path: str) -> Relative:
     return tuple(path.split("/"))
 
 
+def _in_order(path: str) -> str:
+    """Sorts as `relative` does, which would take a hundred times the memory for deep paths."""
+    return path.replace("/", "\0")
+
+
 def changes(before: Nodes, after: Nodes) -> list[Change]:
     """How the one becomes the other, by path, directories before what lies in them."""
     found: list[Change] = []
-    for path in sorted(before.keys() | after.keys(), key=relative):
+    for path in sorted(before.keys() | after.keys(), key=_in_order):
         was, becomes = before.get(path), after.get(path)
         if was is None or becomes is None:
             found.append(Change(path, was, becomes))
@@ -97,6 +113,50 @@ def changes(before: Nodes, after: Nodes) -> list[Change]:
         elif was != becomes:
             found.append(Change(path, was, becomes, content=False))
     return found
+
+
+def with_specials(after: Nodes, before: Nodes) -> Nodes:
+    """What a copy became, with what is never copied: a special file goes with its directory, and
+    stays while it has its name."""
+    kept = dict(after)
+    for path, node in before.items():
+        if node.kind == "special" and path not in after:
+            above = path.rpartition("/")[0]
+            if not above or ((parent := kept.get(above)) and parent.kind == "directory"):
+                kept[path] = node
+    return kept
+
+
+def sparing(changed: Sequence[Change], spared: Iterable[str]) -> list[Change]:
+    """Those of `changes` that leave the `spared` names, and whatever lies below them, where they
+    are. One of the two trees knows nothing of what lies below a spared name."""
+    names = set(spared)
+    above: set[str] = set()
+    for path in names:
+        while (path := path.rpartition("/")[0]) and path not in above:
+            above.add(path)
+    stay = {one.path for one in changed if one.after is None and one.path in above}
+    left: list[Change] = []
+    for one in changed:
+        if one.path in names or one.path.rpartition("/")[0] in names:
+            names.add(one.path)
+        elif one.path not in stay:
+            left.append(one)
+    return left
+
+
+def missed(changed: Sequence[Change], known: Manifest) -> list[str]:
+    """What would be removed only because it was moved about while `known` was looked at: nothing of
+    that inode was seen, and yet it was there, as it has not changed since."""
+    seen = {node.identity[0] for node in known.nodes.values()}
+    return [
+        one.path
+        for one in changed
+        if one.after is None
+        and one.node.kind != "directory"
+        and one.node.identity[0] not in seen
+        and one.node.identity[1] <= known.until_ns
+    ]
 
 
 def doubtful(before: Nodes, after: Nodes) -> list[str]:

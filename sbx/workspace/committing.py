@@ -7,7 +7,10 @@
     undo      after any failure, last first
 
 Between the first rename and the last the code inside may see some of the changes and not the
-others, since linux renames one name at a time. Killed in between, it leaves what was done by then.
+others, since linux renames one name at a time. There is no journal: a runtime that is killed in
+between, or a machine that loses its power, leaves a part of the changes made, each file of them
+whole. What was to be removed or replaced may be gone then; in a directory of the host it may be in
+one of the name `.sbx-` and 32 hex digits, which is the user's to look at and to remove.
 """
 
 import errno
@@ -23,7 +26,7 @@ from sbx.workspace.beneath import encoded
 from sbx.workspace.changes import Change, Node, Nodes
 from sbx.workspace.freezing import copy_content, give
 from sbx.workspace.refusals import translate, translated
-from sbx.workspace.removal import remove_tree
+from sbx.workspace.removal import remove_held
 from sbx.workspace.snapshot import digest, node_at
 from sbx.workspace.tree import Tree
 
@@ -67,16 +70,15 @@ def _staging(target: Tree, where: int) -> Iterator[int]:
     with translated(target.view):
         os.mkdir(name, 0o700, dir_fd=where)
         stage = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=where)
+    keep = False
     try:
         yield stage
     except Broken:
+        keep = True
         raise
-    except BaseException:
-        remove_tree(where, name, _REMOVE_S)
-        raise
-    else:
-        remove_tree(where, name, _REMOVE_S)
     finally:
+        if not keep:
+            remove_held(stage, where, name, _REMOVE_S)
         os.close(stage)
 
 
@@ -146,7 +148,7 @@ class _Commit:
                 return  # nothing can be there: what lies above is checked
             found = node_at(self._target, one.relative)
             if one.before is None:
-                if found is not None or self._is_there(one):
+                if found is not None:
                     raise _changed(self._target, one)
                 return
             if expected is None or found is None or not self._is_same(one, expected, found):
@@ -156,17 +158,11 @@ class _Commit:
         if expected.kind == "directory":
             same = found.kind == "directory" and found.identity[0] == expected.identity[0]
             return same and (one.after is None or found.mode == expected.mode)
+        if expected.kind == "special":  # its times are those of its last use
+            return found.kind == "special" and found.identity[0] == expected.identity[0]
         if found != expected or found.identity != expected.identity:
             return False
         return expected.sha256 in (None, digest(self._target, one.relative))
-
-    def _is_there(self, one: Change) -> bool:
-        """Also what is never copied, such as a FIFO."""
-        try:
-            os.close(self._target.hold(one.relative))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
 
     # -- stage ----------------------------------------------------------------------------------
 
@@ -265,18 +261,19 @@ class _Commit:
         self._undo.append(back)
 
     def _undo_all(self, cause: BaseException) -> None:
-        failed = False
+        failed: list[Exception] = []
         while self._undo:
             try:
                 self._undo.pop()()
             except (OSError, SbxError) as error:
-                failed = True
-                _log.error("a change of a workspace could not be undone", exc_info=error)
-        if failed:
+                failed.append(error)
+        if failed:  # one line of the log, however many steps code inside has made fail
+            told = "%d changes of a workspace could not be undone, the first of them:"
+            _log.error(told, len(failed), exc_info=failed[0])
             raise Broken(
                 "the changes were made in part: what stopped them stopped undoing them, too",
                 code="commit_not_undone",
-                hint="look at the files; the service's log says which step failed",
+                hint="look at the files; the service's log says what failed first",
             ) from cause
 
     def _put_back(self, one: Change, staged: bytes) -> None:

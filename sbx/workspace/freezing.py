@@ -31,6 +31,7 @@ from sbx.workspace.snapshot import (
     link_at,
     look,
     mode_of,
+    special_node,
 )
 from sbx.workspace.tree import Relative, Tree
 
@@ -50,9 +51,9 @@ def freeze(source: Tree, target: Tree, scope: Scope, bounds: Bounds) -> tuple[Ma
         for name, found in survey:
             freezing.take(name, found)
         freezing.finish()
-        _settle(survey)
+        until_ns = _settle(survey)
     frozen = look(target, scope, bounds)
-    return Manifest(freezing.nodes, tuple(survey.left_out)), frozen
+    return Manifest(freezing.nodes, tuple(survey.left_out), until_ns), frozen
 
 
 class _Freezing:
@@ -81,13 +82,15 @@ class _Freezing:
                 node = self._take_link(name)
             elif stat.S_ISREG(found.st_mode):
                 node = self._take_file(name)
+            else:
+                node = special_node(found)
         except NotFound:  # it vanished
             return
         except (InvalidPath, Denied):  # swapped for something else, or not to be read
             node = None
-        if node is None:
+        if node is None or node.kind == "special":
             self._survey.leave_out(name)
-        else:
+        if node is not None:
             self.nodes["/".join(name)] = node
 
     def finish(self) -> None:
@@ -197,12 +200,14 @@ def give(made: int, like: Node, owner: tuple[int, int] | None) -> None:
         os.fchown(made, *owner)
 
 
-def _settle(survey: Survey) -> None:
-    """Wait until whatever is written from now on is stamped later than what was copied."""
+def _settle(survey: Survey) -> int:
+    """Wait until whatever is written from now on is stamped later than what was copied, and than
+    the time that this gives."""
     began = stamps.now_ns()
     while stamps.now_ns() <= began:
         survey.check()
         time.sleep(0.001)
+    return began
 
 
 def _is_recent(found: os.stat_result) -> bool:

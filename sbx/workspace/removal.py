@@ -45,6 +45,21 @@ def remove_tree(parent: int, name: str, deadline_s: float, *, trash: int | None 
     return True
 
 
+def remove_held(directory: int, parent: int, name: str, deadline_s: float) -> bool:
+    """Remove the directory fd `directory`, which had this name in `parent`; say if that is done.
+
+    Where code inside sees the name it can give it to a directory of another user, which only we
+    have the right to empty: so what we hold is emptied, and what has the name goes if it is empty.
+    """
+    if not empty_directory(directory, deadline_s):
+        return False
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except OSError:
+        return False
+    return True
+
+
 def empty_directory(directory: int, deadline_s: float) -> bool:
     """Remove everything in the directory fd `directory` (O_PATH will do); say if it is empty."""
     end = time.monotonic() + deadline_s

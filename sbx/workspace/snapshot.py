@@ -1,5 +1,6 @@
 """What a tree holds at one moment, looked at in bounds, whatever was built there."""
 
+import errno
 import hashlib
 import os
 import stat
@@ -88,15 +89,21 @@ class Survey:
             raise _too_large(f"has more than {most} bytes", most)
 
     def leave_out(self, name: Relative) -> None:
-        self.left_out.append(self._tree.shown(name))
+        self.left_out.append("/".join(name))
 
     def readable(self, found: os.stat_result) -> bool:
-        """Whether the jail could read it itself, where we have more rights than it has."""
-        owner = self._tree.owner
-        if owner is None or found.st_uid == owner[0]:
-            return True
+        """Whether we can read it, and where we have more rights than the jail, whether it could."""
         wanted = 0o5 if stat.S_ISDIR(found.st_mode) else 0o4
-        shift = 3 if found.st_gid == owner[1] else 0
+        owner = self._tree.owner
+        if owner is None:
+            if (uid := os.geteuid()) == 0:
+                return True
+            ours = found.st_gid in (os.getegid(), *os.getgroups())
+            shift = 6 if found.st_uid == uid else 3 if ours else 0
+        elif found.st_uid == owner[0]:
+            return True
+        else:
+            shift = 3 if found.st_gid == owner[1] else 0
         return found.st_mode >> shift & wanted == wanted
 
     def _is_closed(self, name: Relative, found: os.stat_result) -> bool:
@@ -125,16 +132,18 @@ def look(tree: Tree, scope: Scope, bounds: Bounds) -> Manifest:
         elif stat.S_ISREG(found.st_mode) and survey.readable(found):
             survey.count(found.st_blocks * 512)
             node = file_node(found, digest(tree, name, survey) if digests else None)
-        if node is None:
+        elif not stat.S_ISREG(found.st_mode):
+            node = special_node(found)
+        if node is None or node.kind == "special":
             survey.leave_out(name)
-        else:
+        if node is not None:
             nodes["/".join(name)] = node
     return Manifest(nodes, tuple(survey.left_out))
 
 
 def node_at(tree: Tree, name: Relative) -> Node | None:
-    """What the name stands for now; None for nothing, or for nothing that is copied. Raises
-    OSError where it cannot be reached."""
+    """What the name stands for now, None for nothing. Raises OSError where it cannot be
+    reached."""
     try:
         fd = tree.hold(name)
     except (FileNotFoundError, NotADirectoryError):
@@ -146,7 +155,7 @@ def node_at(tree: Tree, name: Relative) -> Node | None:
         if stat.S_ISLNK(found.st_mode):
             text = os.readlink(b"", dir_fd=fd)
             return Node("symlink", text=text, identity=identity_of(found))
-        return file_node(found) if stat.S_ISREG(found.st_mode) else None
+        return file_node(found) if stat.S_ISREG(found.st_mode) else special_node(found)
     finally:
         os.close(fd)
 
@@ -167,9 +176,11 @@ def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
     while at < size:
         try:
             start = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: a hole to the end
-            return
-        at = min(size, os.lseek(fd, start, os.SEEK_HOLE))
+            at = min(size, os.lseek(fd, start, os.SEEK_HOLE))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # a hole to the end, or code inside has just made the file shorter
         if start < at:
             yield start, at
 
@@ -209,6 +220,10 @@ def file_node(found: os.stat_result, sha256: bytes | None = None) -> Node:
         identity=identity_of(found),
         sha256=sha256,
     )
+
+
+def special_node(found: os.stat_result) -> Node:
+    return Node("special", mode_of(found), identity=identity_of(found))
 
 
 def mode_of(found: os.stat_result) -> int:

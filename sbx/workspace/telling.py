@@ -34,9 +34,18 @@ def tell(
         if len(told) >= CHANGES_MAX:
             return tuple(told), True
         diff = _diff(one, before, after) if time.monotonic() < end else None
-        path = shown(one.path) + ("/" if one.node.kind == "directory" else "")
+        path = plain(shown(one.path)) + ("/" if one.node.kind == "directory" else "")
         told.append(FileChange(path, one.kind, _size(one.before), _size(one.after), diff))
     return tuple(told), False
+
+
+def plain(text: str) -> str:
+    """One line in which no character hides, reorders or begins another line: such ones are told by
+    their numbers."""
+    if text.isprintable():
+        return text
+    told = (one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(told)
 
 
 def _size(node: Node | None) -> int | None:
@@ -70,7 +79,7 @@ def _sides(one: Change) -> list[tuple[str, Node]]:
 
 
 def _leads_to(node: Node) -> str:
-    return (node.text or b"").decode("utf-8", "backslashreplace")
+    return plain((node.text or b"").decode("utf-8", "backslashreplace"))
 
 
 def _lines(node: Node | None, read: Read, one: Change) -> list[str] | None:

@@ -106,6 +106,21 @@ def test_whichever_step_fails_nothing_was_changed(
     assert os.listdir(staging) == []
 
 
+def test_no_directory_of_others_is_emptied_in_place_of_the_staging(tmp_path: Path) -> None:
+    """In the tree itself code inside sees the name, and may give it to another one."""
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "file").write_text("kept")
+    (tmp_path / "file").write_text("old")
+    with Tree.at(tmp_path, view="/workspace") as target:
+        with committing._staging(target, target.fd) as stage:
+            os.mkdir("1", dir_fd=stage)
+            [name] = [one for one in os.listdir(tmp_path) if one.startswith(".sbx-")]
+            (tmp_path / name).rename(tmp_path / "moved")
+            (tmp_path / "foreign").rename(tmp_path / name)
+        assert (tmp_path / name / "file").read_text() == "kept"
+        assert list((tmp_path / "moved").iterdir()) == []
+
+
 def test_what_cannot_be_undone_is_told_and_nothing_of_it_is_thrown_away(
     trees: tuple[Tree, Tree, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,11 +198,12 @@ async def test_once_its_commands_are_allowed_a_conversation_asks_no_more(
     assert code_of(refused) == (409, "no_project")
 
 
-async def test_a_workspace_that_changed_meanwhile_is_rehearsed_and_asked_again(
+async def test_a_workspace_that_changed_meanwhile_is_rehearsed_by_another_call(
     at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
 ) -> None:
     directory = at.directory("changed")
-    at.model.add(runs("echo more >> notes.txt"), Response("noted"))
+    more = runs("echo more >> notes.txt")
+    at.model.add(more, more, Response("noted"))
     (directory / "notes.txt").write_text("one\n")
     asked = body("changed", project_id=await project(asker, directory))
     async with aclosing(following(asker, asked)) as events:
@@ -210,6 +211,7 @@ async def test_a_workspace_that_changed_meanwhile_is_rehearsed_and_asked_again(
         (directory / "notes.txt").write_text("one\ntwo\n")
         assert (await decide(person, call, True)).status_code == 200
         again = await asked_for(events)
+        assert code_of(await decide(person, call, True)) == (409, "already_decided")
         assert " two\n+more" in again["rehearsal"]["changes"][0]["diff"]
         assert (await decide(person, again["tool_call_id"], True)).status_code == 200
         await the_rest(events)

@@ -84,12 +84,13 @@ async def test_abort_interrupts_the_cell_and_the_kernel_goes_on(box: AsyncSandbo
 async def test_the_effect_of_a_command_is_approved_and_nothing_runs_twice(
     box: AsyncSandbox,
 ) -> None:
-    """It is rehearsed, the workspace changes under it, it is rehearsed and asked for again."""
-    command = "echo once >> log.txt; echo said"
-    model = ReplayModel([calling("execute_command", command=command), "ok"])
+    """It is rehearsed, the workspace changes under it, and another call is rehearsed anew."""
+    call = calling("execute_command", command="echo once >> log.txt; echo said")
+    model = ReplayModel([call, call, "ok"])
     approvals = Approvals()
     agent = Agent(box, model, approvals=approvals, permissions=Permissions("project"))
     asked: list[ToolStart] = []
+    results: list[str] = []
     async with asyncio.timeout(DEADLINE_S), aclosing(agent.stream("go")) as events:
         async for event in events:
             if isinstance(event, ToolStart):
@@ -100,7 +101,8 @@ async def test_the_effect_of_a_command_is_approved_and_nothing_runs_twice(
                     await box.files.write("/workspace/log.txt", "from elsewhere\n")
                 await approvals.decide(Owner("local"), event.tool_call_id, True)
             if isinstance(event, ToolEnd):
-                assert not event.is_error, event.result
+                results.append("workspace_changed" if event.is_error else event.result[:13])
+    assert results == ["workspace_changed", "[stdout]\nsaid"]
     kinds = [start.rehearsal["changes"][0]["kind"] for start in asked if start.rehearsal]
     assert kinds == ["added", "changed"]
     assert await box.files.read_bytes("/workspace/log.txt") == b"from elsewhere\nonce\n"

@@ -149,19 +149,16 @@ async def test_abort_denies_what_its_run_waits_for_and_nothing_else(desk: Desk) 
     assert await desk.approvals.abort("run-1") == []
 
 
-async def test_a_call_that_was_decided_may_be_asked_about_again(desk: Desk) -> None:
+async def test_a_call_is_asked_about_once(desk: Desk) -> None:
+    """A late answer to the first question would answer the second."""
     first = await desk.ask()
-    desk.asked = 0
-    with pytest.raises(Conflict):
-        await desk.ask()
-    await desk.approvals.decide(ME, "call-1", True)
-    desk.clock.advance(100)
-    desk.asked = 0
-    second = await desk.ask()
-    assert second.approval.expires_at == first.approval.expires_at + 100
-    await desk.approvals.decide(ME, "call-1", False)
+    for _ in range(2):
+        desk.asked = 0
+        with pytest.raises(Conflict):
+            await desk.ask()
+        if (await desk.approvals.pending(ME))[0]:
+            await desk.approvals.decide(ME, "call-1", True)
     assert (await first.decision()).approved
-    assert not (await second.decision()).approved
 
 
 async def test_a_rehearsal_is_shown_to_whoever_lists(desk: Desk) -> None:

@@ -3,7 +3,7 @@ directories of the host, and a service."""
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,11 @@ from sbx.client import Client
 from sbx.errors import Closed, Conflict, Denied, NotFound, TooLarge
 from sbx.isolation.launch import start_broker
 from sbx.policy import load
-from sbx.protocol.rehearsals import REHEARSALS_MAX
+from sbx.protocol.rehearsals import CHANGES_MAX, REHEARSALS_MAX
 from sbx.protocol.runs import Status
+from sbx.runtime.checkpoints import Checkpoint
 from sbx.runtime.conversation import Conversation
+from sbx.runtime.open_files import OpenFiles
 from sbx.runtime.rehearsals import Rehearsal
 from sbx.runtime.sandbox import AsyncSandbox
 
@@ -81,6 +83,48 @@ async def test_nothing_is_left_of_what_was_committed_discarded_cancelled_expired
     assert directories(runtime, box) == 0
 
 
+@pytest.mark.parametrize("what", ["rehearse", "checkpoint"])
+async def test_whenever_it_is_cancelled_nothing_is_left(
+    runtime: Runtime, box: AsyncSandbox, what: str
+) -> None:
+    """Also while a thread makes or opens something for it, of which nobody else knows."""
+    await (await box.rehearse("true")).discard()
+
+    async def make() -> Rehearsal | Checkpoint:
+        return await box.rehearse("true") if what == "rehearse" else await box.checkpoint()
+
+    started: asyncio.Future[None]
+    left = 0
+    opened = await talk_of(box).opened()
+    call = opened.call
+
+    async def counted(act: Callable[[], object]) -> object:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            started.set_result(None)
+        return await call(act)
+
+    before = (directories(runtime, box), len(os.listdir("/proc/self/fd")))
+    for number in range(1, 10):
+        left = number
+        started = asyncio.get_running_loop().create_future()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(OpenFiles, "call", lambda _, act: counted(act))
+            work = asyncio.create_task(make())
+            work.add_done_callback(lambda _, one=started: one.done() or one.set_result(None))  # type: ignore[misc]
+            await started
+            if work.done():
+                await work.result().discard()
+                break
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+        await asyncio.gather(*opened.working, return_exceptions=True)
+        assert (directories(runtime, box), len(os.listdir("/proc/self/fd"))) == before, number
+    assert number > (2 if what == "rehearse" else 1)
+
+
 async def test_a_stop_ends_what_is_rehearsed_and_says_so(box: AsyncSandbox) -> None:
     rehearsing = asyncio.create_task(box.rehearse(HANG))
     await running(talk_of(box))
@@ -122,6 +166,34 @@ async def test_a_workspace_that_is_too_large_is_refused_and_leaves_nothing(
         rehearsal = await box.rehearse("head -c 900000 /dev/zero > x; rm x; truncate -s 400M y")
         await rehearsal.commit()
         assert (await box.files.stat("y")).size == 400 << 20
+
+
+async def test_a_fifo_is_not_copied_and_stands_in_no_way(box: AsyncSandbox) -> None:
+    await box.shell("mkdir -p old/below; mkfifo stays old/below/fifo; touch old/below/file")
+    checkpoint = await box.checkpoint()
+    rehearsal = await box.rehearse("rm -r old; mkfifo new; test ! -e stays")
+    assert rehearsal.run.exit_code == 0
+    assert {one.path for one in rehearsal.changes} == {
+        "/workspace/old/below/fifo",
+        "/workspace/old/below/file",
+    }
+    assert {*rehearsal.left_out} == {
+        *("/workspace/new", "/workspace/old/below/fifo", "/workspace/stays")
+    }
+    await rehearsal.commit()
+    await box.shell("mkdir made; mkfifo made/fifo")
+    assert (await box.shell("find made old stays 2>&1 | wc -l")).stdout == "4\n"
+    await checkpoint.restore()
+    assert (await box.shell("find made old stays 2>/dev/null")).stdout.split() == [
+        *("old", "old/below", "old/below/file", "stays")
+    ]
+
+
+async def test_what_is_left_out_is_told_in_bounds(box: AsyncSandbox) -> None:
+    made = "import os; [os.mkfifo(str(n)) for n in range(300)]"
+    rehearsal = await box.rehearse(f'python3 -c "{made}"')
+    assert (len(rehearsal.left_out), rehearsal.truncated) == (CHANGES_MAX, True)
+    assert not rehearsal.changes
 
 
 async def test_what_is_shared_can_be_read_and_there_is_no_way_out(runtime: Runtime) -> None:
@@ -213,6 +285,22 @@ async def test_the_host_s_rights_are_not_lent(project: tuple[AsyncSandbox, Path]
     assert raised.value.code == "file_not_permitted"
     assert list((top / "foreign").iterdir()) == []
     assert (top / "of-root").read_text() == "secret"
+
+
+@pytest.mark.needs("root")
+async def test_what_could_not_be_read_when_a_checkpoint_was_made_is_never_removed(
+    project: tuple[AsyncSandbox, Path],
+) -> None:
+    box, top = project
+    (top / "closed").mkdir(0o700)
+    (top / "closed" / "file").write_text("kept")
+    checkpoint = await box.checkpoint()
+    for path in (top / "of-root", top / "closed", top / "closed" / "file"):
+        os.chown(path, 1234, 1234)
+    await box.shell("touch made")
+    assert [one.path for one in await checkpoint.restore()] == ["/workspace/made"]
+    assert (top / "of-root").read_text() == "secret"
+    assert (top / "closed" / "file").read_text() == "kept"
 
 
 # -- a service -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from sbx.agent.export import export_history, import_history
 from sbx.agent.history import Kept, MemoryHistory
 from sbx.agent.messages import Message, Response, ToolCall, Usage
 from sbx.agent.models.replay import Asked, ReplayModel
+from sbx.errors import BadRequest
 from tests.fake_sandbox import FakeSandbox
 
 SMALL = Compaction(above_tokens=700, keep_steps=2)  # a step has about 200
@@ -62,6 +63,22 @@ async def test_a_second_summary_is_made_of_the_first_and_of_what_came_since() ->
     last = model.asked[-1].messages
     assert [one.content for one in last if one.role == "summary"] == [f"summary {len(records)}"]
     assert last[0].content == "the task"
+
+
+async def test_what_is_too_long_for_a_provider_is_told_shorter() -> None:
+    """A provider with a smaller window than what may be told refused the conversation for good."""
+    too_long = BadRequest("HTTP 400: maximum context length is 9", code="model_bad_request")
+    steps = [call(step) for step in range(3)]
+    model = ReplayModel([*steps, too_long, "in short", "ok"])
+    agent = Agent(FakeSandbox(), model)
+    ended = await agent.run("the task")
+    assert (ended.reason, ended.content) == ("done", "ok")
+    assert [one.role for one in model.asked[-1].messages[:2]] == ["user", "summary"]
+    other = BadRequest("HTTP 400: no such model", code="model_bad_request")
+    for refusals in ([too_long, "in short", too_long], [other]):
+        model = ReplayModel([*steps, *refusals])
+        ended = await Agent(FakeSandbox(), model).run("the task")
+        assert (ended.reason, len(model.asked)) == ("error", 3 + len(refusals))
 
 
 async def test_the_message_that_is_being_worked_on_stays_whole() -> None:

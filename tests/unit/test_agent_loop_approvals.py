@@ -12,7 +12,7 @@ from sbx.agent.messages import Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.rehearsing import needs_network
 from sbx.agent.tools.permissions import Permissions
-from sbx.errors import TooLarge, Unavailable
+from sbx.errors import Conflict, TooLarge, Unavailable
 from sbx.protocol.agent import (
     AgentEvent,
     RunEnd,
@@ -20,6 +20,7 @@ from sbx.protocol.agent import (
     ToolEnd,
     ToolStart,
 )
+from sbx.protocol.approvals import Approval, Decision
 from tests.fake_clock import FakeClock
 from tests.fake_sandbox import FakeSandbox, RehearsingSandbox
 
@@ -140,6 +141,29 @@ async def test_abort_denies_what_is_pending_and_ends_the_run() -> None:
     assert kept == ["user", "assistant", "tool", "tool"]
 
 
+async def test_a_yes_that_comes_with_an_abort_is_told_as_it_was_recorded() -> None:
+    """Whoever had said yes, and was told that it counts, saw it denied by the abort."""
+
+    class YesJustBefore(Approvals):
+        async def deny(self, approval: Approval, by: str) -> Decision:
+            await self.decide(ME, approval.tool_call_id, True, by="ann", remember="exact")
+            return await super().deny(approval, by)
+
+    box = FakeSandbox()
+    agent = agent_for(box, command("make"), approvals=YesJustBefore())
+
+    def abort(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            agent.abort()
+
+    events = await followed(agent, abort)
+    (approval,) = of_kind(events, ToolApproval)
+    assert isinstance(approval, ToolApproval)
+    assert (approval.approved, approval.by, approval.remembered) == (True, "ann", "exact")
+    assert len(of_kind(events, ToolEnd)) == 1
+    assert box.ran == []
+
+
 async def test_what_is_remembered_is_not_asked_again() -> None:
     box, approvals = FakeSandbox(), Approvals()
 
@@ -214,27 +238,26 @@ async def test_an_abort_discards_what_was_rehearsed() -> None:
     assert [one.state for one in box.rehearsals] == ["discarded"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "states", "is_error"),
-    [(1, ["discarded", "committed"], False), (9, ["discarded"] * 3, True)],
-)
-async def test_what_changed_meanwhile_is_rehearsed_and_asked_again_a_few_times(
-    changes: int, states: list[str], is_error: bool
-) -> None:
-    box, approvals = RehearsingSandbox(changes), Approvals()
+async def test_a_second_yes_is_no_yes_to_what_the_command_would_do_by_now() -> None:
+    """What had changed meanwhile was rehearsed and asked anew under the same id: a yes that was
+    sent twice, or by another person a moment later, allowed an effect that nobody had seen."""
+    box, approvals = RehearsingSandbox(1), Approvals()
 
     async def decide(event: AgentEvent) -> None:
         if isinstance(event, ToolStart):
             await approvals.decide(ME, event.tool_call_id, True)
+            for _ in range(20):  # whatever follows this yes is there by then
+                await asyncio.sleep(0)
+            with pytest.raises(Conflict):
+                await approvals.decide(ME, event.tool_call_id, True)
 
     events = await followed(agent_for(box, command("make"), approvals=approvals), decide)
-    starts = [event for event in events if isinstance(event, ToolStart)]
-    assert len(starts) == len(states)
-    assert len({start.tool_call_id for start in starts}) == 1
-    assert [one.state for one in box.rehearsals] == states
+    assert len(of_kind(events, ToolStart)) == 1
+    assert [one.state for one in box.rehearsals] == ["discarded"]
     (end,) = of_kind(events, ToolEnd)
     assert isinstance(end, ToolEnd)
-    assert end.is_error is is_error
+    assert end.is_error
+    assert "workspace_changed" in end.result
     assert box.ran == []
 
 

@@ -88,7 +88,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_settings_come_from_the_environment_and_dotenv_by_both_names(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(
-        "MODEL_NAME=of-dotenv\nMAX_STEPS=3\nSBX_AGENT_BASE_URL=http://d/v1\n"
+        "MODEL_NAME=of-dotenv\nMAX_STEPS=3\nSBX_AGENT_SANDBOX_DOMAIN=http://d\n"
     )
     found = read_agent_settings(
         {"model_name": None, "approval_timeout": 5},
@@ -100,7 +100,7 @@ def test_settings_come_from_the_environment_and_dotenv_by_both_names(tmp_path: P
         },
         directory=tmp_path,
     )
-    assert (found.model_name, found.max_steps, found.base_url) == ("of-dotenv", 7, "http://d/v1")
+    assert (found.model_name, found.max_steps, found.sandbox_domain) == ("of-dotenv", 7, "http://d")
     assert (found.model_provider, found.approval_timeout) == ("openai", 5.0)
     assert found.api_key is not None
     assert found.api_key.get_secret_value() == "key-of-env"
@@ -135,6 +135,27 @@ def test_a_wrong_setting_is_named_with_what_it_should_be(
     assert refused.value.details == {"setting": name}
     assert f"the setting {name} is wrong" in refused.value.message
     assert should in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "place"), [("API_KEY", "BASE_URL"), ("SANDBOX_API_KEY", "SANDBOX_DOMAIN")]
+)
+def test_a_key_goes_nowhere_that_a_file_in_the_directory_names(
+    tmp_path: Path, key: str, place: str
+) -> None:
+    """An agent, or whoever wrote a project, could have the next run send the key to them."""
+    (tmp_path / ".env").write_text(f"{place}=http://127.0.0.1:9/v1\n")
+    mine, its_own = {key: "secret"}, {place: "http://127.0.0.1:8/v1"}
+    with pytest.raises(BadRequest, match=f"{place} is from .env") as refused:
+        read_agent_settings(environment=mine, directory=tmp_path)
+    assert "secret" not in str(refused.value.to_dict())
+    chosen = read_agent_settings(environment={**mine, **its_own}, directory=tmp_path)
+    assert getattr(chosen, place.lower()) == "http://127.0.0.1:8/v1"
+    assert read_agent_settings(environment={}, directory=tmp_path)
+    (tmp_path / ".env").write_text(f"{place}=http://127.0.0.1:9/v1\n{key}=its-own\n")
+    assert read_agent_settings(environment={}, directory=tmp_path)
+    with pytest.raises(BadRequest):
+        read_agent_settings(environment=mine, directory=tmp_path)
 
 
 def test_a_missing_setting_is_named() -> None:
@@ -196,7 +217,7 @@ SUMMARY = {"role": "summary", "content": "s"}
                 {**ANSWER, "tool_calls": [{"id": "a b", "name": "t", "arguments": "{}"}]},
                 {**RESULT, "tool_call_id": "a b"},
             ),
-            "message 2: .* the id of a call",
+            "message 2 .* the id of a call",
         ),
     ],
 )
@@ -210,8 +231,12 @@ async def test_an_export_that_does_not_fit_together_is_refused_whole(text: str, 
 
 async def test_half_a_character_is_not_imported() -> None:
     history = MemoryHistory()
-    await import_history(history, told({"role": "user", "content": "a\ud83db"}))
-    assert (await history.messages())[0].message.content == "a?b"
+    call = {"id": "a", "name": "t\ud83d", "arguments": '{"a": "\ud83d"}'}
+    user, answer = {**USER, "content": "a\ud83db"}, {**ANSWER, "tool_calls": [call]}
+    await import_history(history, told(user, answer, {**RESULT, "name": "t\ud83d"}))
+    kept = [one.message for one in await history.messages()]
+    assert (kept[0].content, kept[1].tool_calls[0].name, kept[2].name) == ("a?b", "t?", "t?")
+    (await export_history(history)).encode()
 
 
 async def test_a_history_is_imported_into_an_empty_one_only() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from sbx.errors import Closed, Conflict, TooLarge
 from sbx.protocol.rehearsals import CHANGES_MAX, FileChange, from_json, to_json
-from sbx.workspace.changes import Change, Manifest, Node, changes
+from sbx.workspace import snapshot
+from sbx.workspace.changes import Change, Manifest, Node, changes, missed, sparing, with_specials
 from sbx.workspace.committing import commit
 from sbx.workspace.freezing import freeze
 from sbx.workspace.snapshot import Bounds, Scope, look
@@ -49,7 +50,7 @@ def test_what_is_no_file_is_left_out_and_named(source: Tree, target: Tree, tmp_p
     (top / "link").symlink_to("/etc/shadow")
     (top / "dangling").symlink_to("nowhere")
     base, _ = freeze(source, target, Scope(), BOUNDS)
-    assert sorted(base.left_out) == ["/workspace/fifo", "/workspace/socket"]
+    assert sorted(base.left_out) == ["fifo", "socket"]
     assert os.readlink(tmp_path / "target" / "link") == "/etc/shadow"
     assert sorted(os.listdir(tmp_path / "target")) == ["dangling", "link"]
 
@@ -79,6 +80,60 @@ def test_holes_and_names_of_one_file_are_kept(source: Tree, target: Tree, tmp_pa
     with open(tmp_path / "target" / "sparse", "rb") as file:
         file.seek((5 << 30) - 1)
         assert file.read(15) == b"\0in the middle\0"
+
+
+def test_a_file_that_is_made_shorter_while_it_is_copied_ends_there(
+    source: Tree, target: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between where its data begins and where that ends: ENXIO, as for a hole to the end."""
+    file = tmp_path / "source" / "file"
+    file.write_bytes(b"x" * 100_000)
+
+    class Hostile:
+        def __getattr__(self, name: str) -> object:
+            return getattr(os, name)
+
+        def lseek(self, fd: int, at: int, whence: int) -> int:
+            if whence == os.SEEK_HOLE:
+                os.truncate(file, 0)
+            return os.lseek(fd, at, whence)
+
+    monkeypatch.setattr(snapshot, "os", Hostile())
+    monkeypatch.setattr("sbx.workspace.freezing.clone", lambda *_: False)
+    frozen(source, target)
+    assert (tmp_path / "target" / "file").read_bytes() == b""
+
+
+def test_what_was_moved_out_of_sight_while_it_was_copied_is_not_removed_later() -> None:
+    """A directory that was listed at neither of its two places."""
+    base = Manifest({"seen": node(1, 1), "old": Node("directory", identity=(9, 5))}, (), 100)
+    now = {
+        "new": Node("directory", identity=(2, 101)),
+        "new/missed": node(1, 3, 99),
+        "new/made-since": node(1, 4, 101),
+        "renamed": node(1, 1, 101),
+    }
+    changed = changes(now, base.nodes)
+    assert missed(changed, base) == ["new/missed"]
+    assert [one.path for one in sparing(changed, missed(changed, base))] == [
+        *("new/made-since", "old", "renamed", "seen")
+    ]
+
+
+def test_what_is_spared_stays_with_all_below_it_and_the_directories_above() -> None:
+    directory, file = Node("directory"), node(1, 1)
+    now = {"a": directory, "a/b": directory, "a/b/c": file, "a/x": file, "d": directory}
+    now |= {"d/e": file}
+    changed = changes(now, {"a": file, "d/f": file})
+    assert [one.path for one in sparing(changed, ["a/b"])] == ["a/x", "d", "d/e", "d/f"]
+    assert sparing(changed, []) == changed
+
+
+def test_a_special_file_goes_with_its_directory_only() -> None:
+    directory, fifo = Node("directory"), Node("special")
+    before = {"a/fifo": fifo, "fifo": fifo, "b/fifo": fifo, "c/fifo": fifo}
+    after = {"a": directory, "c": node(1, 1)}
+    assert with_specials(after, before) == {**after, "a/fifo": fifo, "fifo": fifo}
 
 
 def test_what_is_mounted_inside_is_not_of_the_tree(
@@ -202,8 +257,8 @@ def test_a_directory_that_got_something_meanwhile_is_not_removed(
 # -- telling ---------------------------------------------------------------------------------------
 
 
-def node(size: int, inode: int) -> Node:
-    return Node("file", 0o644, size, identity=(inode, 0))
+def node(size: int, inode: int, ctime_ns: int = 0) -> Node:
+    return Node("file", 0o644, size, identity=(inode, ctime_ns))
 
 
 def test_diffs_and_their_number_are_bounded() -> None:
@@ -216,6 +271,13 @@ def test_diffs_and_their_number_are_bounded() -> None:
     many = [Change(f"{n}", None, node(0, n)) for n in range(CHANGES_MAX + 1)]
     told, more = tell(many, str, lambda _: b"", lambda _: b"")
     assert (len(told), more) == (CHANGES_MAX, True)
+
+
+def test_no_name_and_no_link_hides_what_it_is() -> None:
+    link = Node("symlink", text=b"x\n+symlink to y\x1b[2K")
+    told, _ = tell([Change("a\n\u202eb\x9b", None, link)], str, lambda _: b"", lambda _: b"")
+    assert told[0].path == r"a\n\u202eb\x9b"
+    assert told[0].diff == r"+symlink to x\n+symlink to y\x1b[2K"
 
 
 def test_what_is_no_small_text_has_no_diff() -> None:

@@ -46,8 +46,9 @@ class FileChangeBody(BaseModel):
 
 
 class RehearsalBody(BaseModel):
-    """`run` is what the command did; `changes` what it would do to the files, the first of them
-    where they are `truncated`. `left_out`: FIFOs, sockets and the like, and what could not be read.
+    """`run` is what the command did; `changes` what it would do to the files. Where that is
+    `truncated` there is more than is told, and a commit makes that, too. `left_out`, and not
+    committed: FIFOs, sockets and the like, and what could not be read.
     `expires_at` in seconds of the epoch."""
 
     id: str
