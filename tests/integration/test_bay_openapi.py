@@ -96,7 +96,7 @@ def session(served: Served) -> Iterator[requests.Session]:
         yield session
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(300)
 async def test_no_route_fails_or_surprises(
     served: Served,
     client: httpx.AsyncClient,
@@ -105,7 +105,7 @@ async def test_no_route_fails_or_surprises(
     document = (await client.get("/openapi.json")).json()
     sandbox = (await made(client))["id"]
     await client.post(f"/v1/sandboxes/{sandbox}/python/exec", json={"code": "1"})
-    async with asyncio.timeout(80):
+    async with asyncio.timeout(280):
         tried, wrong = await asyncio.to_thread(attack, document, session, sandbox)
     assert not wrong, "\n\n".join(wrong)
     assert tried >= 30
