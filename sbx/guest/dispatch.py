@@ -78,6 +78,8 @@ class Inbox:
                 arrived = self._reader.feed(data)
             except BlockingIOError:
                 return
+            except ConnectionResetError:  # it hung up, and left something unread
+                os._exit(0)
             except (OSError, FrameError):
                 os._exit(_BROKEN)
             if not data:
@@ -177,6 +179,8 @@ class Kernel:
                 await self._answer(await self._inbox.get())
             except asyncio.CancelledError:  # user code cancelled every task it could find
                 self._forget_cancellation()
+            except (BrokenPipeError, ConnectionResetError):  # it hung up before it was told
+                os._exit(0)
 
     async def _answer(self, frame: Frame) -> None:
         handler = self._handlers.get(frame.type)

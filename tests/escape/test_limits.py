@@ -326,13 +326,14 @@ def burned():
 burned()
 """
     half = await with_limits(fresh, cpu_quota="25%")
-    assert await tell(half, burn) < 0.45
+    quarter = await tell(half, burn)
+    assert quarter < 0.45
     free = await with_limits(fresh, cpu_quota="200%")
-    # Others on the machine take their share, too: a few seconds to get more than the quarter.
+    # Others on the machine take their share, too: some seconds to get more than the quarter.
     shares = [await tell(free, burn) for _ in range(2)]
-    while max(shares) <= 0.45 and len(shares) < 10:
+    while max(shares) <= quarter + 0.1 and len(shares) < 20:
         shares.append(await tell(free, burn))
-    assert max(shares) > 0.45
+    assert max(shares) > quarter + 0.1
 
 
 # -- output, disk, descriptors ---------------------------------------------------------------------
