@@ -7,7 +7,7 @@ from itertools import count
 from typing import Protocol
 
 from sbx.errors import Conflict
-from sbx.protocol.approvals import Approval, Decision, Remembered
+from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
 
 
 class Records(Protocol):
@@ -32,11 +32,8 @@ class Records(Protocol):
 
     async def pending(
         self,
+        reach: Reach,
         *,
-        owner: str,
-        user_id: str | None,
-        agent_id: str | None,
-        conversation_id: str | None,
         now: float,
         after: int,
         limit: int,
@@ -46,11 +43,8 @@ class Records(Protocol):
 
     async def rules(
         self,
+        reach: Reach,
         *,
-        owner: str,
-        user_id: str | None,
-        agent_id: str | None,
-        conversation_id: str | None,
         project_id: str | None,
         after: int,
         limit: int,
@@ -67,11 +61,7 @@ class Records(Protocol):
     async def drop_rule(
         self,
         rule_id: str,
-        *,
-        owner: str,
-        user_id: str | None,
-        agent_id: str | None,
-        conversation_id: str | None,
+        reach: Reach,
     ) -> bool: ...
 
 
@@ -115,43 +105,35 @@ class MemoryRecords:
 
     async def pending(
         self,
+        reach: Reach,
         *,
-        owner: str,
-        user_id: str | None,
-        agent_id: str | None,
-        conversation_id: str | None,
         now: float,
         after: int,
         limit: int,
     ) -> Sequence[Approval]:
-        bounds = (owner, user_id, agent_id, conversation_id)
         found = [
             one
             for one in self._approvals.values()
             if one.decision is None
             and one.expires_at > now
             and one.seq > after
-            and _within(bounds, one)
+            and reach.covers(one)
         ]
         return found[:limit]
 
     async def rules(
         self,
+        reach: Reach,
         *,
-        owner: str,
-        user_id: str | None,
-        agent_id: str | None,
-        conversation_id: str | None,
         project_id: str | None,
         after: int,
         limit: int,
     ) -> Sequence[Remembered]:
-        bounds = (owner, user_id, agent_id, conversation_id)
         found = [
             rule
             for rule, source in self._rules.values()
             if rule.seq > after
-            and _rule_within(bounds, rule, source)
+            and _rule_within(reach, rule, source)
             and project_id in (None, rule.project_id)
         ]
         return found[:limit]
@@ -172,15 +154,10 @@ class MemoryRecords:
     async def drop_rule(
         self,
         rule_id: str,
-        *,
-        owner: str,
-        user_id: str | None,
-        agent_id: str | None,
-        conversation_id: str | None,
+        reach: Reach,
     ) -> bool:
         rule, source = self._rules.get(rule_id, (None, None))
-        bounds = (owner, user_id, agent_id, conversation_id)
-        if rule is None or source is None or not _rule_within(bounds, rule, source):
+        if rule is None or source is None or not _rule_within(reach, rule, source):
             return False
         del self._rules[rule_id]
         return True
@@ -190,18 +167,8 @@ class MemoryRecords:
             self._rules[rule.id] = (replace(rule, seq=next(self._numbers)), source)
 
 
-_Bounds = tuple[str, str | None, str | None, str | None]
-
-
-def _within(bounds: _Bounds, one: Approval) -> bool:
-    asked = (one.owner, one.user_id, one.agent_id, one.conversation_id)
-    return all(bound in (None, value) for bound, value in zip(bounds, asked, strict=True))
-
-
-def _rule_within(bounds: _Bounds, rule: Remembered, source: Approval) -> bool:
-    if rule.project_id is not None:
-        return bounds == (rule.owner, None, None, None)
-    return _within(bounds, source)
+def _rule_within(reach: Reach, rule: Remembered, source: Approval) -> bool:
+    return reach == Reach(rule.owner) if rule.project_id is not None else reach.covers(source)
 
 
 def _says(rule: Remembered) -> tuple[str | None, ...]:

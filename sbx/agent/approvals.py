@@ -11,8 +11,8 @@ is only told of it. Nobody sees or decides what is beyond their bounds: there is
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakValueDictionary
 
 from sbx.agent.approval_records import MemoryRecords, Records
@@ -27,6 +27,7 @@ from sbx.protocol.approvals import (
     TIMEOUT,
     Approval,
     Decision,
+    Reach,
     Remember,
     Remembered,
 )
@@ -46,29 +47,6 @@ class Place:
     user_id: str | None = None
     agent_id: str | None = None
     project_id: str | None = None
-
-
-class Reach(Protocol):
-    """What somebody may see and decide: an owner's, within bounds. None does not bound."""
-
-    @property
-    def owner(self) -> str: ...
-    @property
-    def user_id(self) -> str | None: ...
-    @property
-    def agent_id(self) -> str | None: ...
-    @property
-    def conversation_id(self) -> str | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The reach of an owner without bounds."""
-
-    owner: str
-    user_id: None = None
-    agent_id: None = None
-    conversation_id: None = None
 
 
 class Pending:
@@ -220,7 +198,7 @@ class Approvals:
         nothing.
         """
         approval = await self._records.of_id(tool_call_id)
-        if approval is None or not _within(reach, approval):
+        if approval is None or not reach.covers(approval):
             raise _unknown(tool_call_id)
         now, by = self._clock.now(), by or reach.owner
         if approval.decision is not None:
@@ -238,10 +216,7 @@ class Approvals:
 
         async def page(after: int, limit: int) -> Sequence[Approval]:
             return await self._records.pending(
-                owner=reach.owner,
-                user_id=reach.user_id,
-                agent_id=reach.agent_id,
-                conversation_id=reach.conversation_id,
+                reach,
                 now=self._clock.now(),
                 after=after,
                 limit=limit,
@@ -267,13 +242,11 @@ class Approvals:
             reach.conversation_id,
         ):
             return (), None
+        within = replace(reach, conversation_id=conversation_id or reach.conversation_id)
 
         async def page(after: int, limit: int) -> Sequence[Remembered]:
             return await self._records.rules(
-                owner=reach.owner,
-                user_id=reach.user_id,
-                agent_id=reach.agent_id,
-                conversation_id=conversation_id or reach.conversation_id,
+                within,
                 project_id=project_id,
                 after=after,
                 limit=limit,
@@ -285,13 +258,7 @@ class Approvals:
 
     async def revoke(self, reach: Reach, rule_id: str) -> None:
         """From now on it is asked again. Raises NotFound."""
-        dropped = await self._records.drop_rule(
-            rule_id,
-            owner=reach.owner,
-            user_id=reach.user_id,
-            agent_id=reach.agent_id,
-            conversation_id=reach.conversation_id,
-        )
+        dropped = await self._records.drop_rule(rule_id, reach)
         if not dropped:
             raise NotFound(f"there is no rule {rule_id}", code="rule_not_found")
 
@@ -324,17 +291,6 @@ class Approvals:
     def _tell(self, tool_call_id: str, decision: Decision) -> None:
         if (pending := self._waiting.pop(tool_call_id, None)) is not None:
             pending.tell(decision)
-
-
-def _within(reach: Reach, approval: Approval) -> bool:
-    return reach.owner == approval.owner and all(
-        bound in (None, value)
-        for bound, value in (
-            (reach.user_id, approval.user_id),
-            (reach.agent_id, approval.agent_id),
-            (reach.conversation_id, approval.conversation_id),
-        )
-    )
 
 
 def _rule(

@@ -170,7 +170,9 @@ class Calls:
 
         async with self._turns:
             with one.timed():
-                result = await self._tools.call(one.call, self._sandbox, emit, of=one.of)
+                result = await self._tools.make(
+                    one.call, one.arguments, self._sandbox, emit, of=one.of
+                )
         self._images_left -= sum(len(image.data) for image in result.images)
         if self._images_left < 0:  # more than a model would be told
             result = replace(result, images=())

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sbx.agent.backlog import Backlog
+from sbx.agent.clock import Clock
 from sbx.errors import Broken, Conflict, NotFound, SbxError, Unavailable
+from sbx.lately import Lately
 from sbx.protocol.agent import (
     AgentEvent,
     Json,
@@ -37,14 +39,6 @@ _ABORT_S = 10.0  # for an agent that was told to end; then its task is cancelled
 _ABORTED = RunEnd("aborted", "", {})
 
 Key = tuple[str, str]  # owner and conversation
-
-
-class Clock(Protocol):
-    """Seconds of the epoch, and waiting for them to pass."""
-
-    def now(self) -> float: ...
-
-    async def sleep(self, seconds: float) -> None: ...
 
 
 class Runner(Protocol):
@@ -210,12 +204,6 @@ class ChatRun:
         await self._changed.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    run: ChatRun
-    at: float
-
-
 class Chats:
     """All runs of agents. `open` gives the agent of a run, with all it works with, for as long as
     the run lasts; when it is left, the run's `end` is known.
@@ -236,16 +224,11 @@ class Chats:
         ended_bytes: int = 64 << 20,
     ) -> None:
         self._open = open
-        self._clock = clock
         self._most = most
         self._per_owner = per_owner
-        self._replay_s = replay_s
         self._run_bytes = run_bytes
-        self._ended_bytes = ended_bytes
         self._running: dict[Key, ChatRun] = {}
-        self._ended: dict[Key, _Ended] = {}  # by when they ended
-        self._held = 0  # bytes of those
-        self._forgetting: asyncio.Task[None] | None = None
+        self._ended = Lately[Key, ChatRun](clock, seconds=replay_s, size_max=ended_bytes)
         self._closing = False
 
     async def start(self, ask: ChatAsk) -> ChatRun:
@@ -259,7 +242,7 @@ class Chats:
         try:
             async with AsyncExitStack() as held:
                 agent = await held.enter_async_context(self._open(run))
-                self._forget(ask.key)
+                self._ended.forget(ask.key)
                 run._begin(agent, held.pop_all(), self._over)
         except BaseException as error:
             del self._running[ask.key]
@@ -271,7 +254,7 @@ class Chats:
         """The run that goes on in a conversation, or ended there a moment ago. With a `run_id` this
         one and no other. Raises NotFound `no_chat`."""
         key = owner, conversation_id
-        run = self._running.get(key) or self._replayed(key)
+        run = self._running.get(key) or self._ended.get(key)
         if run is None or run_id not in (None, run.run_id):
             raise NotFound(
                 f"no agent runs in the conversation {conversation_id[:80]!r}",
@@ -297,10 +280,7 @@ class Chats:
         self._closing = True
         await asyncio.gather(*(run.abort() for run in self._running.values()))
         await asyncio.gather(*(run.ended() for run in self._running.values()))
-        if self._forgetting is not None:
-            self._forgetting.cancel()
-            await asyncio.wait([self._forgetting])
-        self._ended.clear()
+        await self._ended.close()
 
     def _check_room(self, ask: ChatAsk) -> None:
         if self._closing:
@@ -327,38 +307,9 @@ class Chats:
                     details={"limit": limit, "retry_after_s": _RETRY_AFTER_S},
                 )
 
-    # -- replay --------------------------------------------------------------------------------
-
     def _over(self, run: ChatRun) -> None:
-        key = run.ask.key
-        del self._running[key]
-        self._ended[key] = _Ended(run, self._clock.now())
-        self._held += run.held
-        while self._held > self._ended_bytes:
-            self._forget(next(iter(self._ended)))
-        if self._ended and self._forgetting is None and not self._closing:
-            self._forgetting = asyncio.create_task(self._forget_in_time())
-
-    def _replayed(self, key: Key) -> ChatRun | None:
-        ended = self._ended.get(key)
-        if ended is None or self._clock.now() - ended.at > self._replay_s:
-            return None
-        return ended.run
-
-    async def _forget_in_time(self) -> None:
-        """As long as there is something to be forgotten."""
-        while self._ended:
-            key, oldest = next(iter(self._ended.items()))
-            left = oldest.at + self._replay_s - self._clock.now()
-            if left < 0:
-                self._forget(key)
-            else:
-                await self._clock.sleep(left + 1.0)
-        self._forgetting = None
-
-    def _forget(self, key: Key) -> None:
-        if (ended := self._ended.pop(key, None)) is not None:
-            self._held -= ended.run.held
+        del self._running[run.ask.key]
+        self._ended.keep(run.ask.key, run, run.held)
 
 
 def _count(event: AgentEvent) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from dotenv import dotenv_values
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from sbx.errors import BadRequest
 
@@ -32,14 +31,14 @@ _SHOULD: Mapping[str, str] = {
 }
 
 
-class AgentSettings(BaseSettings):
+class AgentSettings(BaseModel):
     """Made from values alone; `read_agent_settings` looks at the sources. Times in seconds.
 
     Without `sandbox_domain` the sandbox is in this process. Keys show nowhere: `get_secret_value`.
     Raises BadRequest `invalid_settings`, naming the setting and what it should be.
     """
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model_provider: Literal["openai", "anthropic"] = "openai"
     base_url: str | None = None
@@ -58,17 +57,6 @@ class AgentSettings(BaseSettings):
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             name = str(first["loc"][0]).upper()
             raise _wrong(name, "is wrong", code="invalid_settings") from None
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
 
     @field_validator("base_url")
     @classmethod

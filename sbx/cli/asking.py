@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sbx.agent.approvals import Approvals, Owner
+from sbx.agent.approvals import Approvals
 from sbx.cli import report
 from sbx.cli.telling import Telling
 from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, one_line, write
 from sbx.errors import BadRequest, Conflict
 from sbx.protocol.agent import ToolStart
-from sbx.protocol.approvals import Remember
+from sbx.protocol.approvals import Reach, Remember
 
 _OUTPUT_LINES = 20
 _DIFF_LINES = 12
@@ -33,11 +33,11 @@ class Questions:
     """The calls of one chat that wait for a person, who is asked about one after the other."""
 
     def __init__(
-        self, approvals: Approvals, owner: Owner, telling: Telling, read: Read | None
+        self, approvals: Approvals, reach: Reach, telling: Telling, read: Read | None
     ) -> None:
         """`read` gives what is typed; None where nobody can be asked, and all is denied."""
         self._approvals = approvals
-        self._owner = owner
+        self._reach = reach
         self._telling = telling
         self._read = read
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -76,7 +76,7 @@ class Questions:
     async def _decide(self, event: ToolStart, answer: Answer, *, by: str) -> None:
         with suppress(Conflict):  # it was decided meanwhile, by its time or by Ctrl-C
             await self._approvals.decide(
-                self._owner,
+                self._reach,
                 event.tool_call_id,
                 answer.approved,
                 remember=answer.remember,

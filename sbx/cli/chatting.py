@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from sbx.agent.agent import Agent
-from sbx.agent.approvals import Owner
 from sbx.agent.messages import Message
 from sbx.agent.models import Model
 from sbx.agent.tools.permissions import Permissions
@@ -27,6 +26,7 @@ from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, STDOUT, write
 from sbx.cli.undo import Undo, Watched
 from sbx.errors import BadRequest, SbxError
 from sbx.protocol.agent import AgentEvent, Reason, RunEnd, ToolApproval, ToolStart
+from sbx.protocol.approvals import Reach
 
 _PROMPT = "> "
 _FILES_DEPTH = 4
@@ -92,8 +92,8 @@ class _Chat:
             permissions=Permissions("project" if asks else "free", overrides=self._overrides),
             place=talk.place,
         )
-        owner, read = Owner(talk.row.owner), self._read if self.typed else None
-        self._questions = asking.Questions(talk.approvals, owner, self._telling, read)
+        reach, read = Reach(talk.row.owner), self._read if self.typed else None
+        self._questions = asking.Questions(talk.approvals, reach, self._telling, read)
         self._commands: dict[str, Callable[[list[str]], Awaitable[None]]] = {
             "/upload": self._upload,
             "/files": self._files,

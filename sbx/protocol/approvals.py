@@ -72,6 +72,26 @@ class Approval:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """What somebody may see and decide: an owner's, within bounds. None does not bound."""
+
+    owner: str
+    user_id: str | None = None
+    agent_id: str | None = None
+    conversation_id: str | None = None
+
+    def covers(self, one: Approval) -> bool:
+        return self.owner == one.owner and all(
+            bound in (None, value)
+            for bound, value in (
+                (self.user_id, one.user_id),
+                (self.agent_id, one.agent_id),
+                (self.conversation_id, one.conversation_id),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Remembered:
     """ "Always allow": calls of one tool whose text is, or begins with, this one. It holds for the
     one of conversation and project that is named. `seq` is its place in lists."""

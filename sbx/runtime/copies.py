@@ -37,6 +37,7 @@ from sbx.workspace.changes import (
 )
 from sbx.workspace.committing import commit
 from sbx.workspace.freezing import freeze
+from sbx.workspace.journal import Journal
 from sbx.workspace.snapshot import Bounds, Scope, Survey, digest, look, node_at
 from sbx.workspace.streams import Owner
 from sbx.workspace.telling import FILE_MAX, plain, tell
@@ -246,11 +247,15 @@ class Copies:
     ) -> None:
         for one in changed:
             _refuse(opened, one)
-        target = _tree_of(opened)
-        staging = opened.own.staging
+        target, staging = _tree_of(opened), opened.own.staging
+        host = opened.host_directory
+        journal = Journal(
+            staging,
+            in_tree=mount_id(staging) != mount_id(target.fd),
+            host=None if host is None else host.path,
+        )
         with self._tree(copy.name) as tree:
-            same = mount_id(staging) == mount_id(target.fd)
-            commit(changed, expected, target, tree, staging=staging if same else None)
+            commit(changed, expected, target, tree, journal)
 
     def _tree(self, name: str) -> Tree:
         host = self._host()

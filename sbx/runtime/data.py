@@ -1,7 +1,8 @@
 """Where a runtime's workspaces lie, held by a lock so that nobody else uses or sweeps them.
 
 A runtime without a `data_dir` has a temporary directory of its own. One that was killed leaves it
-behind; the next runtime of the same user finds that nobody holds its lock any more and removes it.
+behind; the next runtime of the same user finds that nobody holds its lock any more and removes it,
+once what it was committing to a directory of the host is undone.
 In one with a `data_dir` sandboxes are left over by a killed runtime too, and removed by the next
 one: unless it keeps them, because a store says which of them live on.
 """
@@ -11,7 +12,7 @@ import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from sbx.errors import Conflict, Unavailable
+from sbx.errors import Conflict, SbxError, Unavailable
 from sbx.linux import locks
 from sbx.workspace import DataDirectory
 from sbx.workspace.refusals import translated
@@ -54,7 +55,8 @@ class Data:
                 name.rename(path / _LOCK)  # a sweeper takes what has this name and nobody holds
             elif not keep:
                 for sandbox in self.directory.sandboxes():
-                    self.directory.remove(sandbox, deadline_s=_SWEEP_S)
+                    if self.directory.roll_back(sandbox):
+                        self.directory.remove(sandbox, deadline_s=_SWEEP_S)
                 self.directory.sweep(_SWEEP_S)
             self._held = held.pop_all()
 
@@ -84,10 +86,20 @@ def _sweep(top: Path) -> None:
                 continue
             lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if locks.try_lock(lock):
+                if locks.try_lock(lock) and _rolled_back(path.parent):
                     _remove(path.parent)
             finally:
                 os.close(lock)
+
+
+def _rolled_back(path: Path) -> bool:
+    """Whether no directory of the host needs what lies there, for a commit that was cut off."""
+    try:
+        with DataDirectory(path) as data:
+            done = [data.roll_back(sandbox) for sandbox in data.sandboxes()]
+            return all(done)
+    except SbxError:
+        return True  # it is not even a data directory
 
 
 def _remove(path: Path) -> None:

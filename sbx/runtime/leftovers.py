@@ -113,13 +113,18 @@ class Leftovers:
                 continue
             if sandbox not in known:
                 found += 1
-                await in_thread(partial(data.remove, sandbox, deadline_s=self._remove_s))
+                await in_thread(self._remove_unknown, sandbox)
                 continue
             for conversation in conversations - known[sandbox] - copies:
                 found += 1
                 gone = partial(data.remove, sandbox, conversation, deadline_s=self._remove_s)
                 await in_thread(gone)
         return found
+
+    def _remove_unknown(self, sandbox: str) -> None:
+        data = self._runtime.data
+        if data.roll_back(sandbox):  # a killed service may have worked on a directory of the host
+            data.remove(sandbox, deadline_s=self._remove_s)
 
     def _listed(self) -> dict[str, frozenset[str]]:
         data = self._runtime.data

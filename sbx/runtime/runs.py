@@ -12,7 +12,6 @@ after its end. Its result is told only once the store has it.
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from sbx.errors import (
     Unavailable,
 )
 from sbx.kernels.kernel import Kernel
+from sbx.lately import Lately
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.languages import LANGUAGES, Language
 from sbx.protocol.runs import Event, Run, RunEnd, RunError, Status
@@ -58,7 +58,6 @@ _PRUNED_EVERY = 64  # runs
 _RETRY_AFTER_S = 1.0
 _CLOSE_S = 10.0
 _RECORDED_AFTER_S = 0.02
-_FORGOTTEN_AFTER_S = 1.0  # so that runs that ended together are forgotten together
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,13 +265,6 @@ class _Queue:
         return list(self.cells)[:1] or list(self.commands)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    handle: RunHandle
-    at: float
-    size: int
-
-
 class Runs:
     """All runs of a service. `queue_max` cells of a context wait behind the one that runs, and
     as many commands run beside it; what has ended is replayed for `replay_s` seconds."""
@@ -293,16 +285,12 @@ class Runs:
         self._clock = clock
         self._sandboxes = sandboxes
         self._queue_max = queue_max
-        self._replay_s = replay_s
-        self._replay_max = replay_max
         self._room = SharedRoom(output_max, _OUTPUT_SHARE)
         self._asked = 0
         self._history_max = history_max
         self._running: dict[str, RunHandle] = {}
         self._queues: dict[tuple[str, str, str], _Queue] = {}
-        self._ended: OrderedDict[str, _Ended] = OrderedDict()  # by when they ended
-        self._ended_size = 0
-        self._forgetting: asyncio.Task[None] | None = None
+        self._ended = Lately[str, RunHandle](clock, seconds=replay_s, size_max=replay_max)
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -347,7 +335,7 @@ class Runs:
 
         Raises NotFound, also for a run that the caller may not see.
         """
-        handle = self._running.get(run_id) or self._replayed(run_id)
+        handle = self._running.get(run_id) or self._ended.get(run_id)
         if handle is None:
             raise _no_run(run_id)
         view = await self._sandboxes.get(caller, sandbox_id or handle.sandbox_id)
@@ -386,12 +374,12 @@ class Runs:
         self._closing = True
         if not await self.drain(_CLOSE_S):
             _log.error("%d runs did not end with their sandboxes", len(self._running))
-        left = {*self._tasks} | ({self._forgetting} if self._forgetting is not None else set())
+        left = {*self._tasks}
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left)
-        self._ended.clear()
+        await self._ended.close()
 
     # -- history ---------------------------------------------------------------------------------
 
@@ -565,7 +553,7 @@ class Runs:
             _log.error("the end of %s was not recorded: %s", handle.run_id, error, exc_info=error)
         await handle._leave()
         _count(handle, run)
-        self._keep_for_replay(handle, run, at)
+        self._keep_for_replay(handle)
         handle._tell()
         self._prune_sometimes(handle.sandbox_id)
 
@@ -584,42 +572,14 @@ class Runs:
             most = self._history_max
             self._store.write_later(lambda on: rows.prune(on, sandbox_id, most))
 
-    # -- replay ----------------------------------------------------------------------------------
-
-    def _keep_for_replay(self, handle: RunHandle, run: Run, at: float) -> None:
+    def _keep_for_replay(self, handle: RunHandle) -> None:
         handle._live.give_room_back()
         self._asked -= handle._ask.size
         del self._running[handle.run_id]
         if not self._running:
             self._idle.set()
         size = _HANDLE_SIZE + handle._live.held + 2 * handle._ask.size
-        ended = _Ended(handle, at, size)
-        self._ended[handle.run_id] = ended
-        self._ended_size += ended.size
-        while self._ended_size > self._replay_max:
-            self._forget(next(iter(self._ended)))
-        if self._ended and self._forgetting is None and not self._closing:
-            self._forgetting = asyncio.create_task(self._forget_in_time())
-
-    def _replayed(self, run_id: str) -> RunHandle | None:
-        ended = self._ended.get(run_id)
-        if ended is None or self._clock.now() - ended.at > self._replay_s:
-            return None
-        return ended.handle
-
-    async def _forget_in_time(self) -> None:
-        """As long as there is something to be forgotten."""
-        while self._ended:
-            run_id, oldest = next(iter(self._ended.items()))
-            left = oldest.at + self._replay_s - self._clock.now()
-            if left < 0:
-                self._forget(run_id)
-            else:
-                await self._clock.sleep(left + _FORGOTTEN_AFTER_S)
-        self._forgetting = None
-
-    def _forget(self, run_id: str) -> None:
-        self._ended_size -= self._ended.pop(run_id).size
+        self._ended.keep(handle.run_id, handle, size)
 
 
 def _count(handle: RunHandle, run: Run) -> None:

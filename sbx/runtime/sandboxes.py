@@ -97,10 +97,15 @@ class Sandboxes:
         self.leftovers = Leftovers(store, clock, runtime, settings)
         self._collecting = False
         self._leaving: list[Leaving] = []
+        self._stopping: list[Leaving] = []
 
     def leave_first(self, leaving: Leaving) -> None:
         """Await this before a sandbox ends, or with its name a conversation of it."""
         self._leaving.append(leaving)
+
+    def stop_first(self, stopping: Leaving) -> None:
+        """Await this before a sandbox is stopped."""
+        self._stopping.append(stopping)
 
     async def load(self) -> None:
         """Take over what the store knows, before anything else is called."""
@@ -305,7 +310,10 @@ class Sandboxes:
 
     async def stop(self, caller: Caller, sandbox_id: str) -> None:
         """End its kernels and runs, and keep its files; again does nothing."""
-        await self._registry.whole(caller, sandbox_id, "execute").stop()
+        one = self._registry.whole(caller, sandbox_id, "execute")
+        for stop in self._stopping:
+            await stop(one.id, None)
+        await one.stop()
 
     async def lift(self, caller: Caller, sandbox_id: str) -> bool:
         """Let a sandbox start kernels again whose trip-wire was sprung, whoever owns it; False

@@ -1,12 +1,15 @@
 """A directory of the host as the workspace: `--workspace DIR`, projects, notebooks.
 
 The user owns it and keeps it, so sbx creates nothing of its own in it. What lies there may be run
-later *on the host* by git, direnv or an editor: those files are what `protected_paths` names.
+later *on the host* by git, direnv or an editor, or by sbx itself, whose environment a project may
+hold: those files are what `protected_paths` names.
 """
 
 import errno
+import functools
 import os
 import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -96,7 +99,8 @@ class HostDirectory:
     def refuse_change(self, relative: Relative) -> None:
         """What the code inside finds read-only or pinned no call of the host's side changes either:
         a model may have asked for it. Raises Denied `runs_on_the_host`."""
-        if not relative or relative[0] not in _FIRST_NAMES:
+        firsts = {name.partition("/")[0] for name in own_code(self.path)} | _FIRST_NAMES
+        if not relative or relative[0] not in firsts:
             return
         with translated("/".join(relative)):
             found = protected_paths(self)
@@ -143,13 +147,27 @@ def _refusal(path: Path, found: os.stat_result, jail_uid: int, read_only: bool) 
     return None
 
 
+@functools.cache
+def _homes_of_ours() -> frozenset[str]:
+    """The environment that runs this very process, and this package."""
+    return frozenset(os.path.realpath(home) for home in (sys.prefix, Path(__file__).parents[1]))
+
+
+def own_code(directory: Path) -> tuple[str, ...]:
+    """What of ours lies in it, by a path without symlinks, as relative paths: code inside that
+    could write there would run on the host, with the next start of a process."""
+    top = f"{str(directory).rstrip('/')}/"
+    return tuple(sorted(home[len(top) :] for home in _homes_of_ours() if home.startswith(top)))
+
+
 def protected_paths(directory: HostDirectory) -> Protection:
-    """Which of RUNS_ON_THE_HOST exist in `directory`, looked up without following a symlink.
+    """Which of RUNS_ON_THE_HOST and of `own_code` exist in `directory`, looked up without following
+    a symlink.
 
     Where `.git` itself is a file (a worktree or submodule), it is that which becomes read-only.
     """
     found: dict[str, list[str]] = {"pinned": [], "read_only": [], "symlinks": []}
-    for path in RUNS_ON_THE_HOST:
+    for path in (*RUNS_ON_THE_HOST, *own_code(directory.path)):
         parts = tuple(path.split("/"))
         for depth in range(1, len(parts) + 1):
             mode = _mode(directory.fd, parts[:depth])

@@ -32,6 +32,7 @@ from sbx.workspace import beneath, paths
 from sbx.workspace.logs import CommandLogs
 from sbx.workspace.refusals import translated
 from sbx.workspace.removal import empty_directory, remove_tree
+from sbx.workspace.rollback import roll_back
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.uploads import Uploads
@@ -108,10 +109,6 @@ class ConversationFiles:
     def staging(self) -> int:
         """The directory fd of what is half written: in no view, on the file system of the files."""
         return self._staging
-
-    def tidy(self, deadline_s: float = 10.0) -> bool:
-        """Remove what a crash left half written; only while nothing writes. True when all is."""
-        return empty_directory(self._staging, deadline_s)
 
     def close(self) -> None:
         self._held.close()
@@ -261,18 +258,34 @@ class DataDirectory:
             finally:
                 os.close(fd)
 
+    def roll_back(self, sandbox: str) -> bool:
+        """Undo what a kill left half committed in a sandbox that nobody uses. False where that can
+        only be done later, and takes what lies there."""
+        done = [self._roll_back(sandbox, name) for name in self.conversations(sandbox)]
+        return all(done)
+
     def tidy(self, sandbox: str, conversation: str, *, deadline_s: float = 10.0) -> bool:
-        """Remove what a crash left half written in a conversation that nobody has open; True when
-        all of it is."""
-        inside = (_opaque(sandbox), _opaque(conversation), "staging")
+        """The same in a conversation, and remove what a crash left half written; True when all of
+        it is."""
+        if not self._roll_back(sandbox, conversation):
+            return False
+        with ExitStack() as held:
+            staging = self._hold(held, sandbox, conversation, "staging")
+            return staging is None or empty_directory(staging, deadline_s)
+
+    def _roll_back(self, sandbox: str, conversation: str) -> bool:
+        with ExitStack() as held:
+            staging = self._hold(held, sandbox, conversation, "staging")
+            files = self._hold(held, sandbox, conversation, "files")
+            return staging is None or files is None or roll_back(staging, files)
+
+    def _hold(self, held: ExitStack, *inside: str) -> int | None:
         try:
-            staging = beneath.opener()(self._sandboxes, inside, os.O_PATH | os.O_DIRECTORY)
+            fd = beneath.opener()(self._sandboxes, inside, os.O_PATH | os.O_DIRECTORY)
         except FileNotFoundError:
-            return True
-        try:
-            return empty_directory(staging, deadline_s)
-        finally:
-            os.close(staging)
+            return None
+        held.callback(os.close, fd)
+        return fd
 
     def close(self) -> None:
         self._held.close()

@@ -1,9 +1,12 @@
 """A person's yes or no to an agent's command, given by a second client."""
 
 import asyncio
-import sqlite3
+import os
+import subprocess
+import sys
+from asyncio import to_thread
 from collections.abc import AsyncIterator
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from pathlib import Path
 
 import httpx
@@ -28,10 +31,11 @@ from agent_calls import (
 )
 from live_app import live, short_directory
 from model_server import Asked
-from sessions_calls import API, code_of, until
+from sessions_calls import API, code_of, until, url
 
 from sbx.agent.messages import Response
 from sbx.api.agent import agents_of
+from sbx.runtime.sessions import session_id
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -143,6 +147,28 @@ async def test_abort_denies_what_waits_and_ends_the_run(
     assert list(directory.iterdir()) == []
     said = await messages(asker, "abort")
     assert [message["role"] for message in said] == ["user", "assistant", "tool"]
+
+
+async def test_a_session_that_is_stopped_aborts_its_agents(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    at.model.add(runs(WRITES), calls(("run_code", {"code": "while True: pass"})))
+    waits = body("waits", project_id=await project(asker, at.directory("stop")))
+    async with (
+        aclosing(following(asker, waits)) as waiting,
+        aclosing(following(asker, body("works"))) as working,
+    ):
+        await asked_for(waiting)
+        while (await anext(working))["type"] != "tool_start":
+            pass
+        reply = await person.post(url(session_id("ann", "helper"), "/stop"))
+        assert (reply.status_code, reply.json()["status"]) == (200, "stopped")
+        denied, given_up = await the_rest(waiting), await the_rest(working)
+    assert one(denied, "tool_approval")["by"] == "abort"
+    assert (denied[-1]["reason"], given_up[-1]["reason"]) == ("aborted", "aborted")
+    assert await pending(person) == []
+    at.model.add(Response("here again"))
+    assert (await say(asker, "works"))[-1]["content"] == "here again"
 
 
 async def test_what_is_always_allowed_is_listed_and_can_be_revoked(
@@ -276,12 +302,7 @@ async def test_a_service_that_ends_denies_what_waits_and_says_so_in_the_history(
 
 async def test_a_service_that_was_killed_denies_at_its_next_start() -> None:
     with short_directory() as top:
-        async with desk(top, runs(WRITES)) as at, at.served.client() as client:
-            asked = body("killed", project_id=await project(client, at.directory("killed")))
-            async with aclosing(following(client, asked)) as events:
-                call = (await asked_for(events))["tool_call_id"]
-                left = store_now(at.served.house.store.path, top / "left.sqlite")
-        left.replace(at.served.house.store.path)  # as a SIGKILL at that moment leaves it
+        call = await to_thread(killed_while_one_waits, top)
         async with desk(top, told) as at, at.served.client() as client:
             assert await pending(client) == []
             assert code_of(await decide(client, call, True)) == (409, "already_decided")
@@ -298,12 +319,38 @@ async def test_a_service_that_was_killed_denies_at_its_next_start() -> None:
             assert "restarted" in resumed[-1]["content"]
 
 
-def store_now(path: Path, to: Path) -> Path:
-    """A copy of the store as it is at this moment."""
-    with closing(sqlite3.connect(path)) as on, closing(sqlite3.connect(to)) as copy:
-        on.backup(copy)
-    to.chmod(0o600)
-    return to
+WAITING = f"""
+import asyncio, sys
+from contextlib import aclosing
+from pathlib import Path
+from agent_calls import asked_for, body, desk, following, project, runs
+
+async def main(top):
+    async with desk(top, runs({WRITES!r})) as at, at.served.client() as client:
+        asked = body("killed", project_id=await project(client, at.directory("killed")))
+        async with aclosing(following(client, asked)) as events:
+            print((await asked_for(events))["tool_call_id"], flush=True)
+            await asyncio.sleep(600)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def killed_while_one_waits(top: Path) -> str:
+    """The id of the call, once SIGKILL has ended the service that asked about it."""
+    here = Path(__file__).parent
+    ours = os.pathsep.join(map(str, (here.parents[1], here)))
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(top)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ours},
+    ) as process:
+        assert process.stdout is not None
+        call = process.stdout.readline().strip()
+        process.kill()
+    assert call
+    return call
 
 
 def waiting_owner(at: Desk) -> str:

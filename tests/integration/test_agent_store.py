@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kept import ME, a_house
 
-from sbx.agent.approvals import Approvals, Owner, Place
+from sbx.agent.approvals import Approvals, Place
 from sbx.agent.calls import Calls
 from sbx.agent.history import Kept, mend
 from sbx.agent.messages import Image, Message, ToolCall
@@ -20,7 +20,7 @@ from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.errors import Conflict, NotFound, TooLarge
 from sbx.protocol.agent import AgentEvent, ToolStart
-from sbx.protocol.approvals import Approval, Decision, Remembered
+from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
 from sbx.runtime.house import House
 from sbx.runtime.sessions import SessionAsk, SessionRules, Sessions
 from sbx.runtime.store import Store, agent_runs, chats, projects
@@ -298,7 +298,7 @@ async def test_a_call_is_in_the_store_before_anybody_is_told_that_it_waits(
                 told = (event.tool_call_id, event.expires_at, None)
                 assert told in found.fetchall()
             yes = event.tool_args["command"] == "echo 1"
-            answer = approvals.decide(Owner("me"), event.tool_call_id, yes)
+            answer = approvals.decide(Reach("me"), event.tool_call_id, yes)
             answers.append(asyncio.create_task(answer))
 
     calls = Calls(
@@ -314,7 +314,7 @@ async def test_a_call_is_in_the_store_before_anybody_is_told_that_it_waits(
         ToolCall(f"call-{number}", "execute_command", f'{{"command": "echo {number}"}}')
         for number in range(3)
     ]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         results = await calls.made(asked)
         await asyncio.gather(*answers)
     assert [result.is_error for result in results] == [True, False, True]

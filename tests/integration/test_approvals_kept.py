@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from sbx.agent.approval_records import MemoryRecords, Records
-from sbx.agent.approvals import Approvals, Owner, Pending, Place
+from sbx.agent.approvals import Approvals, Pending, Place
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError, TooLarge
-from sbx.runtime.access import Caller
+from sbx.protocol.approvals import Reach
 from sbx.runtime.store import Store, chats, projects
 from sbx.runtime.store.approvals import StoredApprovals
 from sbx.runtime.store.chats import ChatRow
 from sbx.runtime.store.projects import ProjectRow
 from tests.fake_clock import FakeClock
 
-ME, YOU = Owner("me"), Owner("you")
+ME, YOU = Reach("me"), Reach("you")
 HERE = Place("me", "talk", "ann", "coder")
 THERE = Place("me", "chat", "bob", "coder")
 SITE = Place("me", "site-1", "ann", "coder", "project-1")
@@ -204,7 +204,7 @@ async def test_a_token_sees_and_decides_within_its_bounds_only(
 ) -> None:
     for place in (HERE, THERE, SITE):
         await desk.ask(place)
-    token = Caller("me", "token", **bounds)  # type: ignore[arg-type]
+    token = Reach("me", **bounds)
     found, _ = await desk.approvals.pending(token)
     assert [one.tool_call_id for one in found] == seen
     for call in ("call-1", "call-2", "call-3"):
@@ -343,8 +343,8 @@ async def test_rules_beyond_ones_bounds_are_not_there(desk: Desk) -> None:
         await desk.ask(place, "make test")
         await desk.approvals.decide(ME, f"call-{number}", True, remember="exact")
     (here, there, site), _ = await desk.approvals.rules(ME)
-    ann = Caller("me", "token", user_id="ann")
-    talk = Caller("me", "token", conversation_id="talk")
+    ann = Reach("me", user_id="ann")
+    talk = Reach("me", conversation_id="talk")
     assert (await desk.approvals.rules(ann))[0] == [here]
     assert (await desk.approvals.rules(talk))[0] == [here]
     assert not (await desk.approvals.rules(talk, conversation_id="chat"))[0]

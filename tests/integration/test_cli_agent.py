@@ -110,9 +110,27 @@ def test_a_provider_that_refuses_fails_the_run_and_ctrl_c_aborts_it(tmp_path: Pa
             while b"begun" not in (line := process.stderr.readline()):
                 assert line, "it ended"
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=60)
         assert process.returncode == 130
         assert b"aborted" in err
+
+
+def test_a_provider_of_the_other_dialect_is_told_the_results_and_serves_as_well() -> None:
+    code = json.dumps({"code": "print(6 * 7)"})
+    wants = Response("I count.\n", (ToolCall("toolu_1", "run_code", code),), Usage(30, 5), "tools")
+    with model_server(wants, Response("It is 42.")) as server:
+        env = {**settings(server), "MODEL_PROVIDER": "anthropic", "BASE_URL": server.anthropic_url}
+        ended = in_process("agent", "How much?", stdin=b"", **env)
+        assert (ended.returncode, ended.stdout) == (0, "I count.\nIt is 42.\n"), ended.stderr
+        assert "  | 42" in ended.stderr
+        assert KEY not in ended.stderr
+        assert [asked.dialect for asked in server.requests] == ["anthropic", "anthropic"]
+        first, second = (asked.body for asked in server.requests)
+        assert "run_code" in [tool["name"] for tool in first["tools"]]
+        [_, call], [result] = (message["content"] for message in second["messages"][-2:])
+        assert (call["type"], call["input"]) == ("tool_use", {"code": "print(6 * 7)"})
+        assert (result["type"], result["tool_use_id"]) == ("tool_result", call["id"])
+        assert "42" in json.dumps(result["content"])
 
 
 def test_what_is_recorded_can_be_replayed(tmp_path: Path) -> None:

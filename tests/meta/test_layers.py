@@ -10,13 +10,13 @@ PACKAGE = Path(__file__).resolve().parents[2] / "sbx"
 ROWS = (
     {"cli", "adapters"},
     {"sandbox"},  # the face that is embedded or connected
-    {"api", "client"},
+    {"api", "client", "jupyter"},
     {"agent"},
     {"runtime"},
     {"kernels"},
     {"isolation", "workspace"},
     {"policy", "guest", "blocking"},
-    {"linux", "protocol", "telemetry"},
+    {"linux", "protocol", "telemetry", "lately"},
     {"errors"},
 )
 ONLY: dict[str, set[str]] = {  # tighter than their row

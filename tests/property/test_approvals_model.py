@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 )
 
 from sbx.agent.approval_records import MemoryRecords, Records
-from sbx.agent.approvals import Approvals, Owner, Pending, Place
+from sbx.agent.approvals import Approvals, Pending, Place
 from sbx.errors import Conflict
-from sbx.protocol.approvals import Decision
+from sbx.protocol.approvals import Decision, Reach
 from sbx.runtime.store import Store, chats
 from sbx.runtime.store.approvals import StoredApprovals
 from sbx.runtime.store.chats import ChatRow
@@ -133,7 +133,7 @@ class Deciding(RuleBasedStateMachine):
         async def act() -> list[object]:
             return await asyncio.gather(
                 *(
-                    self.approvals.decide(Owner(self.me), call.id, yes, by=f"person-{number}")
+                    self.approvals.decide(Reach(self.me), call.id, yes, by=f"person-{number}")
                     for number, yes in enumerate(answers)
                 ),
                 return_exceptions=True,
@@ -212,7 +212,7 @@ class Deciding(RuleBasedStateMachine):
 
     @invariant()
     def what_waits_is_listed(self) -> None:
-        found, _ = self.world.do(lambda: self.approvals.pending(Owner(self.me), limit=200))
+        found, _ = self.world.do(lambda: self.approvals.pending(Reach(self.me), limit=200))
         assert [one.tool_call_id for one in found] == [one.id for one in self.open_ones()]
 
     @invariant()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sbx.workspace.changes import changes, doubtful, relative, with_digests
 from sbx.workspace.committing import commit
 from sbx.workspace.freezing import freeze
+from sbx.workspace.journal import Journal
 from sbx.workspace.removal import empty_directory
 from sbx.workspace.snapshot import Bounds, Scope, digest, look
 from sbx.workspace.telling import unified
@@ -70,12 +71,18 @@ def test_the_changes_between_any_two_trees_make_the_one_the_other(
 ) -> None:
     with directory() as top:
         before, after = build(top / "before", one), build(top / "after", other)
-        with Tree.at(before, view="/workspace") as target, Tree.at(after, view="/x") as source:
+        (top / "staging").mkdir()
+        with (
+            Tree.at(before, view="/workspace") as target,
+            Tree.at(after, view="/x") as source,
+            Tree.at(top / "staging", view="/y") as staging,
+        ):
+            journal = Journal(staging.fd, in_tree=True)
             now, then = look(target, Scope(), BOUNDS).nodes, look(source, Scope(), BOUNDS).nodes
             unsure = doubtful(now, then)
             known = with_digests(now, unsure, lambda path: digest(target, relative(path)))
             wanted = with_digests(then, unsure, lambda path: digest(source, relative(path)))
-            commit(changes(known, wanted), now, target, source, staging=None)
+            commit(changes(known, wanted), now, target, source, journal)
             made = look(target, Scope(), BOUNDS).nodes
             assert made == then
             for path, node in made.items():

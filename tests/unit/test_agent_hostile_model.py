@@ -24,7 +24,7 @@ HALF = "\ud83d"  # of a surrogate pair: half a character, which no UTF-8 can car
 
 
 async def told(agent: Agent) -> list[AgentEvent]:
-    async with asyncio.timeout(20), aclosing(agent.stream(f"go {HALF}")) as events:
+    async with asyncio.timeout(60), aclosing(agent.stream(f"go {HALF}")) as events:
         return [event async for event in events]
 
 

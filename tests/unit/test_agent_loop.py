@@ -21,7 +21,7 @@ from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.protocol.agent import AgentEvent, RunEnd, RunStart, StepEnd, TextDelta, ToolEnd, ToolStart
 from tests.fake_sandbox import FakeSandbox
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Telling(ReplayModel):

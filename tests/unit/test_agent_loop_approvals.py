@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from sbx.agent.agent import Agent
-from sbx.agent.approvals import Approvals, Owner
+from sbx.agent.approvals import Approvals
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.rehearsing import needs_network
@@ -20,11 +20,11 @@ from sbx.protocol.agent import (
     ToolEnd,
     ToolStart,
 )
-from sbx.protocol.approvals import Approval, Decision
+from sbx.protocol.approvals import Approval, Decision, Reach
 from tests.fake_clock import FakeClock
 from tests.fake_sandbox import FakeSandbox, RehearsingSandbox
 
-ME = Owner("local")
+ME = Reach("local")
 PROJECT = Permissions("project")
 
 

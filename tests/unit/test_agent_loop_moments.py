@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from sbx.agent.agent import Agent
-from sbx.agent.approvals import Approvals, Owner
+from sbx.agent.approvals import Approvals
 from sbx.agent.export import export_history, import_history
 from sbx.agent.history import MemoryHistory, mend
 from sbx.agent.messages import Message, Response, ToolCall
@@ -16,9 +16,10 @@ from sbx.agent.models.replay import ReplayModel
 from sbx.agent.tools.permissions import Permissions
 from sbx.errors import Unavailable
 from sbx.protocol.agent import AgentEvent, RunEnd, ToolEnd, ToolStart
+from sbx.protocol.approvals import Reach
 from tests.fake_sandbox import RehearsingSandbox
 
-ME = Owner("local")
+ME = Reach("local")
 CALLS = (
     ToolCall("x", "run_code", '{"code": "1"}'),
     ToolCall("x", "execute_command", '{"command": "curl example.org"}'),  # plainly asked
@@ -45,7 +46,7 @@ class Scene:
 
     async def played(self, *, abort_at: int = -1, leave_at: int = -1) -> list[AgentEvent]:
         events: list[AgentEvent] = []
-        async with asyncio.timeout(20), aclosing(self.agent.stream("go")) as stream:
+        async with asyncio.timeout(60), aclosing(self.agent.stream("go")) as stream:
             async for event in stream:
                 if len(events) == leave_at:
                     break

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import pytest
 
 from sbx.agent.approval_records import MemoryRecords
-from sbx.agent.approvals import Approvals, Owner, Pending, Place
+from sbx.agent.approvals import Approvals, Pending, Place
 from sbx.errors import Broken, Conflict
-from sbx.protocol.approvals import Approval, Decision, Remembered
+from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
 from tests.fake_clock import FakeClock
 
-ME = Owner("me")
+ME = Reach("me")
 HERE = Place("me", "talk")
 
 

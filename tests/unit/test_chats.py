@@ -13,7 +13,7 @@ from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.protocol.agent import AgentEvent, RunEnd, RunStart, TextDelta
 from tests.fake_clock import FakeClock
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Scripted:

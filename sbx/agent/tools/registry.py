@@ -92,14 +92,19 @@ class Tools:
         except SbxError as error:
             return failed(error)
 
-    async def call(
-        self, call: ToolCall, sandbox: "Sandbox", emit: Emit, *, of: int = 1
-    ) -> ToolResult:
-        """Make a call; raises nothing but CancelledError. Whether it may be made was decided
-        before. It is one `of` so many, which share what one answer may be told."""
+    async def call(self, call: ToolCall, sandbox: "Sandbox", emit: Emit) -> ToolResult:
+        """`parse` and `make`; raises nothing but CancelledError."""
         arguments = self.parse(call)
         if isinstance(arguments, ToolResult):
             return arguments
+        return await self.make(call, arguments, sandbox, emit)
+
+    async def make(
+        self, call: ToolCall, arguments: Arguments, sandbox: "Sandbox", emit: Emit, *, of: int = 1
+    ) -> ToolResult:
+        """Make a call, with the arguments that `parse` gave; raises nothing but CancelledError.
+        Whether it may be made was decided before. It is one `of` so many, which share what one
+        answer may be told."""
         made = Call(call.id, sandbox, emit)
         result = await self._acted(self._tools[call.name], made, arguments)
         text = await capped(made, call.name, carried(result.text), self._most(of))

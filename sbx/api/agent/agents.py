@@ -50,6 +50,7 @@ class Agents:
         self._started = False
         house.close_first(self.close)
         house.sandboxes.leave_first(self.leave)
+        house.sandboxes.stop_first(self.abort)
 
     async def start(self) -> None:
         """Deny what an earlier process left pending, and say so in the histories. A second time
@@ -65,11 +66,15 @@ class Agents:
         await self.chats.close()
         await self.models.close()
 
-    async def leave(self, sandbox_id: str, conversation: str | None) -> None:
-        """End what agents do in a conversation, or in all of a sandbox, that is about to go."""
+    async def abort(self, sandbox_id: str, conversation: str | None) -> None:
+        """End what agents do in a conversation, or in all of a sandbox; what waits is denied."""
         await asyncio.gather(
             *(run.abort() for run in self.chats.every() if _is_of(run, sandbox_id, conversation))
         )
+
+    async def leave(self, sandbox_id: str, conversation: str | None) -> None:
+        """The same for what is about to go, with all that they had there."""
+        await self.abort(sandbox_id, conversation)
         for row in await chats.in_projects(self._house.store, sandbox_id):
             if conversation in (None, row.conversation_id):
                 await self._house.projects.close_conversation(row.owner, row.conversation_id)

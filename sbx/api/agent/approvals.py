@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from sbx.api import acts
-from sbx.api.agent.asked import AgentsDep, check_decides
+from sbx.api.agent.asked import AgentsDep, deciding
 from sbx.api.agent.messages import Cursor
 from sbx.api.agent.models import (
     Decided,
@@ -26,8 +26,7 @@ async def pending(
     caller: CallerDep, agents: AgentsDep, limit: Limit = 50, cursor: Cursor = None
 ) -> PendingList:
     """The calls that wait, of all conversations that the caller reaches, the oldest first."""
-    check_decides(caller)
-    found, after = await agents.approvals.pending(caller, limit=limit, cursor=cursor)
+    found, after = await agents.approvals.pending(deciding(caller), limit=limit, cursor=cursor)
     items = [PendingBody(**one.to_json()) for one in found]
     return PendingList(items=items, next_cursor=after)
 
@@ -42,9 +41,8 @@ async def rules(
     cursor: Cursor = None,
 ) -> RuleList:
     """What is allowed without asking again, of one conversation or project or of all."""
-    check_decides(caller)
     found, after = await agents.approvals.rules(
-        caller,
+        deciding(caller),
         conversation_id=conversation_id,
         project_id=project_id,
         limit=limit,
@@ -56,8 +54,7 @@ async def rules(
 @router.delete("/rules/{rule_id}", status_code=204, responses=documented(404))
 async def revoke(rule_id: str, caller: CallerDep, house: HouseDep, agents: AgentsDep) -> None:
     """From now on it is asked again."""
-    check_decides(caller)
-    await agents.approvals.revoke(caller, rule_id)
+    await agents.approvals.revoke(deciding(caller), rule_id)
     await acts.record(house, caller, "approval.rule.revoke", rule_id)
 
 
@@ -66,9 +63,8 @@ async def decide(
     tool_call_id: str, verdict: Verdict, caller: CallerDep, house: HouseDep, agents: AgentsDep
 ) -> Decided:
     """Say yes or no to one call; the first answer counts."""
-    check_decides(caller)
     approval = await agents.approvals.decide(
-        caller,
+        deciding(caller),
         tool_call_id,
         verdict.approved,
         remember=verdict.remember,

@@ -9,6 +9,7 @@ from sbx.api.agent.agents import Agents
 from sbx.api.agent.models import NewChat
 from sbx.api.callers import CallerDep, HouseDep
 from sbx.errors import BadRequest, Denied, NotFound
+from sbx.protocol.approvals import Reach
 from sbx.runtime.access import Caller
 from sbx.runtime.house import House
 from sbx.runtime.projects import Project
@@ -130,14 +131,15 @@ def check_runs(caller: Caller, conversation_id: str) -> None:
         raise no_conversation(conversation_id)
 
 
-def check_decides(caller: Caller) -> None:
-    """Raises Denied `forbidden`."""
+def deciding(caller: Caller) -> Reach:
+    """What the caller may decide. Raises Denied `forbidden`."""
     if not caller.may("execute"):
         raise Denied(
             "this token may not approve what an agent does",
             code="forbidden",
             hint="it takes the scope execute",
         )
+    return Reach(caller.owner, caller.user_id, caller.agent_id, caller.conversation_id)
 
 
 def no_conversation(conversation_id: str) -> NotFound:

@@ -87,7 +87,8 @@ async def delete(
 async def stop(
     view: SessionDep, caller: CallerDep, house: HouseDep, sessions: SessionsDep
 ) -> SessionBody:
-    """Ends its kernels and keeps its files."""
+    """Ends its kernels, and what agents do there, and keeps its files; what waits for approval is
+    denied."""
     demand(caller, view, "execute")
     await house.sandboxes.stop(caller, view.id)
     await record(house, caller, "session.stop", view)

@@ -6,10 +6,11 @@ Who decides first is settled here: one UPDATE of a row that nobody decided yet.
 import json
 import sqlite3
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 
 from sbx.errors import Conflict, NotFound, TooLarge
-from sbx.protocol.approvals import Approval, Decision, Remembered
+from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
 from sbx.runtime.store import Store
 
 ARGS_MAX = 4 << 20  # characters of JSON: of the arguments of a call, and of its rehearsal
@@ -103,11 +104,8 @@ class StoredApprovals:
 
     async def pending(
         self,
+        reach: Reach,
         *,
-        owner: str,
-        user_id: str | None,
-        agent_id: str | None,
-        conversation_id: str | None,
         now: float,
         after: int,
         limit: int,
@@ -123,17 +121,14 @@ class StoredApprovals:
             "  AND (?3 IS NULL OR c.agent_id = ?3) AND (?4 IS NULL OR c.conversation_id = ?4)"
             "  AND a.decided_by IS NULL AND a.expires_at > ?5 AND a.seq > ?6"
             "  ORDER BY a.seq LIMIT ?7)) WHERE before < ?8 ORDER BY seq",
-            *(owner, user_id, agent_id, conversation_id, now, after, limit, _PAGE_MAX),
+            *(*astuple(reach), now, after, limit, _PAGE_MAX),
         )
         return [_approval(row) for row in rows]
 
     async def rules(
         self,
+        reach: Reach,
         *,
-        owner: str,
-        user_id: str | None,
-        agent_id: str | None,
-        conversation_id: str | None,
         project_id: str | None,
         after: int,
         limit: int,
@@ -144,7 +139,7 @@ class StoredApprovals:
             f"{_RULE} WHERE r.owner = ?1 AND (?2 IS NULL OR c.user_id = ?2)"
             " AND (?3 IS NULL OR c.agent_id = ?3) AND (?4 IS NULL OR c.conversation_id = ?4)"
             " AND (?5 IS NULL OR r.project_id = ?5) AND r.seq > ?6 ORDER BY r.seq LIMIT ?7",
-            *(owner, user_id, agent_id, conversation_id, project_id, after, limit),
+            *(*astuple(reach), project_id, after, limit),
         )
         return [_rule(row) for row in rows]
 
@@ -169,11 +164,7 @@ class StoredApprovals:
     async def drop_rule(
         self,
         rule_id: str,
-        *,
-        owner: str,
-        user_id: str | None,
-        agent_id: str | None,
-        conversation_id: str | None,
+        reach: Reach,
     ) -> bool:
         """Whether there was one within these bounds."""
 
@@ -183,7 +174,7 @@ class StoredApprovals:
                 " LEFT JOIN chats AS c ON c.id = r.chat_id WHERE r.id = ?1 AND r.owner = ?2"
                 " AND (?3 IS NULL OR c.user_id = ?3) AND (?4 IS NULL OR c.agent_id = ?4)"
                 " AND (?5 IS NULL OR c.conversation_id = ?5))",
-                (rule_id, owner, user_id, agent_id, conversation_id),
+                (rule_id, *astuple(reach)),
             )
             return gone.rowcount == 1
 
