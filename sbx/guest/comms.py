@@ -1,8 +1,7 @@
 """Comms: the two-way channel of widgets, over frames instead of ZMQ.
 
 The `comm` package asks whoever runs the kernel to say how a comm is made and how its messages
-leave; `install` does that, as ipykernel does for its own. Binary buffers, for which a frame has no
-place, travel as base64 in the metadata, under `buffers_base64`.
+leave; `install` does that, as ipykernel does for its own. Binary buffers travel as base64.
 """
 
 import base64
@@ -14,7 +13,7 @@ from comm.base_comm import BaseComm, CommManager
 
 from sbx.guest import frames
 
-_BUFFERS = "buffers_base64"
+_BESIDE = frozenset({"metadata", "buffers", "output_max", "msg_id"})  # what is said, in a frame
 
 Publish = Callable[[str, Mapping[str, Any]], None]
 
@@ -32,11 +31,15 @@ def install(publish: Publish) -> CommManager:
             buffers: Any = None,
             **keys: Any,
         ) -> None:
-            metadata = dict(metadata or {})
-            if buffers:
-                metadata[_BUFFERS] = [base64.b64encode(part).decode() for part in buffers]
+            metadata = metadata or {}
             frames.check_json([data, metadata])
             content = {"comm_id": self.comm_id, "data": data or {}, "metadata": metadata}
+            if buffers:
+                if len(buffers) > frames.MAX_BUFFERS:
+                    raise frames.FrameError(
+                        f"{len(buffers)} buffers at once: the limit is {frames.MAX_BUFFERS}"
+                    )
+                content["buffers"] = [base64.b64encode(part).decode() for part in buffers]
             if "target_name" in keys:
                 content["target_name"] = keys["target_name"]
             publish(msg_type, content)
@@ -51,11 +54,10 @@ def deliver(manager: CommManager, kind: str, content: Mapping[str, Any]) -> None
 
     What its handler raises is logged by the `comm` package, on stderr, as in Jupyter.
     """
-    metadata = content.get("metadata") or {}
     message = {
-        "header": {"msg_type": kind},
-        "content": dict(content),
-        "metadata": metadata,
-        "buffers": [base64.b64decode(part) for part in metadata.get(_BUFFERS) or ()],
+        "header": {"msg_type": kind, "msg_id": content.get("msg_id", "")},
+        "content": {key: value for key, value in content.items() if key not in _BESIDE},
+        "metadata": content.get("metadata") or {},
+        "buffers": [base64.b64decode(part) for part in content.get("buffers") or ()],
     }
     getattr(manager, kind)(None, None, message)

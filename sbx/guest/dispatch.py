@@ -40,11 +40,10 @@ from sbx.guest.frames import Frame, FrameError, FrameReader, FrameWriter
 from sbx.guest.import_rules import ImportRules
 from sbx.guest.kernel import KernelConfig
 from sbx.guest.output import Output
-from sbx.guest.shell import SandboxShell, describe
+from sbx.guest.shell import SandboxShell, describe, evaluated
 
 _CHUNK = 65536  # larger ones are mapped and unmapped for every read: 30 µs
 _MATCHES_MAX = 10_000
-_PAYLOADS_MAX = 1000
 _BROKEN = 70  # EX_SOFTWARE: the loop's own task ended, which only a bug of ours can do
 
 
@@ -134,6 +133,7 @@ class Kernel:
         self._interruptible = False
         self._stdin_allowed = False
         self._output_max: int | None = None
+        self._parent: dict[str, Any] = {}
         self._ready = {"python": platform.python_version(), "ipython": IPython.__version__}
         self._handlers: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
             "execute_request": self._execute,
@@ -185,15 +185,15 @@ class Kernel:
     async def _answer(self, frame: Frame) -> None:
         handler = self._handlers.get(frame.type)
         try:
-            if handler is None:
-                reply = await self._comm(frame)
-            else:
-                reply = await self._in_reach_of_interrupts(handler, frame.content)
+            doing = handler or self._comm_handler(frame)
+            reply = await self._in_reach_of_interrupts(doing, frame.content)
         except BaseException as error:  # noqa: BLE001 - the border: the host is never left waiting
             self._interruptible = False
             reply = self._failure(frame, error)
             if handler == self._execute:
                 self._output.publish("error", describe(error))
+            elif handler is None:  # as Jupyter says it of a comm's handler: on stderr
+                self._output.write("stderr", "\n".join([*describe(error)["traceback"], ""]))
         if os.getpid() != self._pid:
             os._exit(0)  # a fork that user code let run to the end of the cell
         self._stdin_allowed = False
@@ -218,6 +218,8 @@ class Kernel:
                 return {"status": "error", "found": False, "data": {}, "metadata": {}}
             case "is_complete_request":
                 return {"status": "unknown", "indent": ""}
+            case "comm_open" | "comm_msg" | "comm_close":
+                return {"status": "error"}
         count = self.shell.execution_count - 1
         return {"status": "error", "execution_count": count, "payload": [], **describe(error)}
 
@@ -262,9 +264,8 @@ class Kernel:
         shell = self.shell
         code = str(content.get("code", ""))
         silent = bool(content.get("silent"))
-        limit = content.get("output_max")
         self._stdin_allowed = bool(content.get("allow_stdin"))
-        self._output.begin_run(self._output_max if limit is None else int(limit))
+        self._begin_run("execute_request", content)
         shell.begin_cell()
         failed_transform = None
         try:
@@ -289,13 +290,26 @@ class Kernel:
         reply = {
             "status": "ok",
             "execution_count": shell.execution_count - 1,
-            "payload": shell.payload_manager.read_payload()[:_PAYLOADS_MAX],
+            "payload": shell.take_payload(),
         }
-        shell.payload_manager.clear_payload()
         error = result.error_before_exec or result.error_in_exec
         if error is not None or shell.error_in_display:
             reply.update(shell.last_error or describe(error), status="error")
+        elif expressions := content.get("user_expressions"):
+            reply["user_expressions"] = evaluated(shell, expressions)
         return reply
+
+    def _begin_run(self, kind: str, content: dict[str, Any]) -> None:
+        """What follows may send so much, and belongs to the front end's request of this id."""
+        name = content.get("msg_id")
+        self._parent = {"header": {"msg_id": name, "msg_type": kind}} if name else {}
+        limit = content.get("output_max")
+        self._output.begin_run(self._output_max if limit is None else int(limit))
+
+    def get_parent(self, _channel: object = None) -> dict[str, Any]:
+        """The request of a front end that runs now, or ran last. ipywidgets asks: an `Output` shows
+        what comes with this id."""
+        return self._parent
 
     async def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
         from IPython.core.completer import provisionalcompleter, rectify_completions
@@ -337,15 +351,16 @@ class Kernel:
         status, indent = self.shell.check_complete(str(content.get("code", "")))
         return {"status": status, "indent": indent if status == "incomplete" else ""}
 
-    async def _comm(self, frame: Frame) -> dict[str, Any]:
+    def _comm_handler(self, frame: Frame) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
         if frame.type not in {"comm_open", "comm_msg", "comm_close"}:
             raise ValueError(f"a kernel knows no {frame.type!r}")
 
         async def deliver(content: dict[str, Any]) -> dict[str, Any]:
+            self._begin_run(frame.type, content)
             comms.deliver(self.comm_manager, frame.type, content)
             return {"status": "ok"}
 
-        return await self._in_reach_of_interrupts(deliver, frame.content)
+        return deliver
 
     def _publish_comm(self, kind: str, content: Any) -> None:
         self._output.publish(kind, content)

@@ -38,6 +38,9 @@ MAX_JSON = 2 * 1024 * 1024
 MAX_STRINGS = 1 << 17
 """… strings in all of its JSON, keys among them: half of what the host bears in a frame …"""
 
+MAX_BUFFERS = 1024
+"""… buffers of a comm's message …"""
+
 MAX_PARTS = 64
 """… and parts of one bundle. A frame beyond any of these would end the kernel as malformed."""
 

@@ -40,6 +40,7 @@ PIECE = 64 * 1024
 
 _DESCRIPTORS: dict[StreamName, int] = {"stdout": 1, "stderr": 2}
 _PIPE_CAPACITY = 65536
+_AFTER_THE_LIMIT = "\n[what comes after the end of a run and beyond its limit is not shown]\n"
 _UNCOUNTED = frozenset({"error", "input_request"})
 
 
@@ -56,6 +57,7 @@ class Output:
         self._sent_at = 0.0
         self._held_at = 0.0
         self._watches_held = False  # an alarm is set that looks after what is held
+        self._in_run = False
         self._limit: int | None = None
         self._left: float = float("inf")
         self._pipes: dict[int, tuple[StreamName, codecs.IncrementalDecoder]] = {}
@@ -87,12 +89,14 @@ class Output:
         """A new run may send `limit` bytes of output; None is without end."""
         with self._lock:
             self._sent_at = 0.0  # the first text of every run goes out at once
+            self._in_run = True
             self._limit = limit
             self._left = float("inf") if limit is None else limit
 
     def end_run(self) -> None:
         """Send all there is, what C buffered and finished children wrote included. What is held
-        back goes with the reply, which comes next."""
+        back goes with the reply, which comes next. What threads write from now on has what the run
+        left of its limit; the rest is dropped, and the next run not stopped for it."""
         if not self._forked:
             for stream in (sys.__stdout__, sys.__stderr__):
                 with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or gone
@@ -101,6 +105,7 @@ class Output:
             with self._lock:
                 self._empty_pipes()
                 self._send_gathered()
+                self._in_run = False
 
     def write(self, name: StreamName, text: str) -> None:
         if self._forked:
@@ -171,7 +176,10 @@ class Output:
         self._send_gathered()
         if self._limit is not None:
             limit, self._limit = self._limit, None
-            self._writer.send("output_limit", {"limit": limit})
+            if self._in_run:
+                self._writer.send("output_limit", {"limit": limit})
+            else:
+                self._writer.send("stream", {"name": "stderr", "text": _AFTER_THE_LIMIT})
 
     def _send_or_schedule(self) -> None:
         if not self._gathered:

@@ -24,7 +24,7 @@ import traceback
 import types
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from IPython.core import page
@@ -55,6 +55,10 @@ _TEXT_KEPT = 256 * 1024  # characters left of a text that was too large
 _MESSAGE_MAX = 64 * 1024
 _TRACEBACK_MAX = 512 * 1024
 _LINES_MAX = 10_000
+# A reply is taken whole or not at all, and its payload and expressions are JSON: see frames.
+_ASKED_MAX = frames.MAX_JSON - 64 * 1024
+_PAGE_MAX = 1024 * 1024
+_AROUND = ("/IPython/", "/sbx/guest/", "/comm/base_comm.py")  # of user code, in a traceback
 _HANDLER_FILE = os.path.join(os.path.dirname(__file__), "dispatch.py")
 
 # IPython's advice after SystemExit; there is no prompt here to be left.
@@ -546,7 +550,7 @@ class SandboxShell(InteractiveShell):
         self, text: Any, start: int = 0, screen_lines: int = 0, pager_cmd: Any = None
     ) -> None:
         data = text if isinstance(text, dict) else {"text/plain": text}
-        data = bounded(data, self.mime_max)
+        data = bounded(data, min(self.mime_max, _PAGE_MAX))
         self.payload_manager.write_payload({"source": "page", "data": data, "start": max(0, start)})
 
     def set_next_input(self, s: str, replace: bool = False) -> None:
@@ -557,6 +561,13 @@ class SandboxShell(InteractiveShell):
         """%exit asks; the kernel lives until its runtime ends it."""
         payload = {"source": "ask_exit", "keepkernel": bool(self.keepkernel_on_exit)}
         self.payload_manager.write_payload(payload)
+
+    def take_payload(self) -> list[Any]:
+        """What the cell asks of the front end, as far as the host takes it."""
+        asked = self.payload_manager.read_payload()
+        if asked:
+            self.payload_manager.clear_payload()
+        return list(_within(asked, _ASKED_MAX))
 
     def enable_gui(self, gui: str | None = None) -> None:
         if gui not in {None, "inline", "agg"}:
@@ -670,6 +681,35 @@ def build() -> SandboxShell:
     return shell
 
 
+def _within(values: list[Any], room: int) -> Iterator[Any]:
+    for value in values:
+        with contextlib.suppress(frames.FrameError):
+            room -= frames.check_json([value])
+            if room < 0:
+                return
+            yield value
+
+
+def evaluated(shell: SandboxShell, expressions: Mapping[str, str]) -> dict[str, Any]:
+    """What `user_expressions` are worth after a cell, or why they are not, by their names."""
+    told = {}
+    room = _ASKED_MAX
+    for name, expression in expressions.items():
+        value = shell.user_expressions({name: expression})[name]
+        try:
+            size = frames.check_json([name, value])
+            if size > room:
+                raise frames.FrameError(f"{size} bytes: all expressions together may have {room}")
+        except frames.FrameError as error:
+            value = {"status": "error", **error_content(type(error), error)}
+            size = frames.check_json([name, value])
+        room -= size
+        if room < 0:
+            break
+        told[name] = value
+    return told
+
+
 def error_content(etype: type, evalue: Any, lines: list[str] | None = None) -> dict[str, Any]:
     """The content of an `error` frame, also for errors whose own str() fails."""
     try:
@@ -690,10 +730,10 @@ def describe(error: BaseException) -> dict[str, Any]:
     if isinstance(error, UsageError):
         return error_content(type(error), error)
     below = error.__traceback__
-    while below and "/IPython/" in below.tb_frame.f_code.co_filename:
+    while below and any(part in below.tb_frame.f_code.co_filename for part in _AROUND):
         below = below.tb_next
     try:
-        lines = traceback.format_exception(type(error), error, below)
+        lines = traceback.format_exception(type(error), error, _without_handler(below))
     except Exception:  # noqa: BLE001 - user code
         return error_content(type(error), error)
     return error_content(type(error), error, [line.rstrip("\n") for line in lines])

@@ -56,6 +56,7 @@ class Channel(asyncio.BufferedProtocol):
         self._draining: asyncio.Future[None] | None = None
         self._transport: Any = None
         self.on_closed: Callable[[], None] | None = None
+        self.on_unread: Callable[[], None] | None = None  # frames arrived that nobody waits for
 
     @classmethod
     async def open(cls, sock: socket.socket, dialect: frames.Dialect) -> "Channel":
@@ -187,5 +188,8 @@ class Channel(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        if self._waiting is not None:
+            if not self._waiting.done():
+                self._waiting.set_result(None)
+        elif self.on_unread is not None and self._frames:
+            self.on_unread()

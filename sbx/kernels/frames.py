@@ -18,6 +18,7 @@ SMALL_MAX = 6 << 20
 BUNDLE_PARTS_MAX = 64
 JSON_PART_MAX = 2 << 20
 DEPTH_MAX = 64
+BUFFERS_MAX = 1024  # of a comm's message
 STRINGS_MAX = 1 << 18  # in a frame, keys among them: 40 MiB and 0.2 s
 _REASON_MAX = 4096  # characters; it is remembered with a command that could not be started
 _HEADER = struct.Struct(">I")
@@ -37,6 +38,7 @@ class Malformed(Exception):
 
 _Code = Annotated[int, msgspec.Meta(ge=0, le=255)]  # wait(2)
 _Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # JSON has longer ones
+_Buffers = Annotated[list[bytes], msgspec.Meta(max_length=BUFFERS_MAX)]
 _Signal = Annotated[int, msgspec.Meta(ge=1, le=64)]
 
 
@@ -91,12 +93,14 @@ class CommOpen(_Content):
     target_name: str
     data: msgspec.Raw = msgspec.Raw(b"{}")
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
+    buffers: _Buffers = []
 
 
 class CommMsg(_Content):
     comm_id: str
     data: msgspec.Raw = msgspec.Raw(b"{}")
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
+    buffers: _Buffers = []
 
 
 class CommClose(CommMsg):
@@ -109,7 +113,13 @@ class KernelReady(_Content):
     preload_failed: dict[str, str] = {}
 
 
-class ExecuteReply(_Content):
+class Reply(_Content):
+    """The last frame that a request causes."""
+
+    status: str
+
+
+class ExecuteReply(Reply):
     status: Literal["ok", "error", "aborted"]
     execution_count: _Count | None = None
     payload: msgspec.Raw = msgspec.Raw(b"[]")
@@ -119,7 +129,7 @@ class ExecuteReply(_Content):
     traceback: list[str] = []
 
 
-class CompleteReply(_Content):
+class CompleteReply(Reply):
     matches: list[str]
     cursor_start: _Count
     cursor_end: _Count
@@ -127,16 +137,22 @@ class CompleteReply(_Content):
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class InspectReply(_Content):
+class InspectReply(Reply):
     status: str
     found: bool
     data: dict[str, msgspec.Raw]
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class IsCompleteReply(_Content):
+class IsCompleteReply(Reply):
     status: Literal["complete", "incomplete", "invalid", "unknown"]
     indent: str = ""
+
+
+class CommReply(Reply):
+    """The handler of a comm's message is done."""
+
+    status: Literal["ok", "error"]
 
 
 class SupervisorReady(_Content):
@@ -196,6 +212,9 @@ KERNEL_FRAMES: dict[str, type[_Content]] = {
     "complete_reply": CompleteReply,
     "inspect_reply": InspectReply,
     "is_complete_reply": IsCompleteReply,
+    "comm_open_reply": CommReply,
+    "comm_msg_reply": CommReply,
+    "comm_close_reply": CommReply,
 }
 
 SUPERVISOR_FRAMES: dict[str, type[_Content]] = {
@@ -227,7 +246,12 @@ _envelope = msgspec.json.Decoder(_Envelope)
 
 # Of one large string each, or in parts that `bundle` looks at one by one. Any other frame of this
 # size would be a list of millions: 800 MiB and a second of the loop for 24 MiB, measured.
-_LARGE = frozenset({"stream", "display_data", "update_display_data", "execute_result", "output"})
+_LARGE = frozenset(
+    (
+        *("stream", "display_data", "update_display_data", "execute_result", "output"),
+        *("comm_open", "comm_msg", "comm_close"),
+    )
+)
 
 # What makes us build a dict or a list of strings. Two million keys in one bundle were 280 MiB, and
 # kept the loop for seconds; a kernel that nobody reads from had them held for ever.
@@ -235,6 +259,7 @@ _BUILT = frozenset(
     (
         *("display_data", "update_display_data", "execute_result", "error"),
         *("ready", "inspect_reply", "complete_reply"),
+        *("comm_open", "comm_msg", "comm_close"),
     )
 )
 
@@ -298,7 +323,7 @@ def loose(raw: msgspec.Raw) -> Any:
     if not encoded.startswith(b'"'):
         if len(encoded) > JSON_PART_MAX:
             raise Malformed(f"a JSON part of {len(encoded)} bytes")
-        if len(encoded) > 2 * DEPTH_MAX and _nested_deeper(encoded, DEPTH_MAX):
+        if len(encoded) > 2 * DEPTH_MAX and nested_deeper(encoded, DEPTH_MAX):
             raise Malformed("a JSON part nested too deep")
     try:
         return msgspec.json.decode(encoded)
@@ -306,7 +331,14 @@ def loose(raw: msgspec.Raw) -> Any:
         raise Malformed(str(error)[:200]) from None
 
 
-def _nested_deeper(encoded: bytes, levels: int) -> bool:
+def as_object(value: Any) -> dict[str, Any]:
+    """A part that is to be an object. Raises Malformed."""
+    if not isinstance(value, dict):
+        raise Malformed("a part that should be an object is none")
+    return value
+
+
+def nested_deeper(encoded: bytes, levels: int) -> bool:
     """Whether a JSON text nests deeper than this; without recursion, and at the speed of C.
 
     Strings and everything but brackets are taken away, then the innermost pairs, level by level.

@@ -3,7 +3,9 @@
     attach     take over the sockets of a jail, parked or not
     boot       boot frame →
     ready      → `ready` from PID 1 and from the kernel, or the wall that was refused
-    begin      one cell at a time; `next` gives its frames in order, the last one is its reply
+    begin      one cell at a time, and `ask` any other request; `next` gives the frames that it
+               causes in order, the last one is its reply
+    unasked    between two of them: what threads and tasks of an earlier one show
     spawn      a command beside it, through PID 1
     kill       SIGKILL to everything inside; `ended` says why it died, whoever killed it
 
@@ -19,7 +21,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, cast
+from typing import Any
 
 from sbx import errors
 from sbx.isolation.facts import own_namespaces
@@ -39,6 +41,15 @@ _ACTIVE_S = 2.0  # for how long a terminal counts as busy after the last byte
 _UNGUESSED = 10**16
 _LAST_COUNT_S = 1.0  # for the counters of a jail that does not end
 _LAST_WORDS_S = 0.1  # in which to read what was sent by one who has ended
+_REPLIES: Mapping[str, type[frames.Reply]] = {
+    "execute_request": frames.ExecuteReply,
+    "complete_request": frames.CompleteReply,
+    "inspect_request": frames.InspectReply,
+    "is_complete_request": frames.IsCompleteReply,
+    "comm_open": frames.CommReply,
+    "comm_msg": frames.CommReply,
+    "comm_close": frames.CommReply,
+}
 
 
 class KernelDied(Exception):
@@ -184,8 +195,9 @@ class Kernel:
         self._commands: dict[str, Command] = {}
         self._listening: asyncio.Task[None] | None = None
         self._turn = ""
+        self._wanted: type[frames.Reply] = frames.ExecuteReply
         self._allow_stdin = False
-        self._in_cell = False
+        self._in_turn = False
         self.on_busy: Callable[[], None] | None = None
         self.on_output: Callable[[frames.Frame], bool] | None = None  # True: it ends for this
         self.killed_for: Cause | None = None
@@ -194,6 +206,7 @@ class Kernel:
         self.seen = (0, 0)
         self._left_with: End | None = None  # the counters of a jail that does not end
         self.receipt: Receipt
+        self.versions: frames.KernelReady
 
     @classmethod
     async def start(cls, jail: Jail, config: Mapping[str, Any], deadline_s: float) -> "Kernel":
@@ -239,6 +252,7 @@ class Kernel:
                 sealed = _expect(await _first(control, cells), frames.SupervisorReady)
                 ready = _expect(await cells.receive(), frames.KernelReady)
                 facts = await jail.inspect()
+            self.versions = ready
             self.receipt = make_receipt(
                 jail.plan,
                 facts,
@@ -289,8 +303,8 @@ class Kernel:
 
     @property
     def busy(self) -> bool:
-        """Whether a cell or a command runs; `on_busy` is called when one begins."""
-        return self._in_cell or any(command.busy for command in self._commands.values())
+        """Whether a request or a command runs; `on_busy` is called when one begins."""
+        return self._in_turn or any(command.busy for command in self._commands.values())
 
     @property
     def jail(self) -> Jail:
@@ -314,8 +328,6 @@ class Kernel:
         self, code: str, *, allow_stdin: bool, output_max: int, silent: bool = False
     ) -> None:
         """Start a cell; `next` gives what it causes. Raises KernelDied."""
-        self._turn = self._name()
-        self._allow_stdin = allow_stdin
         request = {
             "code": code,
             "silent": silent,
@@ -323,9 +335,16 @@ class Kernel:
             "allow_stdin": allow_stdin,
             "output_max": output_max,
         }
-        self._in_cell = True
+        await self.ask("execute_request", request, allow_stdin=allow_stdin)
+
+    async def ask(self, kind: str, content: Any, *, allow_stdin: bool = False) -> None:
+        """Start a request of any kind; `next` gives what it causes. Raises KernelDied."""
+        self._turn = self._name()
+        self._wanted = _REPLIES[kind]
+        self._allow_stdin = allow_stdin
+        self._in_turn = True
         self._becomes_busy()
-        await self._ask("execute_request", request, self._turn)
+        await self._ask(kind, content, self._turn)
 
     async def rehearse(self) -> None:
         """Run a cell that does nothing: the pages that a first one writes to are copied by then,
@@ -340,30 +359,31 @@ class Kernel:
         return self._cells.has_frame
 
     async def next(self) -> frames.Frame:
-        """The next frame of the cell; an ExecuteReply is the last one. May be cancelled safely.
+        """The next frame of the request; a Reply is the last one. May be cancelled safely.
 
         Raises KernelDied when the kernel ends, or is ended for what it sent.
         """
         frame = await self._answer(self._turn)
         if isinstance(frame.content, frames.InputRequest) and not self._allow_stdin:
             raise await self._cut_off("it asked for input that was not allowed")
-        if isinstance(frame.content, frames.ExecuteReply):
+        if isinstance(frame.content, frames.Reply):
             if frame.id is None:
                 raise await self._cut_off("its reply names no request")
-            self._in_cell = False
+            if not isinstance(frame.content, self._wanted):
+                raise await self._cut_off("its reply is one to something else")
+            self._in_turn = False
         return frame
 
-    async def complete(self, code: str, cursor: int) -> frames.CompleteReply:
-        reply = await self._request("complete_request", {"code": code, "cursor_pos": cursor})
-        return cast("frames.CompleteReply", reply)
+    async def unasked(self) -> frames.Frame:
+        """As `next`, while no request goes on: what came is not due to any."""
+        frame = await self._answer("")
+        if isinstance(frame.content, frames.InputRequest | frames.Reply):
+            raise await self._cut_off("it spoke out of turn")
+        return frame
 
-    async def inspect(self, code: str, cursor: int, detail: int = 0) -> frames.InspectReply:
-        content = {"code": code, "cursor_pos": cursor, "detail_level": detail}
-        return cast("frames.InspectReply", await self._request("inspect_request", content))
-
-    async def is_complete(self, code: str) -> frames.IsCompleteReply:
-        reply = await self._request("is_complete_request", {"code": code})
-        return cast("frames.IsCompleteReply", reply)
+    def on_unasked(self, told: Callable[[], None] | None) -> None:
+        """From now on call this when frames have arrived that nobody waits for."""
+        self._cells.on_unread = told
 
     async def answer_input(self, value: str) -> None:
         await self._ask("input_reply", {"value": value}, None)
@@ -445,22 +465,21 @@ class Kernel:
                     self._left_with = await self._jail.counters()
         return self._left_with
 
+    async def ended(self) -> End:
+        """Wait until it has ended, whoever ended it, and nothing of it is left."""
+        assert self._listening is not None
+        await asyncio.wait([self._listening])
+        return await self.kill()
+
     async def counters(self) -> End:
-        """The jail's counters now; `seen` keeps them, to be compared with the next ones."""
+        """The jail's counters now; `seen` keeps those of one that lives, to be compared with the
+        next ones."""
         counters = await self._jail.counters()
-        self.seen = (counters.oom_kills, counters.pids_max_hits)
+        if self.alive:
+            self.seen = (counters.oom_kills, counters.pids_max_hits)
         return counters
 
-    # -- cells ----------------------------------------------------------------------------------
-
-    async def _request(self, kind: str, content: Any) -> Any:
-        name = self._name()
-        await self._ask(kind, content, name)
-        wanted = frames.KERNEL_FRAMES[kind.replace("_request", "_reply")]
-        while True:
-            frame = await self._answer(name)
-            if isinstance(frame.content, wanted):
-                return frame.content
+    # -- requests -------------------------------------------------------------------------------
 
     def _name(self) -> str:
         """Of a request to the kernel: nobody can answer it who has not read it."""

@@ -14,9 +14,12 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from sbx import errors
 from sbx.isolation.forked import check_process
+from sbx.isolation.launch import End
 from sbx.isolation.patience import to_the_end
 from sbx.isolation.receipt import Receipt
 from sbx.kernels import frames
@@ -28,6 +31,7 @@ from sbx.runtime.disk import DiskWatch
 from sbx.runtime.files import OpenFiles
 from sbx.runtime.live import LiveRun
 from sbx.runtime.questions import OnInput, Questions
+from sbx.runtime.relay import RelayedRun, Tell
 from sbx.runtime.scripts import Program
 from sbx.runtime.stdin import Stdin
 from sbx.runtime.stop import Ladder, Why
@@ -35,10 +39,11 @@ from sbx.runtime.stop import Ladder, Why
 _log = logging.getLogger(__name__)
 _TIME_TO_HIT_A_LIMIT_S = 0.1
 
-CellEnd = frames.ExecuteReply | KernelDied | frames.Malformed
+CellEnd = frames.Reply | KernelDied | frames.Malformed
 _STOPPED = RunError("KernelStopped", "its kernel was stopped", "")
 _EVICTED = RunError("KernelEvicted", "its kernel made room for others", "")
 _CLOSED = RunError("SandboxClosed", "its sandbox was closed, or not used for too long", "")
+Asked = tuple[str, Any]  # the type of a frame that begins a turn, its content
 StartKernel = Callable[[str, OpenFiles], Awaitable[Kernel]]  # in this context, over these files
 
 
@@ -55,7 +60,7 @@ SANDBOX_GONE = Gone("the sandbox", "its files and state are gone")
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """A cell that was begun. `lost`: the state of an earlier kernel is gone."""
+    """A cell, or another request, that was begun. `lost`: an earlier kernel's state is gone."""
 
     live: LiveRun
     kernel: Kernel
@@ -69,9 +74,13 @@ class _Cell:
         try:
             while True:
                 frame = await self.ladder.next(kernel.next, at_once=kernel.has_next)
-                if isinstance(frame.content, frames.ExecuteReply):
+                if isinstance(frame.content, frames.Reply):
+                    live.replied(frame.content)
                     return frame.content
                 live.add(frame)
+                if live.pass_on is not None and not self.ladder.hurried:
+                    await live.pass_on()
+                    await self.ladder.mind()
                 if live.over:
                     await self.ladder.stop(Why.OUTPUT)
                 elif isinstance(frame.content, frames.InputRequest) and self.questions is not None:
@@ -85,7 +94,8 @@ class Context:
     """A kernel with its turn and its runs. Its methods may be called concurrently from one event
     loop.
 
-    `opened` gives the files of its conversation, and `start` launches a kernel over them.
+    `opened` gives the files of its conversation, and `start` launches a kernel over them. Whoever
+    reads what the kernel says holds `turn`.
     """
 
     def __init__(
@@ -108,7 +118,7 @@ class Context:
         self._start = start
         self._grace_s = grace_s
         self._pid = os.getpid()
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
         self._starting = asyncio.Lock()
         self._kernel: Kernel | None = None
         self._starter: asyncio.Task[object] | None = None
@@ -123,6 +133,11 @@ class Context:
         self._background = 0
         self._gone: Gone | None = None
         self.used_at = time.monotonic()
+
+    @property
+    def output_max(self) -> int:
+        """Bytes that one run may write."""
+        return self._policy.limits.output_max
 
     @property
     def receipt(self) -> Receipt | None:
@@ -150,7 +165,7 @@ class Context:
         return (
             bool(self._tasks or self._ladders or self._beside)
             or self._starting.locked()
-            or self._turn.locked()
+            or self.turn.locked()
         )
 
     @property
@@ -283,6 +298,18 @@ class Context:
             return await self._command(live, await make(live.run_id), timeout_s)
 
         return self._launch(drive)
+
+    def start_asked(
+        self,
+        live: LiveRun,
+        kernel: Kernel,
+        asked: Asked,
+        timeout_s: float,
+        on_input: OnInput | None = None,
+    ) -> None:
+        """Queue a request to this very kernel, as `start_run` does a cell: `live` is told of it.
+        Where the kernel is gone by then the run raises Conflict `kernel_gone`. Raises Closed."""
+        self._launch(lambda live: self._asked(live, kernel, asked, timeout_s, on_input), live)
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -420,7 +447,11 @@ class Context:
 
     def new_run(self) -> LiveRun:
         """A run that is not begun: for `start_run` or `run_here`."""
-        return LiveRun(f"run-{secrets.token_hex(6)}", self._policy.limits.output_max)
+        return LiveRun(_run_id(), self.output_max)
+
+    def new_relayed(self, tell: Tell) -> RelayedRun:
+        """The same, of which `tell` is told what it shows: for `start_asked`."""
+        return RelayedRun(_run_id(), self.output_max, tell)
 
     def _drive_in_task(
         self, live: LiveRun, drive: Callable[[LiveRun], Awaitable[Run]]
@@ -465,17 +496,39 @@ class Context:
     async def _cell(
         self, live: LiveRun, code: str, timeout_s: float, on_input: OnInput | None
     ) -> Run:
-        async with self._turn:
+        async with self.turn:
             kernel, lost = await self.ready()
             lost, self._left_elsewhere = lost or self._left_elsewhere, False
-            cell = await self._begun(live, kernel, code, timeout_s, on_input, lost=lost)
+            begin = self._beginning(kernel, code, on_input)
+            cell = await self._begun(live, kernel, begin, timeout_s, on_input, lost=lost)
             return await self._followed(cell)
+
+    async def _asked(
+        self,
+        live: LiveRun,
+        kernel: Kernel,
+        asked: Asked,
+        timeout_s: float,
+        on_input: OnInput | None,
+    ) -> Run:
+        async with self.turn:
+            if kernel is not self._kernel or not kernel.alive:
+                raise kernel_gone()
+            begin = partial(kernel.ask, *asked, allow_stdin=on_input is not None)
+            cell = await self._begun(live, kernel, begin, timeout_s, on_input, lost=False)
+            return await self._followed(cell)
+
+    def _beginning(
+        self, kernel: Kernel, code: str, on_input: OnInput | None
+    ) -> Callable[[], Awaitable[None]]:
+        allow_stdin = on_input is not None
+        return partial(kernel.begin, code, allow_stdin=allow_stdin, output_max=self.output_max)
 
     @property
     def free_kernel(self) -> Kernel | None:
         """The kernel, where a cell can begin on it at once."""
         kernel = self._kernel
-        if kernel is None or not kernel.alive or self._turn.locked() or self._tasks:
+        if kernel is None or not kernel.alive or self.turn.locked() or self._tasks:
             return None
         if self._left_elsewhere:
             return None
@@ -492,10 +545,11 @@ class Context:
         if nothing had been where it `outlives` its caller.
         """
         self.check_open()
-        await self._turn.acquire()
+        await self.turn.acquire()
         rest = None
         try:
-            cell = await self._begun(live, kernel, code, timeout_s, None, lost=False)
+            begin = self._beginning(kernel, code, None)
+            cell = await self._begun(live, kernel, begin, timeout_s, None, lost=False)
             try:
                 end = await cell.end()
             except asyncio.CancelledError:
@@ -506,7 +560,7 @@ class Context:
             finally:
                 if rest is None:
                     self._let_go(cell)
-            if isinstance(end, frames.ExecuteReply) and not _may_have_hit_a_limit(live, end):
+            if isinstance(end, frames.Reply) and not _may_have_hit_a_limit(live, end):
                 return self._replied(cell, end)
             return await to_the_end(self._concluded(cell, end))
         except Exception as error:  # noqa: BLE001  # the border, as in `_drive`
@@ -515,13 +569,13 @@ class Context:
             raise ours  # noqa: B904  # which has its cause, where that is another one
         finally:
             if rest is None:
-                self._turn.release()
+                self.turn.release()
 
     async def _begun(
         self,
         live: LiveRun,
         kernel: Kernel,
-        code: str,
+        begin: Callable[[], Awaitable[None]],
         timeout_s: float,
         on_input: OnInput | None,
         *,
@@ -535,8 +589,7 @@ class Context:
         self._begin(live, ladder)
         try:
             with contextlib.suppress(KernelDied):  # what follows in the cell says so again
-                output_max = self._policy.limits.output_max
-                await kernel.begin(code, allow_stdin=on_input is not None, output_max=output_max)
+                await begin()
         except BaseException:
             self._let_go(cell)
             raise
@@ -549,7 +602,7 @@ class Context:
         def over(_: object) -> None:
             if cell.live in self._ladders:
                 self._let_go(cell)
-            self._turn.release()
+            self.turn.release()
 
         task = self._drive_in_task(cell.live, lambda _: self._followed(cell))
         task.add_done_callback(over)
@@ -572,7 +625,7 @@ class Context:
         if isinstance(end, frames.Malformed):
             cell.kernel.cut_off = f"it sent what no kernel of ours sends: {end}"
             _log.warning("a kernel was cut off: %s", end)
-        if not isinstance(end, frames.ExecuteReply):
+        if not isinstance(end, frames.Reply):
             return await self._died(cell.live, cell.kernel, cell.ladder.why)
         refused = 0
         if _may_have_hit_a_limit(cell.live, end):
@@ -581,8 +634,7 @@ class Context:
             refused = (await cell.kernel.counters()).pids_max_hits - seen
         return self._replied(cell, end, pids_max_hits=refused)
 
-    def _replied(self, cell: _Cell, reply: frames.ExecuteReply, *, pids_max_hits: int = 0) -> Run:
-        cell.live.replied(reply)
+    def _replied(self, cell: _Cell, reply: frames.Reply, *, pids_max_hits: int = 0) -> Run:
         status, cause = verdict.replied(reply, cell.ladder.why, pids_max_hits=pids_max_hits)
         return self._told(cell.live, status, cause, state_lost=cell.lost)
 
@@ -642,18 +694,23 @@ class Context:
             closed = self._closed("was closed while this ran")
             live.fail(closed)
             raise closed
-        oom_kills, pids_max_hits = kernel.seen
-        end = await kernel.kill()
-        status, cause = verdict.died(
-            kernel.killed_for,
-            why,
-            oom_kills=end.oom_kills - oom_kills,
-            pids_max_hits=end.pids_max_hits - pids_max_hits,
-        )
-        if cause is Cause.CRASHED and kernel.cut_off is not None:
-            error = RunError("KernelCutOff", f"the kernel was ended: {kernel.cut_off}", "")
+        seen = kernel.seen
+        status, cause = _verdict_on(kernel, seen, await kernel.kill(), why)
+        if cause is Cause.CRASHED and (error := _cut_off(kernel)) is not None:
             return live.finish(status, cause=cause, error=error, state_lost=True)
         return self._told(live, status, cause, state_lost=True)
+
+    async def ended(self, kernel: Kernel) -> RunError:
+        """Wait until this kernel has ended, whoever ended it; why, in words."""
+        end = await kernel.ended()
+        status, cause = _verdict_on(kernel, kernel.seen, end, None)
+        if kernel.left is not None:
+            return kernel.left
+        if cause is Cause.CRASHED and (error := _cut_off(kernel)) is not None:
+            return error
+        words = verdict.explained((status, cause), self._policy.limits, "the kernel")
+        assert words is not None  # nobody answered
+        return words
 
     async def _exited(
         self,
@@ -742,7 +799,33 @@ class Context:
         return errors.Closed(f"{gone.what} {how}", hint=f"make a new one: {gone.lost}")
 
 
-def _may_have_hit_a_limit(live: LiveRun, reply: frames.ExecuteReply) -> bool:
+def _run_id() -> str:
+    return f"run-{secrets.token_hex(6)}"
+
+
+def kernel_gone(how: str = "there is no live kernel") -> errors.Conflict:
+    return errors.Conflict(how, code="kernel_gone", hint="restart the kernel")
+
+
+def _verdict_on(
+    kernel: Kernel, seen: tuple[int, int], end: End, why: Why | None
+) -> verdict.Verdict:
+    oom_kills, pids_max_hits = seen
+    return verdict.died(
+        kernel.killed_for,
+        why,
+        oom_kills=end.oom_kills - oom_kills,
+        pids_max_hits=end.pids_max_hits - pids_max_hits,
+    )
+
+
+def _cut_off(kernel: Kernel) -> RunError | None:
+    if kernel.cut_off is None:
+        return None
+    return RunError("KernelCutOff", f"the kernel was ended: {kernel.cut_off}", "")
+
+
+def _may_have_hit_a_limit(live: LiveRun, reply: frames.Reply) -> bool:
     return reply.status == "error" or live.elapsed_s > _TIME_TO_HIT_A_LIMIT_S
 
 

@@ -6,7 +6,7 @@ that were recorded, from the first on. What is recorded is bounded by the policy
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from sys import getsizeof
 from typing import Any
@@ -75,6 +75,7 @@ class LiveRun:
         self.on_begun: Callable[[], None] | None = None
         self.stdin: Stdin | None = None
         self.shared: SharedRoom | None = None
+        self.pass_on: Callable[[], Awaitable[None]] | None = None  # awaited after each `add`
         self._taken = 0
         self._crowded = False
         self._cut = False
@@ -227,7 +228,10 @@ class LiveRun:
         if not self.done:
             self._end(error)
 
-    def replied(self, reply: frames.ExecuteReply) -> None:
+    def replied(self, reply: frames.Reply) -> None:
+        """The last frame. Raises frames.Malformed where what is in it is looked at, and is none."""
+        if not isinstance(reply, frames.ExecuteReply):
+            return
         self._execution_count = reply.execution_count
         if reply.status == "error" and self._error is None:
             self._error = RunError(reply.ename, reply.evalue, "\n".join(reply.traceback))
@@ -296,12 +300,17 @@ class LiveRun:
         return None
 
     def _printed_text(self, name: str, text: str) -> Event:
-        if self._room < 0:
-            kept = max(0, len(text.encode(errors="replace")) + self._room)
-            text = text.encode(errors="replace")[:kept].decode(errors="ignore")
+        text = self._in_room(text)
         self._printed[name].append(text)
         self._show(_Shown([text]))
         return Stdout(text) if name == "stdout" else Stderr(text)
+
+    def _in_room(self, text: str) -> str:
+        """What of it is within the limit, which its frame is counted in already."""
+        if self._room >= 0:
+            return text
+        encoded = text.encode(errors="replace")
+        return encoded[: max(0, len(encoded) + self._room)].decode(errors="ignore")
 
     def _displayed(self, content: frames.DisplayData) -> Event:
         data = frames.bundle(content.data)

@@ -20,7 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 async def recover(store: Store, clock: Clock, runtime: Runtime) -> None:
-    """Runs that were cut off say so, no row tells of a kernel, half-written files are gone.
+    """Runs that were cut off say so, no row tells of a kernel, half-written files are gone, and
+    commits that were cut off are undone.
 
     What the store does not know, and deletions that were begun, `Leftovers.collect` finishes.
     """
@@ -42,4 +43,4 @@ def _tidy(data: DataDirectory) -> None:
             try:
                 data.tidy(sandbox, conversation, deadline_s=_TIDY_S)
             except (SbxError, OSError) as error:
-                _log.warning("a half-written file could not be removed: %s", error)
+                _log.warning("what was half written could not be seen to: %s", error)

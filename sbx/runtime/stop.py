@@ -64,14 +64,31 @@ class Ladder:
             except TimeoutError:
                 if not limit.expired():
                     raise
-            if self.why in (None, Why.CALLER):
-                await self.stop(Why.DEADLINE)
-            elif not self._killed:
-                self._killed = True
-                self._deadline = self._loop.time() + self._grace_s
-                await self._kill()
-            else:
+            if self._killed:
                 raise TimeoutError("the run outlived its kill")
+            await self._climb()
+
+    async def mind(self) -> None:
+        """Stop the run where its time is up: for one who was kept elsewhere, while what follows
+        may be there at once again and again."""
+        if self._loop.time() >= self._deadline and not self._killed:
+            await self._climb()
+
+    async def _climb(self) -> None:
+        if self.why in (None, Why.CALLER):
+            await self.stop(Why.DEADLINE)
+        else:
+            self._killed = True
+            self._deadline = self._loop.time() + self._grace_s
+            await self._kill()
+
+    @property
+    def hurried(self) -> bool:
+        """Whether half of the time that a run has to end by its interrupt is over: nothing may hold
+        up its last frames, or it is killed for them."""
+        if self.why in (None, Why.CALLER):
+            return False
+        return self._killed or self._loop.time() >= self._deadline - self._grace_s / 2
 
     async def stop(self, why: Why) -> None:
         """Start to stop it now. What is being stopped for good already is not stopped twice."""

@@ -10,15 +10,20 @@ from sbx.runtime.stop import Why
 Verdict = tuple[Status, Cause | None]
 
 
-def replied(reply: frames.ExecuteReply, why: Why | None, *, pids_max_hits: int = 0) -> Verdict:
+def replied(reply: frames.Reply, why: Why | None, *, pids_max_hits: int = 0) -> Verdict:
     """The kernel answered. An interrupt that the code did not end by changes nothing; a process
     that could not be started is named as the cause where the run did not end well."""
-    interrupted = reply.status == "error" and reply.ename == "KeyboardInterrupt"
-    if why is not None and (why is not Why.CALLER or interrupted):
+    if why is not None and (why is not Why.CALLER or _is_interrupted(reply)):
         status, cause = why.outcome()
     else:
         status, cause = (Status.OK if reply.status == "ok" else Status.ERROR), None
     return _with_pids(status, cause, pids_max_hits)
+
+
+def _is_interrupted(reply: frames.Reply) -> bool:
+    if not isinstance(reply, frames.ExecuteReply):
+        return False
+    return reply.status == "error" and reply.ename == "KeyboardInterrupt"
 
 
 def died(
@@ -61,20 +66,20 @@ def was_killed(code: int) -> bool:
     return code == 128 + signal.SIGKILL
 
 
-def explained(verdict: Verdict, limits: Limits) -> RunError | None:
+def explained(verdict: Verdict, limits: Limits, what: str = "the run") -> RunError | None:
     """What ended the run, in a sentence for whoever reads the result, often a model; None where
     the code's own error says it."""
     match verdict:
         case Status.TIMEOUT, _:
             return RunError("Timeout", "the run took longer than its time-out", "")
         case Status.KILLED, Cause.MEMORY:
-            text = f"the run used more memory than the limit of {limits.memory_max} bytes"
+            text = f"{what} used more memory than the limit of {limits.memory_max} bytes"
             return RunError("MemoryLimit", text, "")
         case Status.KILLED, Cause.OUTPUT:
-            text = f"the run wrote more output than the limit of {limits.output_max} bytes"
+            text = f"{what} wrote more output than the limit of {limits.output_max} bytes"
             return RunError("OutputLimit", text, "")
         case Status.KILLED, Cause.PIDS:
-            text = f"the run started more processes than the limit of {limits.tasks_max}"
+            text = f"{what} started more processes than the limit of {limits.tasks_max}"
             return RunError("ProcessLimit", text, "")
         case Status.KILLED, Cause.DISK:
             text = f"the workspace grew beyond its limit of {limits.workspace_max} bytes"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sbx.guest import frames as guest
 from sbx.kernels import frames
 from sbx.kernels.frames import KERNEL, SUPERVISOR, Malformed, Splitter
+from sbx.runtime.relay import RelayedRun
 
 TEXT = st.text(st.characters(codec="utf-8"))
 JSON = st.recursive(
@@ -24,7 +25,10 @@ JSON = st.recursive(
 )
 KINDS = st.sampled_from(sorted(frames.KERNEL_FRAMES | frames.SUPERVISOR_FRAMES)) | TEXT
 FIELDS = st.sampled_from(
-    ["name", "text", "data", "metadata", "transient", "status", "code", "traceback", "wait"]
+    [
+        *("name", "text", "data", "metadata", "transient", "status", "code", "traceback", "wait"),
+        *("comm_id", "target_name", "buffers", "payload", "user_expressions"),
+    ]
 )
 
 
@@ -108,3 +112,38 @@ def test_the_guest_decodes_whatever_the_host_encodes(
     assert guest.FrameReader().feed(frames.encode(kind, content, name)) == [
         guest.Frame(kind, content, name)
     ]
+
+
+@given(st.sampled_from(["comm_open", "comm_msg", "comm_close"]), st.lists(st.binary()), JSON)
+def test_a_comm_s_message_is_what_the_guest_sent(
+    kind: str, buffers: list[bytes], data: Any
+) -> None:
+    told = {"comm_id": "c", "data": data, "buffers": buffers}
+    if kind == "comm_open":
+        told["target_name"] = "t"
+    content = KERNEL.decode(guest.encode(kind, told)[4:]).content
+    assert isinstance(content, frames.CommOpen | frames.CommMsg)
+    assert (frames.loose(content.data), content.buffers) == (data, buffers)
+
+
+@given(st.sampled_from(["payload", "user_expressions", "metadata", "data"]), JSON)
+def test_a_reply_is_taken_or_malformed(field: str, value: Any) -> None:
+    """As a front end's run takes it: what is kept has the shape that it is used by."""
+    contents: dict[str, dict[str, Any]] = {
+        "execute_reply": {"status": "ok"},
+        "complete_reply": {"status": "ok", "matches": [], "cursor_start": 0, "cursor_end": 0},
+        "inspect_reply": {"status": "ok", "found": True, "data": {}},
+    }
+    for kind, content in contents.items():
+        run = RelayedRun("run-1", 1000, _ignored)
+        with contextlib.suppress(Malformed):
+            sent = json.dumps({"type": kind, "content": content | {field: value}}).encode()
+            reply = KERNEL.decode(sent).content
+            assert isinstance(reply, frames.Reply)
+            run.replied(reply)
+            assert run.reply is reply
+        assert all(isinstance(one, dict) for one in (*run.payload, *run.expressions.values()))
+
+
+async def _ignored(_: object) -> None:
+    pass

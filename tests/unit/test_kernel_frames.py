@@ -67,6 +67,54 @@ def test_each_socket_has_its_own_words() -> None:
     assert exited.content == frames.Exited(signal=9)
 
 
+@pytest.mark.parametrize("kind", ["comm_open", "comm_msg", "comm_close"])
+def test_a_comm_s_message_is_answered_by_a_reply_of_one_kind(kind: str) -> None:
+    sent = guest.encode(f"{kind}_reply", {"status": "ok"}, "7")
+    frame = KERNEL.decode(sent[4:])
+    assert (frame.content, frame.id) == (frames.CommReply("ok"), "7")
+    for content in ({}, {"status": "done"}, {"status": "ok", "data": {}}):
+        with pytest.raises(Malformed):
+            KERNEL.decode(body(f"{kind}_reply", content))
+
+
+def test_every_reply_is_known_as_one() -> None:
+    replies = {
+        name for name, kind in frames.KERNEL_FRAMES.items() if issubclass(kind, frames.Reply)
+    }
+    assert replies == {name for name in frames.KERNEL_FRAMES if name.endswith("_reply")}
+
+
+def test_a_comm_s_buffers_are_bytes_and_may_be_large() -> None:
+    parts = [bytes(range(256)) * (40 << 10), b"", b"\0"]
+    sent = guest.encode("comm_msg", {"comm_id": "c", "data": {}, "buffers": parts})
+    assert len(sent) > frames.SMALL_MAX
+    content = KERNEL.decode(sent[4:]).content
+    assert isinstance(content, frames.CommMsg)
+    assert content.buffers == parts
+    assert frames.CommMsg("c").buffers == []
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    ["YWI=", ["a"], ["\u2028"], [1], [None], {"0": "YWI="}, [""] * (frames.BUFFERS_MAX + 1)],
+)
+def test_buffers_that_are_none_are_malformed(buffers: Any) -> None:
+    with pytest.raises(Malformed):
+        KERNEL.decode(body("comm_msg", {"comm_id": "c", "buffers": buffers}))
+
+
+def test_a_comm_s_message_of_millions_of_strings_is_malformed() -> None:
+    with pytest.raises(Malformed, match="too many strings"):
+        KERNEL.decode(body("comm_msg", {"comm_id": "c", "buffers": [""] * (3 << 18)}))
+
+
+def test_an_object_is_one() -> None:
+    assert frames.as_object({"a": 1}) == {"a": 1}
+    for other in ("[]", '"x"', "1", "null"):
+        with pytest.raises(Malformed):
+            frames.as_object(json.loads(other))
+
+
 def test_the_sentence_for_a_malformed_frame_is_short() -> None:
     with pytest.raises(Malformed) as raised:
         KERNEL.decode(body("x" * 100_000, {}))

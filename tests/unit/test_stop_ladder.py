@@ -64,6 +64,18 @@ class Code:
         return tell
 
 
+async def busy(code: Code, each_s: float) -> None:
+    """Frames that are there at once, each of which takes its reader so long."""
+    while not code._over.is_set():
+        await code.ladder.next(_nothing, at_once=True)
+        await asyncio.sleep(each_s)
+        await code.ladder.mind()
+
+
+async def _nothing() -> None:
+    pass
+
+
 @pytest.fixture
 def run() -> Iterator[Callable[[Awaitable[Any]], Any]]:
     loop = _Loop()
@@ -181,3 +193,34 @@ def test_every_reason_has_an_outcome() -> None:
         Why.OUTPUT: (Status.KILLED, Cause.OUTPUT),
         Why.CALLER: (Status.INTERRUPTED, None),
     }
+
+
+@pytest.mark.parametrize("each_s", [0.5, 7.0])
+def test_a_reader_who_is_kept_elsewhere_minds_the_time(
+    run: Callable[..., Any], each_s: float
+) -> None:
+    """The deadline was looked at only by who waited for a frame."""
+
+    async def story() -> Code:
+        code = Code(heeds="kill")
+        await busy(code, each_s)
+        return code
+
+    code = run(story())
+    (first, at), (second, later) = code.done
+    assert (first, second, code.ladder.why) == ("interrupt", "kill", Why.DEADLINE)
+    assert (at - TIMEOUT_S < each_s, later - at - GRACE_S < each_s) == (True, True)
+
+
+def test_a_run_is_hurried_from_half_of_its_grace_on(run: Callable[..., Any]) -> None:
+    async def story() -> list[bool]:
+        code = Code(heeds="")
+        seen = [code.ladder.hurried]
+        await code.ladder.stop(Why.CALLER)
+        seen.append(code.ladder.hurried)
+        await code.ladder.stop(Why.OUTPUT)
+        seen.append(code.ladder.hurried)
+        await asyncio.sleep(GRACE_S / 2)
+        return [*seen, code.ladder.hurried]
+
+    assert run(story()) == [False, False, False, True]
