@@ -24,6 +24,7 @@ from sbx.cli import (
     env,
     execute,
     exits,
+    kernelspec,
     mcp,
     policy,
     records,
@@ -68,6 +69,7 @@ app.command()(_interruptible(mcp.mcp))
 app.command()(_interruptible(doctor.doctor))
 app.add_typer(policy.app, name="policy")
 app.add_typer(env.app, name="env")
+app.add_typer(kernelspec.app, name="kernelspec")
 app.command()(_interruptible(serve.serve))
 app.command()(config.config)
 app.command()(_interruptible(sandboxes.ps))

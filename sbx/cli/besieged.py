@@ -21,7 +21,7 @@ PLAN = {
     "default": ("pool", "fork", "cold"),
     "strict": ("pool", "cold"),
     "networked": ("pool",),
-    "data-science": ("pool",),
+    "data-science": ("pool",),  # and by its walls notebook
 }
 _LAST = "cold"  # the path that every host has
 _WHOLE_S = 45.0

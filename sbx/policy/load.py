@@ -145,7 +145,7 @@ def unchanged(policy: str, *, search: Sequence[Path] = ()) -> Policy | None:
 
 
 def _remember(name: str, search: tuple[Path, ...], files: Sequence[Path], found: Policy) -> None:
-    places = {shipped_directory(), *search, *map(Path, _named_directories())}
+    places = set(directories(search))
     places |= {file.parent for file in files}
     names = {name, *(file.stem for file in files)}
     candidates = {place / f"{one}.toml" for place in places for one in names}
@@ -196,6 +196,11 @@ def reference(text: str) -> str | Path:
     return Path(text) if "/" in text or text.endswith(".toml") else text
 
 
+def directories(search: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """Where policies are looked for, whether or not they are there; the shipped ones' first."""
+    return (shipped_directory(), *search, *map(Path, _named_directories()))
+
+
 def shipped_directory() -> Path:
     """Where the shipped policies lie: in the package if it was installed, else in the checkout."""
     package = Path(__file__).parent.parent
@@ -216,14 +221,13 @@ def _own_directories(search: Sequence[Path]) -> list[Path]:
     """The user's directories, in order. One that does not exist is passed over, one that cannot be
     read is not: what it holds might take a name."""
     # An empty entry means the working directory in PATH; here it would be a trap in a cloned tree.
-    named = [Path(part) for part in _named_directories()]
-    directories = [directory for directory in (*search, *named) if os.path.lexists(directory)]
-    for directory in directories:
+    named = [directory for directory in directories(search)[1:] if os.path.lexists(directory)]
+    for directory in named:
         if not directory.is_dir():
             raise _ProblemsError(Problem("is not a directory of policies", directory))
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             raise _cannot_be_read(directory, "permission denied")
-    return directories
+    return named
 
 
 def _named(search: Sequence[Path]) -> list[Path]:

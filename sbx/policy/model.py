@@ -1,7 +1,7 @@
 """Policy: everything that is allowed, as one frozen value.
 
     Policy
-    ├── capabilities, processes, user, env, interpreter, preload, filter, shared
+    ├── capabilities, processes, user, env, interpreter, preload, filter, shared, workspace
     ├── filesystem   what of the host is seen, read-only
     ├── network      none, or a proxy with a list of hosts
     ├── secrets      which the proxy puts into requests; inside there are placeholders
@@ -320,6 +320,8 @@ class Policy(Table):
     `processes` says whether a cell may start any, and goes with `filter`: the strict one has no
     fork and no exec, the others cannot take them away. `shell` starts processes by its nature.
     `interpreter` None is the runtime's own environment, else the path of a Python, or `env:NAME`.
+    `workspace` is what a notebook's kernel has as /workspace: a directory of its own, or the one
+    that the notebook lies in. Other front ends are told of a directory by whoever calls them.
     """
 
     name: Annotated[str, AfterValidator(checks.policy_name)]
@@ -328,6 +330,7 @@ class Policy(Table):
     processes: StrictBool = True
     filter: Literal["default", "allowlist", "strict"] = "default"
     shared: StrictBool = False
+    workspace: Literal["own", "cwd"] = "own"
     user: Annotated[str, AfterValidator(checks.user_name)] = "sandbox"
     interpreter: _Interpreter | None = None
     preload: Annotated[tuple[_Module, ...], Field(max_length=100)] = ()

@@ -11,6 +11,7 @@ does not speak of stays as the policy says. What each key may become:
     imports                            of allow a part; forbid is added to what is forbidden
     walls                              best-effort may become hard
     processes, shared                  false; filter: allowlist, or strict
+    workspace                          own
     env                                further variables; those of the policy stay as they are
 
 What follows is taken along: without processes the filter is strict, there is no shell and no proxy,
@@ -153,6 +154,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "capabilities": _part,
     "processes": le,
     "shared": le,
+    "workspace": _one_of("own", "cwd"),
     "filter": _one_of("strict", "allowlist", "default"),
     "preload": _part,
     "filesystem.read": _part,

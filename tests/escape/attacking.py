@@ -22,13 +22,16 @@ import shlex
 import struct
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sbx.isolation import argv
@@ -128,6 +131,32 @@ def _word(error: str) -> str:
     if found := re.search(r"\[Errno (\d+)\]", error):
         return errno.errorcode[int(found[1])]
     return error.partition(":")[0].strip()
+
+
+async def watched(doing: Coroutine[Any, Any, Any]) -> tuple[Any, int, float]:
+    """What it gives, by how much the memory of this process grew at most, and the longest time
+    for which its loop stood still."""
+    process, over = psutil.Process(), threading.Event()
+    before = process.memory_info().rss
+    most = [before]
+
+    def look() -> None:
+        while not over.wait(0.002):
+            most[0] = max(most[0], process.memory_info().rss)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    task = asyncio.ensure_future(doing)
+    stalled = 0.0
+    try:
+        while not task.done():
+            began = time.monotonic()
+            await asyncio.wait([task], timeout=0.005)
+            stalled = max(stalled, time.monotonic() - began - 0.005)
+        return await task, most[0] - before, stalled
+    finally:
+        over.set()
+        watcher.join()
 
 
 # -- sandboxes, with and without a wall ------------------------------------------------------------

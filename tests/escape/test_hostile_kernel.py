@@ -13,12 +13,11 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Coroutine
 from typing import Any
 
 import psutil
 import pytest
-from attacking import Fresh, attack, one_path, prelude, run, tell
+from attacking import Fresh, attack, one_path, prelude, run, tell, watched
 
 from sbx.kernels import kernel
 from sbx.protocol.runs import Cause, Status
@@ -210,32 +209,6 @@ async def test_what_is_large_costs_bounded_memory_and_time(fresh: Fresh, what: s
     assert stalled < 5, f"{stalled} s of the loop"  # 0.2 s where nobody else is at work
     assert done.duration_s < 40
     assert await tell(hostile, "6 * 7") == 42
-
-
-async def watched(doing: Coroutine[Any, Any, Any]) -> tuple[Any, int, float]:
-    """What it gives, by how much the memory of this process grew at most, and the longest time
-    for which its loop stood still."""
-    process, over = psutil.Process(), threading.Event()
-    before = process.memory_info().rss
-    most = [before]
-
-    def look() -> None:
-        while not over.wait(0.002):
-            most[0] = max(most[0], process.memory_info().rss)
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    task = asyncio.ensure_future(doing)
-    stalled = 0.0
-    try:
-        while not task.done():
-            began = time.monotonic()
-            await asyncio.wait([task], timeout=0.005)
-            stalled = max(stalled, time.monotonic() - began - 0.005)
-        return await task, most[0] - before, stalled
-    finally:
-        over.set()
-        watcher.join()
 
 
 @one_path()  # the runtime reads every kernel's socket alike

@@ -17,7 +17,7 @@ def test_list_names_the_shipped_ones_and_ones_own(tmp_path: Path) -> None:
     env = {"SBX_POLICIES": str(tmp_path)}
     told = json.loads(sbx("policy", "list", "--json", env=env).stdout)["policies"]
     found = {one["name"]: one for one in told}
-    assert list(found)[:4] == ["data-science", "default", "networked", "strict"]
+    assert list(found)[:5] == ["data-science", "default", "networked", "notebook", "strict"]
     assert found["lab"]["extends"] == "strict"
     assert "limits.memory_max" in found["typo"]["problem"]
     table = sbx("policy", "list", env=env).stdout

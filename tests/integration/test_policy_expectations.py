@@ -14,7 +14,7 @@ from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
 
-SHIPPED = ("default", "data-science", "strict", "networked")
+SHIPPED = ("default", "data-science", "strict", "networked", "notebook")
 EXAMPLES = [
     pytest.param((name, number), id=f"{name}-{number}-{example.then}")
     for name in SHIPPED

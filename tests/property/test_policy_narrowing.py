@@ -49,6 +49,7 @@ REQUESTS = table(
     processes=st.booleans(),
     filter=st.sampled_from(["default", "allowlist", "strict"]),
     shared=st.booleans(),
+    workspace=st.sampled_from(["own", "cwd"]),
     preload=some(MODULES),
     env=st.dictionaries(st.sampled_from("ABC"), st.sampled_from("xy")),
     filesystem=table(read=some(PATHS), mount=some(st.sampled_from(MOUNTS))),
@@ -183,6 +184,7 @@ def is_at_most(one: Policy, other: Policy) -> bool:
             a["network"]["mode"] == "none" or b["network"]["mode"] == "proxy",
             not a["processes"] or b["processes"],
             not a["shared"] or b["shared"],
+            a["workspace"] == "own" or b["workspace"] == "cwd",
             a["pool"]["start"] == "cold" or b["pool"]["start"] == "fork",
             _FILTERS.index(a["filter"]) <= _FILTERS.index(b["filter"]),
             all(a["walls"][wall] == "hard" for wall in hard),
@@ -219,6 +221,7 @@ WIDEST = Policy.model_validate(
     {
         "name": "lab",
         "shared": True,
+        "workspace": "cwd",
         "preload": ["os", "os.path", "json", "numpy", "numpy.linalg", "socket", "csv"],
         "filesystem": {"read": ["/usr", "/bin", "/lib", "/srv", "/etc/ssl"], "mount": MOUNTS},
         "network": {

@@ -51,6 +51,7 @@ def test_larger_limit_names_key_asked_and_allowed() -> None:
         {"filesystem": {"mount": [{"source": "/srv/x", "target": "/opt/x"}]}},
         {"preload": ["numpy"]},
         {"shared": True},
+        {"workspace": "cwd"},
     ],
     ids=str,
 )

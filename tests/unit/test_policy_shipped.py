@@ -12,8 +12,10 @@ from sbx.policy.problems import all_keys
 SHIPPED = sorted(shipped_directory().glob("*.toml"))
 
 
-def test_the_four_are_there_and_without_problems() -> None:
-    assert {path.stem for path in SHIPPED} >= {"default", "strict", "data-science", "networked"}
+def test_the_five_are_there_and_without_problems() -> None:
+    assert {path.stem for path in SHIPPED} >= {
+        *("default", "strict", "data-science", "networked", "notebook")
+    }
     assert [problem for path in SHIPPED for problem in check(path)] == []
 
 
@@ -82,3 +84,11 @@ def test_data_science_preloads_and_has_more_room_than_default() -> None:
     assert {"numpy", "pandas", "matplotlib"} <= set(science.preload)
     assert science.limits.memory_max > default.limits.memory_max
     assert science.limits.wall_time > default.limits.wall_time
+
+
+def test_only_notebook_has_the_notebook_s_directory_and_else_is_data_science() -> None:
+    assert [path.stem for path in SHIPPED if load(path.stem).workspace != "own"] == ["notebook"]
+    science, notebook = load("data-science"), load("notebook")
+    own = {"name", "description", "expect", "workspace", "limits"}
+    assert notebook.model_dump(exclude=own) == science.model_dump(exclude=own)
+    assert notebook.limits.memory_max == science.limits.memory_max

@@ -1,0 +1,63 @@
+"""Where a bridge is to be reached, as a connection file says it."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sbx.errors import BadRequest
+
+CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+_WEAK = frozenset({"md5", "sha1", "shake_128", "shake_256"})  # broken, or of no fixed length
+_Z85_KEY = 40  # characters of a key of 32 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where a bridge is to be reached. A port of 0 is one to be chosen; the numbers are names for
+    `ipc`, whose `ip` is the path before them."""
+
+    key: bytes
+    transport: Literal["tcp", "ipc"] = "tcp"
+    ip: str = "127.0.0.1"
+    shell_port: int = 0
+    iopub_port: int = 0
+    stdin_port: int = 0
+    control_port: int = 0
+    hb_port: int = 0
+    signature_scheme: str = "hmac-sha256"
+    curve_publickey: bytes | None = None
+    curve_secretkey: bytes | None = None
+
+    def port(self, channel: str) -> int:
+        port: int = getattr(self, f"{channel}_port")
+        return port
+
+    def path(self, port: int) -> Path:
+        """Of a socket in the file system, as every client of Jupyter spells it."""
+        return Path(f"{self.ip}-{port}")
+
+    def check(self) -> None:
+        """Raises BadRequest `connection_unsigned` and `invalid_connection` for one that cannot be
+        meant."""
+        if not self.key:
+            raise BadRequest(
+                "a connection without a key would let anybody run code",
+                code="connection_unsigned",
+                hint="give Session.key a value, or leave it to jupyter_client",
+            )
+        digest = self.signature_scheme.removeprefix("hmac-")
+        known = hashlib.algorithms_guaranteed - _WEAK
+        if digest == self.signature_scheme or digest not in known:
+            raise invalid(f"no signature scheme of ours is {self.signature_scheme!r}")
+        if any(not 0 <= self.port(channel) < 1 << 16 for channel in CHANNELS):
+            raise invalid("a port is a number from 0 to 65535")
+        if self.ip.startswith("@") or "\0" in self.ip:  # a name without a file: for every user
+            raise invalid(f"{self.ip!r} is no place for a socket")
+        keys = (self.curve_publickey, self.curve_secretkey)
+        if keys != (None, None) and any(key is None or len(key) != _Z85_KEY for key in keys):
+            raise invalid("transport encryption takes a public and a secret key of 40 characters")
+
+
+def invalid(said: str) -> BadRequest:
+    return BadRequest(said, code="invalid_connection")
