@@ -16,6 +16,8 @@
     attacks.py          what one sandbox may do to use up its host; tests strike with it, too
     neighbour.py        neighbour: how much slower the cells of another sandbox become meanwhile
     agent_step.py       agent_step: what an agent's loop adds to model and tools
+    jupyter.py          jupyter_start, jupyter_pandas, jupyter_cell: a kernel for a notebook client
+    notebook.py         such a client: the same for ours and for ipykernel
     density.py          pss_idle, idle_cpu: what kernels cost that do nothing
     __main__.py         the command
 

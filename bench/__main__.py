@@ -18,6 +18,7 @@ from bench import (
     churn,
     cold_start,
     density,
+    jupyter,
     neighbour,
     node,
     parallel_create,
@@ -42,6 +43,7 @@ _MODULES = (
     density,
     service,
     agent_step,
+    jupyter,
     neighbour,
 )
 BENCHES = {bench.name: bench for module in _MODULES for bench in module.BENCHES}
