@@ -40,7 +40,7 @@ from sbx.isolation import launch
 from sbx.isolation.probe import Capabilities
 from sbx.runtime.sandbox import AsyncSandbox
 
-SETTLE_S = 3.0
+SETTLE_S = 10.0
 _OWN_PREFIX = "tests-of-sbx-"
 _PR_SET_CHILD_SUBREAPER = 36
 _brokers: set[int] = set()

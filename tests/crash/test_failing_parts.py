@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ AT_THE_FORK = "import gc, os\nos.register_at_fork(after_in_child="
 async def test_kernel_is_served_whatever_the_preload_does(
     source: str, path: str, why: str, preloading: Preloading
 ) -> None:
-    async with Runtime(Settings(interrupt_grace=5)) as runtime, asyncio.timeout(20):
+    async with Runtime(Settings(interrupt_grace=5)) as runtime, asyncio.timeout(60):
         async with await runtime.create(preloading(source)) as box:
             receipt = await box.start()
             assert (receipt.path, bool(receipt.fallback)) == (path, bool(why))
@@ -95,28 +96,35 @@ async def test_zygote_that_hangs_in_its_imports_is_killed_and_the_cold_path_serv
     """A fast path gets half of what a start may take; the zygote itself all of it."""
     policy = preloading(f"{IN_THE_ZYGOTE}time.sleep(3600)")
     async with (
-        Runtime(Settings(start_timeout=8)) as runtime,
+        Runtime(Settings(start_timeout=12)) as runtime,
         await runtime.create(policy) as box,
     ):
         receipt = await box.start()
         assert receipt.path == "cold"
-        assert "within 4 s" in receipt.fallback
+        assert "within 6 s" in receipt.fallback
         await until(lambda: not nests(broker()))
 
 
 async def test_start_that_is_cancelled_takes_its_hanging_zygote_along(
-    runtime: Runtime, preloading: Preloading
+    preloading: Preloading,
 ) -> None:
-    """The lineage starts it for all who wait, and keeps it when they go; a close ends it."""
-    async with await runtime.create(preloading(f"{IN_THE_ZYGOTE}time.sleep(3600)")) as box:
-        starting = asyncio.create_task(box.start())
-        await until(lambda: nests(broker()))
-        below = broker().children(recursive=True)
-        starting.cancel()
-        await asyncio.wait([starting])
-    async with asyncio.timeout(2.5):  # less than a broker waits for the last words of anybody
-        await runtime.close()
-    assert not any(map(lives, below))
+    """The lineage starts it for all who wait, and keeps it when they go; a close ends it, sooner
+    than after the 3 s for which a broker waits for last words: some tries, for a busy machine."""
+    policy = preloading(f"{IN_THE_ZYGOTE}time.sleep(3600)")
+    took = [60.0]
+    while min(took) > 2.5 and len(took) < 6:
+        async with Runtime() as runtime:
+            async with await runtime.create(policy) as box:
+                starting = asyncio.create_task(box.start())
+                await until(lambda: nests(broker()))
+                below = broker().children(recursive=True)
+                starting.cancel()
+                await asyncio.wait([starting])
+            began = time.monotonic()
+            await runtime.close()
+            took.append(time.monotonic() - began)
+            assert not any(map(lives, below))
+    assert min(took) < 2.5, took
 
 
 async def test_zygote_that_hangs_at_a_fork_is_killed_and_the_cold_path_serves(
@@ -304,7 +312,7 @@ async def test_kernel_that_dies_parked_takes_its_whole_jail_along(runtime: Runti
     assert parked.pid is not None
     assert parked.kernel_pid is not None
     os.kill(parked.kernel_pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await parked.end()
     await until(lambda: pool.parked == 1 and pool._parked[0].jail is not parked)
     async with await runtime.create() as box:

@@ -82,7 +82,7 @@ async def test_create_that_is_cancelled_at_any_wait_leaves_no_sandbox(runtime: R
 
 
 async def test_close_while_a_zygote_starts_ends_the_start_and_the_zygote() -> None:
-    async with Runtime() as runtime, asyncio.timeout(20):
+    async with Runtime() as runtime, asyncio.timeout(60):
         box = await runtime.create()
         starting = asyncio.create_task(box.start())
         itself = broker()
@@ -95,10 +95,10 @@ async def test_close_while_a_zygote_starts_ends_the_start_and_the_zygote() -> No
 async def test_sandbox_that_is_closed_does_not_wait_for_its_start(
     runtime: Runtime, preloading: Preloading
 ) -> None:
-    box = await runtime.create(preloading("import time\ntime.sleep(60)"))
+    box = await runtime.create(preloading("import time\ntime.sleep(3600)"))
     starting = asyncio.create_task(box.start())
     await until(lambda: bool(runtime._broker and runtime._broker._zygotes))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await box.close()
     with pytest.raises(Closed):
         await starting
@@ -107,7 +107,7 @@ async def test_sandbox_that_is_closed_does_not_wait_for_its_start(
 async def test_close_while_the_pool_is_refilled_leaves_nothing() -> None:
     default = load("default")
     full = default.pool.model_copy(update={"min_idle": 4})
-    async with Runtime() as runtime, asyncio.timeout(20):
+    async with Runtime() as runtime, asyncio.timeout(60):
         box = await runtime.create(default.model_copy(update={"pool": full}))
         await box.start()
         itself = broker()
@@ -119,7 +119,7 @@ async def test_close_while_the_pool_is_refilled_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("delay_s", [0, 0.03, 0.3])
 async def test_close_while_eight_starts_are_in_flight_ends_them_all(delay_s: float) -> None:
-    async with Runtime() as runtime, asyncio.timeout(20):
+    async with Runtime() as runtime, asyncio.timeout(60):
         boxes = [await runtime.create() for _ in range(8)]
         starting = [asyncio.create_task(box.start()) for box in boxes]
         await asyncio.sleep(delay_s)

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from chain import PATIENCE_S, all_gone, broker, gone, kill, monitors, used_jail
+from chain import PATIENCE_S, all_gone, broker, gone, kill, monitors, until, used_jail
 
 import sbx
 from sbx import AsyncSandbox, Runtime, Sandbox, Settings, Status
@@ -66,7 +66,7 @@ async def test_killed_at_rest_the_next_run_says_that_the_state_is_lost(
     jail = used_jail(broker())
     kill(getattr(jail, victim))
     await all_gone(jail)
-    await asyncio.sleep(0.1)
+    await until(lambda: box.receipt is None)
     run = await box.run("import os; ('kept' in globals(), os.path.exists('kept'))")
     assert (run.status, run.result, run.state_lost) == ("ok", "(False, True)", True)
 
@@ -103,9 +103,11 @@ async def test_bwrap_killed_while_it_starts_leaves_nothing_and_the_next_start_wo
                 await asyncio.sleep(0)
         await asyncio.sleep(delay_s)
         kill(bwraps[0])
-        with pytest.raises(SbxError) as raised:
-            await starting
-        assert raised.value.code in ("launch_failed", "start_failed", "jail_gone")
+        await asyncio.wait([starting])
+        if isinstance(error := starting.exception(), SbxError):
+            assert error.code in ("launch_failed", "start_failed", "jail_gone")
+        else:  # on a busy machine it had come further meanwhile
+            assert starting.result().status in (Status.OK, Status.KILLED)
         assert (await box.run("1")).ok
 
 

@@ -22,7 +22,7 @@ from sbx.client import Client, RemoteSandbox
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MIB = 1 << 20
 GROWS_MAX = 96 * MIB  # of the service, over all attacks: output that waits for its reader is 16 MiB
-SETTLE_S = 10.0
+SETTLE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KINDS = ("directory", "file", "depth")
-BEGUN_S = 10.0
+BEGUN_S = 60.0
 
 _RACER = r"""
 import ctypes, mmap, os, shutil, sys

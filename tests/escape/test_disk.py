@@ -135,19 +135,24 @@ async def seconds_to_the_end(box: AsyncSandbox, code: str) -> float:
     return ended - float(done.stdout)
 
 
+async def ended_within(bound_s: float, fresh: Fresh, code: str, **limits: Any) -> AsyncSandbox:
+    """A sandbox whose end came as soon as that, in one of a few: the machine is others', too."""
+    took: list[float] = []
+    for _ in range(10):
+        full = await with_limits(fresh, **limits)
+        await full.start()
+        took.append(await seconds_to_the_end(full, code))
+        if took[-1] < bound_s:
+            return full
+    raise AssertionError(f"not once within {bound_s} s: {took}")
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_whatever_grows_is_ended_within_a_second(fresh: Fresh, way: str) -> None:
     if "mapped" in way and os.geteuid() != 0:
         pytest.skip("what is mapped and not open shows to root alone: proc(5), map_files")
     grow = WAYS[way] + GROW.format(count=100_000, limit=32)
-    took: list[float] = []
-    while len(took) < 4:  # the machine is others', too
-        full = await with_limits(fresh, workspace_max="32MiB")
-        await full.start()
-        took.append(await seconds_to_the_end(full, grow))
-        if took[-1] < 1.0:
-            break
-    assert min(took) < 1.0
+    full = await ended_within(1.0, fresh, grow, workspace_max="32MiB")
     assert await tell(full, "6 * 7") == 42
 
 
@@ -166,9 +171,7 @@ async def test_the_same_goes_on_where_there_is_room(fresh: Fresh, way: str) -> N
 )
 async def test_whatever_has_a_name_counts(fresh: Fresh, make: str) -> None:
     grow = f"def more(n):\n    {make}\n" + GROW.format(count=100_000, limit=500)
-    full = await with_limits(fresh, workspace_files=500)
-    await full.start()
-    assert await seconds_to_the_end(full, grow) < 3.0
+    await ended_within(3.0, fresh, grow, workspace_files=500)
     roomy = await with_limits(fresh, workspace_files=5000)
     few = f"def more(n):\n    {make}\n" + GROW.format(count=600, limit=500)
     assert await attack(roomy, few + "\ntime.sleep(0.7)", timeout=60) == "ok"
@@ -178,11 +181,10 @@ async def test_what_conversations_share_is_not_a_way_around(fresh: Fresh) -> Non
     policy = load("default")
     limits = policy.limits.model_copy(update={"workspace_max": 16 * MIB})
     full = await fresh(policy.model_copy(update={"limits": limits, "shared": True}))
-    fill = "open('/workspace/shared/f', 'wb').write(bytes(40 << 20))\ntime.sleep(20)"
-    assert await attack(full, fill, timeout=30) == "killed:disk"
+    fill = "open('/workspace/shared/f', 'wb').write(bytes({} << 20))\ntime.sleep({})"
+    assert await attack(full, fill.format(40, 50), timeout=60) == "killed:disk"
     assert await attack(full, "os.unlink('/workspace/shared/f')") == "ok"
-    some = fill.replace("40", "8").replace("20)", "1)")
-    assert await attack(full, some, timeout=30) == "ok"
+    assert await attack(full, fill.format(8, 1), timeout=60) == "ok"
 
 
 async def test_a_burst_is_found_by_what_the_disk_lost_and_not_only_by_the_clock(
@@ -190,9 +192,7 @@ async def test_a_burst_is_found_by_what_the_disk_lost_and_not_only_by_the_clock(
 ) -> None:
     monkeypatch.setattr(disk, "_PERIOD_S", 30.0)
     grow = WAYS["one file"] + GROW.format(count=100_000, limit=32)
-    full = await with_limits(fresh, workspace_max="32MiB")
-    await full.start()
-    assert await seconds_to_the_end(full, grow) < 3.0
+    await ended_within(3.0, fresh, grow, workspace_max="32MiB")
 
 
 async def test_the_receipt_says_that_it_is_watched_and_how_far_that_goes(box: AsyncSandbox) -> None:

@@ -29,7 +29,7 @@ from sbx.workspace.watching import Watching
 ROUNDS = 2000
 SLOW_ROUNDS = 200  # of what walks, or waits for the disk
 ENOUGH = 100  # swaps: on a busy machine the racer has its turns more seldom
-HUNG_S = 10.0
+HUNG_S = 30.0
 CONTROL_S = 60.0
 SECRET = "what-only-the-host-may-read"
 SIZE = 4 << 20  # of a file of the host's, which no measure of a workspace comes near

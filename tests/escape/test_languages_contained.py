@@ -142,15 +142,18 @@ async def test_a_bomb_ends_at_tasks_max_and_the_kernel_beside_it_lives(
     needs_language(language)
     neighbour = await fresh()
     await neighbour.start()
-    seconds = 3 if language == "java" else 2
-    bombing = asyncio.create_task(run_beside(beside, language, BOMBS[language], seconds))
-    most = 0
-    while not bombing.done():
-        most = max(most, tasks(beside))
-        await asyncio.sleep(0.05)
-    how, run = await bombing
-    assert run.status in (Status.TIMEOUT, Status.KILLED, Status.ERROR), run
-    assert 40 <= most <= 70, (most, how)  # counted one after the other, while they come and go
+    for seconds in (3, 12, 48):  # a busy machine takes its time to start a JVM under a quota
+        bombing = asyncio.create_task(run_beside(beside, language, BOMBS[language], seconds))
+        most = 0
+        while not bombing.done():
+            most = max(most, tasks(beside))
+            await asyncio.sleep(0.05)
+        how, run = await bombing
+        assert run.status in (Status.TIMEOUT, Status.KILLED, Status.ERROR), run
+        assert most <= 70, how  # counted one after the other, while they come and go
+        if most >= 40:
+            break
+    assert most >= 40, how
     assert (await neighbour.shell("ls / | wc -l")).ok
 
 
@@ -190,7 +193,7 @@ async def test_memory_ends_the_script_with_its_jail_and_the_next_run_goes_on(
         assert await tell(box, "x + 1") == 42
         return
     assert outcome(run) == "killed:memory", run
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (after := await box.run("x + 1")).ok:  # noqa: ASYNC110  # until linux has ended all
             await asyncio.sleep(0.05)
         while not (after := await box.run("6 * 7")).ok:  # noqa: ASYNC110

@@ -123,7 +123,7 @@ time.sleep(60)
 """
     began = time.monotonic()
     assert await attack(hungry, hoard, timeout=60) == "killed:memory"
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 40
 
 
 @pytest.mark.needs("memory")
@@ -289,7 +289,7 @@ async def test_code_that_ignores_the_interrupt_is_killed(fresh: Fresh, code: str
 async def test_code_that_hears_the_interrupt_keeps_its_state(fresh: Fresh) -> None:
     """The other end of the ladder: one rung is enough."""
     box = await fresh()
-    done = await run(box, "x = 41\nwhile True: pass", timeout=0.5)
+    done = await run(box, "x = 41\nwhile True: pass", timeout=2)
     assert (done.status, done.state_lost) == (Status.TIMEOUT, False)
     assert await tell(box, "x + 1") == 42
 
@@ -389,11 +389,11 @@ with open('/workspace/large', 'wb') as file:
     ("code", "limits"),
     [
         (
-            "for n in range(30):\n    open(f'f{n}', 'wb').write(bytes(4 << 20))\ntime.sleep(20)",
+            "for n in range(30):\n    open(f'f{n}', 'wb').write(bytes(4 << 20))\ntime.sleep(50)",
             {"workspace_max": "16MiB"},
         ),
         (
-            "for n in range(2000):\n    open(f'f{n}', 'wb').close()\ntime.sleep(20)",
+            "for n in range(2000):\n    open(f'f{n}', 'wb').close()\ntime.sleep(50)",
             {"workspace_files": 500},
         ),
     ],
@@ -403,7 +403,7 @@ async def test_a_workspace_that_grows_too_large_ends_its_kernel(
     fresh: Fresh, code: str, limits: dict[str, Any]
 ) -> None:
     full = await with_limits(fresh, **limits)
-    done = await run(full, code, timeout=20)
+    done = await run(full, code, timeout=50)
     assert (done.status, done.cause) == (Status.KILLED, Cause.DISK)
     assert await tell(full, "6 * 7") == 42
 
@@ -420,7 +420,7 @@ def fill():
 threading.Timer(2, fill).start()
 """
     assert await attack(full, behind) == "ok"
-    assert await gone(full, 20)
+    assert await gone(full, 60)
 
 
 async def gone(box: AsyncSandbox, seconds: float) -> bool:

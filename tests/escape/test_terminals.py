@@ -15,7 +15,7 @@ from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.terminals import Attached, Terminal
 
 pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def until(attached: Attached, text: bytes) -> bytes:
@@ -128,13 +128,13 @@ async def test_a_flood_takes_bounded_memory_and_others_go_on(box: AsyncSandbox) 
     terminal = await box.terminals.open(command="yes $(printf 'x%.0s' $(seq 200))")
     async with terminal.attach():  # and reads nothing
         for _ in range(20):
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(20):
                 assert (await box.run("1 + 1")).result == "2"
             await asyncio.sleep(0.05)
     assert terminal.shows._held <= 128 << 10
     began = asyncio.get_running_loop().time()
     await terminal.close()
-    assert asyncio.get_running_loop().time() - began < 5
+    assert asyncio.get_running_loop().time() - began < 20
 
 
 async def test_more_than_was_granted_ends_the_kernel(fresh: Fresh) -> None:

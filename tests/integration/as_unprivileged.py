@@ -9,7 +9,8 @@ The host's own view does not change, and all of it ends with the child.
 CI is not handed on: what such a user lacks (cgroups, above all) is no fault of the host, and the
 tests that need it are skipped with their reason.
 
-The project is copied, so that files of root's umask, and caches, are in nobody's way.
+The project is copied, so that files of root's umask are in nobody's way; its bytecode as well,
+which that user could write nowhere.
 """
 
 import os
@@ -61,8 +62,7 @@ def copy_of_the_project(top: Path) -> Path:
     for name in _COPIED:
         source = _PROJECT / name
         if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", ".*")
-            shutil.copytree(source, copy / name, ignore=ignored)
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns(".*"))
         else:
             shutil.copy(source, copy / name)
     for path in (copy, *copy.rglob("*")):

@@ -24,7 +24,7 @@ from sbx.runtime.egress import Decision, Egress, Patience, Secret
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
-LONG_S = 20
+LONG_S = 60
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from sbx.kernels.frames import KERNEL
 from sbx.kernels.frames import bundle as host_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _MARK = "SBX_TEST_KERNEL"
 
 _START = """
@@ -174,7 +174,7 @@ def in_python(code: str, home: Path) -> str:
     return told
 
 
-def eventually(true: Callable[[], bool], within_s: float = 10) -> bool:
+def eventually(true: Callable[[], bool], within_s: float = 60) -> bool:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         if true():

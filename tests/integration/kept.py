@@ -16,7 +16,7 @@ from tests.fake_clock import FakeClock
 
 ME = Caller("me", "key", operator=True)
 OTHER = Caller("other", "key")
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ from sbx.api.settings import ServiceSettings
 from sbx.runtime.clock import Clock, SystemClock
 from sbx.runtime.house import House
 
-START_S = 10.0
+START_S = 60.0
 
 
 class _Quiet(uvicorn.Server):

@@ -14,8 +14,8 @@ import httpx
 import psutil
 from command import environment
 
-START_S = 30.0
-END_S = 40.0
+START_S = 60.0
+END_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from command import COMMAND, environment, sbx
 
 from sbx.cli import main
 
-START_S = 30.0
-END_S = 20.0
+START_S = 60.0
+END_S = 60.0
 
 
 @dataclass(frozen=True)

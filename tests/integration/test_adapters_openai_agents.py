@@ -1,4 +1,7 @@
-"""Function tools in the OpenAI Agents SDK's own loop, with its scripted model."""
+"""Function tools in the OpenAI Agents SDK's own loop, with its scripted model.
+
+The SDK is imported by whoever needs it: that takes seconds, and each process of a run collects all.
+"""
 
 import asyncio
 import json
@@ -6,12 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from agents import Agent, Runner, set_tracing_disabled
-from agents.testing import ScriptedModel, assistant_message, function_call
 
 import sbx
 from sbx import AsyncSandbox, Sandbox
-from sbx.adapters.openai_agents import function_tools
 
 PNG = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGA"
@@ -22,9 +22,18 @@ PLOT = f"from IPython.display import display\ndisplay({{'image/png': '{PNG}'}}, 
 
 @pytest.fixture(autouse=True)
 def untraced() -> Iterator[None]:
+    from agents import set_tracing_disabled
+
     set_tracing_disabled(True)  # it would be sent to OpenAI
     yield
     set_tracing_disabled(False)
+
+
+@pytest.fixture(scope="module")
+def function_tools() -> Any:
+    from sbx.adapters.openai_agents import function_tools
+
+    return function_tools
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +43,21 @@ def sync_box() -> Iterator[Sandbox]:
     sbx.close()
 
 
+def written_call(name: str, arguments: Any, *, call_id: str) -> Any:
+    from agents.testing import function_call
+
+    return function_call(name, arguments, call_id=call_id)
+
+
 def called(name: str, call_id: str, **arguments: Any) -> list[Any]:
-    return [function_call(name, arguments, call_id=call_id)]
+    return [written_call(name, arguments, call_id=call_id)]
 
 
 async def outputs(tools: list[Any], *steps: list[Any]) -> list[Any]:
     """What the model was told that its calls came to, in the end."""
+    from agents import Agent, Runner
+    from agents.testing import ScriptedModel, assistant_message
+
     model = ScriptedModel([*steps, [assistant_message("done")]])
     result = await Runner.run(Agent(name="a", tools=tools, model=model), "go")
     assert result.final_output == "done"
@@ -48,7 +66,9 @@ async def outputs(tools: list[Any], *steps: list[Any]) -> list[Any]:
     return [item["output"] for item in items if item.get("type") == "function_call_output"]
 
 
-async def test_an_agent_works_in_a_sandbox_and_state_stays(sync_box: Sandbox) -> None:
+async def test_an_agent_works_in_a_sandbox_and_state_stays(
+    sync_box: Sandbox, function_tools: Any
+) -> None:
     set_x, show_x, written, read, shell = await outputs(
         function_tools(sync_box),
         called("run_code", "1", code="x = 20"),
@@ -65,30 +85,30 @@ async def test_an_agent_works_in_a_sandbox_and_state_stays(sync_box: Sandbox) ->
     assert "Exit code: 3" in shell
 
 
-async def test_an_asynchronous_sandbox_does_as_well(box: AsyncSandbox) -> None:
+async def test_an_asynchronous_sandbox_does_as_well(box: AsyncSandbox, function_tools: Any) -> None:
     (said,) = await outputs(function_tools(box), called("run_code", "1", code="print(6 * 7)"))
     assert "42" in said
 
 
-async def test_what_goes_wrong_is_told_to_the_model(sync_box: Sandbox) -> None:
+async def test_what_goes_wrong_is_told_to_the_model(sync_box: Sandbox, function_tools: Any) -> None:
     raised, wrong, garbled = await outputs(
         function_tools(sync_box),
         called("run_code", "1", code="1/0"),
         called("run_code", "2", cod="1"),
-        [function_call("run_code", '{"code": ', call_id="3")],
+        [written_call("run_code", '{"code": ', call_id="3")],
     )
     assert "ZeroDivisionError" in raised
     assert "code" in wrong
     assert "JSON" in garbled
 
 
-async def test_figures_come_as_images(sync_box: Sandbox) -> None:
+async def test_figures_come_as_images(sync_box: Sandbox, function_tools: Any) -> None:
     ((text, image),) = await outputs(function_tools(sync_box), called("run_code", "1", code=PLOT))
     assert text["type"] == "input_text"
     assert image["image_url"] == f"data:image/png;base64,{PNG}"
 
 
-async def test_a_cancelled_call_interrupts_its_run(sync_box: Sandbox) -> None:
+async def test_a_cancelled_call_interrupts_its_run(sync_box: Sandbox, function_tools: Any) -> None:
     tools = {tool.name: tool for tool in function_tools(sync_box)}
     sleeping: Any = tools["run_code"]
     code = "open('/tmp/began', 'w').close()\nimport time\ntime.sleep(600)"

@@ -7,12 +7,13 @@ from contextlib import AsyncExitStack, aclosing
 
 from sbx import AsyncSandbox, Runtime, Settings
 from sbx.agent.agent import Agent
-from sbx.agent.approvals import Approvals, Owner
+from sbx.agent.approvals import Approvals
 from sbx.agent.handing import hand
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.models.replay import Answer, Asked, ReplayModel
 from sbx.agent.tools.permissions import Permissions
 from sbx.protocol.agent import ToolEnd, ToolOutput, ToolStart
+from sbx.protocol.approvals import Reach
 
 MANY = 100
 DEADLINE_S = 90.0
@@ -99,7 +100,7 @@ async def test_the_effect_of_a_command_is_approved_and_nothing_runs_twice(
                 assert event.rehearsal["output"] == "said\n"
                 if len(asked) == 1:
                     await box.files.write("/workspace/log.txt", "from elsewhere\n")
-                await approvals.decide(Owner("local"), event.tool_call_id, True)
+                await approvals.decide(Reach("local"), event.tool_call_id, True)
             if isinstance(event, ToolEnd):
                 results.append("workspace_changed" if event.is_error else event.result[:13])
     assert results == ["workspace_changed", "[stdout]\nsaid"]

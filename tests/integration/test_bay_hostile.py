@@ -14,7 +14,7 @@ from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
 from sbx.api import connections, limits
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-SOON_S = 5.0
+SOON_S = 20.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -254,7 +254,7 @@ async def test_events_are_followed_to_the_end(client: httpx.AsyncClient) -> None
     url = f"/v1/sandboxes/{(await made(client))['id']}"
     accept = {"accept": "text/event-stream"}
     types = []
-    async with asyncio.timeout(10), client.stream("GET", f"{url}/events", headers=accept) as reply:
+    async with asyncio.timeout(60), client.stream("GET", f"{url}/events", headers=accept) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         async for line in reply.aiter_lines():
             if line.startswith("data:"):

@@ -17,7 +17,7 @@ from serving import in_process, service
 
 from sbx.agent.messages import Response, ToolCall, Usage
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 PROMPT = "\r?\n> |^> "
 OWNER = 4242
 FIGURE = (

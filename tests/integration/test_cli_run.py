@@ -106,7 +106,7 @@ def test_output_comes_while_the_code_still_runs() -> None:
         assert process.stdout.readline() == b"first\n"
         assert process.poll() is None
         process.terminate()
-        assert process.wait(10) == 143
+        assert process.wait(60) == 143
 
 
 def test_an_error_is_json_with_json() -> None:
@@ -231,14 +231,14 @@ def test_a_reader_that_stops_reading_ends_it_quietly() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(20) == 141
+        assert process.wait(60) == 141
         assert process.stderr is not None
         assert process.stderr.read() == b""
 
 
 def test_a_full_disk_behind_stdout_is_said() -> None:
     with open("/dev/full", "wb") as full, started("run", "-c", "1", stdout=full) as process:
-        assert process.wait(20) == 3
+        assert process.wait(60) == 3
         assert process.stderr is not None
         assert process.stderr.readline().startswith(b"error: the output cannot be written")
 

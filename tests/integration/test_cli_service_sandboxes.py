@@ -175,7 +175,7 @@ def asked(served: Service, answer: bytes) -> int:
             while b"[y/N]" not in said:
                 said += os.read(ours, 1024)
             os.write(ours, answer)
-            return process.wait(20)
+            return process.wait(60)
     finally:
         os.close(ours)
         os.close(theirs)
@@ -243,7 +243,7 @@ def test_logs_follow_until_the_sandbox_is_deleted(served: Service) -> None:
         served.quick("exec", box, "-c", "print('while it is followed')")
         assert next(line for line in lines if b"while it is followed" in line)
         served.quick("rm", box)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_logs_that_are_followed_end_with_ctrl_c(served: Service, box: str) -> None:
@@ -251,7 +251,7 @@ def test_logs_that_are_followed_end_with_ctrl_c(served: Service, box: str) -> No
         assert process.stdout is not None
         assert b"created" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
 
 
 @pytest.mark.parametrize(

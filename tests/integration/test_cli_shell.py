@@ -16,7 +16,7 @@ from command import COMMAND, environment
 from serving import Service, service
 
 pytestmark = pytest.mark.core
-WAIT_S = 20.0
+WAIT_S = 60.0
 PROMPT = "bash-[0-9.]+[$#] "
 
 

@@ -77,7 +77,7 @@ async def reply(path: Path, *pieces: bytes) -> bytes:
                 writer.write(piece)
                 await writer.drain()
             await asyncio.sleep(0.02)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):
                 return await reader.read(1 << 16)
             return b""

@@ -166,7 +166,7 @@ async def test_what_ends_while_a_context_starts_ends_it_and_leaves_nothing(
             contexts = use.conversation().contexts
         held = asyncio.create_task(contexts.create("other"))
         one = await _starting(contexts)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             match end:
                 case "conversation":
                     await house.sandboxes.delete_conversation(ME, made.id, "default")
@@ -188,7 +188,7 @@ async def test_what_ends_while_a_context_starts_ends_it_and_leaves_nothing(
 
 async def _starting(contexts: Contexts) -> Context:
     """The context, as soon as its kernel is on its way."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (one := contexts._beside.get("other")) is None or not one._starting.locked():  # noqa: ASYNC110
             await asyncio.sleep(0)
     return one

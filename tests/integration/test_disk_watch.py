@@ -12,7 +12,7 @@ from sbx.runtime import disk
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110  # it is another process's, which sets no event
             await asyncio.sleep(0.02)
 

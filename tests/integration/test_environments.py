@@ -255,7 +255,7 @@ def test_an_interrupted_creation_leaves_nothing(house: House, number: signal.Sig
         while b"resolving" not in (line := process.stderr.readline()):
             assert line, "it ended too early"
         process.send_signal(number)
-        assert process.wait(30) == 128 + number
+        assert process.wait(60) == 128 + number
         assert b"nothing was made" in process.stderr.read()
     assert house.there == ["small"]
 
@@ -267,7 +267,7 @@ def test_what_a_killed_creation_leaves_is_none_and_gives_way(house: House) -> No
         while b"resolving" not in (line := process.stderr.readline()):
             assert line, "it ended too early"
         process.kill()
-        process.wait(30)
+        process.wait(60)
     assert "killed" in house.there
     assert house.env("show", "killed").returncode == 2
     deadline = time.monotonic() + 30

@@ -71,7 +71,7 @@ async def test_the_output_comes_as_it_is_printed(box: HostBox, directory: Path) 
 
 
 async def test_a_command_that_takes_too_long_ends_with_what_it_started(box: HostBox) -> None:
-    live = box.start_shell("trap '' INT; sleep 600 & echo $!; wait; sleep 600", timeout=0.2)
+    live = box.start_shell("trap '' INT; sleep 600 & echo $!; wait; sleep 600", timeout=2)
     pid = int(await printed(live))
     run = await live.result()
     assert (run.status, run.exit_code) == ("timeout", 128 + signal.SIGKILL)

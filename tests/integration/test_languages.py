@@ -85,7 +85,7 @@ async def test_a_long_script_is_no_argument(box: AsyncSandbox) -> None:
 async def test_output_comes_as_it_is_written(box: AsyncSandbox) -> None:
     code = "echo first; until [ -e sign ]; do sleep 0.01; done; echo second"
     seen = []
-    async for event in box.stream_script(code, "bash", timeout=20):
+    async for event in box.stream_script(code, "bash", timeout=55):
         if isinstance(event, Stdout):
             seen.append(event.text.strip())
             await box.files.write("sign", "")
@@ -99,7 +99,7 @@ async def test_a_script_runs_beside_a_busy_cell_and_other_scripts(box: AsyncSand
     await box.run("x = 41")
     cell = asyncio.create_task(box.run("import time\nwhile True: time.sleep(0.01)"))
     waits = "touch s{0}; until [ -e s{1} ]; do sleep 0.01; done; rm -f s{1}"
-    scripts = (box.run_script(waits.format(n, (n + 1) % 3), "bash", timeout=20) for n in range(3))
+    scripts = (box.run_script(waits.format(n, (n + 1) % 3), "bash", timeout=55) for n in range(3))
     assert all(run.ok for run in await asyncio.gather(*scripts))
     assert await box.interrupt()
     assert (await cell).status is Status.INTERRUPTED
@@ -120,7 +120,7 @@ async def test_a_script_has_a_time_out_of_its_own(
     await box.run("x = 41")
     run = await box.run_script(code, language, timeout=0.5)
     assert (run.status, run.state_lost) == ("timeout", False)
-    assert run.duration_s < 10
+    assert run.duration_s < 40
     assert (await box.run("x + 1")).result == "42"
     assert await left_in_tmp(box) == []
 

@@ -10,7 +10,7 @@ from mcp import Client, StdioServerParameters
 from mcp_types import CallToolResult, ImageContent, TextContent
 from serving import in_process
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 TOOLS = {"run_code", "execute_command", "read_file", "write_file", "edit_file", "list_files"}
 
 PNG = (

@@ -55,7 +55,7 @@ import asyncio
 async def main():
     one = await asyncio.create_subprocess_shell('echo hi | cat', stdout=-1)
     server = await asyncio.start_server(lambda r, w: w.write(b'x') or w.close(), '127.0.0.1', 0)
-    async with server, asyncio.timeout(5):
+    async with server, asyncio.timeout(60):
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         assert await reader.read() == b'x'
         writer.close()

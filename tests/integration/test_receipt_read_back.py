@@ -125,11 +125,11 @@ async def test_the_log_does_not_delay_a_start(tmp_path: Path) -> None:
         release = asyncio.Event()
         loop = asyncio.get_running_loop()
         house.audit._writing.submit(
-            lambda: asyncio.run_coroutine_threadsafe(release.wait(), loop).result(20)
+            lambda: asyncio.run_coroutine_threadsafe(release.wait(), loop).result(100)
         )
         made = await house.sandboxes.create(ME)
         async with (
-            asyncio.timeout(10),
+            asyncio.timeout(60),
             house.sandboxes.using(ME, made.id, scope="execute") as use,
         ):
             await use.box.conversation("one").start()

@@ -22,7 +22,7 @@ async def warm(box: AsyncSandbox) -> AsyncSandbox:
 
 async def begun(box: AsyncSandbox) -> None:
     """Wait until FOREVER runs, and for the next time forget that it did."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "begun" not in [entry.name for entry in await box.files.list()]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await box.files.delete("begun")
@@ -57,7 +57,7 @@ async def test_a_cancelled_caller_s_cell_that_ignores_it_has_its_deadline(
     warm: AsyncSandbox,
 ) -> None:
     ignoring = f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{FOREVER}"
-    caller = asyncio.create_task(warm.run(ignoring, timeout=2))
+    caller = asyncio.create_task(warm.run(ignoring, timeout=3))
     await begun(warm)
     caller.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -124,7 +124,7 @@ async def test_what_fails_in_sbx_itself_is_broken_and_ends_the_turn(
         patch.setattr(Kernel, part, fail)
         with pytest.raises(Broken, match="a part of ours"):
             await warm.run("1/0")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await warm.stop()  # with whatever is left of that cell
         assert (await warm.run("1")).result == "1"
 
@@ -143,5 +143,5 @@ async def test_a_cell_that_is_followed_no_further_lets_go_of_the_turn(warm: Asyn
     with pytest.raises(asyncio.CancelledError):
         await caller
     await warm.stop()  # with what is left of that cell
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await warm.run("1")).result == "1"

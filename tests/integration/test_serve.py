@@ -167,7 +167,7 @@ def test_sigterm_lets_a_run_end_and_refuses_new_ones(top: Path) -> None:
         began = time.monotonic()
         assert served.stop() == 0
         running.join()
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 50
         assert running.reply is not None
         assert running.reply["output"].strip() == "whole"
     with service(top, env=_COLD) as again, again.client() as client:
@@ -181,12 +181,12 @@ def test_a_run_that_does_not_end_is_cut_off_and_recorded(top: Path) -> None:
         with served.client() as client:
             sandbox_id = create(client)
         running = Running(
-            served, sandbox_id, "open('begun', 'w').close(); import time; time.sleep(25)"
+            served, sandbox_id, "open('begun', 'w').close(); import time; time.sleep(100)"
         )
         wait_for_run(served, sandbox_id, "begun")
         began = time.monotonic()
         assert served.stop() == 0
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 50
         running.join()
         assert running.reply is not None
         assert not running.reply["success"]
@@ -202,7 +202,7 @@ def test_a_second_signal_ends_the_drain(top: Path) -> None:
         with served.client() as client:
             sandbox_id = create(client)
         running = Running(
-            served, sandbox_id, "open('begun', 'w').close(); import time; time.sleep(25)"
+            served, sandbox_id, "open('begun', 'w').close(); import time; time.sleep(100)"
         )
         wait_for_run(served, sandbox_id, "begun")
         began = time.monotonic()
@@ -210,7 +210,7 @@ def test_a_second_signal_ends_the_drain(top: Path) -> None:
         time.sleep(0.5)
         assert served.process.poll() is None
         assert served.stop() == 0
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 50
         running.join()
 
 
@@ -222,7 +222,7 @@ def test_a_drain_does_not_wait_for_who_only_follows(top: Path) -> None:
             assert first.startswith(b"id: ")
             began = time.monotonic()
             assert served.stop() == 0
-            assert time.monotonic() - began < 15
+            assert time.monotonic() - began < 50
 
 
 @pytest.mark.core
@@ -286,7 +286,7 @@ def test_systemd_hands_over_the_socket_and_is_told(top: Path) -> None:
         listening.bind(str(path))
         listening.listen()
         systemd.bind(str(top / "notify"))
-        systemd.settimeout(30)
+        systemd.settimeout(60)
         launcher = [sys.executable, "-c", _ACTIVATED, str(listening.fileno())]
         env = {**_COLD, "NOTIFY_SOCKET": str(top / "notify"), "INVOCATION_ID": "x"}
         with service(top, env=env, launcher=launcher, pass_fds=[listening.fileno()]) as served:

@@ -132,7 +132,7 @@ async def test_unread_downloads_are_bounded(
 
 async def until_ok(client: httpx.AsyncClient, url: str, **headers: str) -> httpx.Response:
     """The first reply that is no 429: who goes is noticed a moment later."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             async with client.stream("GET", url, headers=headers) as reply:
                 if reply.status_code != 429:

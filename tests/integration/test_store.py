@@ -152,7 +152,7 @@ async def test_one_reading_sees_one_state(store: Store) -> None:
     def twice(on: sqlite3.Connection) -> list[int]:
         before = on.execute("SELECT count(*) FROM keys").fetchone()[0]
         loop.call_soon_threadsafe(reading.set)
-        assert between.wait(10)
+        assert between.wait(60)
         return [before, on.execute("SELECT count(*) FROM keys").fetchone()[0]]
 
     counts = asyncio.create_task(store.read(twice))

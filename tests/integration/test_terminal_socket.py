@@ -21,7 +21,7 @@ from sbx.protocol.terminals import MESSAGE_MAX, UNKNOWN
 
 pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
 ALLOWED = "https://allowed.example"
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -31,6 +31,7 @@ def test_the_core_tests_pass_for_a_user_without_rights(
     if pytestconfig.getoption("--by-turns"):
         chosen += ["--third", str(turn() % 3)]
     pytest_words = ["-q", "-m", "core", "-p", "no:cacheprovider", "--tb=short", "-W", "error"]
+    pytest_words += ["--numprocesses=2", "--dist=loadfile"]  # they wait more than they compute
     done = run(
         [
             sys.executable,

@@ -90,7 +90,7 @@ async def test_a_descriptor_that_is_not_read_yet_wakes_the_loop_once(tmp_path: P
         watching = Watching([(tree, ())], recursive=False)
         watch = _Watch(watching)
         (tmp_path / "new").touch()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await watch.readable.wait()
             assert not loop.remove_reader(watching.fd)
             watch.arm()

@@ -123,9 +123,11 @@ def test_removing_a_sandbox_takes_all_its_conversations(data: DataDirectory) -> 
     assert data.sandboxes() == ()
 
 
-def test_tidy_removes_what_a_crash_left_half_written(conversation: ConversationFiles) -> None:
+def test_tidy_removes_what_a_crash_left_half_written(
+    data: DataDirectory, conversation: ConversationFiles
+) -> None:
     (conversation.path / "staging/.sbx-half").write_text("x")
-    assert conversation.tidy()
+    assert data.tidy(conversation.path.parent.name, conversation.path.name)
     assert os.listdir(conversation.path / "staging") == []
 
 

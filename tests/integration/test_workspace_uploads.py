@@ -139,7 +139,7 @@ def test_concurrent_puts_stay_within_the_count(uploads: Uploads) -> None:
 
     def put(number: int) -> None:
         def body() -> Iterator[bytes]:
-            everybody.wait(10)  # all have passed the early check
+            everybody.wait(60)  # all have passed the early check
             yield b"x"
 
         try:

@@ -250,7 +250,7 @@ def _over_a_socket(
 
         sending = asyncio.create_task(send())
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await read(wire)
         except expected:
             pass

@@ -65,7 +65,7 @@ def test_systemd_is_told(tmp_path: Path, abstract: bool) -> None:
     name = f"@sbx-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0" + name[1:] if abstract else name)
-        systemd.settimeout(5)
+        systemd.settimeout(60)
         environment = {"NOTIFY_SOCKET": name}
         notifier = Notifier(environment)
         notifier.ready("listening on x")

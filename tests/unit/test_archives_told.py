@@ -62,7 +62,7 @@ def archives(*lines: str) -> tuple[Archives, _Command]:
 async def packed(*lines: str) -> list[int]:
     made, command = archives(*lines)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return [len(piece) async for piece in made.pack("/workspace", "tar.gz")]
     finally:
         assert command.ended
@@ -98,7 +98,7 @@ async def unpacked(*lines: str) -> tuple[Any, int]:
         yield bytes(_BLOCK)
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return await made.unpack("/workspace", one_block()), len(command.fed)
 
 

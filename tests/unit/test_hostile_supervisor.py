@@ -68,7 +68,7 @@ async def pour(sock: socket.socket, data: bytes) -> None:
 
 
 async def ended(lost: Lost) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await lost.killed.wait()
 
 
@@ -151,7 +151,7 @@ async def test_words_about_commands_that_nobody_started_are_dropped() -> None:
             ):
                 await pour(lost.supervisor, guest.encode(kind, content, name))
         await pour(lost.supervisor, guest.encode("exited", {"code": 3}, command._name))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             told = await command.next()
         assert isinstance(told, frames.Exited)
         assert told.code == 3
@@ -180,7 +180,7 @@ async def test_what_is_fed_beyond_what_was_typed_counts_as_all_of_it() -> None:
             "fed", {"bytes": size, "open": True}, command._name
         )
         await pour(lost.supervisor, told(2) + told(2**62))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while command.unread:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert command.unread == 0

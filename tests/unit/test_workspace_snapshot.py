@@ -15,6 +15,7 @@ from sbx.workspace import snapshot
 from sbx.workspace.changes import Change, Manifest, Node, changes, missed, sparing, with_specials
 from sbx.workspace.committing import commit
 from sbx.workspace.freezing import freeze
+from sbx.workspace.journal import Journal
 from sbx.workspace.snapshot import Bounds, Scope, look
 from sbx.workspace.telling import DIFF_MAX, tell
 from sbx.workspace.tree import Tree
@@ -206,9 +207,17 @@ def test_a_write_to_a_mapped_page_is_seen_where_no_time_tells_it(tmp_path: Path)
 # -- commit ----------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    (tmp_path / "staging").mkdir()
+    staging = os.open(tmp_path / "staging", os.O_PATH)
+    yield Journal(staging, in_tree=True)
+    os.close(staging)
+
+
 @pytest.mark.parametrize("meanwhile", ["written", "removed", "made", "replaced", "fifo"])
 def test_whoever_was_quicker_is_not_overwritten(
-    source: Tree, target: Tree, tmp_path: Path, meanwhile: str
+    source: Tree, target: Tree, journal: Journal, tmp_path: Path, meanwhile: str
 ) -> None:
     top = tmp_path / "target"
     for where in (top, tmp_path / "source"):
@@ -233,7 +242,7 @@ def test_whoever_was_quicker_is_not_overwritten(
             os.mkfifo(top / "added")
     left = {path.name: path.lstat() for path in top.iterdir()}
     with pytest.raises(Conflict) as raised:
-        commit(wanted, before, target, source, staging=None)
+        commit(wanted, before, target, source, journal)
     assert raised.value.code == "workspace_changed"
     assert {path.name: path.lstat()[:9] for path in top.iterdir()} == {
         name: found[:9] for name, found in left.items()
@@ -241,7 +250,7 @@ def test_whoever_was_quicker_is_not_overwritten(
 
 
 def test_a_directory_that_got_something_meanwhile_is_not_removed(
-    source: Tree, target: Tree, tmp_path: Path
+    source: Tree, target: Tree, journal: Journal, tmp_path: Path
 ) -> None:
     below = tmp_path / "target" / "below"
     below.mkdir()
@@ -249,7 +258,7 @@ def test_a_directory_that_got_something_meanwhile_is_not_removed(
     before = look(target, Scope(), BOUNDS).nodes
     (below / "mine").write_text("x")
     with pytest.raises(Conflict):
-        commit(changes(before, {}), before, target, source, staging=None)
+        commit(changes(before, {}), before, target, source, journal)
     assert (below / "file").read_text() == "old"
     assert (below / "mine").read_text() == "x"
 

@@ -37,7 +37,7 @@ async def text_of(command: Any, offset: int = 0) -> str:
 
 async def started(command: Any, text: str) -> None:
     """Wait until it has said this."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async for piece in command.follow():
             if text in piece.text:
                 return
@@ -51,7 +51,7 @@ async def test_a_command_outlives_the_call_and_tells_how_it_ended(box: Any) -> N
     )
     assert (await command.status()).running
     assert await text_of(command) == "one\ntwo\n"
-    ended = await command.wait(10)
+    ended = await command.wait(60)
     assert (ended.state, ended.exit_code, ended.cause) == (CommandState.EXITED, 3, None)
     assert (ended.ended_at or 0) >= ended.started_at
     assert (ended.log_begin, ended.log_end) == (0, 8)
@@ -77,10 +77,12 @@ async def test_env_cwd_and_the_kernels_files_are_those_of_the_sandbox(box: Any) 
 
 
 async def test_what_it_writes_is_followed_live_beside_a_busy_cell(box: Any) -> None:
-    busy = asyncio.create_task(box.run("import time; time.sleep(1.5)"))
+    until_told = "import os, time\nwhile not os.path.exists('over'): time.sleep(0.01)"
+    busy = asyncio.create_task(box.run(until_told))
     command = await box.commands.start("for i in 1 2 3; do echo $i; sleep 0.1; done")
     assert await text_of(command) == "1\n2\n3\n"
     assert not busy.done()
+    await box.files.write("over", "")
     assert (await busy).ok
 
 
@@ -106,7 +108,7 @@ async def test_stdin_that_was_left_open_is_fed(box: Any) -> None:
     await command.write("eins\nzwéi\n")
     await started(command, "zwéi")
     await command.write(None)
-    assert (await command.wait(10)).exit_code == 0
+    assert (await command.wait(60)).exit_code == 0
     assert (await command.logs()).text == "got eins\ngot zwéi\n"
     with pytest.raises(errors.Conflict) as refused:
         await command.write("more")
@@ -131,7 +133,7 @@ async def test_a_command_that_closes_its_stdin_refuses_more(box: Any) -> None:
     command = await box.commands.start("exec 0<&-; echo closed; sleep 100", stdin_open=True)
     await started(command, "closed")
     await command.write("y")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await command.status()).stdin_open:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     with pytest.raises(errors.Conflict) as refused:
@@ -160,19 +162,19 @@ async def test_the_end_of_the_kernel_is_the_end_of_its_commands_and_says_why(box
     stopped = await box.commands.start("echo up; sleep 100")
     await started(stopped, "up")
     await box.stop()
-    told = await stopped.wait(10)
+    told = await stopped.wait(60)
     assert (told.state, told.cause) == (CommandState.KILLED, CommandCause.STOPPED)
     assert told.reason
     assert await text_of(stopped) == "up\n"
     crashed = await box.commands.start("echo up; sleep 100")
     await started(crashed, "up")
     await box.run("import os; os._exit(1)")
-    told = await crashed.wait(10)
+    told = await crashed.wait(60)
     assert (told.state, told.cause) == (CommandState.KILLED, CommandCause.CRASHED)
     killed = await box.commands.start("echo up; sleep 100")
     await started(killed, "up")
     await box.run("import signal; signal.signal(2, signal.SIG_IGN)\nwhile True: pass", timeout=0.2)
-    told = await killed.wait(10)
+    told = await killed.wait(60)
     assert (told.state, told.cause) == (CommandState.KILLED, CommandCause.INTERRUPTED)
 
 
@@ -180,7 +182,7 @@ async def test_a_new_kernel_for_a_command_says_that_state_is_lost(box: Any) -> N
     await box.run("kept = 1")
     await box.run("import os; os._exit(1)")
     command = await box.commands.start("true")
-    assert (await command.wait(10)).state_lost
+    assert (await command.wait(60)).state_lost
 
 
 async def test_invalid_text_is_replaced_and_escapes_are_kept_as_they_are(box: Any) -> None:

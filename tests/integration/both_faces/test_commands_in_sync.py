@@ -14,7 +14,7 @@ def test_the_synchronous_face_has_the_same(cells: Sandbox) -> None:
     command.write("x\n")
     assert next(iter(command.follow())).text == "got x\n"
     command.write(None)
-    assert command.wait(10).exit_code == 2
+    assert command.wait(60).exit_code == 2
     assert command.status().state is CommandState.EXITED
     assert command.logs().text == "got x\n"
     assert cells.commands.get(command.id).id == command.id

@@ -228,7 +228,7 @@ def test_a_watch_ends_with_its_sandbox(make: Make) -> None:
     following = threading.Thread(target=follow)
     following.start()
     box.close()
-    following.join(20)
+    following.join(60)
     assert not following.is_alive()
     assert ended[-1] == "end"
 

@@ -64,7 +64,7 @@ def test_scripts_run_from_many_threads(cells: Sandbox) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert sorted(told) == [f"{number}\n" for number in range(6)]
 
 

@@ -139,7 +139,7 @@ def test_what_is_asked_wrongly_is_refused_and_a_time_out_is_a_result(cells: Sand
         with pytest.raises(BadRequest):
             talk.rehearse("true", **words)
     talk.files.make_directory("below")
-    rehearsal = talk.rehearse("touch here; sleep 50", timeout=0.5, cwd="below")
+    rehearsal = talk.rehearse("touch here; sleep 50", timeout=2, cwd="below")
     assert rehearsal.run.status is Status.TIMEOUT
     assert list(told(rehearsal.changes)) == ["/workspace/below/here"]
 

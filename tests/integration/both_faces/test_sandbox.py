@@ -107,7 +107,7 @@ display(HTML('<b>x</b>')); clear_output(wait=True)
 def test_an_event_is_there_before_the_cell_ends(cells: Sandbox) -> None:
     """The cell waits for a file that is written only once its first line was seen."""
     code = "import os, time\nprint('ready')\nwhile not os.path.exists('go'): time.sleep(0.01)"
-    for event in cells.stream(code, timeout=20):
+    for event in cells.stream(code, timeout=55):
         if says(event, "ready"):
             cells.files.write("go", "")
     assert isinstance(event, RunEnd)
@@ -197,7 +197,7 @@ def test_input_is_answered_by_a_coroutine(cells: Sandbox) -> None:
 
 
 def test_input_that_nobody_answers_fails_in_the_cell(cells: Sandbox) -> None:
-    run = cells.run("input('name? ')", timeout=10)
+    run = cells.run("input('name? ')", timeout=55)
     assert run.status == "error"
     assert run.error is not None
     assert "input" in run.error.value
@@ -207,7 +207,7 @@ def test_an_answering_function_that_fails_interrupts_the_cell(cells: Sandbox) ->
     def answer(prompt: str) -> str:
         raise RuntimeError("nobody home")
 
-    run = cells.run("input()", on_input=answer, timeout=20)
+    run = cells.run("input()", on_input=answer, timeout=55)
     assert run.status == "interrupted"
     assert cells.run("1").result == "1"
 
@@ -231,11 +231,11 @@ def test_interrupt_finds_nothing_to_interrupt(cells: Sandbox) -> None:
 
 def test_a_time_out_interrupts_and_keeps_the_state(cells: Sandbox) -> None:
     cells.run("before = 6")
-    run = cells.run("import time\nprint('x')\ntime.sleep(30)", timeout=0.3)
+    run = cells.run("import time\nprint('x')\ntime.sleep(55)", timeout=2)
     assert (run.status, run.stdout, run.state_lost) == ("timeout", "x\n", False)
     assert run.error is not None
     assert run.error.name == "Timeout"
-    assert run.duration_s < 10
+    assert run.duration_s < 40
     assert cells.run("before").result == "6"
 
 

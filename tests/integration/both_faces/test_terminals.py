@@ -10,7 +10,7 @@ from sbx import errors
 from sbx.protocol.terminals import TERMINALS_MAX
 
 pytestmark = pytest.mark.core
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def until(attached: object, text: bytes, seen: bytes = b"") -> bytes:
