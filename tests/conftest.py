@@ -43,7 +43,7 @@ from sbx.runtime.sandbox import AsyncSandbox
 SETTLE_S = 10.0
 _OWN_PREFIX = "tests-of-sbx-"
 _PR_SET_CHILD_SUBREAPER = 36
-_brokers: set[int] = set()
+_brokers: set[str] = set()  # as the names of their cgroups end
 _BY_TURNS = ("test_exchange_races.py", "test_programs_behind_filters.py")
 
 
@@ -200,14 +200,17 @@ def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="session", autouse=True)
 def orphans_become_ours() -> Iterator[None]:
     """Whoever loses its parent becomes a child of the tests, so that none escapes the check; and
-    brokers are remembered, because their pid is in the names of their cgroups."""
+    brokers are remembered, because the names of their cgroups tell their pid and when it began: a
+    pid alone comes again, for a broker of another process of the run."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     real = launch._start_process
 
     def remembered(*words: Any) -> Any:
         process = real(*words)
-        _brokers.add(process.pid)
+        with suppress(FileNotFoundError):
+            stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            _brokers.add(f"-{process.pid}-{stat[19]}")
         return process
 
     patch = pytest.MonkeyPatch()
@@ -280,5 +283,5 @@ def _cgroups() -> Iterator[str]:
         if mount.fstype in ("cgroup", "cgroup2"):
             for path, _, _ in os.walk(mount.mountpoint):  # which minds no group that goes meanwhile
                 name = os.path.basename(path)
-                if name.startswith("sbx-") and any(f"-{pid}-" in name for pid in _brokers):
+                if name.startswith("sbx-") and any(map(name.endswith, _brokers)):
                     yield path
