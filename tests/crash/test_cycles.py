@@ -12,7 +12,7 @@ from chain import PATIENCE_S, broker, descendants, nest, nests, tidy, until
 
 from sbx import Runtime, Settings
 
-pytestmark = [pytest.mark.needs("namespaces"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("namespaces"), pytest.mark.timeout(600)]
 # 1,000 where nobody waits for it; a developer's machine tells as much after 200, in 10 s.
 CYCLES = 1000 if os.environ.get("CI") == "true" else 200
 AT_ONCE = 8
@@ -26,17 +26,24 @@ async def test_cycles_leave_everything_as_it_was(tmp_path: Path) -> None:
         for _ in range(2):  # the first grows what is used from then on: threads' heaps, caches
             await cycles(runtime, CYCLES // 10)
             await at_rest(runtime)
-        before, resident = counts(tmp_path), memory()
-        for _ in range(8):
-            await cycles(runtime, CYCLES // 10)
-            await at_rest(runtime)
+        before, grown = counts(tmp_path), await growth(runtime)
+        if max(grown.values()) >= GROWTH_MAX:
+            grown = await growth(runtime)  # a heap full of holes grows once, a leak again
         assert counts(tmp_path) == before
         served = runtime.starts.served
         assert served["pool"] >= 5 * PARKED
         assert sum(served.values()) == served["pool"] + served["fork"]
         assert runtime.starts.failed == {}
-        grown = {who: now - resident[who] for who, now in memory().items()}
         assert max(grown.values()) < GROWTH_MAX, grown
+
+
+async def growth(runtime: Runtime) -> dict[str, int]:
+    """By how many bytes each long-lived process grows over most of the cycles."""
+    resident = memory()
+    for _ in range(8):
+        await cycles(runtime, CYCLES // 10)
+        await at_rest(runtime)
+    return {who: now - resident[who] for who, now in memory().items()}
 
 
 async def cycles(runtime: Runtime, count: int) -> None:
