@@ -22,8 +22,8 @@ from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models import TextDelta
 from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.tool import ToolDefinition
+from sbx.clock import SystemClock
 from sbx.protocol.agent import RunEnd, StepEnd, ToolEnd
-from sbx.runtime.clock import SystemClock
 from sbx.runtime.store import Store, chats
 from sbx.runtime.store.chats import ChatRow
 from sbx.runtime.store.messages import Messages

@@ -2,19 +2,13 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from sbx.clock import Clock
 
 K = TypeVar("K")
 T = TypeVar("T")
 _TOGETHER_S = 1.0  # so that what ended together is forgotten together
-
-
-class Clock(Protocol):
-    """Seconds of the epoch, and waiting for them to pass."""
-
-    def now(self) -> float: ...
-
-    async def sleep(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

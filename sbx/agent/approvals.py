@@ -16,9 +16,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from sbx.agent.approval_records import MemoryRecords, Records
-from sbx.agent.clock import Clock, WallClock
 from sbx.agent.tools.rules import Rule, matches, rule_for
 from sbx.agent.tools.tool import Arguments
+from sbx.clock import Clock, SystemClock
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError, TooLarge
 from sbx.isolation.patience import to_the_end
 from sbx.protocol.approvals import (
@@ -95,7 +95,7 @@ class Approvals:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._records: Records = MemoryRecords() if records is None else records
-        self._clock: Clock = clock or WallClock()
+        self._clock: Clock = clock or SystemClock()
         self._timeout_s = timeout_s
         # Weak: whoever asked and does not wait any more is forgotten; the records keep the call.
         self._waiting: WeakValueDictionary[str, Pending] = WeakValueDictionary()

@@ -9,6 +9,7 @@ import typer
 from sbx.cli import report, terminal
 from sbx.cli.exits import Exit
 from sbx.errors import BadRequest
+from sbx.jupyter import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from sbx.jupyter.kernelspec import Place
@@ -32,7 +33,7 @@ _SysPrefix = Annotated[
 def install(
     policy: Annotated[
         str, typer.Option(help="A policy's name, or its file.", metavar="NAME")
-    ] = "notebook",
+    ] = DEFAULT_POLICY,
     name: Annotated[
         str | None,
         typer.Option(help="What programs call it; else sbx, or sbx-POLICY.", metavar="NAME"),

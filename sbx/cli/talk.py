@@ -10,8 +10,8 @@ from sbx.agent.approvals import Approvals, Place
 from sbx.agent.history import History, mend
 from sbx.agent.sandbox import Sandbox
 from sbx.agent.stored_history import StoredHistory
+from sbx.clock import SystemClock
 from sbx.errors import BadRequest, Conflict, NotFound
-from sbx.runtime.clock import SystemClock
 from sbx.runtime.store import Store, chats
 from sbx.runtime.store.approvals import StoredApprovals
 from sbx.runtime.store.chats import ChatRow

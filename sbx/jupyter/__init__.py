@@ -23,3 +23,6 @@
 The sockets are bound here, on the host, with a key that the inside never sees. What comes from
 inside has passed `sbx.kernels.frames` before any of it is put into a message.
 """
+
+DEFAULT_POLICY = "notebook"
+"""Of a kernel for which no other is named."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbx.errors import SbxError
+from sbx.jupyter import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from sbx.jupyter.notebook import Notebook
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -P -m sbx.jupyter", description="A jailed kernel.")
     parser.add_argument("-f", "--file", required=True, help="the connection file")
-    parser.add_argument("--policy", default="notebook", help="a policy's name, or its file")
+    parser.add_argument("--policy", default=DEFAULT_POLICY, help="a policy's name, or its file")
     return parser
 
 

@@ -18,10 +18,10 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from traitlets import TraitError
 
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
+from sbx.jupyter import DEFAULT_POLICY
 from sbx.policy import load, reference
 
 PROVISIONER = "sbx"
-DEFAULT_POLICY = "notebook"
 # Jupyter takes "..", too, and removes what lies there before it writes.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 

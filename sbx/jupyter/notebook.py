@@ -8,11 +8,10 @@ import asyncio
 from concurrent.futures import Future
 
 from sbx.isolation.patience import to_the_end
+from sbx.jupyter.answers import KILLED
 from sbx.jupyter.bridge import Bridge
 from sbx.jupyter.connection import Connection
 from sbx.jupyter.seat import Seat, Seats, Wanted
-
-KILLED = 128 + 9  # as a shell says SIGKILL
 
 
 class Notebook:

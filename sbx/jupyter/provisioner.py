@@ -28,6 +28,7 @@ from jupyter_core.utils import ensure_dir_exists
 from traitlets import Unicode
 
 from sbx import errors
+from sbx.jupyter import DEFAULT_POLICY
 
 if TYPE_CHECKING:  # it takes half a second to import: in a thread, with the first kernel
     from sbx.jupyter.connection import Connection
@@ -43,7 +44,7 @@ _ENDING = {signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT, signal
 class SandboxProvisioner(KernelProvisionerBase):
     """See the module. What it raises is one of `sbx.errors`, and its text has the hint."""
 
-    policy = Unicode("notebook", help="The policy of its kernels: a name, or a file.").tag(
+    policy = Unicode(DEFAULT_POLICY, help="The policy of its kernels: a name, or a file.").tag(
         config=True
     )
 

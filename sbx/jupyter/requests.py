@@ -211,9 +211,7 @@ def shape(request: Request) -> Shape | None:
     if wanted is None:
         return None
     try:
-        msgspec.json.encode(
-            request.content
-        )  # of JSON that Python reads, some is fit for nobody else
+        msgspec.json.encode(request.content)  # some JSON that Python reads is fit for nobody else
         return msgspec.convert(request.content, wanted)
     except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
         said = str(error)[:200].encode("unicode_escape").decode("ascii")

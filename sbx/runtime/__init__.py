@@ -32,7 +32,6 @@ One program's own, gone with it:
     ids.py           what a caller may use as an id
     secret_files.py  files that hold a secret
     replies.py       a call with an idempotency key is done once
-    clock.py         time, as what waits for deadlines sees it
     interpreter.py   which Python a policy's kernels run, and what it needs to be shown
     environments/    Pythons with packages, made for policies to name
 
@@ -55,7 +54,6 @@ A service's, which outlive its process:
     access.py        who calls, and what they may; secret_files.py
     replies.py       idempotency
     store/           what is remembered
-    clock.py         time, which tests move
 
 May import: everything below it (kernels, isolation, workspace, policy, protocol, errors).
 """

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 import jwt
 
+from sbx.clock import Clock
 from sbx.errors import BadRequest, Broken, Denied, NotFound
-from sbx.runtime.clock import Clock
 from sbx.runtime.ids import ID_MAX, check_id
 from sbx.runtime.secret_files import keep_secret, secret_at
 from sbx.runtime.store import Store, keys, tokens

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from sbx import errors
+from sbx.clock import Clock
 from sbx.isolation.patience import to_the_end
 from sbx.runtime.access import Caller
-from sbx.runtime.clock import Clock
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.store import Store
 from sbx.runtime.store import sandboxes as rows

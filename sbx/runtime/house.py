@@ -18,10 +18,10 @@ from typing import Self
 
 from platformdirs import user_data_path
 
+from sbx.clock import Clock, SystemClock
 from sbx.isolation.launch import BrokerProcess
 from sbx.isolation.patience import to_the_end
 from sbx.runtime.access import Access
-from sbx.runtime.clock import Clock, SystemClock
 from sbx.runtime.projects import Projects
 from sbx.runtime.reaper import Reaper
 from sbx.runtime.recovery import recover

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from sbx.clock import Clock
 from sbx.errors import SbxError
 from sbx.isolation.patience import in_thread
-from sbx.runtime.clock import Clock
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.runtime.store import Store, tokens

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from sbx import errors
+from sbx.clock import Clock
 from sbx.isolation.patience import to_the_end
 from sbx.policy import Policy
 from sbx.protocol.attachments import Attachment
@@ -22,7 +23,6 @@ from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import RunError
 from sbx.runtime import lifecycle
 from sbx.runtime.attachments import Attachments, not_attached
-from sbx.runtime.clock import Clock
 from sbx.runtime.context import Context
 from sbx.runtime.contexts import Memory
 from sbx.runtime.conversation import Conversation

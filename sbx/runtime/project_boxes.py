@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sbx import errors
+from sbx.clock import Clock
 from sbx.isolation.patience import in_thread, to_the_end
-from sbx.runtime.clock import Clock
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.host_box import HostBox
 from sbx.runtime.project_box import ProjectBox, python_in

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from sbx import errors
+from sbx.clock import Clock
 from sbx.isolation.patience import in_thread
-from sbx.runtime.clock import Clock
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.project_boxes import Box, ProjectBoxes, Walls
 from sbx.runtime.project_grounds import ProjectGrounds

@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from sbx.clock import Clock
 from sbx.errors import Conflict, SbxError
 from sbx.linux import memory
-from sbx.runtime.clock import Clock
 from sbx.runtime.projects import Projects
 from sbx.runtime.sandboxes import Sandboxes
 from sbx.runtime.settings import Settings

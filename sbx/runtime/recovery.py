@@ -7,9 +7,9 @@ that only a living process can mean.
 
 import logging
 
+from sbx.clock import Clock
 from sbx.errors import SbxError
 from sbx.isolation.patience import in_thread
-from sbx.runtime.clock import Clock
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.store import Store, agent_runs, runs
 from sbx.runtime.store import sandboxes as rows

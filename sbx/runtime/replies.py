@@ -14,9 +14,9 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from sbx.clock import Clock
 from sbx.errors import Conflict, SbxError
 from sbx.runtime.access import Caller
-from sbx.runtime.clock import Clock
 from sbx.runtime.store import Store
 from sbx.runtime.store.idempotency import KeptReplies
 

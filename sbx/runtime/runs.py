@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from sbx.clock import Clock
 from sbx.errors import (
     BadRequest,
     Closed,
@@ -33,7 +34,6 @@ from sbx.protocol.languages import LANGUAGES, Language
 from sbx.protocol.runs import Event, Run, RunEnd, RunError, Status
 from sbx.runtime import request
 from sbx.runtime.access import Caller
-from sbx.runtime.clock import Clock
 from sbx.runtime.context import Context
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.live import LiveRun, SharedRoom

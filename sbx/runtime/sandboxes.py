@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any, Literal
 
 from sbx import errors
+from sbx.clock import Clock
 from sbx.isolation.patience import to_the_end
 from sbx.isolation.plan import decide_walls
 from sbx.protocol.attachments import Attachment
 from sbx.protocol.runs import RunError
 from sbx.runtime.access import Caller
 from sbx.runtime.cargos import Cargos
-from sbx.runtime.clock import Clock
 from sbx.runtime.context import Context
 from sbx.runtime.kept import KeptSandbox, end_forgotten
 from sbx.runtime.kernel_limits import KernelLimits

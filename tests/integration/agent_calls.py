@@ -16,7 +16,7 @@ from sessions_calls import API
 
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.settings import AgentSettings
-from sbx.runtime.clock import Clock
+from sbx.clock import Clock
 
 PERSON = 4242  # whose directories projects are, where the tests run as root
 Event = dict[str, Any]

@@ -26,7 +26,7 @@ from sbx.agent.settings import AgentSettings
 from sbx.api.app import create_app
 from sbx.api.connections import Connection
 from sbx.api.settings import ServiceSettings
-from sbx.runtime.clock import Clock, SystemClock
+from sbx.clock import Clock, SystemClock
 from sbx.runtime.house import House
 
 START_S = 60.0

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sbx.clock import Clock
 from sbx.errors import NotFound, TooLarge
-from sbx.runtime.clock import Clock
 from sbx.runtime.store import Store
 
 MESSAGE_MAX = 16 << 20  # bytes of JSON
