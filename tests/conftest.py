@@ -185,15 +185,18 @@ class Traces:
 def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One directory for all that this session makes, its child processes included."""
     tmp_path_factory.getbasetemp()  # pytest's own stays where people look for it
-    before = os.environ.get("TMPDIR")
+    names = ("TMPDIR", "XDG_DATA_HOME")  # the second: where quarantines lie
+    before = {name: os.environ.get(name) for name in names}
     top = Path(tempfile.mkdtemp(prefix=_OWN_PREFIX))
     top.chmod(0o1777)
     os.environ["TMPDIR"] = tempfile.tempdir = str(top)
+    os.environ["XDG_DATA_HOME"] = str(top / "data-home")
     yield top
     tempfile.tempdir = None
-    del os.environ["TMPDIR"]
-    if before is not None:
-        os.environ["TMPDIR"] = before
+    for name, value in before.items():
+        del os.environ[name]
+        if value is not None:
+            os.environ[name] = value
     shutil.rmtree(top, ignore_errors=True)
 
 

@@ -153,7 +153,9 @@ def confine(
     granted = grants(
         policies,
         broker.capabilities,
-        Filters(*(load_filter(name, machine) for name in ("default", "strict", "allowlist"))),
+        Filters(
+            *(load_filter(name, machine) for name in ("default", "strict", "allowlist", "guard"))
+        ),
         guest=_PROJECT,
         data=settings.data,
         writable=writable,

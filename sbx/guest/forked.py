@@ -24,7 +24,8 @@
         ← "namespaces"   are there; with an fd, the kernel's Landlock domain as it is so far
         → "joined"
         ← what came from the setup socket, with the files of the groups
-        ← "mounts"       are in place, and the user namespace is there
+        ← "mounts"       are in place, and the user namespace is there; with an fd, the socket of
+                         the path guard, where the workspace is a directory of the host
 
 What goes wrong before the end ends the jail.
 """
@@ -47,7 +48,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sbx.guest import frames, kernel, seal, supervisor
+from sbx.guest import frames, kernel, path_guard, seal, supervisor
+from sbx.guest.guarded_calls import GuardedCalls
+from sbx.guest.guarded_paths import QUARANTINE
 from sbx.linux import (
     capabilities,
     landlock,
@@ -131,14 +134,15 @@ def become_supervisor(fds: Sequence[int], view: View, *, ahead: bool) -> NoRetur
             setup.send(json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
         os._exit(1)
     try:
-        walls, abi = _enter(setup, control, word, view, domain)
+        walls, abi, guard_pid = _enter(setup, control, word, view, domain)
     except BrokenPipeError:
         os._exit(1)  # the kernel has ended, or nobody waits any more: no wall was refused
     except BaseException as error:  # noqa: BLE001  # likewise; no user code has run, and none will
         with contextlib.suppress(OSError):
             control.sendall(frames.encode("refused", seal.refusal(error)))
         os._exit(1)
-    supervisor.serve(control, kernel_pid, walls, oom, abi, os.pidfd_open(kernel_pid))
+    kernel_fd = os.pidfd_open(kernel_pid)
+    supervisor.serve(control, kernel_pid, walls, oom, abi, kernel_fd, guard_pid)
 
 
 def _socket(fd: int) -> socket.socket:
@@ -153,10 +157,10 @@ def _hear(word: socket.socket, expected: bytes) -> bytes:
     return more
 
 
-def _hear_namespaces(word: socket.socket) -> int | None:
-    """The kernel's Landlock domain comes with this word: made while the shell was run warm."""
-    said, fds, _, _ = socket.recv_fds(word, 64, 1)
-    if said != b"namespaces":
+def _hear_fd(word: socket.socket, expected: bytes) -> int | None:
+    """Read this message and the descriptor that may come with it."""
+    message, fds, _, _ = socket.recv_fds(word, 64, 1)
+    if message != expected:
         os._exit(1)
     return fds[0] if fds else None
 
@@ -202,8 +206,9 @@ def _enter(
     word: socket.socket,
     view: View,
     domain: "_Domain | None",
-) -> tuple[Mapping[str, Any], int]:
-    """Steps 3 to 5 of the supervisor: its walls, and the Landlock ABI that is in force."""
+) -> tuple[Mapping[str, Any], int, int]:
+    """Steps 3 to 5 of the supervisor: its walls, the Landlock ABI that is in force, and the process
+    of the path guard, or 0."""
     _wait_parked(setup, word)
     packet, fds, _, _ = socket.recv_fds(setup, _PACKET_MAX, _FDS_MAX)
     if not packet:
@@ -222,14 +227,52 @@ def _enter(
         _become(told)  # only the sandbox's uid can walk its workspace, to the next target
         for tree, target in zip(trees, told["mounts"], strict=True):
             _attach(tree, target)
+        walls = _boot(control)["walls"]
+        guard_pid, joining = _fork_guard(walls, control, word)
         namespaces.unshare(namespaces.Namespace.USER)
         prctl.set_dumpable(True)
         namespaces.map_ids(_INSIDE, told["ids"])
         namespaces.forbid_user_namespaces()
-        word.send(b"mounts")
+        if joining is not None and joining.recv(16) != b"ready":
+            os._exit(1)  # it has said on the control socket what it lacks
+        socket.send_fds(word, [b"mounts"], [joining.fileno()] if joining is not None else [])
         word.close()
-        walls = _boot(control)["walls"]
-        return walls, _seal(walls, domain, view.walls)
+        return walls, _seal(walls, domain, view.walls, joining), guard_pid
+
+
+def _fork_guard(
+    walls: Mapping[str, Any], control: socket.socket, word: socket.socket
+) -> tuple[int, socket.socket | None]:
+    """Fork the path guard where there is to be one: its process, and the socket to join it by.
+
+    Before the user namespace: this process's uid will own it, which is the guard's right to read
+    the memory of the processes in it (user_namespaces(7)).
+    """
+    if walls["guard"] is None:
+        return 0, None
+    joining, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            word.detach()
+            joining.detach()
+            seal.close_all_but((its.fileno(), control.fileno()))
+            os.setsid()
+            seal.limit(walls["rlimits"])
+            capabilities.keep_only(0)  # the bounding set stays: no_new_privs makes it void
+            prctl.set_no_new_privs()
+            seal.add_filter(walls["filter"])
+            calls = GuardedCalls(walls["guard"])
+            its.send(b"ready")
+            control.close()
+            path_guard.serve(its, calls)
+        except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
+            with contextlib.suppress(OSError):
+                control.sendall(frames.encode("refused", seal.refusal(error)))
+        finally:
+            os._exit(1)
+    its.close()
+    return pid, joining
 
 
 def _wait_parked(setup: socket.socket, word: socket.socket) -> None:
@@ -264,9 +307,15 @@ def _become(told: Mapping[str, Any]) -> None:
         time.tzset()
 
 
-def _seal(walls: Mapping[str, Any], domain: "_Domain | None", like: Mapping[str, Any]) -> int:
-    """`like` are the walls of the zygote: where its broker says that they are binding, whoever
-    speaks for the runtime now can leave out neither Landlock nor the filter."""
+def _seal(
+    walls: Mapping[str, Any],
+    domain: "_Domain | None",
+    like: Mapping[str, Any],
+    joining: socket.socket | None,
+) -> int:
+    """`joining` leads to the path guard, where there is one. `like` are the walls of the zygote:
+    where its broker says that they are binding, whoever speaks for the runtime now can leave out
+    neither Landlock nor the filter."""
     if like.get("binding") and any(walls[name] != like[name] for name in ("landlock", "filter")):
         raise seal.SealError("walls", OSError(22, "these are not the walls of the zygote"))
     seal.limit(walls["rlimits"])
@@ -277,6 +326,8 @@ def _seal(walls: Mapping[str, Any], domain: "_Domain | None", like: Mapping[str,
         if domain is None:
             raise seal.SealError("landlock", OSError(95, "this linux has none"))
         abi = domain.enter(walls)
+    if joining is not None:
+        seal.join_guard(joining, walls["guard"]["filter"])
     seal.add_filter(walls["filter"])
     seal.add_filter(walls["jail_filter"])
     return abi
@@ -330,7 +381,8 @@ class _Domain:
 
 
 def _comes_late(path: str) -> bool:
-    return path == _WORKSPACE or path.startswith(f"{_WORKSPACE}/")
+    tops = (_WORKSPACE, QUARANTINE)
+    return any(path == top or path.startswith(f"{top}/") for top in tops)
 
 
 # -- what is done ahead, so that it is quick when somebody waits -----------------------------------
@@ -397,7 +449,7 @@ def become_kernel(
                 scheduling.batch()  # it must not preempt a cell that runs
         parked = kernel.park(sock, prepared, ahead=ahead)
         word.send(b"join %d" % os.getpid())
-        its_domain = _hear_namespaces(word)
+        its_domain = _hear_fd(word, b"namespaces")  # made while the shell was run warm
         namespaces.join(supervisor_fd, _OWN)
         oom = supervisor.OomScore()
         oom.set(supervisor.OOM_KERNEL)
@@ -433,13 +485,13 @@ def _follow(
         _become(told)
         boot = _boot(sock)
         walls = boot["walls"]
-        _hear(word, b"mounts")
+        joining = _hear_fd(word, b"mounts")
         word.close()
         namespaces.join(supervisor_fd, namespaces.Namespace.CGROUP)
         namespaces.join(supervisor_fd, namespaces.Namespace.USER)
         os.close(supervisor_fd)
         prctl.set_dumpable(True)
-        _seal(walls, domain, like)
+        _seal(walls, domain, like, _socket(joining) if joining is not None else None)
         seal.enter_files_only_domain(walls)
         seal.add_filter(walls["kernel_filter"])
     return boot

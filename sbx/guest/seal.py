@@ -6,6 +6,7 @@ for it and what it forks from then on, never its siblings.
 
 import os
 import resource
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,11 @@ _FILES_ONLY = (
     | landlock.Files.MAKE_DIR
     | landlock.Files.REFER
 )
+
+
+# In a directory that a path guard serves only sockets are made without it: no program of the host
+# takes one for a file, and bind(2) cannot be done on behalf of another process.
+_GUARDED = landlock.Files.READ | landlock.Files.MAKE_SOCK
 
 
 class SealError(Exception):
@@ -132,6 +138,7 @@ def domain_rules(walls: Mapping[str, Any]) -> list[tuple[str, landlock.Files]]:
             ("read", landlock.Files.READ),
             ("write", landlock.Files.EDIT),
             ("devices", landlock.Files.DEVICE),
+            ("guarded", _GUARDED),
         )
         for path in walls[name]
         if os.path.exists(path)
@@ -146,6 +153,20 @@ def add_filter(program_hex: str | None) -> None:
         seccomp.install(bytes.fromhex(program_hex))
     except OSError as error:
         raise SealError("seccomp", error) from error
+
+
+def join_guard(joining: socket.socket, program_hex: str) -> None:
+    """Let the path guard decide on the calls of this process and of all that it starts.
+
+    `joining` leads to the guard. Raises SealError.
+    """
+    try:
+        listener = seccomp.install_with_listener(bytes.fromhex(program_hex))
+        socket.send_fds(joining, [b"join"], [listener])
+        os.close(listener)
+        joining.close()
+    except OSError as error:
+        raise SealError("path guard", error) from error
 
 
 def close_all_but(fds: Sequence[int]) -> None:

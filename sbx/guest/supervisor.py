@@ -31,6 +31,7 @@ wait, not PID 1. When the runtime hangs up it ends, and linux ends the whole PID
 
 import base64
 import codecs
+import contextlib
 import os
 import select
 import selectors
@@ -40,7 +41,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from sbx.guest import frames, kernel, script_files, seal
+from sbx.guest import frames, kernel, path_guard, script_files, seal
+from sbx.guest.guarded_calls import GuardedCalls
 from sbx.guest.sockets import CONTROL_FD, KERNEL_FD
 from sbx.guest.terminal import Terminal, kill_session
 from sbx.linux import landlock
@@ -98,7 +100,15 @@ class _Command:
 class Supervisor:
     """The loop of PID 1."""
 
-    def __init__(self, control: socket.socket, kernel_pid: int, walls: Any, oom: OomScore) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        kernel_pid: int,
+        walls: Any,
+        oom: OomScore,
+        guard_pid: int = 0,
+    ) -> None:
+        self._guard_pid = guard_pid
         self._control = control
         self._kernel_pid = kernel_pid
         self._kernel_ended: select.poll | None = None
@@ -427,6 +437,8 @@ class Supervisor:
                 self.tell("kernel_exited", _outcome(status))
             elif pid == self._relay_pid:
                 self._relay_ended(status)
+            elif pid == self._guard_pid:
+                os._exit(1)  # nothing inside could write to the workspace any more
             elif command := self._by_pid.pop(pid, None):
                 self._end(command, status)
 
@@ -476,7 +488,10 @@ def main() -> NoReturn:
             oom.set(OOM_KERNEL)
             seal.check_unprivileged()
             seal.limit(walls["rlimits"])
+            joining = _fork_below_guard(control, kernel_sock, walls)
             abi = seal.enter_domain(walls)
+            if joining is not None:
+                seal.join_guard(joining, walls["guard"]["filter"])
             seal.add_filter(walls["jail_filter"])
             kernel_pid = os.fork()
             if kernel_pid == 0:
@@ -494,6 +509,37 @@ def main() -> NoReturn:
     serve(control, kernel_pid, walls, oom, abi)
 
 
+def _fork_below_guard(
+    control: socket.socket, kernel_sock: socket.socket, walls: Mapping[str, Any]
+) -> socket.socket | None:
+    """Where there is to be a path guard, PID 1 becomes it, and a child is the supervisor.
+
+    Every process of the jail is then below the guard in the tree of processes, as Yama demands of
+    a process that reads the memory of others. Returns in the supervisor, with the socket by which
+    a process joins.
+    """
+    if walls["guard"] is None:
+        return None
+    joining, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    supervisor = os.fork()
+    if supervisor == 0:
+        its.close()
+        return joining
+    try:
+        kernel_sock.close()
+        joining.close()
+        seal.add_filter(walls["jail_filter"])
+        calls = GuardedCalls(walls["guard"])
+        control.close()
+        silence()
+        path_guard.serve(its, calls, supervisor)
+    except BaseException as error:  # noqa: BLE001  # no user code has run
+        with contextlib.suppress(OSError):
+            control.sendall(frames.encode("refused", seal.refusal(error)))
+    finally:
+        os._exit(1)
+
+
 def serve(
     control: socket.socket,
     kernel_pid: int,
@@ -501,10 +547,11 @@ def serve(
     oom: OomScore,
     abi: int,
     kernel_fd: int | None = None,
+    guard_pid: int = 0,
 ) -> NoReturn:
     """Say that this process is sealed, and supervise the kernel, which is a child of it, or of the
     zygote: then `kernel_fd`, a pidfd, tells of its end."""
-    supervisor = Supervisor(control, kernel_pid, walls, oom)
+    supervisor = Supervisor(control, kernel_pid, walls, oom, guard_pid)
     if kernel_fd is not None:
         supervisor.watch_kernel(kernel_fd)
     if walls["way_out"]:

@@ -149,6 +149,7 @@ class _Jail:
     kernel: int | None = None
     kernel_fd: int | None = None
     answered: bool = False
+    guarded: bool = False
     attached: dict[str, int] = field(default_factory=dict)
 
 
@@ -435,7 +436,8 @@ class Broker:
             undo.callback(staging.clear, name)
             started = spawn.start_jail(order, (control, kernel), sandbox.become, group.group.enter)
             undo.pop_all()
-        jail = _Jail(name, order["seq"], sandbox, group, started, info=b"")
+        guarded = bool(order.get("guarded"))
+        jail = _Jail(name, order["seq"], sandbox, group, started, info=b"", guarded=guarded)
         self._jails[name] = jail
         self._watch(started.info_fd, lambda: self._learn_pid1(jail, started))
         self._watch(started.monitor_fd, lambda: self._monitor_ended(jail, started))
@@ -627,7 +629,9 @@ class Broker:
         they were when that was made, which somebody who waits for a start need not read again."""
         if jail.pid1 is None or jail.group is None:
             raise Broken("the jail is in no sandbox yet")
-        kernel = jail.kernel or next(iter(procfs.children(jail.pid1)), None)
+        kernel = jail.kernel or _first_child(jail.pid1)
+        if jail.guarded and jail.kernel is None and kernel is not None:
+            kernel = _first_child(kernel)  # the path guard is PID 1, and the supervisor its child
         read = facts.read(jail.pid1, kernel)
         if not fresh:
             return {**read, "limits": jail.group.limits._asdict(), "in_group": None}
@@ -953,6 +957,10 @@ def _unlinked(jail: _Jail, device: int) -> dict[str, int]:
 
 def _sooner(one_s: float | None, other_s: float | None) -> float | None:
     return min((due_s for due_s in (one_s, other_s) if due_s is not None), default=None)
+
+
+def _first_child(pid: int) -> int | None:
+    return next(iter(procfs.children(pid)), None)
 
 
 def _network(jails: Sequence[int]) -> list[int] | None:

@@ -435,6 +435,7 @@ class Broker:
             files=[file.content for file in plan.files],
             filter=plan.filter.program.hex(),
             stage=_staged((*plan.mounts, *plan.own_mounts), identities),
+            guarded=plan.seal.guard is not None,
         )
 
     async def start_zygote(

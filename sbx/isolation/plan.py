@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbx.errors import CannotEnforce
+from sbx.guest.guarded_paths import ITEMS, QUARANTINE
 from sbx.isolation.filters import Filter
 from sbx.isolation.probe import Capabilities
 from sbx.policy import Policy
@@ -58,6 +59,16 @@ class WayOut:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardPaths:
+    """Where the workspace is a directory of the host: the directory of its quarantine, the rules as
+    `PathRules.to_json`, and (device, inode) of protected files that have further names."""
+
+    quarantine: str
+    rules: Mapping[str, Any]
+    linked: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Paths:
     """The host's directories that one jail is shown. `guest` holds the package `sbx`; `disk` is by
     which means the files keep to their size."""
@@ -70,8 +81,7 @@ class Paths:
     shared_read_only: bool = False
     host_directory: bool = False
     has_temparea: bool = True
-    pinned: tuple[str, ...] = ()
-    protected: tuple[str, ...] = ()
+    guard: "GuardPaths | None" = None
     disk: "Wall | None" = None
     way_out: WayOut | None = None
 
@@ -141,6 +151,7 @@ class Seal:
 
     `jail_filter` comes on top of the plan's own in every process, `kernel_filter` on that in the
     kernel, with a Landlock domain to match: `files_only` names where files can be made then.
+    `guarded` can be read only, but for what the path guard does; `guard` is what that is told.
     """
 
     landlock: bool
@@ -151,6 +162,8 @@ class Seal:
     kernel_filter: Filter | None
     jail_filter: Filter | None = None
     files_only: tuple[str, ...] = ()
+    guarded: tuple[str, ...] = ()
+    guard: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -162,6 +175,8 @@ class Seal:
             "kernel_filter": self.kernel_filter.program.hex() if self.kernel_filter else None,
             "jail_filter": self.jail_filter.program.hex() if self.jail_filter else None,
             "files_only": self.files_only,
+            "guarded": self.guarded,
+            "guard": self.guard,
         }
 
 
@@ -218,6 +233,7 @@ class Filters:
     default: Filter
     strict: Filter
     allowlist: Filter
+    guard: Filter
 
 
 def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filters) -> LaunchPlan:
@@ -228,6 +244,10 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
     home = HOME_BESIDE_A_HOST_DIRECTORY if paths.host_directory else WORKSPACE
     own_home = (home,) if paths.host_directory else ()
     files_only = (WORKSPACE, "/tmp", *own_home)  # not /dev/shm: it is memory to share
+    is_strict = policy.filter == "strict"
+    if paths.guard is not None and "landlock" in weaker:
+        raise _cannot("landlock", "the path guard", *_why(capabilities, "landlock"))
+    workspace = (WORKSPACE,) if paths.guard is None else (ITEMS,)
     return LaunchPlan(
         bwrap=capabilities.bwrap,
         options=capabilities.bwrap_options,
@@ -240,18 +260,52 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
         seal=Seal(
             landlock="landlock" not in weaker,
             read=("/",),
-            write=(WORKSPACE, "/tmp", "/dev/shm", *own_home),
+            write=(*workspace, "/tmp", "/dev/shm", *own_home),
             devices=tuple(f"/dev/{name}" for name in _DEVICES),
             rlimits=_rlimits(policy, weaker),
-            kernel_filter=filters.strict if policy.filter == "strict" else None,
+            kernel_filter=filters.strict if is_strict else None,
             jail_filter=filters.allowlist if policy.filter != "default" else None,
-            files_only=files_only if policy.filter == "strict" and "landlock" not in weaker else (),
+            files_only=files_only if is_strict and "landlock" not in weaker else (),
+            guarded=() if paths.guard is None else (WORKSPACE,),
+            guard=_guard(policy, paths, filters),
         ),
-        walls=walls if paths.disk is None else (*walls, paths.disk),
+        walls=(*walls, *_walls_of_files(policy, paths)),
         network=_network(policy),
         writable_home=home,
         way_out=paths.way_out is not None,
     )
+
+
+def _walls_of_files(policy: Policy, paths: Paths) -> tuple[Wall, ...]:
+    """The walls that depend on the workspace, for the receipt."""
+    walls = (paths.disk,) if paths.disk is not None else ()
+    if not paths.host_directory:
+        return walls
+    demanded = policy.host_executables
+    if paths.guard is not None:
+        means = "the path guard, under Landlock"
+    elif demanded == "allow":
+        means = "nothing: the policy allows them"
+    else:
+        means = "a copy of the directory; its changes are refused by name"
+    weaker = demanded == "allow"
+    return (*walls, Wall("host_executables", demanded, means, weaker=weaker))
+
+
+def _guard(policy: Policy, paths: Paths, filters: Filters) -> Mapping[str, Any] | None:
+    """What the path guard is told, in plain data."""
+    if paths.guard is None:
+        return None
+    # Where both inside and the host have the same read-only directories, a link leads to the same.
+    common = (*policy.filesystem.read, *paths.interpreter.prefixes, WORKSPACE, "/dev/null")
+    return {
+        "root": WORKSPACE,
+        "filter": filters.guard.program.hex(),
+        "rules": paths.guard.rules,
+        "linked": paths.guard.linked,
+        "link_prefixes": common,
+        "fifos": policy.filter != "strict",
+    }
 
 
 def zygote_plan(policy: Policy, capabilities: Capabilities, paths: Paths) -> ZygotePlan:
@@ -318,6 +372,11 @@ def _decide(name: str, demanded: str, capabilities: Capabilities, weaker: str | 
     return Wall(name, demanded, weaker, weaker=True)
 
 
+def _why(capabilities: Capabilities, name: str) -> tuple[str | None, str | None]:
+    layer = capabilities.layer(name)
+    return layer.cause, layer.remedy
+
+
 def _cannot(layer: str, wall: str, cause: str | None, remedy: str | None) -> CannotEnforce:
     return CannotEnforce(
         f"the policy demands {wall} as a hard wall and this host cannot give it: {cause}",
@@ -364,8 +423,7 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
 
     1. The workspace, and in it what must stay where it is: `uploads` is bound onto itself, because
        a mount point cannot be renamed away and replaced, and on it the uploads, read-only.
-    2. In a host directory: what would run later on the host, read-only where it exists, and the
-       directories above it pinned like `uploads`.
+    2. For a directory of the host, its quarantine (`sbx.guest.path_guard`).
     3. The directory of the proxy's socket, read-only: to connect to one is no write.
     """
     view = [Bind(paths.files, WORKSPACE, writable=True, staged=staged)]
@@ -379,11 +437,8 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
     if paths.shared is not None:
         writable = not paths.shared_read_only
         view.append(Bind(paths.shared, f"{WORKSPACE}/shared", writable=writable, staged=staged))
-    for names, writable in ((paths.pinned, True), (paths.protected, False)):
-        view += [
-            Bind(f"{paths.files}/{name}", f"{WORKSPACE}/{name}", writable=writable, staged=staged)
-            for name in names
-        ]
+    if paths.guard is not None:
+        view.append(Bind(paths.guard.quarantine, QUARANTINE, writable=True, staged=staged))
     if paths.way_out is not None:
         view.append(Bind(paths.way_out.directory, WAY_OUT, staged=staged))
     return tuple(view)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 ALLOW = 0x7FFF0000
 KILL_PROCESS = 0x80000000
+NOTIFY = 0x7FC00000  # ask the process that holds the listener (`sbx.linux.seccomp_notify`)
 _ERRNO = 0x00050000
 
 _LOAD, _AND, _RETURN, _JUMP = 0x20, 0x54, 0x06, 0x05
@@ -98,7 +99,7 @@ def explain(at: int, instruction: Instruction) -> str:
 
 
 def explain_action(action: int) -> str:
-    known = {ALLOW: "allow", KILL_PROCESS: "kill"}
+    known = {ALLOW: "allow", KILL_PROCESS: "kill", NOTIFY: "notify"}
     return known.get(action) or f"errno {action ^ _ERRNO}"
 
 

@@ -1,5 +1,6 @@
 """proc(5): what linux says of a process, read by its pid in the reader's own PID namespace."""
 
+import errno
 import os
 import re
 import stat
@@ -56,6 +57,45 @@ def credentials(pid: int | Literal["thread-self"]) -> Credentials:
         int(seccomp),
         int(filters or b"1"),
     )
+
+
+_UMASK = re.compile(rb"^Umask:\t([0-7]+)$", re.MULTILINE)
+_PAGE = 4096
+
+
+def umask(pid: int) -> int:
+    """Return the umask of a process (Linux 4.7). Raises OSError when it is gone."""
+    with open(f"/proc/{pid}/status", "rb") as file:
+        found = _UMASK.search(file.read(1 << 14))
+    if found is None:
+        raise OSError(f"/proc/{pid}/status names no umask")
+    return int(found[1], 8)
+
+
+def read_string(pid: int, address: int, limit: int) -> bytes:
+    """Return the C string at `address` in the memory of a process, without its final 0.
+
+    Raises OSError: EFAULT for memory that is not mapped, ENAMETOOLONG for more than `limit` bytes,
+    EACCES or EPERM where this process may not trace the other (ptrace(2)).
+    """
+    fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = b""
+        while len(text) < limit:
+            at = address + len(text)
+            try:
+                piece = os.pread(fd, _PAGE - at % _PAGE, at)  # the next page may not be mapped
+            except (OSError, OverflowError) as error:
+                raise OSError(errno.EFAULT, os.strerror(errno.EFAULT)) from error
+            head, end, _ = piece.partition(b"\0")
+            text += head
+            if end:
+                return text
+            if not piece:
+                raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    finally:
+        os.close(fd)
 
 
 def pid_of(pidfd: int) -> int:

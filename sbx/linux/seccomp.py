@@ -19,6 +19,8 @@ _NR_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER = 1
 _GET_ACTION_AVAIL = 2
 _FLAG_TSYNC = 1
+_FLAG_NEW_LISTENER = 8
+_FLAG_WAIT_KILLABLE = 32  # Linux 5.19: only a fatal signal interrupts a call that waits
 _KILL_PROCESS = ctypes.c_uint32(0x80000000)
 
 
@@ -45,6 +47,24 @@ def install(program: bytes, *, all_threads: bool = False) -> None:
     )
     if refused_by:  # with TSYNC a failure is not -1, but the thread that could not follow
         raise OSError(errno.ESRCH, f"seccomp: thread {refused_by} has a filter of its own")
+
+
+def install_with_listener(program: bytes) -> int:
+    """Install `program` as `install` does; return the fd of its listener (seccomp_unotify(2)).
+
+    A call for which the program answers `bpf.NOTIFY` waits until the holder of the listener has
+    decided (`sbx.linux.seccomp_notify`); it fails with ENOSYS once no process holds the fd. Raises
+    OSError: EBUSY if a filter of this thread has a listener already.
+    """
+    filter_ = _Program(len(program) // INSTRUCTION_BYTES, program)
+    arguments = ("seccomp", _number(), _SET_MODE_FILTER)
+    try:
+        flags = _FLAG_NEW_LISTENER | _FLAG_WAIT_KILLABLE
+        return libc.syscall(*arguments, flags, ctypes.byref(filter_))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return libc.syscall(*arguments, _FLAG_NEW_LISTENER, ctypes.byref(filter_))
 
 
 @functools.cache

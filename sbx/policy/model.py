@@ -322,6 +322,9 @@ class Policy(Table):
     `interpreter` None is the runtime's own environment, else the path of a Python, or `env:NAME`.
     `workspace` is what a notebook's kernel has as /workspace: a directory of its own, or the one
     that the notebook lies in. Other front ends are told of a directory by whoever calls them.
+    `host_executables` is for a directory of the host as workspace: `protect` keeps files that a
+    program of the host obeys out of reach and puts new ones into the quarantine, `ask` also offers
+    to restore them where a user is present, `allow` does neither.
     """
 
     name: Annotated[str, AfterValidator(checks.policy_name)]
@@ -331,6 +334,7 @@ class Policy(Table):
     filter: Literal["default", "allowlist", "strict"] = "default"
     shared: StrictBool = False
     workspace: Literal["own", "cwd"] = "own"
+    host_executables: Literal["protect", "ask", "allow"] = "protect"
     user: Annotated[str, AfterValidator(checks.user_name)] = "sandbox"
     interpreter: _Interpreter | None = None
     preload: Annotated[tuple[_Module, ...], Field(max_length=100)] = ()

@@ -12,6 +12,7 @@ does not speak of stays as the policy says. What each key may become:
     walls                              best-effort may become hard
     processes, shared                  false; filter: allowlist, or strict
     workspace                          own
+    host_executables                   ask, protect
     env                                further variables; those of the policy stay as they are
 
 What follows is taken along: without processes the filter is strict, there is no shell and no proxy,
@@ -155,6 +156,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "processes": le,
     "shared": le,
     "workspace": _one_of("own", "cwd"),
+    "host_executables": _one_of("protect", "ask", "allow"),
     "filter": _one_of("strict", "allowlist", "default"),
     "preload": _part,
     "filesystem.read": _part,

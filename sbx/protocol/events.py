@@ -24,6 +24,7 @@ from sbx.protocol.runs import (
     Error,
     Event,
     InputRequest,
+    Quarantined,
     Result,
     Run,
     RunEnd,
@@ -151,7 +152,26 @@ def run_to_json(run: Run) -> Json:
         "duration_s": value_to_json(run.duration_s),
         "state_lost": run.state_lost,
         "truncated": run.truncated,
+        **(
+            {"quarantined": [_quarantined_to_json(item) for item in run.quarantined]}
+            if run.quarantined
+            else {}
+        ),
     }
+
+
+def _quarantined_to_json(item: Quarantined) -> Json:
+    return {
+        "path": text_to_json(item.path),
+        "name": text_to_json(item.name),
+        "why": text_to_json(item.why),
+        "id": item.id,
+    }
+
+
+def _quarantined_from_json(data: Json) -> Quarantined:
+    path, name, why = (text_from_json(data[key]) for key in ("path", "name", "why"))
+    return Quarantined(path, name, why, str(data["id"]))
 
 
 def run_from_json(told: Json) -> Run:
@@ -173,6 +193,7 @@ def run_from_json(told: Json) -> Run:
             duration_s=value_from_json(told["duration_s"]),
             state_lost=told["state_lost"],
             truncated=told["truncated"],
+            quarantined=tuple(_quarantined_from_json(one) for one in told.get("quarantined", ())),
         ),
     )
 

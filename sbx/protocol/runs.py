@@ -42,13 +42,28 @@ class RunError:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A new file or directory of a host directory that a program of the host would obey.
+
+    `path` is relative to the directory, `name` the entry of the table that it fits, `why` the
+    program, `id` the item for `sbx quarantine`.
+    """
+
+    path: str
+    name: str
+    why: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """The result of one run.
 
     `text` is what a person would have read: everything printed and shown, in its order. `outputs`
     are the MIME bundles of displays and of the result, in order. `state_lost` says that variables
     of the conversation are gone, because its kernel ended; `truncated` that output went beyond the
-    limit and was cut. Durations are in seconds.
+    limit and was cut. `quarantined` lists host executables that code inside created since the last
+    run: they wait outside the directory. Durations are in seconds.
     """
 
     run_id: str
@@ -65,6 +80,7 @@ class Run:
     duration_s: float = 0.0
     state_lost: bool = False
     truncated: bool = False
+    quarantined: tuple[Quarantined, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -25,7 +25,7 @@ from sbx.isolation.receipt import Receipt
 from sbx.kernels import frames
 from sbx.kernels.kernel import Command, Kernel, KernelDied
 from sbx.policy import Policy
-from sbx.protocol.runs import Cause, Event, Run, RunError, Status
+from sbx.protocol.runs import Cause, Event, Quarantined, Run, RunError, Status
 from sbx.runtime import request, verdict
 from sbx.runtime.disk import DiskWatch
 from sbx.runtime.files import OpenFiles
@@ -35,6 +35,7 @@ from sbx.runtime.relay import RelayedRun, Tell
 from sbx.runtime.scripts import Program
 from sbx.runtime.stdin import Stdin
 from sbx.runtime.stop import Ladder, Why
+from sbx.workspace.quarantine import Quarantine
 
 _log = logging.getLogger(__name__)
 _TIME_TO_HIT_A_LIMIT_S = 0.1
@@ -115,6 +116,7 @@ class Context:
         self.conversation = conversation
         self._policy = policy
         self._opened = opened
+        self._quarantine: Quarantine | None = None
         self._start = start
         self._grace_s = grace_s
         self._pid = os.getpid()
@@ -447,11 +449,18 @@ class Context:
 
     def new_run(self) -> LiveRun:
         """A run that is not begun: for `start_run` or `run_here`."""
-        return LiveRun(_run_id(), self.output_max)
+        live = LiveRun(_run_id(), self.output_max)
+        live.quarantined = self._newly_quarantined
+        return live
 
     def new_relayed(self, tell: Tell) -> RelayedRun:
         """The same, of which `tell` is told what it shows: for `start_asked`."""
-        return RelayedRun(_run_id(), self.output_max, tell)
+        live = RelayedRun(_run_id(), self.output_max, tell)
+        live.quarantined = self._newly_quarantined
+        return live
+
+    def _newly_quarantined(self) -> tuple[Quarantined, ...]:
+        return self._quarantine.unreported() if self._quarantine is not None else ()
 
     def _drive_in_task(
         self, live: LiveRun, drive: Callable[[LiveRun], Awaitable[Run]]
@@ -761,6 +770,7 @@ class Context:
             await self._drop_kernel()
             opened = await self._opened()
             lost = self._had_kernel
+            self._quarantine = opened.quarantine
             self._kernel = await self._started(opened)
             self._had_kernel = True
             self._disk.watch(self._kernel, opened)

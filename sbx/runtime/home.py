@@ -103,7 +103,15 @@ async def _make(means: Means, policy: Policy, interpreter: Interpreter) -> Home:
         host = await means.broker.make_sandbox(group, means.group_limits(policy))
         ids = (host.uid, host.gid)
         opened = await asyncio.to_thread(
-            open_files, means.data, directory, conversation, policy, ids, None, None
+            open_files,
+            means.data,
+            directory,
+            conversation,
+            policy,
+            ids,
+            None,
+            None,
+            protection=means.protection,
         )
         await limited(means, policy, opened)
         ready = await opened.prepare()

@@ -21,6 +21,7 @@ from sbx.protocol.runs import (
     Event,
     InputRequest,
     MimeBundle,
+    Quarantined,
     Result,
     Run,
     RunEnd,
@@ -76,6 +77,7 @@ class LiveRun:
         self.stdin: Stdin | None = None
         self.shared: SharedRoom | None = None
         self.pass_on: Callable[[], Awaitable[None]] | None = None  # awaited after each `add`
+        self.quarantined: Callable[[], tuple[Quarantined, ...]] = tuple
         self._taken = 0
         self._crowded = False
         self._cut = False
@@ -209,6 +211,7 @@ class LiveRun:
             duration_s=self.elapsed_s,
             state_lost=state_lost,
             truncated=self.over or self._cut,
+            quarantined=self.quarantined(),
         )
         self._screen.clear()  # the run may be kept for a while
         self._updates.clear()

@@ -22,6 +22,7 @@ from sbx.kernels.zygotes import Key
 from sbx.policy import Policy
 from sbx.runtime.open_files import OpenFiles, Ready
 from sbx.workspace import DataDirectory
+from sbx.workspace.quarantine import HostProtection
 
 _MIME_MAX = 8 << 20
 
@@ -40,6 +41,7 @@ class Means:
     homes: set[str] = field(default_factory=set)
     copies: set[str] = field(default_factory=set)
     disk_quota: str = "auto"
+    protection: HostProtection = field(default_factory=lambda: HostProtection(Path()))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -69,8 +71,7 @@ class Means:
             shared_read_only=opened.shared_read_only,
             host_directory=opened.host_directory is not None,
             has_temparea=opened.has_temparea,
-            pinned=ready.pinned,
-            protected=ready.protected,
+            guard=ready.guard,
             way_out=way_out,
             disk=opened.disk,
         )

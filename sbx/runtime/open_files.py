@@ -1,6 +1,7 @@
 """What a conversation's files are while they are open: descriptors, and whoever uses them now."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sbx import errors
-from sbx.isolation.plan import Wall
+from sbx.isolation.plan import GuardPaths, Wall
 from sbx.policy import Policy
 from sbx.runtime.streams import Intakes
 from sbx.runtime.watches import Watches
@@ -20,11 +21,13 @@ from sbx.workspace import (
     HostDirectory,
     Tree,
     Uploads,
-    protected_paths,
 )
+from sbx.workspace.host_executable_links import ENTRIES_MAX
 from sbx.workspace.paths import UPLOADS_APART
+from sbx.workspace.quarantine import HostProtection, Quarantine
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 Identity = tuple[int, int]  # device and inode
 
@@ -32,11 +35,10 @@ Identity = tuple[int, int]  # device and inode
 @dataclass(frozen=True, slots=True)
 class Ready:
     """What a start of a jail finds in a directory of the host, and by what each path is known: its
-    owner may put another one there before it is mounted."""
+    owner may put another one there before it is mounted. `guard` is None for other workspaces."""
 
-    pinned: tuple[str, ...]
-    protected: tuple[str, ...]
     identities: Mapping[str, Identity]
+    guard: GuardPaths | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +60,8 @@ class OpenFiles:
     shared_path: Path | None = None
     shared_read_only: bool = False
     host_directory: HostDirectory | None = None
+    quarantine: Quarantine | None = None
+    protection: HostProtection | None = None
     has_temparea: bool = True
     identities: Mapping[str, Identity] = field(default_factory=dict)
     held: ExitStack = field(default_factory=ExitStack)
@@ -93,6 +97,11 @@ class OpenFiles:
         """Whether a call or a file on its way in needs what is open here."""
         return self.users > 0 or bool(self.working) or self.intakes.filling
 
+    @property
+    def any_guard(self) -> GuardPaths | None:
+        """A guard of this kind, as far as a zygote has to know it."""
+        return GuardPaths("", {}) if self.quarantine is not None else None
+
     async def prepare(self) -> Ready:
         """See to the mount points and look at what is there, before each start of a jail.
 
@@ -101,19 +110,26 @@ class OpenFiles:
         """
         if self.untouched:
             self.untouched = False
-            return Ready((), (), self.identities)
+            return Ready(self.identities)
         return await self.call(self._prepare)
 
     def _prepare(self) -> Ready:
         self.own.prepare(shared=self.shared_path is not None)
-        if self.host_directory is None:
-            return Ready((), (), self.identities)
-        found = protected_paths(self.host_directory)
-        seen = {
-            f"{self.host_directory.path}/{name}": self.host_directory.identity(name)
-            for name in (*found.pinned, *found.read_only)
-        }
-        return Ready(found.pinned, found.read_only, {**self.identities, **seen})
+        if self.host_directory is None or self.quarantine is None or self.protection is None:
+            return Ready(self.identities)
+        add, remove = self.protection.add, self.protection.remove
+        links = self.host_directory.find_links(add=add, remove=remove)
+        if not links.complete:
+            _log.warning(
+                "%s has more than %d entries: a link from a host executable to a file there may be"
+                " unprotected",
+                self.host_directory.path,
+                ENTRIES_MAX,
+            )
+        inside = str(self.quarantine.inside)
+        found = os.stat(inside)
+        guard = GuardPaths(inside, self.host_directory.rules.to_json(), tuple(links.linked))
+        return Ready({**self.identities, inside: (found.st_dev, found.st_ino)}, guard)
 
     def put_away(self) -> None:
         """Close what is not busy. A stream that is read has a descriptor of its own."""
@@ -137,11 +153,13 @@ def open_files(
     workspace: Path | None,
     uploads: Path | None,
     *,
+    protection: HostProtection,
     new: bool = True,
 ) -> OpenFiles:
     """Open the files of a conversation: of a `new` one, or of one in which jails have run.
 
-    `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails.
+    `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails,
+    `protection` is about host executables of a `workspace`.
 
     Raises Denied `workspace_owned_by_root`, NotFound, InvalidPath.
     """
@@ -188,6 +206,11 @@ def open_files(
             identities[str(directory.path)] = directory.identity()
             tree = directory.tree(owner=owner)
             held.callback(tree.close)
+            quarantine = None
+            if policy.host_executables != "allow":
+                store = protection.quarantines
+                quarantine = Quarantine.open(store, directory.path, directory.fd, owner)
+                held.callback(quarantine.close)
             has_temparea = _has_temparea(tree)
             if not has_temparea:
                 uploads_tree.view = UPLOADS_APART
@@ -197,7 +220,7 @@ def open_files(
                     uploads_tree,
                     uploads_apart=not has_temparea,
                     max_bytes=largest,
-                    refuse=directory.refuse_change,
+                    refuse=directory.refuse_change if quarantine is not None else None,
                 ),
                 uploads=put,
                 measured=None,
@@ -205,6 +228,8 @@ def open_files(
                 uploads_path=uploads_path,
                 own=own,
                 host_directory=directory,
+                quarantine=quarantine,
+                protection=protection,
                 has_temparea=has_temparea,
                 identities=identities,
             )

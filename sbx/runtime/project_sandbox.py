@@ -73,7 +73,7 @@ class ProjectSandbox(AsyncSandbox):
     async def prepare(self) -> None:
         await super().prepare()
         opened = await self._default.opened()
-        paths = self._means.paths(opened, Ready((), (), {}), self._interpreter)
+        paths = self._means.paths(opened, Ready({}, opened.any_guard), self._interpreter)
         self._computing_key = self._key_of(self._without_processes, paths, foreign_uid=True)
 
     async def uploads_view(self) -> str:

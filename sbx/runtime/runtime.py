@@ -76,7 +76,7 @@ class Runtime:
             await to_the_end(self._open_data())
             assert self._data is not None
             machine = platform.machine()
-            names = ("default", "strict", "allowlist")
+            names = ("default", "strict", "allowlist", "guard")
             filters = Filters(*(load_filter(name, machine) for name in names))
             if self._started_broker is not None:
                 self._broker = Broker.adopt(self._started_broker)
@@ -103,6 +103,7 @@ class Runtime:
             guest=_PACKAGE_ROOT,
             grace_s=settings.interrupt_grace,
             disk_quota=settings.disk_quota,
+            protection=settings.protection,
         )
         return self
 

@@ -125,7 +125,7 @@ class AsyncSandbox:
             uid = await asyncio.to_thread(_owner_of, self._workspace)
         await self._make_group(uid)
         opened = await self._default.opened()
-        paths = self._means.paths(opened, Ready((), (), {}), self._interpreter)
+        paths = self._means.paths(opened, Ready({}, opened.any_guard), self._interpreter)
         self._decide_key(paths, foreign_uid=paths.host_directory)
 
     async def _make_group(self, uid: int | None) -> None:
@@ -437,6 +437,7 @@ class AsyncSandbox:
             (self._host.uid, self._host.gid),
             self._workspace,
             self._uploads,
+            protection=self._means.protection,
             new=new,
         )
         return await limited(self._means, self.policy, opened)

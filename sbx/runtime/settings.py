@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from sbx.errors import BadRequest
+from sbx.workspace.quarantine import HostProtection
 
 _FIRST_UID = 1_900_000_000  # above what systemd gives to containers (systemd.io/UIDS-GIDS)
 _UIDS = 100_000_000
@@ -34,6 +35,8 @@ class Settings(BaseSettings):
     directory of a project; none by default.
     `allow_host_mode`: a project may turn its sandbox off, so that what a model asks for is done on
     the host itself, with all that the user who runs this may do.
+    `host_executables_add`, `host_executables_remove`: patterns of names to add to, or remove from,
+    the table of files that a program of the host obeys (`sbx.workspace.host_executables`).
     `fast_path`: kernels may be forked and kept ready; False leaves only the cold path.
     `zygotes_max`: for how many policies at once; each zygote holds some 40 to 100 MiB.
     `disk_quota`: whether linux itself holds workspaces to their size, by project quotas, for which
@@ -68,6 +71,8 @@ class Settings(BaseSettings):
     attach_dirs: tuple[Path, ...] = ()
     project_dirs: tuple[Path, ...] = ()
     allow_host_mode: bool = False
+    host_executables_add: tuple[str, ...] = ()
+    host_executables_remove: tuple[str, ...] = ()
     fast_path: bool = True
     zygotes_max: Annotated[int, Field(ge=1, le=1000)] = 8
     start_timeout: Annotated[float, Field(gt=0)] = 30.0
@@ -85,6 +90,12 @@ class Settings(BaseSettings):
     tombstones_kept: Annotated[float, Field(ge=0)] = 30 * 86400.0
     history_max: _Count = 10_000
     memory_reserve: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def protection(self) -> HostProtection:
+        """How host executables of a directory of the host are kept from the code inside."""
+        store = (self.data_dir or user_data_path("sbx")) / "quarantine"
+        return HostProtection(store, self.host_executables_add, self.host_executables_remove)
 
     @property
     def private(self) -> tuple[Path, ...]:

@@ -17,7 +17,7 @@ own in `refusals`.
 
 from sbx.protocol.files import Entry, Listing, Upload
 from sbx.workspace.files import Files
-from sbx.workspace.host_directory import HostDirectory, Protection, protected_paths
+from sbx.workspace.host_directory import HostDirectory
 from sbx.workspace.layout import ConversationFiles, DataDirectory
 from sbx.workspace.measure import Usage
 from sbx.workspace.paths import Location, Part, check_name, resolve
@@ -35,13 +35,11 @@ __all__ = [
     "Location",
     "OpenFile",
     "Part",
-    "Protection",
     "Tree",
     "Upload",
     "UploadLimits",
     "Uploads",
     "Usage",
     "check_name",
-    "protected_paths",
     "resolve",
 ]

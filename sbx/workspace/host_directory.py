@@ -1,61 +1,25 @@
 """A directory of the host as the workspace: `--workspace DIR`, projects, notebooks.
 
-The user owns it and keeps it, so sbx creates nothing of its own in it. What lies there may be run
-later *on the host* by git, direnv or an editor, or by sbx itself, whose environment a project may
-hold: those files are what `protected_paths` names.
+The user owns it and keeps it, so sbx creates nothing of its own in it. Programs of the host obey
+some of its files (`host_executables`), and sbx itself may run from it, since a project may hold its
+environment: `rules` names these paths.
 """
 
-import errno
 import functools
 import os
 import stat
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from sbx.errors import Denied
 from sbx.workspace import beneath
+from sbx.workspace.host_executable_links import ExecutableLinks, find_links
+from sbx.workspace.host_executables import path_rules
 from sbx.workspace.paths import WORKSPACE
 from sbx.workspace.refusals import translated, wrong_path
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
-
-# Each of these makes a program of the host run what it says, without a further question asked.
-RUNS_ON_THE_HOST = (
-    ".git/hooks",
-    ".git/config",  # core.fsmonitor, core.pager, aliases: commands
-    ".gitconfig",
-    ".envrc",
-    ".vscode",
-    ".idea",
-    ".devcontainer",
-    ".husky",
-    ".mcp.json",
-    ".bashrc",
-    ".bash_profile",
-    ".profile",
-    ".zshrc",
-    ".zshenv",
-    ".zprofile",
-    ".ssh",
-)
-_FIRST_NAMES = frozenset(path.partition("/")[0] for path in RUNS_ON_THE_HOST)
-
-
-@dataclass(frozen=True)
-class Protection:
-    """What to do about files that would run later on the host. Paths relative to the directory.
-
-    `pinned` directories are bound onto themselves first: a mount point cannot be renamed away, but
-    its parent can, and with `.git` renamed a fresh `.git/hooks` could be made. `read_only` comes
-    next. `symlinks` cannot be protected, because a bind would follow them out of the directory:
-    whoever starts the sandbox should be told.
-    """
-
-    pinned: tuple[str, ...] = ()
-    read_only: tuple[str, ...] = ()
-    symlinks: tuple[str, ...] = ()
 
 
 class HostDirectory:
@@ -64,6 +28,7 @@ class HostDirectory:
     def __init__(self, fd: int, path: Path) -> None:
         self.fd = fd
         self.path = path
+        self.rules = path_rules(aliases=own_code(path))
 
     @classmethod
     def open(cls, path: Path, *, jail_uid: int, read_only: bool = False) -> Self:
@@ -96,24 +61,41 @@ class HostDirectory:
         finally:
             os.close(fd)
 
+    def find_links(
+        self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()
+    ) -> ExecutableLinks:
+        """Look at what existing host executables lead to; `rules` covers it from then on.
+
+        `add` and `remove` are the operator's patterns for the table. Blocks as `find_links` does.
+        """
+        rules = path_rules(add=add, remove=remove, aliases=own_code(self.path))
+        links = find_links(self.fd, rules)
+        aliases = (*own_code(self.path), *links.aliases)
+        self.rules = path_rules(add=add, remove=remove, aliases=aliases)
+        return links
+
     def refuse_change(self, relative: Relative) -> None:
-        """What the code inside finds read-only or pinned no call of the host's side changes either:
-        a model may have asked for it. Raises Denied `runs_on_the_host`."""
-        firsts = {name.partition("/")[0] for name in own_code(self.path)} | _FIRST_NAMES
-        if not relative or relative[0] not in firsts:
+        """A call of the host's API may not write where code inside may not: a model may have asked
+        for it. Raises Denied `runs_on_the_host`."""
+        if not relative:
             return
-        with translated("/".join(relative)):
-            found = protected_paths(self)
-        for name in (*found.pinned, *found.read_only, *found.symlinks):
-            parts = tuple(name.split("/"))
-            below = relative[: len(parts)] == parts and name not in found.pinned
-            if below or parts[: len(relative)] == relative:
-                raise Denied(
-                    f"'{'/'.join(relative)}' is, or holds, what a program of the host would run",
-                    code="runs_on_the_host",
-                    hint=f"{name} is read-only in a sandbox: change it outside, if that is meant",
-                    details={"path": f"{WORKSPACE}/{'/'.join(relative)}"},
-                )
+        match = self.rules.match(relative, self._exists)
+        if match is None:
+            return
+        path = "/".join(relative)
+        raise Denied(
+            f"'{path}' is not changed: {match.program} on the host obeys '{match.name}'",
+            code="runs_on_the_host",
+            hint="change it outside of the sandbox, or set host_executables in the policy",
+            details={"path": f"{WORKSPACE}/{path}", "name": match.name},
+        )
+
+    def _exists(self, parts: tuple[str, ...]) -> bool:
+        try:
+            os.close(_held(self.fd, parts))
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -160,47 +142,5 @@ def own_code(directory: Path) -> tuple[str, ...]:
     return tuple(sorted(home[len(top) :] for home in _homes_of_ours() if home.startswith(top)))
 
 
-def protected_paths(directory: HostDirectory) -> Protection:
-    """Which of RUNS_ON_THE_HOST and of `own_code` exist in `directory`, looked up without following
-    a symlink.
-
-    Where `.git` itself is a file (a worktree or submodule), it is that which becomes read-only.
-    """
-    found: dict[str, list[str]] = {"pinned": [], "read_only": [], "symlinks": []}
-    for path in (*RUNS_ON_THE_HOST, *own_code(directory.path)):
-        parts = tuple(path.split("/"))
-        for depth in range(1, len(parts) + 1):
-            mode = _mode(directory.fd, parts[:depth])
-            name = "/".join(parts[:depth])
-            if mode is None:
-                break
-            if stat.S_ISLNK(mode):
-                _add(found["symlinks"], name)
-                break
-            if depth == len(parts) or not stat.S_ISDIR(mode):
-                _add(found["read_only"], name)
-                break
-            _add(found["pinned"], name)
-    return Protection(*(tuple(found[key]) for key in ("pinned", "read_only", "symlinks")))
-
-
-def _add(names: list[str], name: str) -> None:
-    if name not in names:
-        names.append(name)
-
-
 def _held(root: int, relative: tuple[str, ...]) -> int:
     return beneath.opener()(root, relative, os.O_PATH | os.O_NOFOLLOW)
-
-
-def _mode(root: int, relative: tuple[str, ...]) -> int | None:
-    try:
-        fd = _held(root, relative)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return None
-        raise
-    try:
-        return os.fstat(fd).st_mode
-    finally:
-        os.close(fd)

@@ -8,7 +8,7 @@ import pytest
 
 from sbx.errors import Denied, InvalidPath, NotFound
 from sbx.workspace.files import Files
-from sbx.workspace.host_directory import HostDirectory, Protection, protected_paths
+from sbx.workspace.host_directory import HostDirectory
 from sbx.workspace.tree import Tree
 
 ME = os.geteuid()
@@ -50,7 +50,7 @@ def test_what_is_missing_or_no_directory_is_said(tmp_path: Path) -> None:
 def test_nothing_is_created_in_it(directory: HostDirectory) -> None:
     tree = directory.tree()
     Files(tree, None, uploads_apart=True).list()
-    protected_paths(directory)
+    directory.find_links()
     assert os.listdir(directory.path) == []
     tree.close()
 
@@ -74,26 +74,87 @@ def test_uploads_of_a_host_directory_are_read_at_slash_uploads(
         assert [entry.path for entry in files.list("/uploads")] == ["/uploads/x"]
 
 
-def test_protected_paths_pins_parents_of_what_runs_on_the_host(directory: HostDirectory) -> None:
-    (directory.path / ".git/hooks").mkdir(parents=True)
-    (directory.path / ".git/config").touch()
-    (directory.path / ".envrc").touch()
-    assert protected_paths(directory) == Protection(
-        pinned=(".git",), read_only=(".git/hooks", ".git/config", ".envrc")
-    )
+def write(directory: HostDirectory, path: str, text: str = "") -> Path:
+    file = directory.path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
 
 
-def test_protected_paths_of_a_worktree_is_its_git_file(directory: HostDirectory) -> None:
-    (directory.path / ".git").write_text("gitdir: /elsewhere")
-    assert protected_paths(directory) == Protection(read_only=(".git",))
+@pytest.mark.parametrize(
+    "path",
+    [".envrc", "sub/.envrc", ".git/hooks/pre-commit", ".git/config", "a/b/.vscode/tasks.json"],
+)
+def test_a_call_of_the_host_changes_no_host_executable(directory: HostDirectory, path: str) -> None:
+    parts = tuple(path.split("/"))
+    with pytest.raises(Denied) as raised:  # a new one
+        directory.refuse_change(parts)
+    write(directory, path)
+    with pytest.raises(Denied):  # and one that is there
+        directory.refuse_change(parts)
+    assert (raised.value.code, bool(raised.value.hint)) == ("runs_on_the_host", True)
 
 
-def test_protected_paths_follows_no_symlink(directory: HostDirectory, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere/hooks").mkdir(parents=True)
-    (directory.path / ".git").symlink_to(tmp_path / "elsewhere")
+@pytest.mark.parametrize(
+    "path", ["main.py", ".git/index", ".git/objects/ab/cd", "a/envrc", "x.pth"]
+)
+def test_a_call_of_the_host_changes_other_files(directory: HostDirectory, path: str) -> None:
+    (directory.path / ".git").mkdir()
+    directory.refuse_change(tuple(path.split("/")))
+
+
+def test_links_protects_the_target_of_a_protected_symlink(directory: HostDirectory) -> None:
+    write(directory, "config/envrc")
+    (directory.path / ".envrc").symlink_to("config/envrc")
+    links = directory.find_links()
+    assert (links.aliases, links.protected) == ({"config/envrc"}, [".envrc"])
+    with pytest.raises(Denied):
+        directory.refuse_change(("config", "envrc"))
+
+
+def test_links_ignores_a_target_outside_of_the_directory(
+    directory: HostDirectory, tmp_path: Path
+) -> None:
     (directory.path / ".vscode").symlink_to(tmp_path)
-    assert protected_paths(directory) == Protection(symlinks=(".git", ".vscode"))
+    assert directory.find_links().aliases == set()
 
 
-def test_protected_paths_of_a_plain_directory_are_none(directory: HostDirectory) -> None:
-    assert protected_paths(directory) == Protection()
+def test_links_protects_the_second_name_of_a_protected_file(directory: HostDirectory) -> None:
+    hook = write(directory, ".git/hooks/pre-commit")
+    os.link(hook, directory.path / "notes.txt")
+    found = hook.stat()
+    assert directory.find_links().linked == {(found.st_dev, found.st_ino)}
+
+
+@pytest.mark.parametrize(
+    ("setting", "path"),
+    [
+        ("[core]\n\thooksPath = tools/hooks\n", "tools/hooks"),
+        ("[core]\n\tfsmonitor = ./tools/monitor --fast\n", "tools/monitor"),
+        ('[filter "lint"]\n\tclean = python tools/clean.py %f\n', "tools/clean.py"),
+        ("[include]\n\tpath = ../tools/gitconfig\n", "tools/gitconfig"),
+        ('[filter "lint"]\n\tclean = lint %f\n', ".gitattributes"),
+        ("[core]\n\tbare = false\n", ""),
+    ],
+)
+def test_links_protects_files_that_the_configuration_of_git_names(
+    directory: HostDirectory, setting: str, path: str
+) -> None:
+    write(directory, ".git/config", setting)
+    names = ("tools/hooks/pre-commit", "tools/monitor", "tools/clean.py", "tools/gitconfig")
+    for name in names:
+        write(directory, name)
+    aliases = directory.find_links().aliases - {".gitattributes"}
+    if path == ".gitattributes":
+        assert ".gitattributes" in directory.find_links().aliases
+    else:
+        assert aliases == ({path} if path else set())
+
+
+def test_links_reports_a_walk_that_met_its_limit(
+    directory: HostDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        write(directory, f"{number}.txt")
+    monkeypatch.setattr("sbx.workspace.host_executable_links.ENTRIES_MAX", 10)
+    assert not directory.find_links().complete

@@ -12,6 +12,7 @@ from sbx.isolation.plan import (
     Bind,
     DataFile,
     Filters,
+    GuardPaths,
     Interpreter,
     LaunchPlan,
     Paths,
@@ -47,6 +48,7 @@ FILTERS = Filters(
     default=Filter("default", b"\x01\x02", "d" * 64),
     strict=Filter("strict", b"\x03", "5" * 64),
     allowlist=Filter("allowlist", b"\x04", "a" * 64),
+    guard=Filter("guard", b"\x05", "9" * 64),
 )
 
 
@@ -101,20 +103,54 @@ def test_host_directory_keeps_home_and_uploads_out_of_it() -> None:
         files="/home/ann/project",
         host_directory=True,
         has_temparea=False,
-        pinned=(".git",),
-        protected=(".git/hooks", ".envrc"),
+        guard=GuardPaths("/data/quarantine/1/inside", {"names": []}, ((1, 2),)),
     )
     assert Tmpfs("/home/sandbox", 64 * MIB, "0700") in result.mounts
     assert result.own_mounts == (
         Bind("/home/ann/project", "/workspace", writable=True),
         Bind("/data/temparea", "/uploads"),
-        Bind("/home/ann/project/.git", "/workspace/.git", writable=True),
-        Bind("/home/ann/project/.git/hooks", "/workspace/.git/hooks"),
-        Bind("/home/ann/project/.envrc", "/workspace/.envrc"),
+        Bind("/data/quarantine/1/inside", "/.sbx-quarantine", writable=True),
     )
     assert result.writable_home == "/home/sandbox"
-    assert result.seal.write == ("/workspace", "/tmp", "/dev/shm", "/home/sandbox")
     assert dict(result.environment)["HOME"] == "/home/sandbox"
+
+
+def test_host_directory_is_written_by_the_path_guard_alone() -> None:
+    guard = GuardPaths("/q", {"names": []}, ((1, 2),))
+    seal = planned(host_directory=True, guard=guard).seal
+    assert seal.write == ("/.sbx-quarantine/items", "/tmp", "/dev/shm", "/home/sandbox")
+    assert seal.guarded == ("/workspace",)
+    assert seal.guard == {
+        "root": "/workspace",
+        "filter": "05",
+        "rules": {"names": []},
+        "linked": ((1, 2),),
+        "link_prefixes": (*load("default").filesystem.read, "/opt/lab", "/usr", "/workspace",
+                          "/dev/null"),
+        "fifos": True,
+    }  # fmt: skip
+
+
+def test_host_directory_without_landlock_is_refused() -> None:
+    policy = load("default")
+    walls = policy.walls.model_copy(update={"landlock": "best-effort"})
+    guard = GuardPaths("/q", {}, ())
+    with pytest.raises(CannotEnforce) as raised:
+        planned(
+            policy.model_copy(update={"walls": walls}),
+            without("landlock"),
+            host_directory=True,
+            guard=guard,
+        )
+    assert raised.value.details["layer"] == "landlock"
+
+
+@pytest.mark.parametrize(("key", "weaker"), [("protect", False), ("ask", False), ("allow", True)])
+def test_receipt_names_the_means_against_host_executables(key: str, weaker: bool) -> None:
+    policy = load("default").model_copy(update={"host_executables": key})
+    guard = GuardPaths("/q", {}, ()) if key != "allow" else None
+    wall = planned(policy, host_directory=True, guard=guard).walls[-1]
+    assert (wall.name, wall.demanded, wall.weaker) == ("host_executables", key, weaker)
 
 
 def test_host_directory_with_its_own_temparea_is_given_the_uploads_there() -> None:
@@ -244,6 +280,8 @@ def test_seal_crosses_the_wall_as_plain_data() -> None:
         "kernel_filter": "03",
         "jail_filter": "04",
         "files_only": ("/workspace", "/tmp"),
+        "guarded": (),
+        "guard": None,
     }
 
 

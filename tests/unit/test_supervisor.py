@@ -78,5 +78,5 @@ def test_a_domain_that_cannot_be_made_leaves_no_descriptor(
     monkeypatch.setattr(landlock, "_add_rule", refuse)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="no memory"):
-        seal.ruleset({"read": ["/usr"], "write": [], "devices": []})
+        seal.ruleset({"read": ["/usr"], "write": [], "devices": [], "guarded": []})
     assert len(os.listdir("/proc/self/fd")) == len(before)

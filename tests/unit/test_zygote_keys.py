@@ -24,7 +24,8 @@ HOST = Capabilities(
     tuple(Layer(name, True, "there") for name in LAYERS),
 )
 PATHS = Paths("/data/files", "/data/uploads", Interpreter("/usr/bin/python3", ("/usr",)), "/guest")
-FILTERS = Filters(*(load_filter(name, "x86_64") for name in ("default", "strict", "allowlist")))
+NAMES = ("default", "strict", "allowlist", "guard")
+FILTERS = Filters(*(load_filter(name, "x86_64") for name in NAMES))
 
 
 def key(request: dict[str, Any], paths: Paths = PATHS, loaded: Policy | None = None) -> Key | None:

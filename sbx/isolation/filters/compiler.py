@@ -17,6 +17,7 @@ from sbx.isolation.filters.table import (
     HasAny,
     HasNone,
     In,
+    Notify,
     NotIn,
     Refuse,
     Test,
@@ -33,7 +34,7 @@ Span = tuple[int, bpf.Block]  # the first number of a range, and what to do up t
 
 
 def compile_filter(
-    table: Iterable[Refuse], machine: str, only: Iterable[Allow] | None = None
+    table: Iterable[Refuse | Notify], machine: str, only: Iterable[Allow] | None = None
 ) -> bpf.Block:
     """The program that enforces `table` on `machine`; with `only`, what neither names is ENOSYS.
 
@@ -52,13 +53,13 @@ def compile_filter(
 
 
 def by_number(
-    table: Iterable[Refuse], machine: str, known: Container[int] | None = None
-) -> list[tuple[int, str, list[Refuse]]]:
+    table: Iterable[Refuse | Notify], machine: str, known: Container[int] | None = None
+) -> list[tuple[int, str, list[Refuse | Notify]]]:
     """Number, name and rules of each call that the table names and `machine` has, in order.
 
     Where only `known` calls exist at all, what the table asks of the arguments of another is moot.
     """
-    rules_of = defaultdict(list)
+    rules_of: dict[str, list[Refuse | Notify]] = defaultdict(list)
     for rule in table:
         for name in rule.calls.split():
             rules_of[name].append(rule)
@@ -111,17 +112,21 @@ def _search(spans: Sequence[Span]) -> bpf.Block:
     return [*bpf.jump_if(">=", spans[middle][0], true=len(low)), *low, *high]
 
 
-def _rules(rules: Iterable[Refuse]) -> bpf.Block:
+def _rules(rules: Iterable[Refuse | Notify]) -> bpf.Block:
     """The rules of one call in the order of the table; the first that fits answers."""
     block: bpf.Block = []
     for rule in rules:
-        refusal = [bpf.answer(bpf.errno_action(rule.errno))]
+        refusal = [bpf.answer(_action(rule))]
         for test in reversed(rule.when):
             refusal = _test(test, otherwise=len(refusal)) + refusal
         block += refusal
         if not rule.when:
             return block
     return block + _ALLOWED
+
+
+def _action(rule: Refuse | Notify) -> int:
+    return bpf.NOTIFY if isinstance(rule, Notify) else bpf.errno_action(rule.errno)
 
 
 def _test(test: Test, otherwise: int) -> bpf.Block:
@@ -145,10 +150,11 @@ def _test(test: Test, otherwise: int) -> bpf.Block:
     return load + ([bpf.mask(mask)] if mask != 0xFFFFFFFF else []) + found
 
 
-def describe(rule: Refuse) -> str:
+def describe(rule: Refuse | Notify) -> str:
     """A rule for a reader of the listing: `EPERM if argument 1 has any of 0o6000`."""
     conditions = " and ".join(f"argument {test.argument} {_condition(test)}" for test in rule.when)
-    return errorcode[rule.errno] + (f" if {conditions}" if conditions else "")
+    outcome = "notify" if isinstance(rule, Notify) else errorcode[rule.errno]
+    return outcome + (f" if {conditions}" if conditions else "")
 
 
 def _condition(test: Test) -> str:

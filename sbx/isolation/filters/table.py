@@ -91,6 +91,15 @@ class Refuse:
 
 
 @dataclass(frozen=True)
+class Notify:
+    """These calls (names separated by blanks) wait for the path guard when all tests hold."""
+
+    calls: str
+    why: str
+    when: tuple[Test, ...] = ()
+
+
+@dataclass(frozen=True)
 class Allow:
     """These calls (names separated by blanks) exist for an allowlist, as far as DEFAULT lets."""
 
@@ -102,6 +111,7 @@ class Allow:
 CLONE_THREAD = 0x00010000
 CLONE_NEW_ANY = 0x7E020000  # NS CGROUP UTS IPC USER PID NET; TIME is unknown to clone(2)
 O_CREAT, O_TMPFILE_BIT = 0o100, 0o20000000
+O_WRITES = 0o1 | 0o2 | O_CREAT | 0o1000 | O_TMPFILE_BIT  # O_WRONLY O_RDWR O_TRUNC and these
 SET_ID_BITS = 0o6000
 S_IFMT, S_IFCHR, S_IFBLK = 0o170000, 0o020000, 0o060000
 RENAME_WHITEOUT = 4
@@ -392,5 +402,23 @@ ALLOWLIST = (
     ),
 )
 
-TABLES = {"default": DEFAULT, "strict": STRICT, "serve": SERVE, "allowlist": DEFAULT}
+# In a directory of the host Landlock lets the jail read only. These calls go to the path guard
+# (`sbx.guest.path_guard`), which performs them where the table of host executables permits it.
+GUARD = (
+    Notify("open", "opens for writing, or creates", (HasAny(1, O_WRITES),)),
+    Notify("openat", "opens for writing, or creates", (HasAny(2, O_WRITES),)),
+    Notify("creat truncate", "writes to a file by its path"),
+    Notify("mkdir mkdirat mknod mknodat symlink symlinkat link linkat", "creates a name"),
+    Notify("rename renameat renameat2", "creates a name and removes another one"),
+    Notify("unlink unlinkat rmdir", "removes a name"),
+    Notify("chmod fchmod fchmodat fchmodat2", "makes a file executable, a hook for example"),
+)
+
+TABLES: dict[str, tuple[Refuse | Notify, ...]] = {
+    "default": DEFAULT,
+    "strict": STRICT,
+    "serve": SERVE,
+    "allowlist": DEFAULT,
+    "guard": GUARD,
+}
 ONLY = {"allowlist": ALLOWLIST}  # of what its table lets pass

@@ -1,0 +1,167 @@
+"""How a path of a caller in the jail becomes a name in a directory of the workspace.
+
+The guard resolves as the caller would: from its working directory or descriptor, in the same mounts
+and with the same uid. All decisions are about the result, a descriptor and one name, so that no
+change of a path in between matters. Symlinks are followed here; nothing later follows one.
+"""
+
+import errno
+import os
+import stat
+
+from sbx.guest.path_rules import Parts
+from sbx.linux import procfs
+from sbx.linux.seccomp_notify import Call
+
+QUARANTINE = "/.sbx-quarantine"
+ITEMS, RECORDS = f"{QUARANTINE}/items", f"{QUARANTINE}/records"
+AT_FDCWD = -100
+AT_SYMLINK_NOFOLLOW, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, AT_EMPTY_PATH = 0x100, 0x200, 0x400, 0x1000
+_LINKS_MAX = 40  # path_resolution(7)
+_PATH_MAX = 4096
+
+
+class Outside(Exception):
+    """The path does not lie in the workspace: Linux executes the call, under Landlock."""
+
+
+class Target:
+    """A name in a directory of the workspace. `parent` is an O_PATH descriptor, `parts` the path
+    relative to the workspace, in which only the last name may be a symlink. A context manager."""
+
+    __slots__ = ("name", "parent", "parts")
+
+    def __init__(self, parent: int, parts: Parts) -> None:
+        self.parent = parent
+        self.parts = parts
+        self.name = parts[-1]
+
+    def __enter__(self) -> "Target":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.parent)
+
+    def mode(self) -> int | None:
+        """Return type and mode of the name itself; None if it does not exist."""
+        try:
+            return os.lstat(self.name, dir_fd=self.parent).st_mode
+        except FileNotFoundError:
+            return None
+
+    def item(self) -> str | None:
+        """Return the item of the quarantine that the name leads to; None if it leads to none."""
+        return _item(self.name, self.parent)
+
+
+class Resolver:
+    """Resolves paths of callers. `root` is the workspace inside."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def path(self, call: Call, argument: int) -> str:
+        """Return the path that an argument points to. Raises OSError EFAULT, ENAMETOOLONG."""
+        return os.fsdecode(procfs.read_string(call.thread, call.arguments[argument], _PATH_MAX))
+
+    def base(self, call: Call, directory: int | None, path: str) -> int | None:
+        """Open the directory from which the caller resolves `path`; None for an absolute one.
+
+        `directory` is the number of the argument with a descriptor, or None.
+        """
+        if path.startswith("/"):
+            return None
+        number = signed(call.arguments[directory]) if directory is not None else AT_FDCWD
+        where = "cwd" if number == AT_FDCWD else f"fd/{number}"
+        return open_path(f"/proc/{call.thread}/{where}")
+
+    def target(self, call: Call, directory: int | None, path: str, *, follow: bool) -> Target:
+        """Resolve `path` as the caller would. Raises `Outside`, OSError."""
+        base = self.base(call, directory, path)
+        for _ in range(_LINKS_MAX):
+            parent, name = _split(path)
+            try:
+                fd = open_path(parent, base)
+            finally:
+                if base is not None:
+                    os.close(base)
+            below = self.below(os.readlink(f"/proc/self/fd/{fd}"))
+            if below is None or name in ("", ".", ".."):  # such a name cannot be made or removed
+                os.close(fd)
+                raise Outside
+            link = _link_at(fd, name) if follow else None
+            if link is None:
+                return Target(fd, (*below, name))
+            base, path = fd, link
+        if base is not None:
+            os.close(base)
+        raise OSError(errno.ELOOP, "too many symlinks")
+
+    def below(self, path: str) -> Parts | None:
+        """Return the parts of an absolute path below the workspace; None if it lies elsewhere."""
+        if path == self._root:
+            return ()
+        if not path.startswith(f"{self._root}/"):
+            return None
+        return tuple(path[len(self._root) + 1 :].split("/"))
+
+    def exists(self, parts: Parts) -> bool:
+        """Return whether this exists in the workspace. A link to the quarantine does not count."""
+        path = "/".join(parts)
+        try:
+            found = os.lstat(path, dir_fd=self._root_fd)
+        except OSError:
+            return False
+        return not stat.S_ISLNK(found.st_mode) or _item(path, self._root_fd) is None
+
+
+def signed(argument: int, bits: int = 32) -> int:
+    """Return an argument of a call as the signed integer that Linux takes it for."""
+    argument &= (1 << bits) - 1
+    return argument - (1 << bits) if argument >> (bits - 1) else argument
+
+
+def open_path(path: str, base: int | None = None, *, follow: bool = True) -> int:
+    """Open with O_PATH: for a descriptor of another process what it is open on, also a pipe."""
+    flags = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    return os.open(path, flags, dir_fd=base)
+
+
+def own_view(call: Call, path: str) -> str:
+    """Return `path` so that /proc/self and /dev/fd mean the caller, not the guard."""
+    for prefix, process in (
+        ("/proc/self/", f"/proc/{call.thread}/"),
+        ("/proc/thread-self/", f"/proc/{call.thread}/"),
+        ("/dev/fd/", f"/proc/{call.thread}/fd/"),
+    ):
+        if path.startswith(prefix):
+            return process + path[len(prefix) :]
+    return path
+
+
+def descriptor_of(call: Call, path: str, directory: int | None, flags: int) -> str | None:
+    """Return the descriptor that linkat(2) names by AT_EMPTY_PATH or by /proc/self/fd, as a path;
+    None if it names a file otherwise."""
+    if not path and directory is not None and flags & AT_EMPTY_PATH:
+        return f"/proc/{call.thread}/fd/{signed(call.arguments[directory])}"
+    own = own_view(call, path)
+    is_descriptor = own != path and own.startswith(f"/proc/{call.thread}/fd/")
+    return own if is_descriptor and flags & AT_SYMLINK_FOLLOW else None
+
+
+def _split(path: str) -> tuple[str, str]:
+    parent, slash, name = path.rpartition("/")
+    return (parent or slash or "."), name
+
+
+def _link_at(parent: int, name: str) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=parent)
+    except OSError:
+        return None
+
+
+def _item(name: str, parent: int) -> str | None:
+    link = _link_at(parent, name)
+    return link if link is not None and link.startswith(f"{ITEMS}/") else None

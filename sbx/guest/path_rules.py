@@ -1,0 +1,176 @@
+"""Which names in a directory of the host a program of the host obeys: the decision, as pure code.
+
+The table itself is `sbx.workspace.host_executables`; here is the matching, which both sides of the
+wall use: the path guard inside, and the file calls of the host. Nothing here reads a file: the
+caller passes a function that states whether a path exists.
+
+Names are compared without case, because the file system of the host may fold it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple
+
+Parts = tuple[str, ...]
+Exists = Callable[[Parts], bool]
+"""Whether a path relative to the directory exists. A link of the quarantine does not count."""
+
+_GIT_DIRECTORY = "git directory"
+_ENVIRONMENT = "Python environment"
+_HEAD = "head"
+_NEXT_TO_HEAD = ("objects", "refs", "commondir")
+# A repository of the user stays usable inside: these files of a git directory hold data and name
+# no program. Everything else in it is read-only, also what a later git may add.
+_GIT_DATA_FILES = (
+    "head", "index", "packed-refs", "shallow", "orig_head", "fetch_head", "merge_head",
+    "merge_msg", "merge_mode", "merge_rr", "auto_merge", "squash_msg", "cherry_pick_head",
+    "revert_head", "commit_editmsg", "tag_editmsg", "description", "gc.pid", "gc.log",
+)  # fmt: skip
+_GIT_DATA_TREES = ("objects", "refs", "logs", "rr-cache")
+_GIT_SUFFIXES = (".lock", ".new")
+_GIT_NOT_DATA = (("objects", "info", "alternates"), ("objects", "info", "http-alternates"))
+
+
+class Match(NamedTuple):
+    """`depth`: how many parts of the path lead to the matching name. `is_new`: it does not exist
+    yet, so the call would create it. `name` and `program` are of the table's entry."""
+
+    depth: int
+    name: str
+    program: str
+    is_new: bool
+
+
+class NameRule(NamedTuple):
+    """One pattern of the table. `scope`:
+
+    root       directly in the directory only
+    tree       at any depth, but not inside a tree of packages: no program reads it there
+    any        at any depth
+    packages   directly in a tree of packages only
+    """
+
+    pattern: str
+    program: str
+    scope: Literal["root", "tree", "any", "packages"]
+
+
+class PathRules:
+    """The table as data. `package_trees`: names of directories that hold installed packages.
+    `aliases`: paths that an existing entry leads to (a symlink, a configured hook)."""
+
+    def __init__(
+        self,
+        names: Sequence[NameRule],
+        package_trees: Sequence[str],
+        aliases: Sequence[str] = (),
+    ) -> None:
+        self.package_trees = frozenset(package_trees)
+        self.aliases = frozenset(aliases)
+        self._names = tuple(names)
+        self._exact: dict[str, list[NameRule]] = {}
+        self._patterns: list[NameRule] = []
+        for rule in names:
+            if any(sign in rule.pattern for sign in "*?["):
+                self._patterns.append(rule)
+            else:
+                self._exact.setdefault(rule.pattern, []).append(rule)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "PathRules":
+        names = [NameRule(*rule) for rule in data["names"]]
+        return cls(names, data["package_trees"], data["aliases"])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "names": [list(rule) for rule in self._names],
+            "package_trees": sorted(self.package_trees),
+            "aliases": sorted(self.aliases),
+        }
+
+    def match(self, path: Sequence[str], exists: Exists) -> Match | None:
+        """Return the first entry that forbids a change at `path`, or None if it is free.
+
+        The parent of `path` exists and has no symlink in it.
+        """
+        parts = tuple(path)
+        folded = tuple(part.casefold() for part in parts)
+        return (
+            self._by_name(parts, folded, exists)
+            or self._by_content(parts, folded, exists)
+            or self._by_alias(parts)
+        )
+
+    def is_package_tree(self, name: str) -> bool:
+        return name.casefold() in self.package_trees
+
+    def rules_for(self, name: str) -> list[NameRule]:
+        """The rules whose pattern a name fits, wherever it lies. `name` is in lower case."""
+        fitting = [rule for rule in self._patterns if fnmatchcase(name, rule.pattern)]
+        return [*self._exact.get(name, ()), *fitting]
+
+    def _by_name(self, parts: Parts, folded: Parts, exists: Exists) -> Match | None:
+        in_packages = False
+        for at, name in enumerate(folded):
+            directly_in_packages = at > 0 and folded[at - 1] in self.package_trees
+            for rule in self.rules_for(name):
+                if not _applies(rule, at, in_packages, directly_in_packages):
+                    continue
+                if name == ".git" and _is_git_data(folded[at + 1 :]):
+                    return None
+                is_new = at == len(parts) - 1 and not exists(parts)
+                return Match(at + 1, rule.pattern, rule.program, is_new)
+            in_packages = in_packages or name in self.package_trees
+        return None
+
+    def _by_content(self, parts: Parts, folded: Parts, exists: Exists) -> Match | None:
+        for depth in range(len(parts)):
+            directory, rest = parts[:depth], folded[depth:]
+            if exists((*directory, "HEAD")) and all(
+                exists((*directory, name)) for name in ("objects", "refs")
+            ):
+                if _is_git_data(rest):
+                    return None
+                return Match(max(depth, 1), _GIT_DIRECTORY, "git", is_new=False)
+            if exists((*directory, "pyvenv.cfg")):
+                return Match(max(depth, 1), _ENVIRONMENT, "python", is_new=False)
+        directory, name = parts[:-1], folded[-1]
+        others: tuple[str, ...] = ()
+        if name == _HEAD:
+            others = _NEXT_TO_HEAD
+        elif name in _NEXT_TO_HEAD:
+            others = ("HEAD",)
+        if any(exists((*directory, other)) for other in others):
+            return Match(len(parts), _GIT_DIRECTORY, "git", is_new=not exists(parts))
+        if name == "pyvenv.cfg":
+            return Match(len(parts), _ENVIRONMENT, "python", is_new=not exists(parts))
+        return None
+
+    def _by_alias(self, parts: Parts) -> Match | None:
+        for depth in range(1, len(parts) + 1):
+            if "/".join(parts[:depth]) in self.aliases:
+                return Match(depth, "/".join(parts[:depth]), "the link or setting to it", False)
+        return None
+
+
+def _applies(rule: NameRule, at: int, in_packages: bool, directly_in_packages: bool) -> bool:
+    match rule.scope:
+        case "root":
+            return at == 0
+        case "tree":
+            return not in_packages
+        case "packages":
+            return directly_in_packages
+    return True
+
+
+def _is_git_data(inside: Sequence[str]) -> bool:
+    """Whether a path in a git directory, in lower case, is data that no program executes."""
+    if not inside or tuple(inside) in _GIT_NOT_DATA:
+        return False
+    first = inside[0]
+    if first in _GIT_DATA_TREES:
+        return True
+    for suffix in _GIT_SUFFIXES:
+        first = first.removesuffix(suffix)
+    return len(inside) == 1 and first in _GIT_DATA_FILES

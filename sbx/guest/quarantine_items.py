@@ -1,0 +1,88 @@
+"""The path guard's side of the quarantine: `sbx.workspace.quarantine` has the layout on the host.
+
+An item is recorded first, then created, then linked to from its place. Landlock lets the jail write
+below `items` and only the guard below `records`.
+"""
+
+import errno
+import json
+import os
+import secrets
+import stat
+
+from sbx.guest.guarded_paths import ITEMS, RECORDS, Target
+from sbx.guest.path_rules import Match
+
+_COPY_MAX = 64 << 20  # bytes; a larger file is copied by the caller, who meets EXDEV
+_ITEMS_MAX = 1_000
+
+
+class Items:
+    """Creates items. Every method raises OSError: ENOSPC beyond `_ITEMS_MAX` items."""
+
+    def open(self, target: Target, match: Match, flags: int, mode: int) -> int:
+        """Create a file and return its descriptor."""
+        item = _record(target, match, "file")
+        fd = os.open(item, flags, mode)
+        try:
+            os.symlink(item, target.name, dir_fd=target.parent)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def mkdir(self, target: Target, match: Match, mode: int) -> None:
+        item = _record(target, match, "directory")
+        os.mkdir(item, mode)
+        os.symlink(item, target.name, dir_fd=target.parent)
+
+    def copy(self, source: Target, target: Target, match: Match) -> None:
+        """Copy a regular file. Raises OSError EXDEV for anything else, or a large one."""
+        item = _record(target, match, "file")
+        _copy(source, item, os.O_EXCL)
+        os.symlink(item, target.name, dir_fd=target.parent)
+
+    def move(self, source: Target, target: Target, match: Match | None, item: str | None) -> None:
+        """Move a regular file to a new item, or over the content of an existing `item`."""
+        if item is not None:
+            _copy(source, item, os.O_TRUNC)
+        elif match is not None:
+            self.copy(source, target, match)
+        os.unlink(source.name, dir_fd=source.parent)
+
+
+def _record(target: Target, match: Match, kind: str) -> str:
+    """Record a new item and return its path inside."""
+    if len(os.listdir(RECORDS)) >= _ITEMS_MAX:
+        raise OSError(errno.ENOSPC, "the quarantine is full")
+    item_id = secrets.token_hex(8)
+    record = {
+        "path": "/".join(target.parts),
+        "name": match.name,
+        "program": match.program,
+        "kind": kind,
+    }
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(f"{RECORDS}/{item_id}.json", flags, 0o600)
+    with open(fd, "wb") as file:
+        file.write(json.dumps(record).encode())
+    return f"{ITEMS}/{item_id}"
+
+
+def _copy(source: Target, item: str, flag: int) -> None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    reading = os.open(source.name, flags, dir_fd=source.parent)
+    try:
+        found = os.fstat(reading)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _COPY_MAX:
+            raise OSError(errno.EXDEV, "goes to the quarantine")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flag
+        writing = os.open(item, flags, found.st_mode & 0o777)
+        try:
+            done = 0
+            while done < _COPY_MAX and (sent := os.sendfile(writing, reading, done, 1 << 20)):
+                done += sent
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
