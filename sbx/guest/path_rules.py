@@ -17,8 +17,8 @@ Exists = Callable[[Parts], bool]
 
 _GIT_DIRECTORY = "git directory"
 _ENVIRONMENT = "Python environment"
-_HEAD = "head"
-_NEXT_TO_HEAD = ("objects", "refs", "commondir")
+# git(1) takes a directory for a repository by these names in it: setup.c, is_git_directory.
+_GIT_DIRECTORIES = (("HEAD", "objects", "refs"), ("HEAD", "commondir"))
 # A repository of the user stays usable inside: these files of a git directory hold data and name
 # no program. Everything else in it is read-only, also what a later git may add.
 _GIT_DATA_FILES = (
@@ -101,6 +101,11 @@ class PathRules:
             or self._by_alias(parts)
         )
 
+    def match_name(self, path: Sequence[str]) -> Match | None:
+        """Return the entry that an existing path fits by its names alone."""
+        parts = tuple(path)
+        return self._by_name(parts, tuple(part.casefold() for part in parts), lambda _: True)
+
     def is_package_tree(self, name: str) -> bool:
         return name.casefold() in self.package_trees
 
@@ -126,23 +131,18 @@ class PathRules:
     def _by_content(self, parts: Parts, folded: Parts, exists: Exists) -> Match | None:
         for depth in range(len(parts)):
             directory, rest = parts[:depth], folded[depth:]
-            if exists((*directory, "HEAD")) and all(
-                exists((*directory, name)) for name in ("objects", "refs")
-            ):
+            if exists((*directory, "HEAD")) and _is_git_directory(directory, exists):
                 if _is_git_data(rest):
                     return None
                 return Match(max(depth, 1), _GIT_DIRECTORY, "git", is_new=False)
             if exists((*directory, "pyvenv.cfg")):
                 return Match(max(depth, 1), _ENVIRONMENT, "python", is_new=False)
         directory, name = parts[:-1], folded[-1]
-        others: tuple[str, ...] = ()
-        if name == _HEAD:
-            others = _NEXT_TO_HEAD
-        elif name in _NEXT_TO_HEAD:
-            others = ("HEAD",)
-        if any(exists((*directory, other)) for other in others):
-            return Match(len(parts), _GIT_DIRECTORY, "git", is_new=not exists(parts))
-        if name == "pyvenv.cfg":
+        if any(name == part.casefold() for kind in _GIT_DIRECTORIES for part in kind):
+            # The name that would complete a repository.
+            if _is_git_directory(directory, lambda p: p[-1].casefold() == name or exists(p)):
+                return Match(len(parts), _GIT_DIRECTORY, "git", is_new=not exists(parts))
+        elif name == "pyvenv.cfg":
             return Match(len(parts), _ENVIRONMENT, "python", is_new=not exists(parts))
         return None
 
@@ -151,6 +151,10 @@ class PathRules:
             if "/".join(parts[:depth]) in self.aliases:
                 return Match(depth, "/".join(parts[:depth]), "the link or setting to it", False)
         return None
+
+
+def _is_git_directory(directory: Parts, exists: Exists) -> bool:
+    return any(all(exists((*directory, name)) for name in kind) for kind in _GIT_DIRECTORIES)
 
 
 def _applies(rule: NameRule, at: int, in_packages: bool, directly_in_packages: bool) -> bool:

@@ -59,8 +59,8 @@ def find_links(root: int, rules: PathRules) -> ExecutableLinks:
                 return links
             parts = (*directory, entry.name)
             is_directory = entry.is_dir(follow_symlinks=False)
-            match = rules.rules_for(entry.name.casefold())
-            if not match or rules.match(parts, lambda _: True) is None:
+            fits = rules.rules_for(entry.name.casefold())
+            if not fits or rules.match_name(parts) is None:
                 if is_directory:
                     pending.append(parts)
                 continue
