@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -38,7 +38,17 @@ from sbx.workspace.changes import (
 from sbx.workspace.committing import commit
 from sbx.workspace.freezing import freeze
 from sbx.workspace.journal import Journal
-from sbx.workspace.snapshot import Bounds, Scope, Survey, digest, look, node_at
+from sbx.workspace.snapshot import (
+    Bounds,
+    Scope,
+    Survey,
+    digest,
+    digest_of_bytes,
+    look,
+    node_at,
+    sealed,
+    written_since,
+)
 from sbx.workspace.streams import Owner
 from sbx.workspace.telling import FILE_MAX, plain, tell
 
@@ -101,7 +111,12 @@ class Copies:
         self._means.copies.discard(name)
 
     async def effect(self, opened: OpenFiles, copy: Copy) -> Effect:
-        """What was changed in the copy since it was made. No jail of it lives any more."""
+        """Return what was changed in the copy since it was made. Its jail has ended, but another
+        process may still hold a descriptor of a file of the copy: each new content is recorded by
+        its digest, the diff is of the content recorded, and a commit compares with it.
+
+        Raises Conflict `workspace_changed` when the copy is written meanwhile.
+        """
         bounds = self._bounds()
         return await _stoppable(opened, bounds, lambda: self._effect(opened, copy, bounds))
 
@@ -216,8 +231,8 @@ class Copies:
                 after.nodes, paths, lambda path: digest(tree, relative(path), check)
             )
             changed = changes({**was, **specials}, with_specials(becomes, specials))
-            changed = sparing(changed, after.left_out)
-            told, truncated = tell(changed, _shown_in(tree), before, partial(_content, tree))
+            changed = [sealed(tree, one, check) for one in sparing(changed, after.left_out)]
+            told, truncated = tell(changed, _shown_in(tree), before, partial(_recorded, tree))
             left_out = [*copy.base.left_out, *after.left_out]
             named = tuple(plain(_shown_in(tree)(path)) for path in left_out[:CHANGES_MAX])
         return Effect(changed, was, told, truncated or len(left_out) > len(named), named)
@@ -236,7 +251,9 @@ class Copies:
             then = with_digests(then, paths, lambda path: digest(tree, relative(path), check))
             changed = changes(is_now, then)
             spared = [*copy.base.left_out, *now.unseen, *missed(changed, copy.base)]
-            changed = [one for one in sparing(changed, spared) if _may_change(opened, one)]
+            changed = [
+                _undigested(one) for one in sparing(changed, spared) if _may_change(opened, one)
+            ]
             told, truncated = tell(
                 changed, _shown_in(tree), partial(_content, target), partial(_content, tree)
             )
@@ -328,6 +345,21 @@ def _may_change(opened: OpenFiles, one: Change) -> bool:
 
 def _shown_in(tree: Tree) -> Callable[[str], str]:
     return lambda path: tree.shown(relative(path))
+
+
+def _undigested(one: Change) -> Change:
+    """Return the change with no digest to compare with: no jail ever sees a checkpoint's copy. A
+    file that was cut short while it was copied has another size than its node."""
+    return one if one.after is None else replace(one, after=replace(one.after, sha256=None))
+
+
+def _recorded(tree: Tree, change: Change) -> bytes | None:
+    """Return the content whose digest the change has. Raises Conflict `workspace_changed`."""
+    content = _content(tree, change)
+    if content is not None and change.after is not None:
+        if digest_of_bytes(content) != change.after.sha256:
+            raise written_since(tree, change)
+    return content
 
 
 def _content(tree: Tree, change: Change) -> bytes | None:
