@@ -43,8 +43,8 @@ def commit(
     changed: Sequence[Change], expected: Nodes, target: Tree, source: Tree, journal: Journal
 ) -> None:
     """Make these changes, in the order of `changes`, in `target`; files get the content that they
-    have in `source`. `expected` is what `target` held when the changes were decided. A new file whose
-    node has a digest is committed with exactly that content.
+    have in `source`, which must be that of their digest where they have one. `expected` is what
+    `target` held when the changes were decided.
 
     Raises Conflict `workspace_changed`, Denied `file_not_permitted`, Unavailable `no_space` and
     `io_error`; nothing is changed then. Broken `commit_not_undone` where that failed, too.
@@ -272,9 +272,11 @@ class _Doing:
             os.rmdir(last, dir_fd=parent)
 
     def _put(self, one: Intent) -> None:
+        self._check_made(one)
         self._stage.put(one.made, one.change)
 
     def _replace(self, one: Intent) -> None:
+        self._check_made(one)
         with self._stage.above(one.change) as (parent, last):
             exchanged = exchange(self._stage.fd, one.made, parent, last)
         if exchanged:
@@ -297,6 +299,13 @@ class _Doing:
     def _set_mode(self, one: Intent) -> None:
         assert one.change.after is not None
         self._stage.chmod(one.change, one.change.after.mode)
+
+    def _check_made(self, one: Intent) -> None:
+        """Raise before the rename where a stage in the tree has another inode by this name. Such an
+        inode could not be taken away again with a directory that it was put into."""
+        staged = self._stage.staged(one.made)
+        if staged is None or staged.st_ino != one.new:
+            raise written_since(self._target, one.change)
 
     def _check_taken(self, one: Intent, staged: bytes) -> None:
         """What we hold now is what was checked: nobody put another one there in between. Its ctime
