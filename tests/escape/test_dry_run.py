@@ -19,7 +19,7 @@ from sbx.policy import Policy, load
 from sbx.protocol.runs import Status
 from sbx.runtime.rehearsals import Rehearsal
 
-pytestmark = [one_path(), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.core, one_path(), pytest.mark.asyncio(loop_scope="module")]
 
 SHOWN = b"#!/bin/sh\necho approved\n"
 EVIL = b"#!/bin/sh\necho EVIL ####\n"

@@ -41,7 +41,7 @@ class Search:
 
     def __init__(self, hidden: Iterable[tuple[str, bytes]]) -> None:
         self._forms = [(form, instead) for value, instead in hidden for form in _forms(value)]
-        self._begin = _expression([form for form, _ in self._forms]) if self._forms else None
+        self._begin: Any = _expression([one for one, _ in self._forms]) if self._forms else None
         beginnings = [sum(map(_longest, form[:_FIRST])) for form, _ in self._forms]
         self._overlap = max(beginnings, default=0)
 
