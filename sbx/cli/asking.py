@@ -101,7 +101,9 @@ def show_rehearsal(event: ToolStart, telling: Telling) -> None:
     if told["truncated"]:
         telling.block("… and more than can be listed: a yes makes that, too")
     for path in told.get("left_out", ()):
-        telling.block(f"{one_line(path)}  (left out: no file, or not to be read)", mark="!")
+        telling.block(
+            f"{one_line(path)}  (not in the copy: not a file, not readable, or attached)", mark="!"
+        )
 
 
 def show_change(change: Mapping[str, Any], telling: Telling) -> None:

@@ -52,11 +52,12 @@ def grants(
     for policy, interpreter in policies:
         way_out = WayOut("egress") if policy.network.mode == "proxy" else None
         paths = Paths("files", "uploads", interpreter, str(guest), "shared", way_out=way_out)
-        rehearsing = replace(paths, shared_read_only=True, way_out=None)
+        frozen = replace(paths, shared="files", shared_read_only=True, way_out=None)
         for variant in _variants(policy):
             try:
                 planned = plan(variant, capabilities, paths, filters)
-                _add(jail, plan(variant, capabilities, rehearsing, filters))
+                for dry_run in (frozen, replace(frozen, uploads="files")):
+                    _add(jail, plan(variant, capabilities, dry_run, filters))
             except CannotEnforce:
                 break
             _add(jail, planned)

@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from sbx.isolation.patience import in_thread, to_the_end
 from sbx.kernels.kernel import Kernel
 from sbx.policy.checks import mount_source
 from sbx.protocol.attachments import Attachment
+from sbx.runtime.dry_run_view import is_inert
 from sbx.runtime.grounds import Grounds
 
 TOP = "/mnt"
@@ -53,7 +55,7 @@ class Attachments:
         self._lock = asyncio.Lock()
         self._there: dict[str, _Attached] = {}
         self._kernels: dict[Kernel, set[str]] = {}  # what each of them shows; the live ones
-        self._onlookers: set[Kernel] = set()
+        self._dry_runs: set[Kernel] = set()  # which see nothing that is attached later
 
     @property
     def there(self) -> tuple[Attachment, ...]:
@@ -90,14 +92,9 @@ class Attachments:
         the broker does."""
         await to_the_end(self._detach(target))
 
-    async def welcome(self, kernel: Kernel, *, read_only: bool = False) -> None:
-        """Show a kernel that has started what is attached; with `read_only` nothing that it could
-        write to. It ends where that fails."""
-        self._kernels = {one: shown for one, shown in self._kernels.items() if one.alive}
-        self._kernels[kernel] = set()
-        self._onlookers &= self._kernels.keys()
-        if read_only:
-            self._onlookers.add(kernel)
+    async def welcome(self, kernel: Kernel) -> None:
+        """Show a kernel that has started what is attached. It ends where that fails."""
+        self._register(kernel)
         if self._there or self._lock.locked():
             try:
                 async with self._lock:
@@ -106,6 +103,37 @@ class Attachments:
             except BaseException:
                 await to_the_end(kernel.kill())
                 raise
+
+    async def welcome_dry_run(self, kernel: Kernel, written: Sequence[Path]) -> list[str]:
+        """Show the kernel of a dry run the attachments through which it cannot act on anything,
+        and return the paths of the others. It ends where that fails.
+
+        An attachment is shown when it is read-only, holds no socket and no FIFO, and live code
+        cannot make one there. `written`: further directories that live code writes to.
+        """
+        self._dry_runs.add(kernel)
+        self._register(kernel)
+        left_out = []
+        if self._there or self._lock.locked():
+            try:
+                async with self._lock:
+                    attached = list(self._there.values())
+                    sources = [Path(one.told.source) for one in attached if not one.told.read_only]
+                    sources += written
+                    for one in attached:
+                        if await in_thread(_is_inert, one, sources):
+                            await self._show(one, kernel)
+                        else:
+                            left_out.append(one.target)
+            except BaseException:
+                await to_the_end(kernel.kill())
+                raise
+        return left_out
+
+    def _register(self, kernel: Kernel) -> None:
+        self._kernels = {one: shown for one, shown in self._kernels.items() if one.alive}
+        self._kernels[kernel] = set()
+        self._dry_runs &= self._kernels.keys()
 
     async def _attach(self, one: _Attached) -> Attachment:
         async with self._lock:
@@ -123,7 +151,8 @@ class Attachments:
                 )
             try:
                 for kernel in self._live():
-                    await self._show(one, kernel)
+                    if kernel not in self._dry_runs:
+                        await self._show(one, kernel)
             except BaseException:
                 for kernel in self._live():
                     with suppress(errors.SbxError):
@@ -146,9 +175,8 @@ class Attachments:
             return
         try:
             told = one.told
-            read_only = told.read_only or kernel in self._onlookers
             await kernel.jail.attach(
-                told.source, told.target, read_only=read_only, expected=one.identity
+                told.source, told.target, read_only=told.read_only, expected=one.identity
             )
         except errors.Broken as error:
             if kernel.alive or error.code == "path_replaced":
@@ -198,6 +226,13 @@ def not_attached(target: str) -> errors.NotFound:
 
 def _name_of(source: Path) -> str:
     return _NOT_IN_A_NAME.sub("-", source.name).lstrip("._-")[:64] or "attached"
+
+
+def _is_inert(one: _Attached, written: Sequence[Path]) -> bool:
+    """Return whether a dry run may see it. Below /workspace Landlock lets FIFOs be written to."""
+    if not one.told.read_only or not one.target.startswith(f"{TOP}/"):
+        return False
+    return is_inert(Path(one.told.source), one.identity, written)
 
 
 def _identity(source: Path, read_only: bool, grounds: Grounds | None) -> tuple[int, int]:

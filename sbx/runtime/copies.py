@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +17,7 @@ from sbx import errors
 from sbx.isolation.patience import in_thread, to_the_end
 from sbx.policy import Policy
 from sbx.protocol.rehearsals import CHANGES_MAX, FileChange
+from sbx.runtime.dry_run_view import uploads_are_inert, uploads_of
 from sbx.runtime.long_calls import long_call
 from sbx.runtime.means import Means
 from sbx.runtime.open_files import OpenFiles
@@ -38,7 +39,17 @@ from sbx.workspace.changes import (
 from sbx.workspace.committing import commit
 from sbx.workspace.freezing import freeze
 from sbx.workspace.journal import Journal
-from sbx.workspace.snapshot import Bounds, Scope, Survey, digest, look, node_at
+from sbx.workspace.snapshot import (
+    Bounds,
+    Scope,
+    Survey,
+    digest,
+    digest_of_bytes,
+    look,
+    node_at,
+    sealed,
+    written_since,
+)
 from sbx.workspace.streams import Owner
 from sbx.workspace.telling import FILE_MAX, plain, tell
 
@@ -101,7 +112,12 @@ class Copies:
         self._means.copies.discard(name)
 
     async def effect(self, opened: OpenFiles, copy: Copy) -> Effect:
-        """What was changed in the copy since it was made. No jail of it lives any more."""
+        """Return what was changed in the copy since it was made. Its jail has ended, but another
+        process may still hold a descriptor of a file of the copy: each new content is recorded by
+        its digest, the diff is of the content recorded, and a commit compares with it.
+
+        Raises Conflict `workspace_changed` when the copy is written meanwhile.
+        """
         bounds = self._bounds()
         return await _stoppable(opened, bounds, lambda: self._effect(opened, copy, bounds))
 
@@ -119,14 +135,33 @@ class Copies:
 
     @asynccontextmanager
     async def shown(self, opened: OpenFiles, copy: Copy) -> AsyncIterator[OpenFiles]:
-        """For a jail: the copy in the place of the files, all else as it is and read-only."""
+        """Give the files for a jail: the copy in the place of the workspace, and frozen copies of
+        other directories in which live code or the host may make a socket.
+
+        Raises as `make`.
+        """
         made: list[OpenFiles] = []
+        names: list[str] = []
         try:
-            await to_the_end(opened.call(lambda: made.append(self._shown(opened, copy))))
+            shared = uploads = None
+            left_out: tuple[str, ...] = ()
+            if opened.shared is not None:
+                shared, base = await self._freeze_beside(opened, opened.shared, names)
+                left_out = tuple(map(_shown_in(opened.shared), base.left_out))
+            if not await opened.call(partial(uploads_are_inert, opened)):
+                uploads, _ = await self._freeze_beside(opened, uploads_of(opened), names)
+
+            def show() -> None:
+                made.append(self._shown(opened, copy, shared, uploads))
+
+            await to_the_end(opened.call(show))
+            made[0].left_out += map(plain, left_out)
             yield made[0]
         finally:
             for files in made:
                 await to_the_end(files.close())
+            for name in names:
+                await to_the_end(self.remove(name))
 
     async def _make(self, opened: OpenFiles, name: str) -> Copy:
         path = self._means.data.frozen_path(self._sandbox, name)
@@ -141,6 +176,24 @@ class Copies:
 
         return await _stoppable(opened, bounds, fill)
 
+    async def _freeze_beside(
+        self, opened: OpenFiles, source: Tree, names: list[str]
+    ) -> tuple[Path, Manifest]:
+        """Freeze a directory that is shown beside the files; `names` gets the name of its copy."""
+        name = self._means.data.new_name()
+        self._means.copies.add(name)
+        names.append(name)
+        bounds = self._bounds()
+        live = Tree(os.dup(source.fd), view=source.view, owner=self._owner())
+
+        def fill() -> Manifest:
+            with live, self._tree(name) as made:
+                return freeze(live, made, Scope(), bounds)[0]
+
+        async with long_call():
+            base = await _stoppable(opened, bounds, fill)
+        return self._means.data.frozen_path(self._sandbox, name) / "files", base
+
     async def _charge(self, path: Path) -> bool:
         means, limits = self._means, self._policy.limits
         if not means.capabilities.layer("disk").found or means.disk_quota == "off":
@@ -153,7 +206,9 @@ class Copies:
 
     # -- in a worker thread -----------------------------------------------------------------------
 
-    def _shown(self, opened: OpenFiles, copy: Copy) -> OpenFiles:
+    def _shown(
+        self, opened: OpenFiles, copy: Copy, shared: Path | None, uploads: Path | None
+    ) -> OpenFiles:
         files_path = copy.path / "files"
         with ExitStack() as held:
             tree = self._tree(copy.name)
@@ -169,9 +224,9 @@ class Copies:
                 uploads=None,
                 measured=tree,
                 files_path=files_path if directory is None else directory.path,
-                uploads_path=opened.uploads_path,
+                uploads_path=opened.uploads_path if uploads is None else uploads,
                 own=opened.own,
-                shared_path=opened.shared_path,
+                shared_path=shared,
                 shared_read_only=True,
                 host_directory=directory,
                 has_temparea=opened.has_temparea,
@@ -216,8 +271,8 @@ class Copies:
                 after.nodes, paths, lambda path: digest(tree, relative(path), check)
             )
             changed = changes({**was, **specials}, with_specials(becomes, specials))
-            changed = sparing(changed, after.left_out)
-            told, truncated = tell(changed, _shown_in(tree), before, partial(_content, tree))
+            changed = [sealed(tree, one, check) for one in sparing(changed, after.left_out)]
+            told, truncated = tell(changed, _shown_in(tree), before, partial(_recorded, tree))
             left_out = [*copy.base.left_out, *after.left_out]
             named = tuple(plain(_shown_in(tree)(path)) for path in left_out[:CHANGES_MAX])
         return Effect(changed, was, told, truncated or len(left_out) > len(named), named)
@@ -236,7 +291,9 @@ class Copies:
             then = with_digests(then, paths, lambda path: digest(tree, relative(path), check))
             changed = changes(is_now, then)
             spared = [*copy.base.left_out, *now.unseen, *missed(changed, copy.base)]
-            changed = [one for one in sparing(changed, spared) if _may_change(opened, one)]
+            changed = [
+                _undigested(one) for one in sparing(changed, spared) if _may_change(opened, one)
+            ]
             told, truncated = tell(
                 changed, _shown_in(tree), partial(_content, target), partial(_content, tree)
             )
@@ -258,9 +315,11 @@ class Copies:
             commit(changed, expected, target, tree, journal)
 
     def _tree(self, name: str) -> Tree:
+        return self._means.data.frozen(self._sandbox, name, owner=self._owner())
+
+    def _owner(self) -> Owner | None:
         host = self._host()
-        owner = host if host[0] != os.geteuid() else None
-        return self._means.data.frozen(self._sandbox, name, owner=owner)
+        return host if host[0] != os.geteuid() else None
 
     def _bounds(self) -> Bounds:
         return Bounds(self._policy.limits.workspace_max)
@@ -328,6 +387,21 @@ def _may_change(opened: OpenFiles, one: Change) -> bool:
 
 def _shown_in(tree: Tree) -> Callable[[str], str]:
     return lambda path: tree.shown(relative(path))
+
+
+def _undigested(one: Change) -> Change:
+    """Return the change with no digest to compare with: no jail ever sees a checkpoint's copy. A
+    file that was cut short while it was copied has another size than its node."""
+    return one if one.after is None else replace(one, after=replace(one.after, sha256=None))
+
+
+def _recorded(tree: Tree, change: Change) -> bytes | None:
+    """Return the content whose digest the change has. Raises Conflict `workspace_changed`."""
+    content = _content(tree, change)
+    assert change.after is not None
+    if content is not None and digest_of_bytes(content) != change.after.sha256:
+        raise written_since(tree, change)
+    return content
 
 
 def _content(tree: Tree, change: Change) -> bytes | None:

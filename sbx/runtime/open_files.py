@@ -47,7 +47,8 @@ class OpenFiles:
 
     `uploads` is None where a directory of the host is mounted as the uploads, `measured` where the
     files are not ours to limit; where it `has_quota`, linux does, and `disk` says so in a receipt.
-    `shared` is what conversations share, if they do. `identities` are (device, inode) of host
+    `shared` is what conversations share, if they do. `left_out` are the paths inside that a live
+    kernel sees and the jail of this dry run does not. `identities` are (device, inode) of host
     directories by path.
     """
 
@@ -73,6 +74,7 @@ class OpenFiles:
     intakes: Intakes = field(default_factory=Intakes)
     watches: Watches = field(default_factory=Watches)
     users: int = 0
+    left_out: list[str] = field(default_factory=list)
 
     async def call(self, act: Callable[[], T]) -> T:
         """`act` in a worker thread. A call that is cancelled leaves its thread at work, and what

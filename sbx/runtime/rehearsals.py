@@ -1,9 +1,12 @@
 """A command run on a frozen copy of the files, without network: a person sees what it would do.
 
     copy      the files as they are, by blocks that are shared where the file system can do that
-    run       in a jail of its own, by the same policy; what else is shown there is read-only
-    compare   what the command changed, and nothing of it is real yet
-    commit    the very same changes, all or none, where nobody else changed the same files
+    run       in a jail of its own, by the same policy, that shows no live directory with a socket
+              or FIFO in it: /workspace/shared is a frozen copy, and an attachment is shown only
+              where it is read-only and holds files alone
+    compare   what the command changed, with a digest of each new content; nothing of it is real yet
+    commit    the very same changes, all or none, where nobody else changed the same files, and
+              where every content still has the digest that was recorded
 
 Nothing is run twice. A rehearsal is gone once it was committed or discarded, after ten minutes, and
 with its conversation.
@@ -19,7 +22,7 @@ from dataclasses import dataclass, field
 from sbx import errors
 from sbx.isolation.patience import to_the_end
 from sbx.policy import Policy
-from sbx.protocol.rehearsals import LIFETIME_S, REHEARSALS_MAX, FileChange
+from sbx.protocol.rehearsals import CHANGES_MAX, LIFETIME_S, REHEARSALS_MAX, FileChange
 from sbx.protocol.runs import Run
 from sbx.runtime import request
 from sbx.runtime.context import Context, Gone, StartKernel
@@ -46,7 +49,8 @@ def offline(policy: Policy) -> Policy:
 class Rehearsal:
     """What a command did on a copy, and would change. `truncated`: there is more than is told, and
     a commit makes that, too. `left_out`: what the copy lacks, or is not committed: FIFOs, sockets
-    and the like, and what could not be read. `expires_at` in seconds of the epoch."""
+    and the like, what could not be read, and attachments that the dry run did not see.
+    `expires_at` in seconds of the epoch."""
 
     id: str
     run: Run
@@ -173,17 +177,18 @@ class Rehearsals:
             copy = await self._copies.make(opened)
             try:
                 name = f"rehearsal-{secrets.token_hex(8)}"
-                run = await self._run(name, opened, copy, command, timeout, cwd)
+                run, unseen = await self._run(name, opened, copy, command, timeout, cwd)
                 effect = await self._copies.effect(opened, copy)
             except BaseException:
                 await to_the_end(self._copies.remove(copy.name))
                 raise
+        left_out = (*effect.left_out, *unseen)
         made = Rehearsal(
             name,
             run,
             effect.told,
-            effect.truncated,
-            effect.left_out,
+            effect.truncated or len(left_out) > CHANGES_MAX,
+            left_out[:CHANGES_MAX],
             time.time() + self._lifetime_s,
             self,
             copy,
@@ -200,8 +205,12 @@ class Rehearsals:
         command: str,
         timeout: float | None,
         cwd: str | None,
-    ) -> Run:
-        """In a jail that is gone when this returns: nobody writes to the copy from then on."""
+    ) -> tuple[Run, Sequence[str]]:
+        """Run it in a jail that has ended when this returns, and name what the jail did not see.
+
+        A process elsewhere may hold a descriptor of a file of the copy even then, so the contents
+        are digested next, and compared at the commit.
+        """
         async with self._copies.shown(opened, copy) as files:
 
             async def shown() -> OpenFiles:
@@ -218,12 +227,13 @@ class Rehearsals:
             )
             self.contexts.add(context)
             try:
-                return await context.shell(command, timeout=timeout, cwd=cwd)
+                run = await context.shell(command, timeout=timeout, cwd=cwd)
             finally:
                 try:
                     await to_the_end(context.close(_OVER))
                 finally:
                     self.contexts.discard(context)
+            return run, tuple(files.left_out)
 
     async def _commit(self, one: Rehearsal) -> None:
         try:

@@ -487,7 +487,11 @@ class AsyncSandbox:
             if wires.sprung is not None:  # while this one started
                 await kernel.kill(Cause.TRIPWIRE)
                 wires.check()
-        await self._attachments.welcome(kernel, read_only=is_rehearsal(context))
+        if is_rehearsal(context):
+            written = [] if self._workspace is None else [self._workspace]
+            opened.left_out += await self._attachments.welcome_dry_run(kernel, written)
+        else:
+            await self._attachments.welcome(kernel)
         if self._watcher is not None:
             self._watcher.watch(kernel)
         return kernel

@@ -1,10 +1,13 @@
 """Make changes in a tree that others use meanwhile: all of them, or none.
 
     check     everything that the changes touch is there as it is expected; nothing else matters
-    stage     what is to come is made whole beside the tree, where only we see it
+    stage     what is to come is made whole beside the tree, in new inodes, and compared with the
+              digests in the changes: no process inside ever held such an inode
     write     what is intended, to the disk, with what is staged: see `journal`
     do        renames and the like; looked at once more where a rename shows that somebody was
               quicker
+    verify    where the stage had to lie in the tree itself: code inside could write to it there, so
+              the contents are compared once more, after the renames
     undo      after any failure, last first; after a kill, by whoever opens the files next
 
 Between the first rename and the last the code inside may see some of the changes and not the
@@ -27,7 +30,7 @@ from sbx.workspace.journal import Entry, Journal, Record
 from sbx.workspace.refusals import translate, translated
 from sbx.workspace.removal import remove_held
 from sbx.workspace.rollback import new_name, set_aside
-from sbx.workspace.snapshot import digest, node_at
+from sbx.workspace.snapshot import digest, digest_of, node_at, written_since
 from sbx.workspace.stage import NOT_AS_IT_WAS, Stage, stamp
 from sbx.workspace.tree import Tree
 from sbx.workspace.undoing import not_put_back, undo
@@ -40,7 +43,8 @@ def commit(
     changed: Sequence[Change], expected: Nodes, target: Tree, source: Tree, journal: Journal
 ) -> None:
     """Make these changes, in the order of `changes`, in `target`; files get the content that they
-    have in `source`. `expected` is what `target` held when the changes were decided.
+    have in `source`, which must be that of their digest where they have one. `expected` is what
+    `target` held when the changes were decided.
 
     Raises Conflict `workspace_changed`, Denied `file_not_permitted`, Unavailable `no_space` and
     `io_error`; nothing is changed then. Broken `commit_not_undone` where that failed, too.
@@ -51,6 +55,8 @@ def commit(
             intents = doing.prepare(changed)
             with begun.undoing(intents):
                 doing.do(intents)
+                if journal.in_tree:
+                    doing.verify(intents)
 
 
 class _Begun:
@@ -145,7 +151,7 @@ class _Doing:
         self._source = source
         self._stage = stage
         self._target = stage.target
-        self._linked: dict[int, bytes] = {}
+        self._linked: dict[int, tuple[bytes, bytes | None]] = {}  # name in the stage, digest
 
     def prepare(self, changed: Sequence[Change]) -> list[Intent]:
         """Check all of it, and make in the stage what is to come."""
@@ -235,17 +241,21 @@ class _Doing:
         with self._source.open(one.change.relative) as file:
             found = os.fstat(file.fd)
             if (first := self._linked.get(found.st_ino)) is not None:
-                os.link(first, one.made, src_dir_fd=fd, dst_dir_fd=fd)
+                if first[1] != after.sha256:
+                    raise written_since(self._source, one.change)
+                os.link(first[0], one.made, src_dir_fd=fd, dst_dir_fd=fd)
                 return
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             made = os.open(one.made, flags, 0o600, dir_fd=fd)
             try:
                 copy_content(file.fd, made, after.size)
+                if not _has_content(made, after):
+                    raise written_since(self._source, one.change)
                 give(made, after, self._target.owner)
             finally:
                 os.close(made)
             if found.st_nlink > 1:
-                self._linked[found.st_ino] = one.made
+                self._linked[found.st_ino] = one.made, after.sha256
 
     # -- do -------------------------------------------------------------------------------------
 
@@ -262,9 +272,11 @@ class _Doing:
             os.rmdir(last, dir_fd=parent)
 
     def _put(self, one: Intent) -> None:
+        self._check_made(one)
         self._stage.put(one.made, one.change)
 
     def _replace(self, one: Intent) -> None:
+        self._check_made(one)
         with self._stage.above(one.change) as (parent, last):
             exchanged = exchange(self._stage.fd, one.made, parent, last)
         if exchanged:
@@ -288,6 +300,13 @@ class _Doing:
         assert one.change.after is not None
         self._stage.chmod(one.change, one.change.after.mode)
 
+    def _check_made(self, one: Intent) -> None:
+        """Raise before the rename where a stage in the tree has another inode by this name. Such an
+        inode could not be taken away again with a directory that it was put into."""
+        staged = self._stage.staged(one.made)
+        if staged is None or staged.st_ino != one.new:
+            raise written_since(self._target, one.change)
+
     def _check_taken(self, one: Intent, staged: bytes) -> None:
         """What we hold now is what was checked: nobody put another one there in between. Its ctime
         is that of the rename."""
@@ -303,6 +322,22 @@ class _Doing:
         ):
             raise _changed(self._target, one.change)
 
+    def verify(self, intents: Sequence[Intent]) -> None:
+        """Compare what has its place now with what was to be made. From the stage on, each of these
+        inodes could be replaced or written by code inside, which sees the stage in the tree."""
+        for one in intents:
+            after = one.change.after
+            if after is None or not one.new:
+                continue
+            with self._about(self._target, one.change):
+                there = node_at(self._target, one.change.relative)
+                if there is None or there.identity[0] != one.new or there.text != after.text:
+                    raise written_since(self._target, one.change)
+                if after.sha256 is not None:
+                    with self._target.open(one.change.relative) as file:
+                        if not _has_content(file.fd, after):
+                            raise written_since(self._target, one.change)
+
     @contextmanager
     def _about(self, tree: Tree, one: Change, *, foreign: bool = False) -> Iterator[None]:
         """Errors of linux, told. `foreign`: of what nobody else can change."""
@@ -314,6 +349,11 @@ class _Doing:
             if error.errno in NOT_AS_IT_WAS and not foreign:
                 raise _changed(tree, one) from error
             raise translate(error, tree.shown(one.relative)) from error
+
+
+def _has_content(fd: int, node: Node) -> bool:
+    """Return whether the file has the content that the node's digest stands for, if it has one."""
+    return node.sha256 is None or digest_of(fd, os.fstat(fd).st_size, None) == node.sha256
 
 
 def _changed(tree: Tree, one: Change) -> Conflict:

@@ -6,11 +6,11 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from sbx.errors import Closed, Denied, InvalidPath, NotFound, TooLarge
+from sbx.errors import Closed, Conflict, Denied, InvalidPath, NotFound, TooLarge
 from sbx.linux import stamps
-from sbx.workspace.changes import Manifest, Node
+from sbx.workspace.changes import Change, Manifest, Node
 from sbx.workspace.refusals import translated
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk
@@ -201,6 +201,47 @@ def digest_of(fd: int, size: int, survey: Survey | None) -> bytes:
                 told.update(b"%d:" % number)
                 told.update(block)
     return told.digest()
+
+
+def digest_of_bytes(content: bytes) -> bytes:
+    """Return the digest that `digest_of` gives for a file with this content."""
+    told = hashlib.sha256(str(len(content)).encode())
+    zero = bytes(_BLOCK)
+    for at in range(0, len(content), _BLOCK):
+        block = content[at : at + _BLOCK]
+        if block != zero[: len(block)]:
+            told.update(b"%d:" % (at // _BLOCK))
+            told.update(block)
+    return told.digest()
+
+
+def sealed(tree: Tree, change: Change, survey: Survey) -> Change:
+    """Return the change with the digest of the content that the new file has in `tree` now.
+
+    Raises Conflict `workspace_changed` when the file was written since `tree` was listed.
+    """
+    after = change.after
+    if after is None or after.kind != "file" or not change.content:
+        return change
+    try:
+        with tree.open(change.relative) as file:
+            sha256 = digest_of(file.fd, file.size, survey)
+            found = os.fstat(file.fd).st_ino, file.size
+    except (NotFound, InvalidPath) as error:
+        raise written_since(tree, change) from error
+    if found != (after.identity[0], after.size):
+        raise written_since(tree, change)
+    return replace(change, after=replace(after, sha256=sha256))
+
+
+def written_since(tree: Tree, change: Change) -> Conflict:
+    path = tree.shown(change.relative)
+    return Conflict(
+        f"the content of '{path}' was written again after it was recorded, so nothing was changed",
+        code="workspace_changed",
+        hint="run the command again, and look at its changes again",
+        details={"path": path},
+    )
 
 
 def link_at(tree: Tree, name: Relative) -> Node | None:

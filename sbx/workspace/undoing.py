@@ -82,9 +82,10 @@ def _change_back(stage: Stage, one: Intent) -> None:
         stage.put(one.aside, one.change)
         return
     staged = stage.staged(one.made)
-    if staged is None or _is(staged, one.new):
-        return
-    if not _is(_there(stage, one), one.new):
+    there = _there(stage, one)
+    if staged is None or _is(staged, one.new) or _is(there, one.old):
+        return  # not exchanged, even if code inside put another inode into a stage in the tree
+    if not _is(there, one.new):
         path = stage.target.shown(one.change.relative)
         raise Conflict(f"'{path}' was replaced by somebody else", code="workspace_changed")
     with stage.above(one.change) as (parent, last):

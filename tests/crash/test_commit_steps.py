@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sbx.errors import Broken, Unavailable
-from sbx.workspace import committing
+from sbx.errors import Broken, Conflict, Unavailable
+from sbx.workspace import committing, journal
+from sbx.workspace.changes import changes
 from sbx.workspace.journal import Journal
+from sbx.workspace.snapshot import Bounds, Scope, Survey, sealed
 from sbx.workspace.tree import Tree
 from tests.crash.commit_trees import STEPS_MAX, Trees, failing, made
 
@@ -78,3 +80,36 @@ def test_what_cannot_be_undone_is_told_and_nothing_of_it_is_thrown_away(
     assert trees.roll_back()  # once there is space again
     assert trees.now == before
     assert os.listdir(trees.staging) == []
+
+
+@pytest.mark.parametrize("how", ["written", "replaced", "link"])
+def test_what_code_inside_did_to_a_stage_in_the_tree_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Where the project lies on another mount, the stage lies in the project, and live code of the
+    same uid changed a staged file between the comparison and the rename."""
+    with made(tmp_path, in_tree=True) as trees:
+        before = trees.now
+        bounds = Bounds(1 << 30)
+        survey = Survey(trees.source, Scope(), bounds)
+        wanted = [sealed(trees.source, one, survey) for one in changes(before, trees.wanted)]
+
+        def meddle(_fd: int) -> None:
+            monkeypatch.undo()  # once: all is staged and on the disk now
+            for path in next(trees.path.glob(".sbx-*")).iterdir():
+                if how == "link" and path.is_symlink():
+                    path.unlink()
+                    path.symlink_to("/elsewhere")
+                elif how == "written" and path.is_file() and not path.is_symlink():
+                    path.write_text("x" * path.stat().st_size)
+                elif how == "replaced" and path.is_file() and not path.is_symlink():
+                    path.unlink()
+                    path.write_text("another")
+
+        monkeypatch.setattr(journal, "syncfs", meddle)
+        with pytest.raises(Conflict) as raised:
+            committing.commit(wanted, before, trees.target, trees.source, trees.journal)
+        assert raised.value.code == "workspace_changed"
+        after = trees.now
+        aside = {path for path in after if path.startswith(".sbx-")}
+        assert {path: after[path] for path in after.keys() - aside} == before

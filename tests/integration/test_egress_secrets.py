@@ -1,6 +1,7 @@
 """Secrets: outside they arrive, inside they never do."""
 
 import base64
+import gzip
 import logging
 import ssl
 from collections.abc import AsyncIterator
@@ -190,6 +191,14 @@ def coded(_: Heard) -> bytes:
     return reply(b"\x1f\x8b whatever", b"Content-Encoding: gzip")
 
 
+def unlabelled(heard: Heard) -> bytes:
+    return reply(gzip.compress(heard.head), b"Content-Type: text/plain")
+
+
+def package(_: Heard) -> bytes:
+    return reply(gzip.compress(b"a package"), b"Content-Type: application/x-tar")
+
+
 def in_the_reason(heard: Heard) -> bytes:
     return reply(b"", status=b"200 " + (heard.header("Authorization") or b""))
 
@@ -198,7 +207,7 @@ def broken(heard: Heard) -> bytes:
     return b"HTTP/1.1 200 OK\r\n" + (heard.header("Authorization") or b"") + b"\r\n\r\n"
 
 
-@pytest.mark.parametrize("answer", [coded, in_the_reason, broken])
+@pytest.mark.parametrize("answer", [coded, unlabelled, in_the_reason, broken])
 async def test_nothing_that_a_server_does_brings_the_value_in(
     tmp_path: Path, certificates: Certificates, answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,6 +219,22 @@ async def test_nothing_that_a_server_does_brings_the_value_in(
         if answer is not in_the_reason:
             assert refusal(said)["status"] in ("403", "502")
     assert VALUE not in repr(out.decisions) + caplog.text
+
+
+async def test_compressed_reply_without_a_label_is_refused_and_a_package_is_not(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    """A host that compressed its echo and did not say so was not searched."""
+    for answer, is_refused in ((unlabelled, True), (package, False)):
+        (tmp_path / answer.__name__).mkdir()
+        async with secured(tmp_path / answer.__name__, certificates, answer) as (out, site, on, _):
+            said = await out.ask(f"{HOST}:{site.port}", on, "/")
+            if is_refused:
+                assert refusal(said)["rule"] == "secrets"
+                assert "compressed" in refusal(said)["reason"]
+                assert b"\x1f\x8b" not in said
+            else:
+                assert gzip.compress(b"a package")[10:] in said
 
 
 async def test_a_coding_that_was_not_asked_for_is_told_of(

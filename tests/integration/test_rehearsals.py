@@ -406,3 +406,8 @@ async def test_a_broker_that_is_confined_lets_it_be() -> None:
             assert rehearsal.run.stdout == "1\n2\n"
             await rehearsal.commit()
             assert await box.files.read("a") == "1\n2\n"
+            policy = load("default").model_copy(update={"shared": True})
+            async with await runtime.create(policy) as sharing:
+                await sharing.files.write("shared/a", "seen")
+                rehearsal = await sharing.rehearse("cat shared/a")
+                assert rehearsal.run.stdout == "seen"

@@ -68,7 +68,7 @@ def test_what_a_rehearsal_would_change_is_told_with_its_sizes(
         "  + /workspace/a b  (3 bytes)",
         "  ~ /workspace/c  (1 -> 2 bytes)",
         "    … and more than can be listed: a yes makes that, too",
-        "  ! /workspace/fifo  (left out: no file, or not to be read)",
+        "  ! /workspace/fifo  (not in the copy: not a file, not readable, or attached)",
     ]
 
 

@@ -1,12 +1,18 @@
 """Where a placeholder becomes a value, and a value a placeholder."""
 
 import base64
+import bz2
+import gzip
+import json
+import lzma
+import zlib
 from collections.abc import Callable
 
 import pytest
 
 from sbx.errors import Unavailable
 from sbx.runtime.egress.secrets import Misplaced, Scan, Secret, Vault
+from sbx.runtime.egress.veil import Compressed, Sniffer
 
 VALUE = 'tok/en+"with" <odd> letters'
 SECRET = Secret("CRM", "CRM_TOKEN", ("api.example.org", "*.eu.example.org"), "Authorization", VALUE)
@@ -169,6 +175,73 @@ def test_veil_hides_the_value_in_every_form_across_pieces(
     pieces = [veil.feed(body[at : at + size]) for at in range(0, len(body), size)]
     shown = b"".join(pieces) + veil.end()
     assert shown == b"before " + placeholder + b" between " + placeholder + b" tok/en"
+
+
+ENCODINGS: dict[str, Callable[[str], bytes]] = {
+    "upper case": lambda value: value.upper().encode(),
+    "lower case": lambda value: value.lower().encode(),
+    "hex": lambda value: value.encode().hex().encode(),
+    "HEX": lambda value: value.encode().hex().upper().encode(),
+    "hex with colons": lambda value: value.encode().hex(":").encode(),
+    "hex in twos": lambda value: value.encode().hex(" ", 2).encode(),
+    "C": lambda value: ", ".join(f"0x{ord(letter):02X}" for letter in value).encode(),
+    "%xx": lambda value: "".join(f"%{ord(letter):02x}" for letter in value).encode(),
+    "%XX of upper case": lambda value: "".join(f"%{ord(c):02X}" for c in value.upper()).encode(),
+    "%25xx": lambda value: "".join(f"%25{ord(letter):02x}" for letter in value).encode(),
+    "&#n;": lambda value: "".join(f"&#{ord(letter)};" for letter in value).encode(),
+    "&#0n;": lambda value: "".join(f"&#{ord(letter):04d};" for letter in value).encode(),
+    "&#xn;": lambda value: "".join(f"&#x{ord(letter):X};" for letter in value).encode(),
+    r"\u": lambda value: "".join(f"\\u{ord(letter):04x}" for letter in value).encode(),
+    r"\U": lambda value: "".join(f"\\u{ord(letter):04X}" for letter in value).encode(),
+    r"\x": lambda value: "".join(f"\\x{ord(letter):02x}" for letter in value).encode(),
+    "JSON in JSON": lambda value: json.dumps(json.dumps(value)[1:-1])[1:-1].encode(),
+    "all of them": lambda value: b"".join(
+        (f"%{ord(c):02X}", f"&#{ord(c)};", f"\\u{ord(c):04x}", c.upper())[number % 4].encode()
+        for number, c in enumerate(value)
+    ),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_veil_hides_the_value_in_every_encoding(
+    vault: Vault, placeholder: bytes, encoding: str, size: int
+) -> None:
+    """An echoing host returned the value to the code inside in upper case, in hex, with every
+    letter behind a percent sign, and as numeric entities."""
+    veil = vault.veil("api.example.org")
+    body = b"before " + ENCODINGS[encoding](VALUE) + b"; after"
+    pieces = [veil.feed(body[at : at + size]) for at in range(0, len(body), size)]
+    assert b"".join(pieces) + veil.end() == b"before " + placeholder + b"; after"
+
+
+@pytest.mark.parametrize(
+    ("head", "compressed"),
+    [
+        (gzip.compress(b"a"), True),
+        (zlib.compress(b"a", 0), True),
+        (zlib.compress(b"a", 2), True),
+        (zlib.compress(b"a"), True),
+        (zlib.compress(b"a", 9), True),
+        (bz2.compress(b"a"), True),
+        (lzma.compress(b"a"), True),
+        (b"\x28\xb5\x2f\xfd\x04", True),
+        (b"x^2 + y^2 = 1", False),
+        (b"BZ", False),
+        (b"\x1f", False),
+        (b"", False),
+        (b"{}", False),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_sniffer_knows_a_compressed_body(head: bytes, compressed: bool, size: int) -> None:
+    sniffer = Sniffer()
+    pieces = [head[at : at + size] for at in range(0, len(head), size)]
+    if compressed:
+        with pytest.raises(Compressed):
+            [*map(sniffer.feed, pieces), sniffer.feed(b"", last=True)]
+    else:
+        assert b"".join([*map(sniffer.feed, pieces), sniffer.feed(b"", last=True)]) == head
 
 
 @pytest.mark.parametrize("before", [b"", b"a:", b"me:", b"user:"])

@@ -48,7 +48,8 @@ class FileChangeBody(BaseModel):
 class RehearsalBody(BaseModel):
     """`run` is what the command did; `changes` what it would do to the files. Where that is
     `truncated` there is more than is told, and a commit makes that, too. `left_out`, and not
-    committed: FIFOs, sockets and the like, and what could not be read.
+    committed: FIFOs, sockets and the like, and what could not be read; also the attachments that
+    the command did not see.
     `expires_at` in seconds of the epoch."""
 
     id: str

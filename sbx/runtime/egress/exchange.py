@@ -16,13 +16,23 @@ from anyio.abc import ByteStream
 
 from sbx.runtime.egress.heads import end_to_end, has, without
 from sbx.runtime.egress.refusals import Gone, Refused
-from sbx.runtime.egress.secrets import Headers, Misplaced, Scan, Veil
+from sbx.runtime.egress.secrets import Headers, Misplaced, Scan
 from sbx.runtime.egress.terms import Terms, misplaced
+from sbx.runtime.egress.veil import Compressed, Sniffer, Veil
 from sbx.runtime.egress.wire import Wire
 
 _INTERIM_MAX = 16  # replies 1xx before the one that counts
 _OVERLAP = 512  # bytes of a body that a trip-wire may lie across
+_SEARCHED_AT_ONCE = 16 << 10  # bytes of a reply; the others wait that long
 _BODILESS = frozenset({204, 304})
+_ARCHIVES = frozenset(
+    f"application/{name}".encode()
+    for name in (
+        *("octet-stream", "gzip", "x-gzip", "tar+gzip", "x-tar", "x-gtar", "x-compressed-tar"),
+        *("zstd", "x-bzip2", "x-xz", "vnd.docker.image.rootfs.diff.tar.gzip"),
+        *("vnd.oci.image.layer.v1.tar+gzip", "vnd.oci.image.layer.v1.tar+zstd"),
+    )
+)
 
 
 @dataclass(slots=True)
@@ -144,23 +154,45 @@ class Exchange:
         if self._veil is not None:
             headers = self._veiled(self._veil, response, headers, bodiless)
         reason = response.reason if self._veil is None else self._veil.over(response.reason)
+        body = self._searched(response)
+        first = b"" if _is_stream(response) else await anext(body, b"")  # it can be refused yet
         with _inside():
             self.begun = True
             await self._send_in(
                 h11.Response(status_code=response.status_code, headers=headers, reason=reason)
             )
-        while True:
-            with _outside(self._upstream.host):
-                event = await _next(self._upstream.http, self._upstream.stream)
-            if not isinstance(event, h11.Data):
-                break
-            await self._pass_on(
-                bytes(event.data) if self._veil is None else self._veil.feed(event.data)
-            )
-        if self._veil is not None:
-            await self._pass_on(self._veil.end())
+        await self._pass_on(first)
+        async for piece in body:
+            await self._pass_on(piece)
         with _inside():
             await self._send_in(h11.EndOfMessage())
+
+    async def _searched(self, response: h11.Response) -> AsyncIterator[bytes]:
+        """Yield the body, with placeholders in the place of values. Raises Refused."""
+        veil = self._veil
+        sniffer = None if veil is None or _is_archive(response) else Sniffer()
+        last = False
+        while not last:
+            with _outside(self._upstream.host):
+                event = await _next(self._upstream.http, self._upstream.stream)
+            last = not isinstance(event, h11.Data)
+            data = bytes(event.data) if isinstance(event, h11.Data) else b""
+            try:
+                data = data if sniffer is None else sniffer.feed(data, last=last)
+            except Compressed:
+                raise Refused(
+                    "secrets",
+                    f"the reply of {self._upstream.host} is compressed and does not say so, so it "
+                    "cannot be searched for secrets",
+                ) from None
+            if veil is None:
+                yield data
+                continue
+            for at in range(0, len(data), _SEARCHED_AT_ONCE):
+                yield veil.feed(data[at : at + _SEARCHED_AT_ONCE])
+                await asyncio.sleep(0)  # a host that sends values only takes 1 ms for 1 KiB
+            if last:
+                yield veil.end()
 
     async def _response(self) -> h11.Response:
         with _outside(self._upstream.host):
@@ -199,6 +231,22 @@ class Exchange:
     async def _send_in(self, event: h11.Event) -> None:
         if data := self._http.send(event):
             await self._inside.send(data)
+
+
+def _is_archive(response: h11.Response) -> bool:
+    """Return whether the reply declares that it is a file that may well be compressed, such as a
+    package that is downloaded."""
+    return _type_of(response) in _ARCHIVES
+
+
+def _is_stream(response: h11.Response) -> bool:
+    """Return whether its head is waited for before there is anything in the body."""
+    return _type_of(response) == b"text/event-stream"
+
+
+def _type_of(response: h11.Response) -> bytes:
+    types = [value for name, value in response.headers if name == b"content-type"]
+    return types[0].partition(b";")[0].strip().lower() if len(types) == 1 else b""
 
 
 async def _next(

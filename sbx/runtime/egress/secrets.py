@@ -3,28 +3,24 @@
 Inside stands a placeholder. In the header that the secret names, of a request to a host that it
 names, the proxy puts the value in its place; anywhere else that it can see a placeholder, the
 request is refused. Of what such a host answers, every form of the value that echoing servers are
-known for is turned back into the placeholder.
+known for is turned back into the placeholder (veil.py).
 
     Secret   one of them
     Vault    those of one sandbox: its placeholders, what is filled in, what is refused
     Scan     whether a placeholder is in a stream, across its pieces
-    Veil     a stream with placeholders where values were
 """
 
 import base64
 import binascii
-import bisect
-import html
-import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from urllib.parse import quote, quote_plus
 
 from sbx.errors import Unavailable
 from sbx.policy import destinations
+from sbx.runtime.egress.veil import Search, Veil
 
 MARK = "sbx-secret-"
 _LETTERS = 32
@@ -40,20 +36,6 @@ _SHORTEST = 8  # below it, replies would be full of placeholders that never were
 _LONGEST = 8192
 _BASIC = re.compile(rb"basic +([A-Za-z0-9+/=_-]+) *", re.IGNORECASE)
 _URLSAFE = bytes.maketrans(b"-_", b"+/")
-_ESCAPED = re.compile("%[0-9A-F]{2}")
-_TEXT_OF_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_SPELLINGS = tuple(  # what frameworks make of a text, where Python makes something else of it
-    str.maketrans(spelling)
-    for spelling in (
-        {letter: f"\\u{ord(letter):04x}" for letter in "&<>"} | {'"': r"\"", "\\": r"\\"},
-        {letter: f"\\u{ord(letter):04X}" for letter in "\"&'+<>`"} | {"\\": r"\\"},
-        _TEXT_OF_HTML | {'"': "&#34;", "'": "&#39;"},
-        _TEXT_OF_HTML | {'"': "&#34;", "'": "&#39;", "+": "&#43;"},
-        _TEXT_OF_HTML | {'"': "&quot;", "'": "&#39;"},
-        _TEXT_OF_HTML | {'"': "&quot;", "'": "&#039;"},
-        _TEXT_OF_HTML | {'"': "&quot;", "'": "&#39;", "/": "&#x2F;", "=": "&#x3D;", "`": "&#x60;"},
-    )
-)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -112,6 +94,7 @@ class Vault:
             for secret in given.values()
         }
         self._of = {secret: text for text, secret in self._by_placeholder.items()}
+        self._searches: dict[tuple[Secret, ...], Search] = {}
         self.environment: Mapping[str, str] = MappingProxyType(
             {secret.env: text.decode() for text, secret in self._by_placeholder.items()}
         )
@@ -140,11 +123,12 @@ class Vault:
             f"{secret.header} of requests to {', '.join(secret.hosts)}",
         )
 
-    def veil(self, host: str) -> "Veil":
+    def veil(self, host: str) -> Veil:
         """For what this host answers."""
-        return Veil(
-            [(secret.value, text) for secret, text in self._of.items() if secret.goes_to(host)]
-        )
+        there = tuple(secret for secret in self._of if secret.goes_to(host))
+        if there not in self._searches:
+            self._searches[there] = Search([(one.value, self._of[one]) for one in there])
+        return Veil(self._searches[there])
 
     def _fill(self, name: bytes, value: bytes, host: str, secure: bool) -> bytes:
         if (plain := password(value)) and _PLACEHOLDER.search(plain):
@@ -194,66 +178,6 @@ class Scan:
         self._tail = seen[-(_LENGTH - 1) :]
 
 
-class Veil:
-    """Puts placeholders in the place of values. What might be the beginning of a value is kept back
-    until the next piece shows; all else is given at once, for a stream of events is waited for."""
-
-    def __init__(self, hidden: Iterable[tuple[str, bytes]]) -> None:
-        self._instead: dict[bytes, bytes] = {}
-        for value, placeholder in hidden:
-            for form in _forms(value):
-                self._instead.setdefault(form, placeholder)
-        longest_first = sorted(self._instead, key=len, reverse=True)
-        self._any = re.compile(b"|".join(map(re.escape, longest_first))) if longest_first else None
-        self._sorted = sorted(self._instead)
-        self._longest = len(longest_first[0]) if longest_first else 0
-        self._first = frozenset(form[0] for form in longest_first)
-        # A plain search runs at memory's speed, and the expression at a hundredth of it.
-        self._beginnings = frozenset(form[:_SHORTEST] for form in longest_first)
-        self._held = b""
-
-    def over(self, text: bytes) -> bytes:
-        """A text that is whole."""
-        if self._any is None:
-            return text
-        return self._any.sub(lambda found: self._instead[found[0]], text)
-
-    def feed(self, piece: bytes) -> bytes:
-        if self._any is None:
-            return piece
-        data = self._held + piece
-        safe = len(data) - self._unsure(data)
-        if not any(beginning in data for beginning in self._beginnings):
-            self._held = data[safe:]
-            return data[:safe]
-        out, at = [], 0
-        for found in self._any.finditer(data):
-            if found.start() >= safe:
-                break
-            out += [data[at : found.start()], self._instead[found[0]]]
-            at = found.end()
-        end = max(at, safe)
-        out.append(data[at:end])
-        self._held = data[end:]
-        return b"".join(out)
-
-    def end(self) -> bytes:
-        """What was kept back."""
-        held, self._held = self._held, b""
-        return self.over(held)
-
-    def _unsure(self, data: bytes) -> int:
-        """How many bytes at the end could be the beginning of a form."""
-        for size in range(min(self._longest - 1, len(data)), 0, -1):
-            if data[-size] not in self._first:
-                continue
-            tail = data[-size:]
-            index = bisect.bisect_left(self._sorted, tail)
-            if index < len(self._sorted) and self._sorted[index].startswith(tail):
-                return size
-        return 0
-
-
 def _plain(text: bytes) -> bytes:
     """Its percent signs undone so far as a placeholder could stand behind them, also thrice.
 
@@ -265,19 +189,3 @@ def _plain(text: bytes) -> bytes:
     for escape, letter in _UNESCAPED:
         text = text.replace(escape, letter)
     return text
-
-
-def _forms(value: str) -> Iterator[bytes]:
-    """The value as servers echo it: in text, URLs, JSON, HTML, UTF-16 and base64."""
-    quoted = json.dumps(value)[1:-1]
-    spelt = [value, quoted, quoted.replace("/", r"\/"), html.escape(value)]
-    for url in (quote(value, safe=""), quote(value), quote_plus(value), quote(value, safe="!*'()")):
-        spelt += [url, _ESCAPED.sub(lambda found: found[0].lower(), url)]
-    for form in (*spelt, *map(value.translate, _SPELLINGS)):
-        yield form.encode()
-    yield value.encode("utf-16-le")[:-1]  # which is in both orders of bytes
-    for shift in range(3):  # wherever in a longer text it stands, as in user:password
-        padded = b"\0" * shift + value.encode()
-        first, end = (0, 2, 3)[shift], len(padded) * 8 // 6
-        for coded in (base64.b64encode(padded), base64.urlsafe_b64encode(padded)):
-            yield coded[first:end]
