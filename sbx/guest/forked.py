@@ -47,7 +47,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sbx.guest import frames, kernel, seal, supervisor
+from sbx.guest import frames, kernel, seal, shares, supervisor
 from sbx.linux import (
     capabilities,
     landlock,
@@ -166,7 +166,7 @@ def _own_view(view: View) -> None:
     namespaces.unshare(_OWN)
     mounts.private("/")
     mounts.proc("/proc")
-    mounts.devpts("/dev/pts")
+    mounts.devpts("/dev/pts", ptys_max=shares.PTYS_MAX)
     for top, size, mode in view.tmpfs:
         kept = [path for path in view.kept if path.startswith(f"{top}/")]
         links = {path: os.readlink(path) for path in kept if os.path.islink(path)}
@@ -226,6 +226,7 @@ def _enter(
         prctl.set_dumpable(True)
         namespaces.map_ids(_INSIDE, told["ids"])
         namespaces.forbid_user_namespaces()
+        shares.limit_inotify()
         word.send(b"mounts")
         word.close()
         walls = _boot(control)["walls"]

@@ -310,6 +310,7 @@ class Broker:
         uid, gid = os.geteuid(), os.getegid()
         if _in_child(lambda: _enter_own_namespaces(uid, gid)):
             _enter_own_namespaces(uid, gid)
+            staging.open_stage()
             self._own_namespaces = True
 
     def _make_sandbox(self, order: dict[str, Any]) -> None:
@@ -433,6 +434,7 @@ class Broker:
             group = sandbox.take_group()
             undo.callback(group.group.remove, _REMOVE_S)
             undo.callback(staging.clear, name)
+            order = {**order, "own_shares": self._own_namespaces}
             started = spawn.start_jail(order, (control, kernel), sandbox.become, group.group.enter)
             undo.pop_all()
         jail = _Jail(name, order["seq"], sandbox, group, started, info=b"")
