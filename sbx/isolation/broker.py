@@ -55,6 +55,7 @@ order against that, and says what such a runtime can still do.
 
 import json
 import os
+import resource
 import select
 import selectors
 import signal
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
 
 PACKET_MAX = 1 << 17
 _FDS_MAX = 4
+_OPEN_FILES_MAX = 1 << 16
 _STDERR_MAX = 4096
 _LAST_WORDS_S = 3.0
 _REMOVE_S = 1.0
@@ -973,6 +975,15 @@ def _network(jails: Sequence[int]) -> list[int] | None:
     return [received, sent, loopback] if seen or not jails else None
 
 
+def _raise_open_files() -> None:
+    """Let the broker and its zygotes pass descriptors while a jail has many in flight: Linux
+    compares the number that the user has in flight with the limit of the sender."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def main() -> None:
     """Serve on fd 0 until the runtime ends."""
     sock = socket.socket(fileno=os.dup(0))
@@ -980,5 +991,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o022)  # the program's may be 077, and other uids must be able to walk the stage
     prctl.set_child_subreaper(True)
+    _raise_open_files()
     Broker(sock).serve()
     sys.exit(0)

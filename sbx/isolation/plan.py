@@ -32,8 +32,8 @@ _WEAKER_DATA_FACTOR = 2  # RLIMIT_DATA counts reserved stacks too: at 1 it stops
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
 _SIGPENDING = 1024
 _MEMLOCK = 8 << 20
-# Linux compares the descriptors that a user has in flight (SCM_RIGHTS) with the limit of the sender,
-# and one more message of 253 passes: 765 of a jail leave room to host programs, which have 1,024.
+# Linux compares the descriptors that a user has in flight (SCM_RIGHTS) with the limit of the
+# sender, and one more message of 253 passes. So a jail reaches 765. Host programs may reach 1,024.
 _SHARED_UID_OPEN_FILES = 512
 
 
@@ -247,7 +247,9 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
             read=("/",),
             write=(WORKSPACE, "/tmp", "/dev/shm", *own_home),
             devices=tuple(f"/dev/{name}" for name in _DEVICES),
-            rlimits=_rlimits(policy, weaker, own_uid=capabilities.root and not paths.host_directory),
+            rlimits=_rlimits(
+                policy, weaker, own_uid=capabilities.root and not paths.host_directory
+            ),
             kernel_filter=filters.strict if policy.filter == "strict" else None,
             jail_filter=filters.allowlist if policy.filter != "default" else None,
             files_only=files_only if policy.filter == "strict" and "landlock" not in weaker else (),
