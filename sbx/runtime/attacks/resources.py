@@ -80,11 +80,12 @@ result_of(libc.mmap(None, ctypes.c_size_t(2 << 20), 3, 0x40022, -1, ctypes.c_lon
 
 # Linux counts these for a user or for the machine. Each attack takes more than one sandbox may
 # have, and less than a host has.
-SHARED = attacks(
-    Class.RESOURCES,
-    "namespaces",
-    {
-        "take the inotify instances of the user": """
+SHARED = (
+    attacks(
+        Class.RESOURCES,
+        "namespaces",
+        {
+            "take the inotify instances of the user": """
 taken = []
 try:
     for _ in range(64):
@@ -93,13 +94,14 @@ finally:
     for fd in taken:
         os.close(fd)
 """,
-    },
-    ("EMFILE",),
-) + attacks(
-    Class.RESOURCES,
-    "mounts",
-    {
-        "take the terminals of the machine": """
+        },
+        ("EMFILE",),
+    )
+    + attacks(
+        Class.RESOURCES,
+        "mounts",
+        {
+            "take the terminals of the machine": """
 taken = []
 try:
     for _ in range(96):
@@ -108,8 +110,14 @@ finally:
     for fd in taken:
         os.close(fd)
 """,
-    },
-    ("ENOSPC",),
+        },
+        ("ENOSPC",),
+    )
+    + attacks(
+        Class.RESOURCES,
+        "seccomp",
+        {"take the pages of pipes of the user": "fcntl.fcntl(os.pipe()[0], 1031, 1 << 20)"},
+    )
 )
 
 MOUNTED = attacks(
