@@ -5,11 +5,31 @@ the programs of that user on the host. A jail of the cold path gets the same sha
 `sbx.isolation.spawn`, before bubblewrap starts.
 """
 
+from contextlib import suppress
+
 from sbx.linux import namespaces
 
 PTYS_MAX = 64  # of 3,072 that all jails of the machine share
 _INOTIFY_INSTANCES = 16  # of 128 for each user, by default
 _INOTIFY_WATCHES = 8192  # of at least 8,192, and a million where the memory allows it
+
+
+def keep_half_of_inotify() -> None:
+    """Leave half of the inotify instances and watches of this user to programs outside of the
+    caller's user namespace, however many jails there are in it.
+
+    Best effort, since each jail has a limit of its own.
+    """
+    with suppress(OSError):
+        namespaces.limit_inotify(
+            instances=_read("/proc/sys/fs/inotify/max_user_instances") // 2,
+            watches=_read("/proc/sys/fs/inotify/max_user_watches") // 2,
+        )
+
+
+def _read(path: str) -> int:
+    with open(path, encoding="ascii") as number:
+        return int(number.read())
 
 
 def limit_inotify() -> None:

@@ -68,6 +68,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbx.errors import Broken, Denied, SbxError, Unavailable
+from sbx.guest import shares
 from sbx.isolation import cgroups, facts, probe, spawn, staging, zygotes
 from sbx.linux import mounts, namespaces, prctl, procfs
 
@@ -871,6 +872,7 @@ class Broker:
 def _enter_own_namespaces(uid: int, gid: int) -> None:
     namespaces.unshare(namespaces.Namespace.USER | namespaces.Namespace.MOUNT)
     namespaces.map_ids_to_self(uid, gid)
+    shares.keep_half_of_inotify()
     mounts.receive_only("/")
 
 
