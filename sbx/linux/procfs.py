@@ -1,5 +1,6 @@
 """proc(5): what linux says of a process, read by its pid in the reader's own PID namespace."""
 
+import functools
 import os
 import re
 import stat
@@ -198,12 +199,23 @@ def descriptors(pid: int) -> Descriptors:
 
 
 def count_descriptors(pid: int) -> int | None:
-    """Return the number of descriptors, also of a process that hides them; 0 when it is gone, None
-    if this Linux does not report it (before 6.2)."""
+    """Return the number of descriptors, also of a process that hides them.
+
+    0 when the process has ended. None if this Linux does not report the number (before 6.2).
+    """
     try:
-        return os.stat(f"/proc/{pid}/fd").st_size or None
+        if size := os.stat(f"/proc/{pid}/fd").st_size:
+            return size
+        # A zombie, and a process that is about to be one, has no memory.
+        return 0 if reports_descriptors() or "VmRSS" not in status(pid) else None
     except OSError:
         return 0
+
+
+@functools.cache
+def reports_descriptors() -> bool:
+    """Return whether Linux reports the number of descriptors of a process: since 6.2."""
+    return os.stat("/proc/self/fd").st_size > 0
 
 
 def unlinked(pid: int, device: int, deadline: float) -> dict[int, int]:

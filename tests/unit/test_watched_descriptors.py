@@ -1,5 +1,6 @@
 """Which jails hold too many pipes or epoll instances: judged by /proc, of real processes."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,21 @@ def test_a_jail_is_greedy_by_distinct_pipes_and_by_all_epoll_instances(
     with processes(pipes=pipes, epolls=epolls, children=children) as inside:
         assert len(inside) == 1 + children
         assert _is_greedy(inside) is greedy
+
+
+@pytest.mark.parametrize("reports", [True, False], ids=["since Linux 6.2", "before"])
+def test_zombies_hold_nothing(monkeypatch: pytest.MonkeyPatch, reports: bool) -> None:
+    """A jail with three zombies was killed: each was taken for a process that hides its files."""
+    if reports and not procfs.reports_descriptors():
+        pytest.skip("this Linux reports no number of descriptors")
+    monkeypatch.setattr(procfs, "reports_descriptors", lambda: reports)
+    zombies = [subprocess.Popen(["/bin/true"]) for _ in range(4)]
+    for zombie in zombies:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    assert [procfs.count_descriptors(zombie.pid) for zombie in zombies] == [0] * 4
+    assert not _is_greedy([zombie.pid for zombie in zombies])
+    for zombie in zombies:
+        zombie.wait()
 
 
 def test_a_process_that_is_gone_holds_nothing() -> None:
