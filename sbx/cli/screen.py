@@ -50,6 +50,10 @@ _KILLED = {
         "a planted credential was used, and the sandbox is frozen",
         "look at what ran in it; an operator may lift this, or delete the sandbox",
     ),
+    Cause.DESCRIPTORS: (
+        "it held more pipes or epoll instances than one sandbox may: Linux counts them per user",
+        "close what is no longer used",
+    ),
     Cause.CRASHED: ("the kernel process ended by itself", None),
 }
 

@@ -48,7 +48,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sbx.guest import frames, kernel, path_guard, seal, supervisor
+from sbx.guest import frames, kernel, path_guard, seal, shares, supervisor
 from sbx.guest.guarded_calls import GuardedCalls
 from sbx.guest.guarded_paths import QUARANTINE
 from sbx.linux import (
@@ -170,7 +170,7 @@ def _own_view(view: View) -> None:
     namespaces.unshare(_OWN)
     mounts.private("/")
     mounts.proc("/proc")
-    mounts.devpts("/dev/pts")
+    mounts.devpts("/dev/pts", ptys_max=shares.PTYS_MAX)
     for top, size, mode in view.tmpfs:
         kept = [path for path in view.kept if path.startswith(f"{top}/")]
         links = {path: os.readlink(path) for path in kept if os.path.islink(path)}
@@ -233,6 +233,7 @@ def _enter(
         prctl.set_dumpable(True)
         namespaces.map_ids(_INSIDE, told["ids"])
         namespaces.forbid_user_namespaces()
+        shares.limit_inotify()
         if joining is not None and joining.recv(16) != b"ready":
             os._exit(1)  # it has said on the control socket what it lacks
         socket.send_fds(word, [b"mounts"], [joining.fileno()] if joining is not None else [])

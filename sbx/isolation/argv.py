@@ -21,6 +21,7 @@ from sbx.isolation.plan import (
     ZygotePlan,
 )
 from sbx.isolation.slots import DATA_FD, FILTER_FD, INFO_FD, USERNS_FD
+from sbx.isolation.staging import DEVPTS
 
 _NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
 _ZYGOTE_CAPABILITIES = (
@@ -33,14 +34,15 @@ _ZYGOTE_CAPABILITIES = (
 )
 
 
-def bwrap_argv(plan: LaunchPlan, staged: Callable[[int], str]) -> list[str]:
+def bwrap_argv(plan: LaunchPlan, staged: Callable[[int | str], str]) -> list[str]:
     """The options of one launch, to be handed over by --args, so that no process listing has them.
 
     `staged(i)` is where the broker will have bound the source of the i-th mount, if that mount is
     marked so. The order:
 
     1. namespaces, and a second user namespace inside which no further one can be made;
-    2. the mounts of the plan over an empty tmpfs; /proc and /dev come before what lies on them;
+    2. the mounts of the plan over an empty tmpfs; /proc and /dev come before what lies on them; a
+       devpts of the broker covers the one of --dev, which has no limit;
     3. the synthetic /etc, and /sandbox/workspace for code that expects it there;
     4. the root and /dev read-only, once everything is in place;
     5. environment, directory, the filter that holds from the first instruction of the guest.
@@ -49,13 +51,14 @@ def bwrap_argv(plan: LaunchPlan, staged: Callable[[int], str]) -> list[str]:
     argv += ["--uid", str(INSIDE_UID), "--gid", str(INSIDE_GID)]
     if "--disable-userns" in plan.options:
         argv.append("--disable-userns")
-    argv += _view((*plan.mounts, *plan.own_mounts), plan.files, staged)
+    pts = ["--dev-bind", staged(DEVPTS), "/dev/pts"] if plan.staged_devpts else []
+    argv += _view((*plan.mounts, *plan.own_mounts), plan.files, staged, pts=pts)
     argv += _last(plan.environment)
     argv += ["--seccomp", str(FILTER_FD)]
     return argv
 
 
-def zygote_argv(plan: ZygotePlan, staged: Callable[[int], str]) -> list[str]:
+def zygote_argv(plan: ZygotePlan, staged: Callable[[int | str], str]) -> list[str]:
     """The options of a zygote: the same view without the files of anybody, and no filter yet.
 
     Its user namespace was made before, so that it can have room for the uids of all sandboxes;
@@ -74,11 +77,12 @@ def zygote_argv(plan: ZygotePlan, staged: Callable[[int], str]) -> list[str]:
 def _view(
     mounts: Sequence[Mount],
     files: Sequence[DataFile],
-    staged: Callable[[int], str],
+    staged: Callable[[int | str], str],
     mount_points: Sequence[str] = (),
+    pts: Sequence[str] = (),
 ) -> list[str]:
     argv = ["--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--new-session"]
-    argv += ["--proc", "/proc", "--dev", "/dev"]
+    argv += ["--proc", "/proc", "--dev", "/dev", *pts]
     made: set[str] = set()
     for index, mount in enumerate(mounts):
         for path in _above(mount.target):

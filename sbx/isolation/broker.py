@@ -55,6 +55,7 @@ order against that, and says what such a runtime can still do.
 
 import json
 import os
+import resource
 import select
 import selectors
 import signal
@@ -67,6 +68,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbx.errors import Broken, Denied, SbxError, Unavailable
+from sbx.guest import shares
 from sbx.isolation import cgroups, facts, probe, spawn, staging, zygotes
 from sbx.linux import mounts, namespaces, prctl, procfs
 
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
 
 PACKET_MAX = 1 << 17
 _FDS_MAX = 4
+_OPEN_FILES_MAX = 1 << 16
 _STDERR_MAX = 4096
 _LAST_WORDS_S = 3.0
 _REMOVE_S = 1.0
@@ -311,6 +314,7 @@ class Broker:
         uid, gid = os.geteuid(), os.getegid()
         if _in_child(lambda: _enter_own_namespaces(uid, gid)):
             _enter_own_namespaces(uid, gid)
+            staging.open_stage()
             self._own_namespaces = True
 
     def _make_sandbox(self, order: dict[str, Any]) -> None:
@@ -434,6 +438,7 @@ class Broker:
             group = sandbox.take_group()
             undo.callback(group.group.remove, _REMOVE_S)
             undo.callback(staging.clear, name)
+            order = {**order, "own_shares": self._own_namespaces}
             started = spawn.start_jail(order, (control, kernel), sandbox.become, group.group.enter)
             undo.pop_all()
         guarded = bool(order.get("guarded"))
@@ -871,6 +876,7 @@ class Broker:
 def _enter_own_namespaces(uid: int, gid: int) -> None:
     namespaces.unshare(namespaces.Namespace.USER | namespaces.Namespace.MOUNT)
     namespaces.map_ids_to_self(uid, gid)
+    shares.keep_half_of_inotify()
     mounts.receive_only("/")
 
 
@@ -979,6 +985,15 @@ def _network(jails: Sequence[int]) -> list[int] | None:
     return [received, sent, loopback] if seen or not jails else None
 
 
+def _raise_open_files() -> None:
+    """Let the broker and its zygotes pass descriptors while a jail has many in flight: Linux
+    compares the number that the user has in flight with the limit of the sender."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def main() -> None:
     """Serve on fd 0 until the runtime ends."""
     sock = socket.socket(fileno=os.dup(0))
@@ -986,5 +1001,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o022)  # the program's may be 077, and other uids must be able to walk the stage
     prctl.set_child_subreaper(True)
+    _raise_open_files()
     Broker(sock).serve()
     sys.exit(0)

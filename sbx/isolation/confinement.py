@@ -37,7 +37,8 @@ from sbx.isolation.filters import load_filter
 from sbx.isolation.slots import DATA_FD
 from sbx.linux import openat2
 
-_VIEW, _FILE, _VARIABLE = "\0view", "\0file", "\0variable"  # no word of bwrap holds a NUL
+# No word of bwrap holds a NUL.
+_VIEW, _FILE, _VARIABLE, _DEVPTS = "\0view", "\0file", "\0variable", "\0devpts"
 _NAME = re.compile(r"[0-9a-f]{16}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"[1-9][0-9]*")
@@ -59,12 +60,13 @@ class Words(NamedTuple):
     tmpfs: list[tuple[str, str, str]]
     files: list[tuple[str, str]]
     variables: list[tuple[str, str]]
+    devpts: list[str]
 
 
 def take_apart(args: Sequence[str]) -> Words:
     """Each option with all of its words, as bwrap reads them: a skeleton that is a known one has no
     option but those known, and none that swallows a word of another."""
-    words = Words((), [], [], [], [], [])
+    words = Words((), [], [], [], [], [], [])
     skeleton: list[str] = []
     at = 0
     while at < len(args):
@@ -81,6 +83,9 @@ def take_apart(args: Sequence[str]) -> Words:
             case [verb, source, target, *_] if verb in _BINDS:
                 words.binds.append((verb, source, target))
                 mark, taken = _VIEW, 3
+            case ["--dev-bind", place, "/dev/pts", *_]:
+                words.devpts.append(place)
+                mark, taken = _DEVPTS, 3
             case ["--perms", "0444", "--file", fd, path, *_]:
                 words.files.append((fd, path))
                 mark, taken = _FILE, 5
@@ -170,6 +175,7 @@ class Confinement:
             raise _denied("the filter is not the one that comes with sbx")
         words = self._words(order, self._jails)
         _check_variables(words.variables)
+        _check_all(words.devpts, [staging.place(order["jail"], staging.DEVPTS)], "devpts")
         stage = self._stage(order, order["jail"], words, self._jails, held)
         return {**order, "stage": stage}
 

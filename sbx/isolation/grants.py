@@ -18,6 +18,7 @@ from sbx.isolation.plan import (
     Filters,
     Interpreter,
     LaunchPlan,
+    Mount,
     Paths,
     WayOut,
     ZygotePlan,
@@ -88,12 +89,15 @@ def _variants(policy: Policy) -> Iterator[Policy]:
 
 
 def _add(grant: dict[str, set[Any]], planned: LaunchPlan | ZygotePlan) -> None:
+    def source(index: int | str) -> str:
+        return _source(mounts[index]) if isinstance(index, int) else index
+
     if isinstance(planned, LaunchPlan):
-        mounts = (*planned.mounts, *planned.own_mounts)
-        argv = bwrap_argv(planned, lambda index: _source(mounts[index]))
+        mounts: Sequence[Mount] = (*planned.mounts, *planned.own_mounts)
+        argv = bwrap_argv(planned, source)
     else:
         mounts = planned.mounts
-        argv = zygote_argv(planned, lambda index: _source(mounts[index]))
+        argv = zygote_argv(planned, source)
     words = take_apart(argv)
     grant["skeletons"].add(words.skeleton)
     grant["binds"].update(words.binds)

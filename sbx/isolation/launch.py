@@ -8,9 +8,11 @@ parent).
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
+import resource
 import secrets
 import socket
 import subprocess
@@ -38,6 +40,7 @@ _END_S = 5.0
 # 5 s were not enough.
 _KILLED_S = 30.0
 _BEHIND_S = 0.002
+_IN_FLIGHT_S, _IN_FLIGHT_PAUSE_S = 3.0, 0.05
 _OF_A_ZYGOTE = {"start_zygote": "import what is preloaded", "fork": "fork a jail"}
 _PACKET_MAX = 1 << 18
 _ORDER_MAX = 1 << 17  # as the broker reads; linux takes no packet above 208 KiB
@@ -592,13 +595,22 @@ class Broker:
         asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
 
     async def _send(self, packet: bytes, fds: Sequence[int]) -> None:
-        """One packet; waits while the broker is behind with reading them."""
+        """Send one packet. Wait while the broker is behind with reading them, and for a short time
+        while the user of this process has too many descriptors in flight."""
+        loop = asyncio.get_running_loop()
+        gives_up = loop.time() + _IN_FLIGHT_S
         while self._sock is not None:
             try:
                 socket.send_fds(self._sock, [packet], fds)
                 return
             except BlockingIOError:
                 await asyncio.sleep(_BEHIND_S)
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                if loop.time() > gives_up:
+                    raise _too_many_in_flight() from error
+                await asyncio.sleep(_IN_FLIGHT_PAUSE_S)
         raise _broker_died()
 
     async def close(self) -> None:
@@ -732,6 +744,17 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 
 def _code(error: BaseException) -> str:
     return getattr(error, "code", "")
+
+
+def _too_many_in_flight() -> errors.Unavailable:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return errors.Unavailable(
+        f"the user of this process has more than {limit} descriptors in flight (ETOOMANYREFS), so"
+        " none can be passed to the broker",
+        code="too_many_in_flight",
+        hint="raise the limit of open files of this process (ulimit -n), or end the program that"
+        " sends descriptors which are not received; a sandbox of this user may be that program",
+    )
 
 
 def _closed() -> errors.Closed:

@@ -33,6 +33,9 @@ _WEAKER_DATA_FACTOR = 2  # RLIMIT_DATA counts reserved stacks too: at 1 it stops
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
 _SIGPENDING = 1024
 _MEMLOCK = 8 << 20
+# Linux compares the descriptors that a user has in flight (SCM_RIGHTS) with the limit of the
+# sender, and one more message of 253 passes. So a jail reaches 765. Host programs may reach 1,024.
+_SHARED_UID_OPEN_FILES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,8 @@ class LaunchPlan:
 
     `mounts` are what every jail of the policy is shown and `own_mounts` what this one is, each in
     the order in which they are made: the system first, then the files of the conversation on it.
-    With a `way_out` PID 1 listens on the loopback for what is to go to the proxy.
+    With a `way_out` PID 1 listens on the loopback for what is to go to the proxy. With
+    `staged_devpts` the broker mounts a devpts that is limited, for bubblewrap to bind.
     """
 
     bwrap: str
@@ -202,6 +206,7 @@ class LaunchPlan:
     network: str = "none"
     writable_home: str = field(default=WORKSPACE)
     way_out: bool = False
+    staged_devpts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +267,9 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
             read=("/",),
             write=(*workspace, "/tmp", "/dev/shm", *own_home),
             devices=tuple(f"/dev/{name}" for name in _DEVICES),
-            rlimits=_rlimits(policy, weaker),
+            rlimits=_rlimits(
+                policy, weaker, own_uid=capabilities.root and not paths.host_directory
+            ),
             kernel_filter=filters.strict if is_strict else None,
             jail_filter=filters.allowlist if policy.filter != "default" else None,
             files_only=files_only if is_strict and "landlock" not in weaker else (),
@@ -273,6 +280,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
         network=_network(policy),
         writable_home=home,
         way_out=paths.way_out is not None,
+        staged_devpts=capabilities.own_namespaces,
     )
 
 
@@ -532,13 +540,14 @@ def _command(interpreter: Interpreter, script: str) -> tuple[str, ...]:
     return (interpreter.executable, "-I", f"{GUEST}/sbx/guest/{script}.py")
 
 
-def _rlimits(policy: Policy, weaker: set[str]) -> tuple[tuple[str, int], ...]:
+def _rlimits(policy: Policy, weaker: set[str], *, own_uid: bool) -> tuple[tuple[str, int], ...]:
+    """`own_uid`: no process of the host has the uid of the jail."""
     limits = policy.limits
     rlimits = {
         # Not 0: that stops a core file, but where core_pattern names a program, linux would still
         # start it, as root and on the host, for every crash inside. 1 stops both: core(5).
         "CORE": 1,
-        "NOFILE": limits.open_files,
+        "NOFILE": limits.open_files if own_uid else min(limits.open_files, _SHARED_UID_OPEN_FILES),
         "FSIZE": limits.file_size_max,
         "MEMLOCK": _MEMLOCK,
         "SIGPENDING": _SIGPENDING,

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from sbx.guest import shares
 from sbx.isolation import staging
 from sbx.isolation.slots import (
     ARGS_FD,
@@ -18,6 +19,7 @@ from sbx.isolation.slots import (
     ORDERS_FD,
     USERNS_FD,
 )
+from sbx.linux import namespaces, prctl
 
 _PARKED = 200  # above every slot: a file is parked here so that filling one slot harms no other
 
@@ -30,6 +32,7 @@ class Start:
     slots: Sequence[tuple[int, int]]
     become: tuple[int, int] | None
     enter_group: Callable[[], None]
+    limit: bool = False  # what Linux counts per user, by a user namespace around the jail
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,10 @@ def start_jail(
     try:
         control, kernel = sockets
         inherited = [(control, CONTROL_FD), (kernel, KERNEL_FD), (seccomp, FILTER_FD)]
-        return _start_bwrap(order["jail"], order, inherited, become, enter_group)
+        limit = bool(order.get("own_shares"))
+        if limit:
+            staging.mount_devpts(order["jail"], ptys_max=shares.PTYS_MAX)
+        return _start_bwrap(order["jail"], order, inherited, become, enter_group, limit=limit)
     finally:
         os.close(seccomp)
 
@@ -77,6 +83,8 @@ def _start_bwrap(
     inherited: Sequence[tuple[int, int]],
     become: tuple[int, int] | None,
     enter_group: Callable[[], None],
+    *,
+    limit: bool = False,
 ) -> Started:
     """Stage the mounts, hand bwrap all that it reads, start it."""
     for index, source, expected in order["stage"]:
@@ -106,7 +114,7 @@ def _start_bwrap(
         for index, text in enumerate(order["files"]):
             slots.append((hand(memory_file(text.encode(), "file")), DATA_FD + index))
         argv = [order["bwrap"], "--args", str(ARGS_FD), "--", *order["command"]]
-        monitor = start(Start(argv, slots, become, enter_group))
+        monitor = start(Start(argv, slots, become, enter_group, limit))
         try:
             monitor_fd = os.pidfd_open(monitor)
         except OSError:
@@ -157,6 +165,8 @@ def _become(order: Start, report: int) -> None:
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
+        if order.limit:
+            _limit_shares()
         os.execve(order.argv[0], list(order.argv), {})  # noqa: S606  # an absolute path of the system
     except OSError as error:
         os.write(_PARKED, f"{error.errno} {error.strerror}".encode())
@@ -164,6 +174,16 @@ def _become(order: Start, report: int) -> None:
         os.write(_PARKED, f"0 {error!r}".encode())
     finally:
         os._exit(127)
+
+
+def _limit_shares() -> None:
+    """Put a user namespace around those of bubblewrap, in which nothing of the jail has power: it
+    carries the limits that a jail of the fast path sets in its own."""
+    ids = os.geteuid(), os.getegid()
+    namespaces.unshare(namespaces.Namespace.USER)
+    prctl.set_dumpable(True)  # else its files in /proc are root's
+    namespaces.map_ids_to_self(*ids)
+    shares.limit_inotify()
 
 
 def _place(slots: Sequence[tuple[int, int]], report: int) -> None:

@@ -18,6 +18,7 @@ from sbx.errors import Broken
 from sbx.linux import mounts
 
 STAGE = "/sys/kernel"
+DEVPTS = "pts"
 
 
 def open_stage() -> None:
@@ -25,9 +26,17 @@ def open_stage() -> None:
     mounts.tmpfs(STAGE, "mode=0755")
 
 
-def place(jail: str, index: int) -> str:
-    """Where the source of a jail's `index`-th mount is bound."""
+def place(jail: str, index: int | str) -> str:
+    """Where the source of a jail's `index`-th mount is bound, or its devpts is mounted."""
     return f"{STAGE}/{jail}/{index}"
+
+
+def mount_devpts(jail: str, *, ptys_max: int) -> None:
+    """Mount a limited devpts for one jail at `place(jail, DEVPTS)`: bubblewrap cannot limit the one
+    that its --dev mounts."""
+    target = place(jail, DEVPTS)
+    os.makedirs(target, mode=0o755)
+    mounts.devpts(target, ptys_max=ptys_max)
 
 
 def bind(source: str, target: str, expected: tuple[int, int] | None) -> None:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from sbx.errors import Unavailable
+from sbx.guest import shares
 from sbx.isolation import cgroups, spawn, staging
 from sbx.linux import mounts, namespaces, prctl
 
@@ -176,3 +177,5 @@ def _enter_userns(become: tuple[int, int] | None) -> None:
     prctl.set_dumpable(True)  # else its files in /proc are root's
     if become is None:
         namespaces.map_ids_to_self(*ids)
+    else:
+        shares.keep_half_of_inotify()  # for each sandbox, by its uid

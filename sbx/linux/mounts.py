@@ -101,9 +101,14 @@ def proc(target: str) -> None:
     _mount("proc", target, "proc", _PROC)
 
 
-def devpts(target: str) -> None:
-    """Terminals of the caller's own at `target`: pts(4) shows none of those elsewhere."""
-    _mount("devpts", target, "devpts", _DEVPTS, "newinstance,ptmxmode=0666,mode=620")
+def devpts(target: str, *, ptys_max: int) -> None:
+    """Mount a new instance of devpts at `target`, with at most `ptys_max` pseudo-terminals.
+
+    Without that limit, one instance can take all pseudo-terminals of the machine but the reserve of
+    the first instance: `kernel.pty.max` and `kernel.pty.reserve`. ENOSPC beyond it.
+    """
+    options = f"newinstance,ptmxmode=0666,mode=620,max={ptys_max}"
+    _mount("devpts", target, "devpts", _DEVPTS, options)
 
 
 def detach(target: str) -> None:

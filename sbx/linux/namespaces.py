@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntFlag
 
 from sbx.linux import libc
@@ -72,6 +73,17 @@ def forbid_user_namespaces() -> None:
     EPERM or EACCES without. Others are not touched. Through /proc/sys, which must be writable.
     """
     _write("/proc/sys/user/max_user_namespaces", "0")
+
+
+def limit_inotify(*, instances: int, watches: int) -> None:
+    """Limit inotify(7) for each uid of the caller's user namespace and of those below it.
+
+    Linux charges an instance to the user namespace of its maker and to each one above, and every
+    namespace has its own maximum. For good, and under the conditions of `forbid_user_namespaces`.
+    """
+    with suppress(FileNotFoundError):  # a Linux without inotify
+        _write("/proc/sys/user/max_inotify_instances", str(instances))
+        _write("/proc/sys/user/max_inotify_watches", str(watches))
 
 
 def _write(path: str, text: str) -> None:

@@ -1,11 +1,12 @@
 """proc(5): what linux says of a process, read by its pid in the reader's own PID namespace."""
 
 import errno
+import functools
 import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
@@ -199,20 +200,62 @@ def tmpfs_used(pid: int, path: str) -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
-def memfds(pid: int) -> dict[int, int]:
-    """Bytes of each memfd_create(2) file that the process holds open, by inode number: memory that
-    no count of resident pages shows unless it is mapped as well."""
-    found = {}
+class Descriptors(NamedTuple):
+    """Some of the files that a process holds open: the bytes of each memfd_create(2) file by its
+    inode number, the names of pipes, and the number of epoll instances.
+
+    No count of resident pages shows a memfd, unless it is mapped as well.
+    """
+
+    memfds: Mapping[int, int]
+    pipes: frozenset[str]
+    epolls: int
+
+
+def descriptors(pid: int) -> Descriptors:
+    """Return the descriptors of a process. Empty when it is gone.
+
+    Raises PermissionError if the process hides its files from the caller (PR_SET_DUMPABLE).
+    """
+    memfds: dict[int, int] = {}
+    pipes: set[str] = set()
+    epolls = 0
     try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            link = f"/proc/{pid}/fd/{name}"
-            with suppress(OSError):
-                if os.readlink(link).startswith("/memfd:"):
-                    file = os.stat(link)
-                    found[file.st_ino] = file.st_blocks * 512
+        names = os.listdir(f"/proc/{pid}/fd")
+    except (FileNotFoundError, ProcessLookupError):
+        names = []
+    for name in names:
+        link = f"/proc/{pid}/fd/{name}"
+        with suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile
+            target = os.readlink(link)
+            if target.startswith("pipe:"):
+                pipes.add(target)
+            elif target == "anon_inode:[eventpoll]":
+                epolls += 1
+            elif target.startswith("/memfd:"):
+                file = os.stat(link)
+                memfds[file.st_ino] = file.st_blocks * 512
+    return Descriptors(memfds, frozenset(pipes), epolls)
+
+
+def count_descriptors(pid: int) -> int | None:
+    """Return the number of descriptors, also of a process that hides them.
+
+    0 when the process has ended. None if this Linux does not report the number (before 6.2).
+    """
+    try:
+        if size := os.stat(f"/proc/{pid}/fd").st_size:
+            return size
+        # A zombie, and a process that is about to be one, has no memory.
+        return 0 if reports_descriptors() or "VmRSS" not in status(pid) else None
     except OSError:
-        pass
-    return found
+        return 0
+
+
+@functools.cache
+def reports_descriptors() -> bool:
+    """Return whether Linux reports the number of descriptors of a process: since 6.2."""
+    return os.stat("/proc/self/fd").st_size > 0
 
 
 def unlinked(pid: int, device: int, deadline: float) -> dict[int, int]:

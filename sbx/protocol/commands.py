@@ -38,6 +38,7 @@ class CommandCause(StrEnum):
     DISK = "disk"
     OUTPUT = "output"
     TRIPWIRE = "tripwire"  # a planted credential was used in its sandbox
+    DESCRIPTORS = "descriptors"  # its jail held more pipes or epoll instances than one may
     CRASHED = "crashed"  # the kernel whose jail it ran in died by itself
     INTERRUPTED = "interrupted"  # a cell that did not end was killed, and its kernel with it
     STOPPED = "stopped"  # the kernel was stopped or restarted on request

@@ -30,6 +30,7 @@ class Cause(StrEnum):
     OUTPUT = "output"
     CRASHED = "crashed"
     TRIPWIRE = "tripwire"  # it used a planted credential
+    DESCRIPTORS = "descriptors"  # it held more pipes or epoll instances than one jail may
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from sbx.isolation.patience import in_thread, to_the_end
 from sbx.isolation.plan import Interpreter, Paths, WayOut, decide_walls
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.watcher import MemoryWatcher
+from sbx.kernels.watcher import Watcher
 from sbx.kernels.zygotes import Key, key_of
 from sbx.policy import Policy
 from sbx.protocol.attachments import Attachment
@@ -92,7 +93,7 @@ class AsyncSandbox:
             directory = home.directory
         self._directory = directory or means.data.new_name()
         self._conversations: dict[str, Conversation] = {}
-        self._watcher: MemoryWatcher | None = None
+        self._watcher: Watcher | None = None
         self.tripwires: Tripwires | None = None
         if policy.tripwire.enabled:
             key = means.data.path / "tripwire_key"
@@ -139,8 +140,11 @@ class AsyncSandbox:
         else:
             limits = self._means.group_limits(self.policy)
             self._host = await self._means.broker.make_sandbox(self._group, limits, uid)
-        if walls["memory"].weaker:
-            self._watcher = MemoryWatcher(self.policy.limits.memory_max)
+        if walls["memory"].weaker or not capabilities.root:
+            self._watcher = Watcher(
+                self.policy.limits.memory_max if walls["memory"].weaker else math.inf,
+                descriptors=not capabilities.root,  # then jails have the uid of the host user
+            )
 
     def _decide_key(self, paths: Paths, *, foreign_uid: bool) -> None:
         """By which zygote its kernels may be forked. `foreign_uid`: not of the broker's range."""

@@ -87,6 +87,9 @@ def explained(verdict: Verdict, limits: Limits, what: str = "the run") -> RunErr
         case Status.KILLED, Cause.TRIPWIRE:
             text = "a planted credential was used, and the sandbox is frozen"
             return RunError("Tripwire", text, "")
+        case Status.KILLED, Cause.DESCRIPTORS:
+            text = f"{what} held more pipes or epoll instances than one sandbox may"
+            return RunError("DescriptorLimit", text, "")
         case Status.KILLED, _:
             return RunError("KernelDied", "the kernel process ended by itself", "")
     return None

@@ -61,6 +61,13 @@ def test_the_whole_list() -> None:
     )
 
 
+def test_a_limited_devpts_of_the_broker_covers_the_one_of_bubblewrap() -> None:
+    argv = bwrap_argv(replace(PLAN, staged_devpts=True), lambda index: f"/stage/{index}")
+    without = bwrap_argv(PLAN, lambda index: f"/stage/{index}")
+    at = without.index("--dev") + 2
+    assert argv == [*without[:at], "--dev-bind", "/stage/pts", "/dev/pts", *without[at:]]
+
+
 def test_a_bwrap_that_cannot_forbid_nested_namespaces_is_not_asked_to() -> None:
     """--disable-userns came with 0.8; before, the seccomp filter alone refuses them."""
     older = bwrap_argv(replace(PLAN, options=frozenset()), str)

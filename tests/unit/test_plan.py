@@ -237,7 +237,7 @@ def test_the_guest_is_started_isolated_from_its_surroundings() -> None:
 def test_rlimits_stand_in_for_the_groups_that_a_host_lacks() -> None:
     always = {
         "CORE": 1,
-        "NOFILE": 1024,
+        "NOFILE": 512,  # jails of an unprivileged broker have the uid of the host user
         "FSIZE": 512 * MIB,
         "MEMLOCK": 8 * MIB,
         "SIGPENDING": 1024,
@@ -245,6 +245,18 @@ def test_rlimits_stand_in_for_the_groups_that_a_host_lacks() -> None:
     assert dict(planned().seal.rlimits) == always
     bare = planned(host=without("memory", "tasks", "cpu"))
     assert dict(bare.seal.rlimits) == {**always, "NPROC": 128, "DATA": 2048 * MIB}
+
+
+@pytest.mark.parametrize(
+    ("root", "host_directory", "expected"),
+    [(True, False, 1024), (True, True, 512), (False, False, 512), (False, True, 512)],
+)
+def test_open_files_are_fewer_where_the_uid_is_a_users(
+    root: bool, host_directory: bool, expected: int
+) -> None:
+    paths = replace(PATHS, host_directory=host_directory)
+    limited = plan(load("default"), replace(HOST, root=root), paths, FILTERS).seal
+    assert dict(limited.rlimits)["NOFILE"] == expected
 
 
 def test_strict_puts_a_second_filter_on_the_kernel_only() -> None:

@@ -60,6 +60,7 @@ class CommandBody(BaseModel):
             "disk",
             "output",
             "tripwire",
+            "descriptors",
             "crashed",
             "interrupted",
             "stopped",

@@ -196,7 +196,10 @@ class RunErrorBody(BaseModel):
 class RunBody(BaseModel):
     run_id: str
     status: Literal["ok", "error", "interrupted", "timeout", "killed"]
-    cause: Literal["memory", "pids", "cpu", "disk", "output", "crashed", "tripwire"] | None
+    cause: (
+        Literal["memory", "pids", "cpu", "disk", "output", "crashed", "tripwire", "descriptors"]
+        | None
+    )
     stdout: str
     stderr: str
     result: str | None

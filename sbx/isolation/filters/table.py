@@ -115,7 +115,8 @@ O_WRITES = 0o1 | 0o2 | O_CREAT | 0o1000 | O_TMPFILE_BIT  # O_WRONLY O_RDWR O_TRU
 SET_ID_BITS = 0o6000
 S_IFMT, S_IFCHR, S_IFBLK = 0o170000, 0o020000, 0o060000
 RENAME_WHITEOUT = 4
-F_SETLEASE, F_SETDELEG = 1024, 1040
+F_SETLEASE, F_SETDELEG, F_SETPIPE_SZ = 1024, 1040, 1031
+PIPE_SIZE = 65536  # of a new pipe
 TIOCSTI, TIOCLINUX, TIOCSETD = 0x5412, 0x541C, 0x5423
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 SOCK_TYPE_MASK = 0xF
@@ -255,6 +256,12 @@ DEFAULT = (
     ),
     # ── What is shared with the whole machine: counters, caches, processors ──
     Refuse("io_setup", ENOSYS, "fs.aio-max-nr is one for all: one call takes it from the host"),
+    Refuse(
+        "fcntl",
+        EPERM,
+        "a larger pipe: fs.pipe-user-pages-soft counts per user, and 64 of 1 MiB take it all",
+        (In(1, (F_SETPIPE_SZ,)), AtLeast(2, PIPE_SIZE + 1)),
+    ),
     Refuse("cachestat", EPERM, "shows which pages of shared files others have read"),
     Refuse(
         "madvise",

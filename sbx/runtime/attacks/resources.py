@@ -78,6 +78,48 @@ result_of(libc.mmap(None, ctypes.c_size_t(2 << 20), 3, 0x40022, -1, ctypes.c_lon
     lone=True,
 )
 
+# Linux counts these for a user or for the machine. Each attack takes more than one sandbox may
+# have, and less than a host has.
+SHARED = (
+    attacks(
+        Class.RESOURCES,
+        "namespaces",
+        {
+            "take the inotify instances of the user": """
+taken = []
+try:
+    for _ in range(64):
+        taken.append(result_of(libc.inotify_init1(0), "inotify_init1"))
+finally:
+    for fd in taken:
+        os.close(fd)
+""",
+        },
+        ("EMFILE",),
+    )
+    + attacks(
+        Class.RESOURCES,
+        "mounts",
+        {
+            "take the terminals of the machine": """
+taken = []
+try:
+    for _ in range(96):
+        taken.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+finally:
+    for fd in taken:
+        os.close(fd)
+""",
+        },
+        ("ENOSPC",),
+    )
+    + attacks(
+        Class.RESOURCES,
+        "seccomp",
+        {"take the pages of pipes of the user": "fcntl.fcntl(os.pipe()[0], 1031, 1 << 20)"},
+    )
+)
+
 MOUNTED = attacks(
     Class.RESOURCES,
     "mounts",
@@ -193,4 +235,4 @@ while time.monotonic() < end:
     ),
 )
 
-RESOURCES = (*TAKEN, *MOUNTED, *TASKS)
+RESOURCES = (*TAKEN, *SHARED, *MOUNTED, *TASKS)
