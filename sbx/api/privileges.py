@@ -153,7 +153,9 @@ def confine(
     granted = grants(
         policies,
         broker.capabilities,
-        Filters(*(load_filter(name, machine) for name in ("default", "strict", "allowlist"))),
+        Filters(
+            *(load_filter(name, machine) for name in ("default", "strict", "allowlist", "no_unix"))
+        ),
         guest=_PROJECT,
         data=settings.data,
         writable=writable,
@@ -269,6 +271,9 @@ def _confine(readable: Iterable[str], writable: Iterable[Path]) -> None:
             rules.allow(f"/dev/{name}", Files.DEVICE)
         for where in writable:
             rules.allow(str(where), _WRITTEN)
+        # The service connects to sockets of the host, as the resolver's: what it may not use is
+        # not shown to it.
+        rules.allow("/", Files.RESOLVE_UNIX)
         rules.enter()
 
 

@@ -226,9 +226,10 @@ def _enter(
         prctl.set_dumpable(True)
         namespaces.map_ids(_INSIDE, told["ids"])
         namespaces.forbid_user_namespaces()
+        walls = _boot(control)["walls"]
+        supervisor.wait_for_masks(control, walls)  # the kernel starts only after this
         word.send(b"mounts")
         word.close()
-        walls = _boot(control)["walls"]
         return walls, _seal(walls, domain, view.walls)
 
 
@@ -322,6 +323,7 @@ class _Domain:
             for path, rights in rules:
                 if _comes_late(path):
                     self._ruleset.allow(path, rights)
+            seal.allow_connections(self._ruleset, walls["connect"])
             self._ruleset.enter()
         except OSError as error:
             raise seal.SealError("landlock", error) from error
@@ -442,6 +444,7 @@ def _follow(
         _seal(walls, domain, like)
         seal.enter_files_only_domain(walls)
         seal.add_filter(walls["kernel_filter"])
+        seal.add_filter(walls["unix_filter"])
     return boot
 
 

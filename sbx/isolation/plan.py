@@ -70,6 +70,7 @@ class Paths:
     shared_read_only: bool = False
     host_directory: bool = False
     has_temparea: bool = True
+    host_uploads: bool = False
     pinned: tuple[str, ...] = ()
     protected: tuple[str, ...] = ()
     disk: "Wall | None" = None
@@ -141,6 +142,9 @@ class Seal:
 
     `jail_filter` comes on top of the plan's own in every process, `kernel_filter` on that in the
     kernel, with a Landlock domain to match: `files_only` names where files can be made then.
+    `unix_filter` is for the kernel and the commands, and not for PID 1, whose relay connects to the
+    proxy's socket. Below the paths of `connect` any Unix socket may be connected to, where Landlock
+    has a rule for that (ABI 9); elsewhere only one that was made in the jail.
     """
 
     landlock: bool
@@ -151,6 +155,8 @@ class Seal:
     kernel_filter: Filter | None
     jail_filter: Filter | None = None
     files_only: tuple[str, ...] = ()
+    connect: tuple[str, ...] = ()
+    unix_filter: Filter | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -162,6 +168,8 @@ class Seal:
             "kernel_filter": self.kernel_filter.program.hex() if self.kernel_filter else None,
             "jail_filter": self.jail_filter.program.hex() if self.jail_filter else None,
             "files_only": self.files_only,
+            "connect": self.connect,
+            "unix_filter": self.unix_filter.program.hex() if self.unix_filter else None,
         }
 
 
@@ -172,6 +180,9 @@ class LaunchPlan:
     `mounts` are what every jail of the policy is shown and `own_mounts` what this one is, each in
     the order in which they are made: the system first, then the files of the conversation on it.
     With a `way_out` PID 1 listens on the loopback for what is to go to the proxy.
+    `host_directories` are directories of the host, by their path inside, that may hold its sockets
+    and FIFOs; with `masks` each of these is covered before code runs. `unix_sockets` is what the
+    policy says of them.
     """
 
     bwrap: str
@@ -187,6 +198,9 @@ class LaunchPlan:
     network: str = "none"
     writable_home: str = field(default=WORKSPACE)
     way_out: bool = False
+    host_directories: tuple[str, ...] = ()
+    masks: bool = False
+    unix_sockets: str = "own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +232,7 @@ class Filters:
     default: Filter
     strict: Filter
     allowlist: Filter
+    no_unix: Filter
 
 
 def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filters) -> LaunchPlan:
@@ -227,6 +242,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
     assert capabilities.bwrap is not None  # decide_walls refused otherwise
     home = HOME_BESIDE_A_HOST_DIRECTORY if paths.host_directory else WORKSPACE
     own_home = (home,) if paths.host_directory else ()
+    shown = _shown_of_host(policy, paths)
     files_only = (WORKSPACE, "/tmp", *own_home)  # not /dev/shm: it is memory to share
     return LaunchPlan(
         bwrap=capabilities.bwrap,
@@ -246,11 +262,16 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
             kernel_filter=filters.strict if policy.filter == "strict" else None,
             jail_filter=filters.allowlist if policy.filter != "default" else None,
             files_only=files_only if policy.filter == "strict" and "landlock" not in weaker else (),
+            connect=_connectable(policy, paths, own_home),
+            unix_filter=filters.no_unix if policy.unix_sockets == "none" else None,
         ),
         walls=walls if paths.disk is None else (*walls, paths.disk),
         network=_network(policy),
         writable_home=home,
         way_out=paths.way_out is not None,
+        host_directories=shown,
+        masks=bool(shown) and policy.unix_sockets != "any" and capabilities.own_namespaces,
+        unix_sockets=policy.unix_sockets,
     )
 
 
@@ -387,6 +408,34 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
     if paths.way_out is not None:
         view.append(Bind(paths.way_out.directory, WAY_OUT, staged=staged))
     return tuple(view)
+
+
+def _connectable(policy: Policy, paths: Paths, own_home: tuple[str, ...]) -> tuple[str, ...]:
+    """Where Landlock lets Unix sockets be connected to that were not made in the jail itself.
+
+    Kernels of one sandbox may talk by sockets in its own workspace, which holds none of the host's.
+    A directory of the host is not among these.
+    """
+    if policy.unix_sockets == "any":
+        return ("/",)
+    own_workspace = () if paths.host_directory else (WORKSPACE,)
+    way_out = (WAY_OUT,) if paths.way_out is not None else ()
+    return (*own_workspace, "/tmp", "/dev/shm", *own_home, *way_out)
+
+
+def _shown_of_host(policy: Policy, paths: Paths) -> tuple[str, ...]:
+    """The directories of the host that a jail is shown, apart from the system and the interpreter.
+
+    In them may be sockets and FIFOs of programs of the host, which a read-only mount does not keep
+    anybody from using.
+    """
+    beside = paths.host_directory and not paths.has_temparea
+    uploads = UPLOADS_BESIDE_A_HOST_DIRECTORY if beside else TEMPAREA
+    return (
+        *((WORKSPACE,) if paths.host_directory else ()),
+        *((uploads,) if paths.host_uploads else ()),
+        *(mount.target for mount in policy.filesystem.mount),
+    )
 
 
 def _etc(user: str, home: str) -> tuple[DataFile, ...]:

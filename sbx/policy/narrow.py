@@ -12,6 +12,7 @@ does not speak of stays as the policy says. What each key may become:
     walls                              best-effort may become hard
     processes, shared                  false; filter: allowlist, or strict
     workspace                          own
+    unix_sockets                       own, or none
     env                                further variables; those of the policy stay as they are
 
 What follows is taken along: without processes the filter is strict, there is no shell and no proxy,
@@ -154,6 +155,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "capabilities": _part,
     "processes": le,
     "shared": le,
+    "unix_sockets": _one_of("none", "own", "any"),
     "workspace": _one_of("own", "cwd"),
     "filter": _one_of("strict", "allowlist", "default"),
     "preload": _part,

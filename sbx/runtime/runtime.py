@@ -76,7 +76,7 @@ class Runtime:
             await to_the_end(self._open_data())
             assert self._data is not None
             machine = platform.machine()
-            names = ("default", "strict", "allowlist")
+            names = ("default", "strict", "allowlist", "no_unix")
             filters = Filters(*(load_filter(name, machine) for name in names))
             if self._started_broker is not None:
                 self._broker = Broker.adopt(self._started_broker)

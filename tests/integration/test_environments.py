@@ -422,7 +422,7 @@ async def test_a_new_one_of_the_same_name_gets_a_zygote_of_its_own(
 
 async def _key(house: House, runtime: Runtime, policy: Policy) -> Key | None:
     found = Environments(house.environments).interpreter("again", policy.name)
-    names = ("default", "strict", "allowlist")
+    names = ("default", "strict", "allowlist", "no_unix")
     filters = Filters(*(load_filter(name, platform.machine()) for name in names))
     return key_of(policy, policy, runtime.capabilities, Paths("", "", found, "/guest"), filters)
 

@@ -356,7 +356,7 @@ class House:
     def key(self, **pool: Any) -> Key:
         assert self.broker.capabilities is not None
         machine = self.broker.capabilities.machine
-        names = ("default", "strict", "allowlist")
+        names = ("default", "strict", "allowlist", "no_unix")
         filters = Filters(*(load_filter(name, machine) for name in names))
         paths = Paths("", "", own_interpreter(), str(PROJECT))
         chosen = policy(**pool)

@@ -24,7 +24,9 @@ HOST = Capabilities(
     tuple(Layer(name, True, "there") for name in LAYERS),
 )
 PATHS = Paths("/data/files", "/data/uploads", Interpreter("/usr/bin/python3", ("/usr",)), "/guest")
-FILTERS = Filters(*(load_filter(name, "x86_64") for name in ("default", "strict", "allowlist")))
+FILTERS = Filters(
+    *(load_filter(name, "x86_64") for name in ("default", "strict", "allowlist", "no_unix"))
+)
 
 
 def key(request: dict[str, Any], paths: Paths = PATHS, loaded: Policy | None = None) -> Key | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sbx.errors import Broken, CannotEnforce
 
 MACHINES = ("x86_64", "aarch64")
-NAMES = ("default", "strict", "serve", "allowlist")
+NAMES = ("default", "strict", "serve", "allowlist", "no_unix")
 
 
 class Filter(NamedTuple):
