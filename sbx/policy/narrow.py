@@ -274,6 +274,9 @@ def _take_along(policy: Policy, table: dict[str, Any], request: dict[str, Any]) 
         case None if processes is False and "network" not in request:
             table["network"]["mode"] = "none"
             _take_proxy_away(table, {}, request)
+        case {**others} if processes is False and "mode" not in others:
+            table["network"]["mode"] = "none"
+            _take_proxy_away(table, others, request)
     proxied = isinstance(table["network"], dict) and table["network"].get("mode") == "proxy"
     if proxied and policy.filter == "strict" and not {"filter", "processes"} & request.keys():
         table.update(filter="default", processes=True)  # it connects, which strict lets nobody do
