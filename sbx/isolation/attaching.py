@@ -98,20 +98,27 @@ def open_source(source: str, expected: list[int] | None, *, read_only: bool) -> 
 
 
 def begin(
-    pid1: int, target: str, tree: int, *, attach: bool, mask: bool = False, partly: bool = False
+    pid1: int,
+    target: str,
+    tree: int,
+    *,
+    attach: bool,
+    mask: bool = False,
+    partly: bool = False,
+    pin: bool = False,
 ) -> Child:
     """Start the child: it attaches the `tree` at the target, or takes away what it attached there.
 
     With `mask` it covers sockets and FIFOs before; where it cannot cover all of them it attaches
-    nothing, unless `partly`. `pid1` is a pidfd. Only a process with one thread may call this.
-    Raises OSError.
+    nothing, unless `partly`. `pin`: code inside may write there. `pid1` is a pidfd. Only a process
+    with one thread may call this. Raises OSError.
     """
     found = _TARGET.fullmatch(target)
     assert found is not None  # `is_target` was asked
     top, name = found[1], found[2]
 
     def act(report: socket.socket) -> None:
-        shown = _masked(tree, report, partly=partly) if mask else tree
+        shown = _masked(tree, report, partly=partly, pin=pin) if mask else tree
         root = _enter(pid1)
         if not attach:
             _take_away(root, top, name, shown)
@@ -273,7 +280,7 @@ def _enter(pid1: int) -> int:
     return os.open("/", _HOW)
 
 
-def _masked(tree: int, report: socket.socket, *, partly: bool) -> int:
+def _masked(tree: int, report: socket.socket, *, partly: bool, pin: bool) -> int:
     """A clone of the tree in which sockets and FIFOs are covered: before it has a place where any
     code could reach them. The broker gets it, too."""
     namespaces.unshare(namespaces.Namespace.MOUNT)
@@ -281,7 +288,7 @@ def _masked(tree: int, report: socket.socket, *, partly: bool) -> int:
     place = f"{_ASIDE}/tree"
     os.mkdir(place)
     mounts.attach(tree, os.open(place, _HOW))
-    done = masking.mask(tree, cover, masking.Limits(), pin=False)
+    done = masking.mask(tree, cover, masking.Limits(), pin=pin)
     if not (done.complete or partly):
         raise _Refused(_UNMASKED)
     shown = mounts.clone(tree)

@@ -660,7 +660,9 @@ class Broker:
             )
         elif (tree := jail.attached.pop(target, -1)) < 0:
             raise attaching.not_there(target)
-        how = {"mask": order["mask"], "partly": order["partly"]} if attach else {}
+        how = {}
+        if attach:
+            how = {"mask": order["mask"], "partly": order["partly"], "pin": not order["read_only"]}
         self._mount(jail, target, tree, attach=attach, seq=order["seq"], **how)
 
     def _mask(self, order: dict[str, Any]) -> None:
@@ -695,6 +697,7 @@ class Broker:
         seq: int | None,
         mask: bool = False,
         partly: bool = False,
+        pin: bool = False,
     ) -> None:
         """Start the child that does it; with `seq`, what becomes of it is answered."""
         from sbx.isolation import attaching
@@ -702,7 +705,7 @@ class Broker:
         assert jail.pid1_fd is not None
         try:
             child = attaching.begin(
-                jail.pid1_fd, target, tree, attach=attach, mask=mask, partly=partly
+                jail.pid1_fd, target, tree, attach=attach, mask=mask, partly=partly, pin=pin
             )
         except BaseException:
             os.close(tree)
@@ -720,8 +723,8 @@ class Broker:
             there = jail.name in self._jails
             if seq is not None:
                 told = attaching.gone() if error is not None and not there else error
-                told_ok = {"ok": {"masked": masks.masked}}
-                outcome = told_ok if told is None else {"error": told.to_dict()}
+                done = {"ok": {"masked": masks.masked}}
+                outcome = done if told is None else {"error": told.to_dict()}
                 self._send({"seq": seq, **outcome})
             if there and seq is not None and attach == (error is None):
                 jail.attached[target] = shown  # attached, or not to be detached now

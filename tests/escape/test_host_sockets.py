@@ -19,7 +19,7 @@ from places import short_directory
 
 from sbx import Runtime
 from sbx.policy import Policy, load
-from sbx.policy.model import Imports, Mount
+from sbx.policy.model import Imports, Mount, Walls
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = [
@@ -286,7 +286,8 @@ async def test_strict_policy_sends_no_datagram_from_a_pair(
     runtime: Runtime, daemon: Daemon
 ) -> None:
     """The strict filter left datagram pairs, and a socket of one can send to any path."""
-    strict = load("strict").model_copy(update={"unix_sockets": "any", "imports": Imports()})
+    changes = {"unix_sockets": "any", "imports": Imports(), "walls": Walls()}
+    strict = load("strict").model_copy(update=changes)
     async with await runtime.create(strict, workspace=daemon.directory) as box:
         shown = Shown(box, "/workspace")
         assert await attack(box, shown.code(ATTACKS["datagram from a pair"])) == "EPERM"
