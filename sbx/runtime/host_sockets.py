@@ -26,10 +26,10 @@ def _refuse_below(source: str) -> None:
         os.close(top)
     if found:
         path = f"{source}/{os.fsdecode(found[0])}"
-        raise _denied(f"{path} is a socket or FIFO of the host", path)
+        raise _denied(f"{path!r} is a socket or FIFO of the host", path)
     if not limits.complete:
         raise _denied(
-            f"{source} may hold sockets of the host, and is too large to look for them", source
+            f"{source!r} may hold sockets of the host, and is too large to look for them", source
         )
 
 

@@ -69,7 +69,7 @@ class Means:
             shared_read_only=opened.shared_read_only,
             host_directory=opened.host_directory is not None,
             has_temparea=opened.has_temparea,
-            host_uploads=opened.uploads is None,
+            host_uploads=str(opened.uploads_path) in opened.identities,
             pinned=ready.pinned,
             protected=ready.protected,
             way_out=way_out,

@@ -18,6 +18,8 @@ from attacking import attack, attack_by_shell, tell
 from places import short_directory
 
 from sbx import Runtime
+from sbx.errors import Unavailable
+from sbx.isolation import masking
 from sbx.policy import Policy, load
 from sbx.policy.model import Imports, Mount, Walls
 from sbx.runtime.sandbox import AsyncSandbox
@@ -328,6 +330,46 @@ async def test_directory_of_the_host_is_as_it_was(runtime: Runtime) -> None:
         await shown.box.close()
         (daemon.directory / "sub/deep/new").unlink()
         assert sorted(str(path) for path in daemon.directory.rglob("*")) == before
+
+
+async def test_request_takes_the_host_s_sockets_away(runtime: Runtime, daemon: Daemon) -> None:
+    """A policy that allows them and a request that does not share a zygote."""
+    for rule, expected in (("any", ("ok",)), ("own", HELD), ("none", HELD)):
+        narrower = {"unix_sockets": rule}
+        created = runtime.create(policy("any"), narrower=narrower, workspace=daemon.directory)
+        async with await created as box:
+            shown = Shown(box, "/workspace")
+            assert await attack(box, shown.code(ATTACKS["stream"])) in expected
+    assert daemon.reached() == ["stream"]
+
+
+async def test_directory_that_cannot_be_seen_to_is_attached_only_without_unix_sockets(
+    runtime: Runtime,
+) -> None:
+    """Its depth is beyond the limit: where masks are all there is, nothing is attached."""
+    with short_directory() as top:
+        (top / "shown" / "/".join(["d"] * (masking.DEPTH_MAX + 2))).mkdir(parents=True)
+        async with await runtime.create(policy("own")) as box:
+            await box.start()
+            with pytest.raises(Unavailable) as raised:
+                await box.attach(top / "shown")
+            assert raised.value.code == "sockets_not_masked"
+            assert await attack(box, "os.listdir('/mnt/shown')") == "ENOENT"
+        async with await runtime.create(policy("none")) as box:
+            await box.start()
+            await box.attach(top / "shown")
+            assert await attack(box, "os.listdir('/mnt/shown')") == "ok"
+
+
+async def test_workspace_that_cannot_be_seen_to_is_told_by_the_receipt(runtime: Runtime) -> None:
+    with short_directory() as top:
+        (top / "shown" / "/".join(["d"] * (masking.DEPTH_MAX + 2))).mkdir(parents=True)
+        if os.geteuid() == 0:
+            os.chown(top / "shown", OWNER, OWNER)
+        async with await runtime.create(policy("own"), workspace=top / "shown") as box:
+            (wall,) = (w for w in (await box.start()).walls if w["name"] == "unix_sockets")
+            assert wall["weaker"]
+            assert "masks: 0 sockets and FIFOs, not all" in wall["means"]
 
 
 async def test_receipt_counts_the_covers(shown: Shown) -> None:
