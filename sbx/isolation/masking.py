@@ -33,6 +33,7 @@ DEPTH_MAX = 128
 MASKS_MAX = 2_048
 WALK_S = 5.0
 _ROUNDS = 5
+_BATCH = 512
 _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS | openat2.RESOLVE_NO_MAGICLINKS
 _HELD = os.O_PATH | os.O_NOFOLLOW
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -54,10 +55,10 @@ class Limits:
         self._end = time.monotonic() + seconds
         self.complete = True
 
-    def spend(self) -> bool:
-        """Count one entry; False when none is left."""
-        self._entries -= 1
-        if self._entries < 0 or (self._entries % 256 == 0 and time.monotonic() > self._end):
+    def spend(self, entries: int) -> bool:
+        """Count entries; False when none, or no time, is left."""
+        self._entries -= entries
+        if self._entries < 0 or time.monotonic() > self._end:
             self.complete = False
         return self.complete
 
@@ -144,13 +145,19 @@ def find(top: int, limits: Limits) -> list[bytes]:
 def _look(directory: int, path: bytes, found: list[bytes], limits: Limits) -> list[bytes]:
     """Add the sockets and FIFOs of one directory to `found`; the directories in it."""
     below = []
+    seen = 0
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
-            if not limits.spend():
-                break
+            seen += 1
+            if seen == _BATCH:
+                if not limits.spend(seen):
+                    break
+                seen = 0
+            if entry.is_file(follow_symlinks=False):
+                continue
             if entry.is_dir(follow_symlinks=False):
                 below.append(_join(path, entry.name))
-            elif not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
+            elif not entry.is_symlink():
                 # The kind in the directory is that below a cover: look at what is seen there.
                 with suppress(OSError):
                     held = os.open(entry.name, _HELD, dir_fd=directory)
@@ -159,6 +166,7 @@ def _look(directory: int, path: bytes, found: list[bytes], limits: Limits) -> li
                             found.append(_join(path, entry.name))
                     finally:
                         os.close(held)
+    limits.spend(seen)
     return below
 
 

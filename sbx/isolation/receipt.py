@@ -119,11 +119,14 @@ def unix_sockets(plan: LaunchPlan, landlock_abi: int, masks: Masks | None) -> Wa
         means.append(
             f"masks: {masks.masked} sockets and FIFOs" + ("" if masks.complete else ", not all")
         )
-    elif plan.host_directories:
-        means.append("looked for at the start: none there")
-    else:
+    elif not plan.host_directories:
         means.append("no directory of the host is shown")
-    weaker = bool(plan.host_directories) and not by_landlock and demanded != "none"
+    elif demanded == "own":
+        means.append("looked for at the start: none there")  # one that was there was refused
+    else:
+        means.append("FIFOs are not covered")
+    away = by_landlock or (demanded == "none" and masks is not None)
+    weaker = bool(plan.host_directories) and not away
     return Wall("unix_sockets", demanded, "; ".join(means), weaker)
 
 

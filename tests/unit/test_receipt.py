@@ -105,6 +105,12 @@ NO_SOCKETS = replace(
             ("none", "seccomp: no Unix socket but pairs; masks: 1 sockets and FIFOs", False),
         ),
         (
+            replace(NO_SOCKETS, masks=False),
+            7,
+            None,
+            ("none", "seccomp: no Unix socket but pairs; FIFOs are not covered", True),
+        ),
+        (
             replace(SHOWING, masks=False, unix_sockets="any"),
             9,
             None,
