@@ -175,7 +175,9 @@ def end(child: Child, target: str) -> Ended:
                 break
             if words.startswith(b"{"):
                 masks = masking.Masks(**json.loads(words))
-                tree = fds[0] if fds else None
+                if fds:
+                    tree = fds[0]
+                    os.set_inheritable(tree, False)  # no jail that starts later gets it
             else:
                 said = words.decode(errors="replace")
     os.close(child.pidfd)
