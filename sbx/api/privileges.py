@@ -35,10 +35,10 @@ from typing import NamedTuple
 from sbx.api.settings import ServiceSettings
 from sbx.api.view import show_only
 from sbx.errors import BadRequest, Broken, SbxError, Unavailable
-from sbx.isolation.filters import load_filter
+from sbx.isolation.filters import load_filter, load_filters
 from sbx.isolation.grants import grants
 from sbx.isolation.launch import BrokerProcess
-from sbx.isolation.plan import Filters, Interpreter
+from sbx.isolation.plan import Interpreter
 from sbx.linux import capabilities, landlock, prctl, procfs, seccomp
 from sbx.linux.landlock import Files
 from sbx.policy import Policy, available, load
@@ -153,9 +153,7 @@ def confine(
     granted = grants(
         policies,
         broker.capabilities,
-        Filters(
-            *(load_filter(name, machine) for name in ("default", "strict", "allowlist", "guard"))
-        ),
+        load_filters(machine),
         guest=_PROJECT,
         data=settings.data,
         writable=writable,
@@ -271,6 +269,9 @@ def _confine(readable: Iterable[str], writable: Iterable[Path]) -> None:
             rules.allow(f"/dev/{name}", Files.DEVICE)
         for where in writable:
             rules.allow(str(where), _WRITTEN)
+        # The service connects to sockets of the host, as the resolver's: what it may not use is
+        # not shown to it.
+        rules.allow("/", Files.RESOLVE_UNIX)
         rules.enter()
 
 

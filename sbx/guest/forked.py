@@ -236,6 +236,7 @@ def _enter(
         shares.limit_inotify()
         if joining is not None and joining.recv(16) != b"ready":
             os._exit(1)  # it has said on the control socket what it lacks
+        supervisor.wait_for_masks(control, walls)  # the kernel starts only after this
         socket.send_fds(word, [b"mounts"], [joining.fileno()] if joining is not None else [])
         word.close()
         return walls, _seal(walls, domain, view.walls, joining), guard_pid
@@ -374,6 +375,7 @@ class _Domain:
             for path, rights in rules:
                 if _comes_late(path):
                     self._ruleset.allow(path, rights)
+            seal.allow_connections(self._ruleset, walls["connect"])
             self._ruleset.enter()
         except OSError as error:
             raise seal.SealError("landlock", error) from error
@@ -495,6 +497,7 @@ def _follow(
         _seal(walls, domain, like, _socket(joining) if joining is not None else None)
         seal.enter_files_only_domain(walls)
         seal.add_filter(walls["kernel_filter"])
+        seal.add_filter(walls["unix_filter"])
     return boot
 
 

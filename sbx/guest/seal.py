@@ -24,6 +24,8 @@ _FILES_ONLY = (
     | landlock.Files.REFER
 )
 
+_CONNECTIONS_SINCE = 9  # the ABI with RESOLVE_UNIX; compared as a number, since flags are slow
+
 
 # In a directory that a path guard serves only sockets are made without it: no program of the host
 # takes one for a file, and bind(2) cannot be done on behalf of another process.
@@ -81,7 +83,7 @@ def limit(rlimits: Mapping[str, int]) -> None:
             raise SealError(f"rlimit {name}", reason) from error
 
 
-def enter_domain(walls: Mapping[str, Any]) -> int:
+def enter_domain(walls: Mapping[str, Any], *, nested: bool = False) -> int:
     """Restrict the calling process, which must have one thread, by Landlock; returns the ABI.
 
     A process that is in a domain already enters one nested in it: that is how the kernel and each
@@ -90,7 +92,7 @@ def enter_domain(walls: Mapping[str, Any]) -> int:
     if not walls["landlock"]:
         return 0
     try:
-        with ruleset(walls) as domain:
+        with ruleset(walls, nested=nested) as domain:
             domain.enter()
             return domain.domain.abi
     except OSError as error:
@@ -118,12 +120,19 @@ def enter_files_only_domain(walls: Mapping[str, Any]) -> None:
         raise SealError("landlock", error) from error
 
 
-def ruleset(walls: Mapping[str, Any], *, scope_signals: bool = True) -> landlock.Ruleset:
-    """A domain in the making, with every rule of the walls that has its path by now."""
+def ruleset(
+    walls: Mapping[str, Any], *, scope_signals: bool = True, nested: bool = False
+) -> landlock.Ruleset:
+    """A domain in the making, with every rule of the walls that has its path by now.
+
+    `nested`: the domain around it restricts connections to Unix sockets already. A second
+    restriction would keep the processes of one jail apart.
+    """
     made = landlock.Ruleset(scope_signals=scope_signals, scope_abstract_sockets=True)
     try:
         for path, rights in domain_rules(walls):
             made.allow(path, rights)
+        allow_connections(made, ("/",) if nested else walls["connect"])
     except BaseException:
         made.close()
         raise
@@ -143,6 +152,15 @@ def domain_rules(walls: Mapping[str, Any]) -> list[tuple[str, landlock.Files]]:
         for path in walls[name]
         if os.path.exists(path)
     ]
+
+
+def allow_connections(domain: landlock.Ruleset, paths: Sequence[str]) -> None:
+    """Allow connections to the Unix sockets at these paths and below, where linux asks for it."""
+    if domain.domain.abi < _CONNECTIONS_SINCE:
+        return
+    for path in paths:
+        if os.path.exists(path):
+            domain.allow(path, landlock.Files.RESOLVE_UNIX)
 
 
 def add_filter(program_hex: str | None) -> None:

@@ -16,6 +16,8 @@ It obeys the runtime on the control socket (`sbx.guest.frames` has the wire):
     → hang_up    id {}                      close its pty
     → signal     id {signal}                to the command's process group; SIGKILL to all that
                                             are in the session of one with a pty
+    ← mounted    {}                         every mount is in place; only with `masks` in the walls
+    → masked     {}                         the answer: the host's sockets and FIFOs are covered
     ← ready      {landlock}                 sealed, and the kernel is forked
     ← refused    {layer, message, errno}    a wall could not be put up; the jail ends
     ← output     id {name, text}            what a command wrote: stdout or stderr
@@ -275,11 +277,12 @@ class Supervisor:
     def _fork(self, content: Mapping[str, Any], fds: tuple[int, int, int]) -> int:
         try:
             if self._domain is None and self._walls["landlock"]:
-                self._domain = seal.ruleset(self._walls)  # every command enters a domain of this
+                # every command enters a domain of this
+                self._domain = seal.ruleset(self._walls, nested=True)
             self._oom.set(_OOM_COMMAND)
             pid = os.fork()
             if pid == 0:
-                _become_command(content, fds, self._domain)
+                _become_command(content, fds, self._domain, self._walls["unix_filter"])
             return pid
         finally:
             self._oom.set(OOM_SUPERVISOR)
@@ -484,6 +487,7 @@ def main() -> NoReturn:
             boot = first.content
             walls = boot["walls"]
             seal.close_all_but((CONTROL_FD, KERNEL_FD))
+            wait_for_masks(control, walls)
             oom = OomScore()
             oom.set(OOM_KERNEL)
             seal.check_unprivileged()
@@ -540,6 +544,21 @@ def _fork_below_guard(
         os._exit(1)
 
 
+def wait_for_masks(control: socket.socket, walls: Mapping[str, Any]) -> None:
+    """Let the broker cover the host's sockets and FIFOs before any code of a user can reach them.
+
+    Only here the view of the jail is complete, and nothing but our own code runs in it.
+    """
+    if not walls["masks"]:
+        return
+    control.sendall(frames.encode("mounted", {}))
+    answer = frames.receive(control)
+    if answer is None:
+        os._exit(0)
+    if answer.type != "masked":
+        raise seal.SealError("unix_sockets", OSError(71, f"{answer.type} came instead of masked"))
+
+
 def serve(
     control: socket.socket,
     kernel_pid: int,
@@ -563,9 +582,10 @@ def serve(
 def _seal_kernel(sock: socket.socket, walls: Any) -> None:
     try:
         os.setsid()
-        seal.enter_domain(walls)
+        seal.enter_domain(walls, nested=True)
         seal.enter_files_only_domain(walls)
         seal.add_filter(walls["kernel_filter"])
+        seal.add_filter(walls["unix_filter"])
     except BaseException as error:  # noqa: BLE001  # whatever it is, no user code may run here
         sock.sendall(frames.encode("refused", seal.refusal(error)))
         os._exit(1)
@@ -581,7 +601,10 @@ def _become_kernel(sock: socket.socket, boot: Mapping[str, Any]) -> NoReturn:
 
 
 def _become_command(
-    content: Mapping[str, Any], fds: tuple[int, int, int], domain: landlock.Ruleset | None
+    content: Mapping[str, Any],
+    fds: tuple[int, int, int],
+    domain: landlock.Ruleset | None,
+    unix_filter: str | None,
 ) -> NoReturn:
     try:
         os.setsid()
@@ -595,6 +618,7 @@ def _become_command(
                 os.dup2(fd, slot)
         if domain is not None:
             domain.enter()
+        seal.add_filter(unix_filter)
         seal.close_all_but(())
         script_files.write(content.get("files", ()))
         os.chdir(content["cwd"])

@@ -30,7 +30,9 @@ It talks on a SOCK_SEQPACKET socket, its fd 0: one JSON object a packet.
     → {"seq": n, "do": "inspect", "jail": id, "fresh": bool}
                             ← {"pid1": facts, "kernel": facts, "limits": {…}, "in_group": bool|null}
     → {"seq": n, "do": "attach", "jail": id, "source", "target", "read_only": bool,
-       "expected": [dev, ino]|null}             ← {}, once it can be seen inside
+       "expected": [dev, ino]|null, "mask": bool, "partly": bool}
+                                                ← {"masked": n}, once it can be seen inside
+    → {"seq": n, "do": "mask", "jail": id, "places": [path, …]}  ← {"masked": n, "complete": bool}
     → {"seq": n, "do": "detach", "jail": id, "target"}                    ← {}
     → {"seq": n, "do": "unlinked", "jail": id, "device": st_dev}          ← {"bytes", "files"}
     → {"seq": n, "do": "counters", "jail": id}  ← {"oom_kills", "pids_max_hits"}
@@ -255,6 +257,9 @@ class Broker:
                 return self._inspect(self._jail(order["jail"]), fresh=order["fresh"])
             case "attach" | "detach":
                 self._attach(order)
+                return None  # answered when the child that does it has ended
+            case "mask":
+                self._mask(order)
                 return None  # answered when the child that does it has ended
             case "unlinked":
                 return _unlinked(self._jail(order["jail"]), order["device"])
@@ -664,15 +669,53 @@ class Broker:
             )
         elif (tree := jail.attached.pop(target, -1)) < 0:
             raise attaching.not_there(target)
-        self._mount(jail, target, tree, attach=attach, seq=order["seq"])
+        how = {}
+        if attach:
+            how = {"mask": order["mask"], "partly": order["partly"], "pin": not order["read_only"]}
+        self._mount(jail, target, tree, attach=attach, seq=order["seq"], **how)
 
-    def _mount(self, jail: _Jail, target: str, tree: int, *, attach: bool, seq: int | None) -> None:
+    def _mask(self, order: dict[str, Any]) -> None:
+        """Cover the host's sockets and FIFOs in these places of a jail: see `masking`."""
+        from sbx.isolation import attaching
+
+        jail, places = self._jail(order["jail"]), order["places"]
+        if jail.pid1_fd is None or jail.group is None:
+            raise Broken("the jail is in no sandbox yet")
+        if not self._own_namespaces:
+            raise attaching.refuse_without_namespaces()
+        child = attaching.begin_masks(jail.pid1_fd, places)
+        self._attaching.add(child.pid)
+
+        def ended() -> None:
+            self._unwatch(child.pidfd)
+            self._attaching.discard(child.pid)
+            done = attaching.end(child, ", ".join(places))
+            error = attaching.gone() if jail.name not in self._jails else done.error
+            outcome = {"error": error.to_dict()} if error else {"ok": done.masks._asdict()}
+            self._send({"seq": order["seq"], **outcome})
+
+        self._watch(child.pidfd, ended)
+
+    def _mount(
+        self,
+        jail: _Jail,
+        target: str,
+        tree: int,
+        *,
+        attach: bool,
+        seq: int | None,
+        mask: bool = False,
+        partly: bool = False,
+        pin: bool = False,
+    ) -> None:
         """Start the child that does it; with `seq`, what becomes of it is answered."""
         from sbx.isolation import attaching
 
         assert jail.pid1_fd is not None
         try:
-            child = attaching.begin(jail.pid1_fd, target, tree, attach=attach)
+            child = attaching.begin(
+                jail.pid1_fd, target, tree, attach=attach, mask=mask, partly=partly, pin=pin
+            )
         except BaseException:
             os.close(tree)
             raise
@@ -681,18 +724,23 @@ class Broker:
         def ended() -> None:
             self._unwatch(child.pidfd)
             self._attaching.discard(child.pid)
-            error = attaching.end(child, target)
+            error, clone, masks = attaching.end(child, target)
+            shown = tree
+            if clone is not None:
+                os.close(tree)
+                shown = clone
             there = jail.name in self._jails
             if seq is not None:
                 told = attaching.gone() if error is not None and not there else error
-                outcome = {"ok": {}} if told is None else {"error": told.to_dict()}
+                done = {"ok": {"masked": masks.masked}}
+                outcome = done if told is None else {"error": told.to_dict()}
                 self._send({"seq": seq, **outcome})
             if there and seq is not None and attach == (error is None):
-                jail.attached[target] = tree  # attached, or not to be detached now
+                jail.attached[target] = shown  # attached, or not to be detached now
             elif there and attach and error is not None and error.code == "attach_failed":
-                self._mount(jail, target, tree, attach=False, seq=None)  # it may have come so far
+                self._mount(jail, target, shown, attach=False, seq=None)  # it may have come so far
             else:
-                os.close(tree)
+                os.close(shown)
 
         self._watch(child.pidfd, ended)
 

@@ -18,8 +18,9 @@ filter, the files and the source of every mount, and refuses with Denied `not_gr
 What it can still do: start jails of any granted kind with any code, limits and variables inside,
 so without a policy's narrower limits and second filter; mix what several policies show; show a jail
 the files of any sandbox, which it can read and write itself; give a jail what it has open itself;
-set the disk quota of any conversation; and, in jails of the cold path, leave out Landlock and
-rlimits, which the boot frame brings. Such a jail has the namespaces, the uid of the range, no
+set the disk quota of any conversation; leave the sockets uncovered that lie in a directory which a
+policy mounts; and, in jails of the cold path, leave out Landlock and rlimits, which the boot frame
+brings. Such a jail has the namespaces, the uid of the range, no
 capability, the filter and the read-only view all the same. And it can end every sandbox.
 """
 
@@ -218,7 +219,11 @@ class Confinement:
             raise _denied("what is attached is read-only")
         for top, opened in self._attachable.items():
             if source == top or source.startswith(f"{top}/"):
-                return {**order, "source": _held_beneath(opened, source[len(top) :], held)}
+                checked = {
+                    **order,
+                    "mask": True,
+                }  # whoever speaks for the runtime cannot leave it out
+                return {**checked, "source": _held_beneath(opened, source[len(top) :], held)}
         raise _denied(f"{source} is in none of the directories that may be attached (attach_dirs)")
 
     def _words(self, order: Mapping[str, Any], grant: _Grant) -> Words:

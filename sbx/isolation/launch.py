@@ -26,6 +26,7 @@ from sbx import errors
 from sbx.isolation import cgroups, facts, spawn, staging, storage
 from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.forked import check_process
+from sbx.isolation.masking import Masks
 from sbx.isolation.patience import in_thread, to_the_end
 from sbx.isolation.plan import Bind, GroupLimits, LaunchPlan, Mount, Tmpfs, ZygotePlan
 from sbx.isolation.probe import Capabilities
@@ -114,6 +115,7 @@ class Jail:
         return self.plan.seal.to_json() | {
             "filter": self.plan.filter.program.hex() if self.zygote is not None else None,
             "way_out": self.plan.way_out,
+            "masks": self.plan.masks,
         }
 
     @property
@@ -160,20 +162,39 @@ class Jail:
                 return {**facts.read(self.pid, self.kernel_pid), "limits": self._limits}
         return await self._broker.order("inspect", jail=self.name, fresh=fresh)
 
+    async def mask(self, places: Sequence[str]) -> Masks:
+        """Cover the host's sockets and FIFOs in these directories, before any user's code runs.
+
+        Raises Broken `jail_gone`, Unavailable `attach_unavailable`, `attach_failed`."""
+        told = await self._broker.order("mask", jail=self.name, places=places)
+        return Masks(**told)
+
     async def attach(
-        self, source: str, target: str, *, read_only: bool, expected: tuple[int, int]
-    ) -> None:
+        self,
+        source: str,
+        target: str,
+        *,
+        read_only: bool,
+        expected: tuple[int, int],
+        mask: bool = True,
+        partly: bool = False,
+    ) -> int:
         """Show a directory of the host at `target` from now on; it is the (device, inode)
-        `expected`. Raises Conflict `already_attached` and `target_moved`, Broken `jail_gone` and
+        `expected`. With `mask` the host's sockets and FIFOs in it are covered before, and counted
+        by the answer; with `partly` also where some cannot be. Raises Unavailable
+        `sockets_not_masked`, Conflict `already_attached` and `target_moved`, Broken `jail_gone` and
         `path_replaced`, Denied `not_granted`, Unavailable `attach_unavailable`, `attach_failed`."""
-        await self._broker.order(
+        told = await self._broker.order(
             "attach",
             jail=self.name,
             source=source,
             target=target,
             read_only=read_only,
             expected=expected,
+            mask=mask,
+            partly=partly,
         )
+        return int(told["masked"])
 
     async def detach(self, target: str) -> None:
         """Show it no more. Raises NotFound `not_attached`, and as `attach`."""
@@ -773,7 +794,7 @@ def _revive(raw: Mapping[str, Any]) -> errors.SbxError:
     """The broker's error as the class a caller can catch."""
     unavailable = (
         *("launch_failed", "unavailable", "zygote_failed", "zygote_gone"),
-        *("attach_failed", "attach_unavailable"),
+        *("attach_failed", "attach_unavailable", "sockets_not_masked"),
     )
     kind: type[errors.SbxError] = errors.Broken
     if raw["code"] in unavailable:

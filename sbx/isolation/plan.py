@@ -14,6 +14,7 @@ from typing import Any
 from sbx.errors import CannotEnforce
 from sbx.guest.guarded_paths import ITEMS, QUARANTINE
 from sbx.isolation.filters import Filter
+from sbx.isolation.filters import Filters as Filters
 from sbx.isolation.probe import Capabilities
 from sbx.policy import Policy
 
@@ -85,6 +86,7 @@ class Paths:
     host_directory: bool = False
     has_temparea: bool = True
     guard: "GuardPaths | None" = None
+    host_uploads: bool = False
     disk: "Wall | None" = None
     way_out: WayOut | None = None
 
@@ -155,6 +157,9 @@ class Seal:
     `jail_filter` comes on top of the plan's own in every process, `kernel_filter` on that in the
     kernel, with a Landlock domain to match: `files_only` names where files can be made then.
     `guarded` can be read only, but for what the path guard does; `guard` is what that is told.
+    `unix_filter` is for the kernel and the commands, and not for PID 1, whose relay connects to the
+    proxy's socket. Below the paths of `connect` any Unix socket may be connected to, where Landlock
+    has a rule for that (ABI 9); elsewhere only one that was made in the jail.
     """
 
     landlock: bool
@@ -167,6 +172,8 @@ class Seal:
     files_only: tuple[str, ...] = ()
     guarded: tuple[str, ...] = ()
     guard: Mapping[str, Any] | None = None
+    connect: tuple[str, ...] = ()
+    unix_filter: Filter | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -180,6 +187,8 @@ class Seal:
             "files_only": self.files_only,
             "guarded": self.guarded,
             "guard": self.guard,
+            "connect": self.connect,
+            "unix_filter": self.unix_filter.program.hex() if self.unix_filter else None,
         }
 
 
@@ -191,6 +200,9 @@ class LaunchPlan:
     the order in which they are made: the system first, then the files of the conversation on it.
     With a `way_out` PID 1 listens on the loopback for what is to go to the proxy. With
     `staged_devpts` the broker mounts a devpts that is limited, for bubblewrap to bind.
+    `host_directories` are directories of the host, by their path inside, that may hold its sockets
+    and FIFOs; with `masks` each of these is covered before code runs. `unix_sockets` is what the
+    policy says of them.
     """
 
     bwrap: str
@@ -207,6 +219,9 @@ class LaunchPlan:
     writable_home: str = field(default=WORKSPACE)
     way_out: bool = False
     staged_devpts: bool = False
+    host_directories: tuple[str, ...] = ()
+    masks: bool = False
+    unix_sockets: str = "own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +246,6 @@ class ZygotePlan:
         return tuple(mount for mount in self.mounts if isinstance(mount, Tmpfs))
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """The seccomp programs of this machine."""
-
-    default: Filter
-    strict: Filter
-    allowlist: Filter
-    guard: Filter
-
-
 def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filters) -> LaunchPlan:
     """The plan of one jail. Raises CannotEnforce for the first hard wall this host cannot give."""
     walls = decide_walls(policy, capabilities)
@@ -248,6 +253,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
     assert capabilities.bwrap is not None  # decide_walls refused otherwise
     home = HOME_BESIDE_A_HOST_DIRECTORY if paths.host_directory else WORKSPACE
     own_home = (home,) if paths.host_directory else ()
+    shown = _shown_of_host(policy, paths)
     files_only = (WORKSPACE, "/tmp", *own_home)  # not /dev/shm: it is memory to share
     is_strict = policy.filter == "strict"
     if paths.guard is not None and "landlock" in weaker:
@@ -275,12 +281,17 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
             files_only=files_only if is_strict and "landlock" not in weaker else (),
             guarded=() if paths.guard is None else (WORKSPACE,),
             guard=_guard(policy, paths, filters),
+            connect=_connectable(policy, paths, own_home),
+            unix_filter=filters.no_unix if policy.unix_sockets == "none" else None,
         ),
         walls=(*walls, *_walls_of_files(policy, paths)),
         network=_network(policy),
         writable_home=home,
         way_out=paths.way_out is not None,
         staged_devpts=capabilities.own_namespaces,
+        host_directories=shown,
+        masks=bool(shown) and policy.unix_sockets != "any" and capabilities.own_namespaces,
+        unix_sockets=policy.unix_sockets,
     )
 
 
@@ -450,6 +461,34 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
     if paths.way_out is not None:
         view.append(Bind(paths.way_out.directory, WAY_OUT, staged=staged))
     return tuple(view)
+
+
+def _connectable(policy: Policy, paths: Paths, own_home: tuple[str, ...]) -> tuple[str, ...]:
+    """Where Landlock lets Unix sockets be connected to that were not made in the jail itself.
+
+    Kernels of one sandbox may talk by sockets in its own workspace, which holds none of the host's.
+    A directory of the host is not among these.
+    """
+    if policy.unix_sockets == "any":
+        return ("/",)
+    own_workspace = () if paths.host_directory else (WORKSPACE,)
+    way_out = (WAY_OUT,) if paths.way_out is not None else ()
+    return (*own_workspace, "/tmp", "/dev/shm", *own_home, *way_out)
+
+
+def _shown_of_host(policy: Policy, paths: Paths) -> tuple[str, ...]:
+    """The directories of the host that a jail is shown, apart from the system and the interpreter.
+
+    In them may be sockets and FIFOs of programs of the host, which a read-only mount does not keep
+    anybody from using.
+    """
+    beside = paths.host_directory and not paths.has_temparea
+    uploads = UPLOADS_BESIDE_A_HOST_DIRECTORY if beside else TEMPAREA
+    return (
+        *((WORKSPACE,) if paths.host_directory else ()),
+        *((uploads,) if paths.host_uploads else ()),
+        *(mount.target for mount in policy.filesystem.mount),
+    )
 
 
 def _etc(user: str, home: str) -> tuple[DataFile, ...]:

@@ -15,10 +15,12 @@ from types import MappingProxyType
 from typing import Any
 
 from sbx.errors import CannotEnforce
-from sbx.isolation.plan import LaunchPlan
+from sbx.isolation.masking import Masks
+from sbx.isolation.plan import LaunchPlan, Wall
 from sbx.protocol.receipt import Receipt as Receipt
 
 _SECCOMP_FILTER_MODE = 2
+_CONNECTIONS_SINCE = 9  # the ABI of Landlock with a rule for Unix sockets
 _READ = (
     "host_uid",
     "namespaces",
@@ -36,6 +38,7 @@ def make_receipt(
     *,
     host: Mapping[str, int],
     landlock_abi: int,
+    masks: Masks | None = None,
     read_at: float = 0.0,
     python: str = "",
     preload_failed: Mapping[str, str] = MappingProxyType({}),
@@ -69,6 +72,12 @@ def make_receipt(
         filters["strict"] = plan.seal.kernel_filter.sha256
         if kernel["filters"] < len(filters):
             raise _not_in_force("seccomp", "the kernel lacks its second filter")
+    if plan.seal.unix_filter is not None:
+        filters["no_unix"] = plan.seal.unix_filter.sha256
+        if kernel["filters"] < len(filters):
+            raise _not_in_force("seccomp", "the kernel lacks the filter of Unix sockets")
+    if plan.masks and masks is None:
+        raise _not_in_force("unix_sockets", "the sockets of the host are not covered")
     if plan.seal.landlock and landlock_abi < 1:
         raise _not_in_force("landlock", "the guest entered no domain")
     return Receipt(
@@ -81,7 +90,7 @@ def make_receipt(
         landlock_abi=landlock_abi,
         network=plan.network,
         limits=facts["limits"],
-        walls=tuple(asdict(wall) for wall in plan.walls),
+        walls=tuple(asdict(w) for w in (*plan.walls, unix_sockets(plan, landlock_abi, masks))),
         python=python,
         preload_failed=dict(preload_failed),
         host_namespaces=dict(host),
@@ -89,6 +98,36 @@ def make_receipt(
         filters=kernel["filters"],
         read_at=read_at,
     )
+
+
+def unix_sockets(plan: LaunchPlan, landlock_abi: int, masks: Masks | None) -> Wall:
+    """By which means the Unix sockets and FIFOs of the host are kept away at this start.
+
+    The wall is weaker where a socket is left, or may come later, that nothing but its own mode
+    protects.
+    """
+    demanded = plan.unix_sockets
+    if demanded == "any":
+        return Wall("unix_sockets", demanded, "nothing: the policy allows the host's")
+    means = []
+    if demanded == "none":
+        means.append("seccomp: no Unix socket but pairs")
+    by_landlock = plan.seal.landlock and landlock_abi >= _CONNECTIONS_SINCE
+    if by_landlock:
+        means.append("Landlock: connections to the jail's own")
+    if masks is not None:
+        means.append(
+            f"masks: {masks.masked} sockets and FIFOs" + ("" if masks.complete else ", not all")
+        )
+    elif not plan.host_directories:
+        means.append("no directory of the host is shown")
+    elif demanded == "own":
+        means.append("looked for at the start: none there")  # one that was there was refused
+    else:
+        means.append("FIFOs are not covered")
+    away = by_landlock or (demanded == "none" and masks is not None)
+    weaker = bool(plan.host_directories) and not away
+    return Wall("unix_sockets", demanded, "; ".join(means), weaker)
 
 
 def read_again(

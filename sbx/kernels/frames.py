@@ -155,6 +155,10 @@ class CommReply(Reply):
     status: Literal["ok", "error"]
 
 
+class SupervisorMounted(_Content):
+    """Every mount of the jail is in place, and no code of a user has run."""
+
+
 class SupervisorReady(_Content):
     landlock: int
 
@@ -218,6 +222,7 @@ KERNEL_FRAMES: dict[str, type[_Content]] = {
 }
 
 SUPERVISOR_FRAMES: dict[str, type[_Content]] = {
+    "mounted": SupervisorMounted,
     "ready": SupervisorReady,
     "refused": Refused,
     "output": Output,

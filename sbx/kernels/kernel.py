@@ -26,6 +26,7 @@ from typing import Any
 from sbx import errors
 from sbx.isolation.facts import own_namespaces
 from sbx.isolation.launch import End, Jail
+from sbx.isolation.masking import Masks
 from sbx.isolation.patience import to_the_end
 from sbx.isolation.receipt import Receipt, make_receipt, read_again
 from sbx.kernels import frames
@@ -249,6 +250,7 @@ class Kernel:
         control, cells, jail = self._control, self._cells, self._jail
         try:
             async with asyncio.timeout(deadline_s):
+                masks = await self._mask() if jail.plan.masks else None
                 sealed = _expect(await _first(control, cells), frames.SupervisorReady)
                 ready = _expect(await cells.receive(), frames.KernelReady)
                 facts = await jail.inspect()
@@ -259,6 +261,7 @@ class Kernel:
                 host=own_namespaces(),
                 read_at=time.time(),
                 landlock_abi=sealed.landlock,
+                masks=masks,
                 python=ready.python,
                 preload_failed=ready.preload_failed,
             )
@@ -279,6 +282,18 @@ class Kernel:
         if cells.closed:
             control.close("the kernel hung up")
         self._listening = asyncio.create_task(self._listen())
+
+    async def _mask(self) -> Masks:
+        """Cover the host's sockets and FIFOs before the guest seals itself and runs any code."""
+        _expect(await _first(self._control, self._cells), frames.SupervisorMounted)
+        places = self._jail.plan.host_directories
+        masks = await self._jail.mask(places)
+        if masks.masked:
+            _log.info("%d sockets and FIFOs of the host are covered in %s", masks.masked, places)
+        if not masks.complete:
+            _log.warning("sockets of the host in %s may be left: not all of it was seen", places)
+        self._control.post("masked", {})
+        return masks
 
     async def read_receipt(self) -> Receipt | None:
         """The receipt by what linux says now; None when the kernel has ended meanwhile."""

@@ -3,13 +3,14 @@
     ABI 1  linux 5.13  files              ABI 5  6.10  IOCTL_DEV
     ABI 2  linux 5.19  REFER              ABI 6  6.12  scopes: signals, abstract Unix sockets
     ABI 3  linux 6.2   TRUNCATE           ABI 7  6.15  choice of what the audit log hears
-    ABI 4  linux 6.7   TCP ports
+    ABI 4  linux 6.7   TCP ports          ABI 9  7.1   RESOLVE_UNIX: Unix sockets by their path
 
-A newer ABI is used as 7. Rights are judged when a file is opened, so a descriptor that is held
-already keeps what it could do. Rules only add: nothing below an allowed directory can be taken away
-again. A rule holds for the file or directory that was there when it was made, and *not* for what is
-mounted over or below it later, so restrict after the last mount. chdir(2) and stat(2) are never
-restricted. A process in a domain can ptrace only processes in the same domain or below it.
+ABI 8 (linux 7.0) adds nothing that is used here, and a newer ABI is used as 9. Rights are judged
+when a file is opened, so a descriptor that is held already keeps what it could do. Rules only add:
+nothing below an allowed directory can be taken away again. A rule holds for the file or directory
+that was there when it was made, and *not* for what is mounted over or below it later, so restrict
+after the last mount. chdir(2) and stat(2) are never restricted. A process in a domain can ptrace
+only processes in the same domain or below it.
 """
 
 import ctypes
@@ -48,6 +49,9 @@ class Files(IntFlag):
     REFER = 1 << 13  # rename and link between directories; never possible under ABI 1
     TRUNCATE = 1 << 14
     IOCTL_DEV = 1 << 15
+    #: connect(2) and sendmsg(2) to a socket by its path. A socket that was made in the domain needs
+    #: no rule.
+    RESOLVE_UNIX = 1 << 16
 
     READ = EXECUTE | READ_FILE | READ_DIR
     #: everything but devices: for a directory that a hostile process may call its own
@@ -82,9 +86,14 @@ class Domain(NamedTuple):
     scoped: Scope
 
 
-_ADDED_BY_ABI = {2: Files.REFER, 3: Files.TRUNCATE, 5: Files.IOCTL_DEV}
+_ADDED_BY_ABI = {2: Files.REFER, 3: Files.TRUNCATE, 5: Files.IOCTL_DEV, 9: Files.RESOLVE_UNIX}
 _FOR_NON_DIRECTORIES = int(
-    Files.EXECUTE | Files.WRITE_FILE | Files.READ_FILE | Files.TRUNCATE | Files.IOCTL_DEV
+    Files.EXECUTE
+    | Files.WRITE_FILE
+    | Files.READ_FILE
+    | Files.TRUNCATE
+    | Files.IOCTL_DEV
+    | Files.RESOLVE_UNIX
 )
 
 

@@ -320,6 +320,9 @@ class Policy(Table):
     `processes` says whether a cell may start any, and goes with `filter`: the strict one has no
     fork and no exec, the others cannot take them away. `shell` starts processes by its nature.
     `interpreter` None is the runtime's own environment, else the path of a Python, or `env:NAME`.
+    `unix_sockets` says which Unix sockets code may connect to: `own` those that were made inside,
+    `any` also those of the host that lie in a directory which is shown, `none` no socket that has a
+    name at all; pairs stay.
     `workspace` is what a notebook's kernel has as /workspace: a directory of its own, or the one
     that the notebook lies in. Other front ends are told of a directory by whoever calls them.
     `host_executables` is for a directory of the host as workspace: `protect` keeps files that a
@@ -333,6 +336,7 @@ class Policy(Table):
     processes: StrictBool = True
     filter: Literal["default", "allowlist", "strict"] = "default"
     shared: StrictBool = False
+    unix_sockets: Literal["any", "own", "none"] = "own"
     workspace: Literal["own", "cwd"] = "own"
     host_executables: Literal["protect", "ask", "allow"] = "protect"
     user: Annotated[str, AfterValidator(checks.user_name)] = "sandbox"

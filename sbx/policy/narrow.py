@@ -13,6 +13,7 @@ does not speak of stays as the policy says. What each key may become:
     processes, shared                  false; filter: allowlist, or strict
     workspace                          own
     host_executables                   ask, protect
+    unix_sockets                       own, or none
     env                                further variables; those of the policy stay as they are
 
 What follows is taken along: without processes the filter is strict, there is no shell and no proxy,
@@ -155,6 +156,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "capabilities": _part,
     "processes": le,
     "shared": le,
+    "unix_sockets": _one_of("none", "own", "any"),
     "workspace": _one_of("own", "cwd"),
     "host_executables": _one_of("protect", "ask", "allow"),
     "filter": _one_of("strict", "allowlist", "default"),
@@ -274,6 +276,9 @@ def _take_along(policy: Policy, table: dict[str, Any], request: dict[str, Any]) 
         case None if processes is False and "network" not in request:
             table["network"]["mode"] = "none"
             _take_proxy_away(table, {}, request)
+        case {**others} if processes is False and "mode" not in others:
+            table["network"]["mode"] = "none"
+            _take_proxy_away(table, others, request)
     proxied = isinstance(table["network"], dict) and table["network"].get("mode") == "proxy"
     if proxied and policy.filter == "strict" and not {"filter", "processes"} & request.keys():
         table.update(filter="default", processes=True)  # it connects, which strict lets nobody do

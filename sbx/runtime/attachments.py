@@ -7,6 +7,7 @@ closes and opens again, for as long as its own process lives. How it is done is 
 """
 
 import asyncio
+import logging
 import os
 import re
 import stat
@@ -24,6 +25,7 @@ from sbx.protocol.attachments import Attachment
 from sbx.runtime.dry_run_view import is_inert
 from sbx.runtime.grounds import Grounds
 
+_log = logging.getLogger(__name__)
 TOP = "/mnt"
 SHARED = "/workspace/shared"
 ATTACHED_MAX = 32
@@ -74,7 +76,8 @@ class Attachments:
 
         Raises BadRequest `invalid_target` and `invalid_source`, Denied `source_of_root` and
         `not_granted`, Conflict `already_attached`, `too_many_attached` and `target_moved`,
-        Unavailable `attach_unavailable` and `attach_failed`. It is seen nowhere then.
+        Unavailable `attach_unavailable`, `attach_failed` and `sockets_not_masked`. It is seen
+        nowhere then.
         """
         path = Path(source)
         target = target or f"{TOP}/{_name_of(path)}"
@@ -175,9 +178,17 @@ class Attachments:
             return
         try:
             told = one.told
-            await kernel.jail.attach(
-                told.source, told.target, read_only=told.read_only, expected=one.identity
+            rule = kernel.jail.plan.unix_sockets
+            masked = await kernel.jail.attach(
+                told.source,
+                told.target,
+                read_only=told.read_only,
+                expected=one.identity,
+                mask=rule != "any",
+                partly=rule == "none",
             )
+            if masked:
+                _log.info("%d sockets and FIFOs of %s are covered", masked, told.source)
         except errors.Broken as error:
             if kernel.alive or error.code == "path_replaced":
                 raise

@@ -72,6 +72,7 @@ class Means:
             host_directory=opened.host_directory is not None,
             has_temparea=opened.has_temparea,
             guard=ready.guard,
+            host_uploads=str(opened.uploads_path) in opened.identities,
             way_out=way_out,
             disk=opened.disk,
         )

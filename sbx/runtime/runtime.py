@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sbx import errors
-from sbx.isolation.filters import load_filter
+from sbx.isolation.filters import load_filters
 from sbx.isolation.forked import check_process
 from sbx.isolation.launch import Broker, BrokerProcess
 from sbx.isolation.patience import in_thread, to_the_end
-from sbx.isolation.plan import Filters, Interpreter, decide_walls
+from sbx.isolation.plan import Interpreter, decide_walls
 from sbx.isolation.probe import Capabilities
 from sbx.kernels.start import Starter
 from sbx.kernels.zygotes import Key, key_of
@@ -76,8 +76,7 @@ class Runtime:
             await to_the_end(self._open_data())
             assert self._data is not None
             machine = platform.machine()
-            names = ("default", "strict", "allowlist", "guard")
-            filters = Filters(*(load_filter(name, machine) for name in names))
+            filters = load_filters(machine)
             if self._started_broker is not None:
                 self._broker = Broker.adopt(self._started_broker)
             else:

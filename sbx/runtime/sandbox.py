@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -36,6 +37,7 @@ from sbx.runtime.copies import Copies
 from sbx.runtime.environments.directory import check_there
 from sbx.runtime.files import OpenFiles, Ready, WorkspaceFiles, WorkspaceUploads, open_files
 from sbx.runtime.home import Home
+from sbx.runtime.host_sockets import refuse_uncovered
 from sbx.runtime.languages import Languages
 from sbx.runtime.means import Means
 from sbx.runtime.outlet import Outlet
@@ -483,6 +485,8 @@ class AsyncSandbox:
             async with self._way_out(policy) as way_out:
                 paths = means.paths(opened, ready, self._interpreter, way_out)
                 order = means.order(self._group, policy, paths, ready, key)
+                if order.plan.host_directories and not order.plan.masks:
+                    await opened.call(partial(refuse_uncovered, order.plan))
                 if wires is not None:
                     order = replace(order, config={**order.config, "planted": dict(wires.files)})
                 kernel = await means.starter.start(order)

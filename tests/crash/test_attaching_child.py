@@ -17,7 +17,7 @@ def outcome(act: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> str:
     fd = os.open("/", os.O_PATH)
     try:
         child = attaching.begin(fd, "/mnt/x", fd, attach=True)
-        error = attaching.end(child, "/mnt/x")
+        error = attaching.end(child, "/mnt/x").error
     finally:
         os.close(fd)
     assert error is not None

@@ -91,6 +91,7 @@ def _outside(
     uploads.mkdir(parents=True)
     (uploads / UPLOAD).write_text("as it was uploaded\n")
     known = {**baits.known, "work": str(place), "upload": str(uploads / UPLOAD)}
+    known["shown"] = str(baits.shown)
     script = place / "script.py"
     script.write_text(_BEFORE + inside.program(tried, known, limits(policy)))
     keeper, terminal = os.openpty()

@@ -42,7 +42,7 @@ class Place:
             "GIT_COMMITTER_EMAIL": "me@example.org",
             **(env or {}),
         }
-        as_user = {"user": OWNER, "group": OWNER, "extra_groups": []} if os.geteuid() == 0 else {}
+        is_root = os.geteuid() == 0
         return subprocess.run(
             argv,
             cwd=self.directory / cwd,
@@ -52,7 +52,9 @@ class Place:
             text=True,
             timeout=60,
             check=False,
-            **as_user,  # type: ignore[call-overload]
+            user=OWNER if is_root else None,
+            group=OWNER if is_root else None,
+            extra_groups=[] if is_root else None,
         )
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:

@@ -44,6 +44,7 @@ CONTROLS = {
     "landlock": ("no Landlock", "neither", "bare", "own root"),
     "namespaces": ("bare", "own root"),
     "mounts": ("no pins", "bare"),
+    "masks": ("bare",),
     "privileges": ("own root", "bare"),
     "rlimits": ("no rlimits", "bare"),
     "limits": ("bare",),

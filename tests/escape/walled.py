@@ -120,7 +120,10 @@ def _word(status: int) -> str:
 @functools.cache
 def _programs() -> dict[str, bytes]:
     machine = os.uname().machine
-    return {name: load_filter(name, machine).program for name in ("default", "strict", "allowlist")}
+    return {
+        name: load_filter(name, machine).program
+        for name in ("default", "strict", "allowlist", "no_unix")
+    }
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """As root: a service that dropped its rights attaches what its settings name, and nothing else."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,3 +57,31 @@ async def test_only_what_the_settings_name_is_attached(top: Path) -> None:
         ):
             assert (await refused(source)).code == "not_granted", source
         assert (await refused(top / "granted", read_only=False)).code == "not_granted"
+
+
+async def test_taken_over_service_cannot_leave_sockets_uncovered(top: Path) -> None:
+    data, place = top / "data", top / "granted"
+    settings = ServiceSettings(data_dir=data, socket=top / "run" / "s", attach_dirs=(place,))
+    broker = start_broker(uids=settings.uid_range)
+    privileges.confine(broker, settings, privileges.account_of(settings), writable=[data])
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place / "socket"))
+        listener.listen()
+        (place / "socket").chmod(0o777)
+        async with Runtime(settings, broker=broker) as runtime, await runtime.create() as box:
+            await box.start()
+            kernel = box.conversation("default").contexts.default._kernel
+            assert kernel is not None
+            known = place.stat()
+            covered = await kernel.jail.attach(
+                str(place),
+                "/mnt/x",
+                read_only=True,
+                expected=(known.st_dev, known.st_ino),
+                mask=False,
+            )
+            assert covered == 1
+            connect = "import socket; socket.socket(socket.AF_UNIX).connect('/mnt/x/socket')"
+            run = await box.run(connect)
+            assert run.error is not None
+            assert run.error.name == "PermissionError"

@@ -107,6 +107,20 @@ async def test_programs_that_know_the_usual_variables_find_the_proxy(
     assert any(path.startswith(f"/by-{program}") for path, _ in site.asked), (run.text, run.error)
 
 
+@pytest.mark.parametrize("path", ["fork", "cold"])
+async def test_the_proxy_is_reached_without_unix_sockets(
+    runtime: Runtime, site: Web, path: str
+) -> None:
+    """The relay connects to the proxy's socket: only the kernel and commands have no such right."""
+    policy = networked(site.host)
+    with by(path):
+        async with await runtime.create(policy, narrower={"unix_sockets": "none"}) as box:
+            assert await got(box, f"{site.url}/cell") == "hello from /cell"
+            run = await box.run("import socket; socket.socket(socket.AF_UNIX)")
+            assert run.error is not None
+            assert run.error.name == "PermissionError"
+
+
 async def test_servers_inside_are_reached_without_the_proxy(box: AsyncSandbox) -> None:
     serve = (
         "import http.server, threading\n"

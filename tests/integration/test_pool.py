@@ -15,9 +15,9 @@ from manual_clock import ManualClock
 
 from sbx import Runtime, Settings
 from sbx.errors import BadRequest, Broken, CannotEnforce, SbxError, Unavailable
-from sbx.isolation.filters import load_filter
+from sbx.isolation.filters import load_filters
 from sbx.isolation.launch import Broker, Jail, Zygote
-from sbx.isolation.plan import Filters, Paths, ZygotePlan
+from sbx.isolation.plan import Paths, ZygotePlan
 from sbx.isolation.receipt import Receipt
 from sbx.kernels import upkeep
 from sbx.kernels.kernel import Kernel
@@ -356,8 +356,7 @@ class House:
     def key(self, **pool: Any) -> Key:
         assert self.broker.capabilities is not None
         machine = self.broker.capabilities.machine
-        names = ("default", "strict", "allowlist", "guard")
-        filters = Filters(*(load_filter(name, machine) for name in names))
+        filters = load_filters(machine)
         paths = Paths("", "", own_interpreter(), str(PROJECT))
         chosen = policy(**pool)
         key = key_of(chosen, chosen, self.broker.capabilities, paths, filters)

@@ -42,6 +42,7 @@ def table(**keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=keys)
 
 
+_UNIX_SOCKETS = ["none", "own", "any"]
 _FILTERS = ["strict", "allowlist", "default"]  # each allows less than the next
 
 REQUESTS = table(
@@ -49,6 +50,7 @@ REQUESTS = table(
     processes=st.booleans(),
     filter=st.sampled_from(["default", "allowlist", "strict"]),
     shared=st.booleans(),
+    unix_sockets=st.sampled_from(["any", "own", "none"]),
     workspace=st.sampled_from(["own", "cwd"]),
     preload=some(MODULES),
     env=st.dictionaries(st.sampled_from("ABC"), st.sampled_from("xy")),
@@ -184,6 +186,7 @@ def is_at_most(one: Policy, other: Policy) -> bool:
             a["network"]["mode"] == "none" or b["network"]["mode"] == "proxy",
             not a["processes"] or b["processes"],
             not a["shared"] or b["shared"],
+            _UNIX_SOCKETS.index(a["unix_sockets"]) <= _UNIX_SOCKETS.index(b["unix_sockets"]),
             a["workspace"] == "own" or b["workspace"] == "cwd",
             a["pool"]["start"] == "cold" or b["pool"]["start"] == "fork",
             _FILTERS.index(a["filter"]) <= _FILTERS.index(b["filter"]),
@@ -221,6 +224,7 @@ WIDEST = Policy.model_validate(
     {
         "name": "lab",
         "shared": True,
+        "unix_sockets": "any",
         "workspace": "cwd",
         "preload": ["os", "os.path", "json", "numpy", "numpy.linalg", "socket", "csv"],
         "filesystem": {"read": ["/usr", "/bin", "/lib", "/srv", "/etc/ssl"], "mount": MOUNTS},

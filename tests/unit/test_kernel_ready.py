@@ -1,6 +1,7 @@
 """What is said of a kernel that ends before it is ready."""
 
 import socket
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ class EndedJail:
     """A jail of which all that is left is what its processes sent."""
 
     zygote = None
+    plan = SimpleNamespace(masks=False)
 
     def __init__(self, *, from_kernel: bytes) -> None:
         self.control, supervisor = socket.socketpair()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sbx.guest import seal
 from sbx.linux import landlock
 from sbx.linux.landlock import Domain, Files, Scope, Tcp
 
@@ -21,9 +22,11 @@ needs_landlock = pytest.mark.skipif(not landlock.supported(), reason="this linux
         (2, Files.REFER, Files.TRUNCATE | Files.IOCTL_DEV),
         (3, Files.TRUNCATE, Files.IOCTL_DEV),
         (4, Files.TRUNCATE, Files.IOCTL_DEV),
-        (5, Files.IOCTL_DEV, Files(0)),
-        (7, Files.IOCTL_DEV, Files(0)),
-        (99, Files.IOCTL_DEV, Files(0)),
+        (5, Files.IOCTL_DEV, Files.RESOLVE_UNIX),
+        (7, Files.IOCTL_DEV, Files.RESOLVE_UNIX),
+        (8, Files.IOCTL_DEV, Files.RESOLVE_UNIX),
+        (9, Files.RESOLVE_UNIX, Files(0)),
+        (99, Files.RESOLVE_UNIX, Files(0)),
     ],
 )
 def test_linux_is_asked_for_the_rights_it_knows(
@@ -44,6 +47,31 @@ def test_editing_never_includes_devices() -> None:
     assert landlock.handled_by(7) & ~Files.EDIT == (
         Files.MAKE_CHAR | Files.MAKE_BLOCK | Files.IOCTL_DEV
     )
+
+
+def test_no_group_of_rights_includes_sockets_of_the_host() -> None:
+    assert int(Files.RESOLVE_UNIX) == 0x10000  # include/uapi/linux/landlock.h
+    assert not (Files.EDIT | Files.READ | Files.DEVICE) & Files.RESOLVE_UNIX
+
+
+class Rules(landlock.Ruleset):
+    """The rules that a process would add on a Linux with this ABI."""
+
+    def __init__(self, abi: int) -> None:
+        self.domain = Domain(abi, landlock.handled_by(abi), Tcp(0), Scope(0))
+        self.allowed: list[tuple[str | int, Files]] = []
+
+    def allow(self, where: str | int, rights: Files) -> None:
+        self.allowed.append((where, rights))
+
+
+@pytest.mark.parametrize(
+    ("abi", "expected"), [(7, []), (8, []), (9, ["/tmp", "/dev/shm"]), (10, ["/tmp", "/dev/shm"])]
+)
+def test_connections_are_allowed_where_linux_asks_for_it(abi: int, expected: list[str]) -> None:
+    rules = Rules(abi)
+    seal.allow_connections(rules, ["/tmp", "/dev/shm", "/there-is-no-such-path"])
+    assert rules.allowed == [(path, Files.RESOLVE_UNIX) for path in expected]
 
 
 def run(code: str) -> str:

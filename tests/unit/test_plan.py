@@ -25,6 +25,7 @@ from sbx.isolation.plan import (
 )
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.policy import Policy, load, narrow
+from sbx.policy.model import Filesystem, Mount
 
 MIB = 1 << 20
 NAMES = ("bwrap", "namespaces", "landlock", "seccomp", "memory", "tasks", "cpu")
@@ -49,6 +50,7 @@ FILTERS = Filters(
     strict=Filter("strict", b"\x03", "5" * 64),
     allowlist=Filter("allowlist", b"\x04", "a" * 64),
     guard=Filter("guard", b"\x05", "9" * 64),
+    no_unix=Filter("no_unix", b"\x06", "0" * 64),
 )
 
 
@@ -294,7 +296,68 @@ def test_seal_crosses_the_wall_as_plain_data() -> None:
         "files_only": ("/workspace", "/tmp"),
         "guarded": (),
         "guard": None,
+        "connect": ("/workspace", "/tmp", "/dev/shm"),
+        "unix_filter": None,
     }
+
+
+def with_sockets(word: str, **changes: Any) -> Policy:
+    return load("default").model_copy(update={"unix_sockets": word, **changes})
+
+
+def test_sockets_in_a_host_directory_are_not_among_those_to_connect_to() -> None:
+    seal = planned(host_directory=True, has_temparea=False).seal
+    assert seal.connect == ("/tmp", "/dev/shm", "/home/sandbox")
+    assert planned(with_sockets("any"), host_directory=True).seal.connect == ("/",)
+
+
+def test_policy_without_unix_sockets_has_a_filter_for_them() -> None:
+    seal = planned(with_sockets("none")).seal
+    assert (seal.unix_filter, seal.kernel_filter, seal.jail_filter) == (
+        FILTERS.no_unix,
+        None,
+        None,
+    )
+    assert planned(with_sockets("own")).seal.unix_filter is None
+
+
+MOUNTING = Filesystem(mount=(Mount(source="/srv/wheels", target="/opt/wheels"),))
+
+
+@pytest.mark.parametrize(
+    ("policy", "paths", "expected"),
+    [
+        (with_sockets("own"), {}, ()),
+        (with_sockets("own"), {"shared": "/data/shared"}, ()),
+        (with_sockets("own"), {"host_uploads": True}, ("/workspace/uploads/temparea",)),
+        (with_sockets("own", filesystem=MOUNTING), {}, ("/opt/wheels",)),
+        (with_sockets("none"), {"host_directory": True}, ("/workspace",)),
+        (
+            with_sockets("own", filesystem=MOUNTING),
+            {"host_directory": True, "has_temparea": False, "host_uploads": True},
+            ("/workspace", "/uploads", "/opt/wheels"),
+        ),
+    ],
+)
+def test_sockets_are_covered_in_every_directory_of_the_host(
+    policy: Policy, paths: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    made = planned(policy, **paths)
+    assert (made.host_directories, made.masks) == (expected, bool(expected))
+
+
+@pytest.mark.parametrize(
+    ("policy", "host"),
+    [
+        (with_sockets("any"), HOST),
+        (with_sockets("own"), replace(HOST, own_namespaces=False)),
+    ],
+)
+def test_nothing_is_covered_by_permission_or_without_namespaces(
+    policy: Policy, host: Capabilities
+) -> None:
+    made = planned(policy, host, host_directory=True)
+    assert (made.host_directories, made.masks) == (("/workspace",), False)
 
 
 def test_walls_of_a_complete_host_are_none_weaker() -> None:
@@ -383,6 +446,7 @@ def test_jail_gets_one_directory_more_and_the_names_of_the_proxy() -> None:
         environment=planned.environment,
         network="proxy: 2 hosts",
         way_out=True,
+        seal=replace(without.seal, connect=(*without.seal.connect, "/run/sbx")),
     )
 
 

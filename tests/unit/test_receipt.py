@@ -7,6 +7,7 @@ import pytest
 
 from sbx.errors import CannotEnforce
 from sbx.isolation.filters import Filter
+from sbx.isolation.masking import Masks
 from sbx.isolation.plan import LaunchPlan, Seal, Wall
 from sbx.isolation.receipt import Receipt, make_receipt, read_again
 
@@ -59,11 +60,85 @@ def test_a_receipt_says_what_linux_said() -> None:
         walls=(
             {"name": "memory", "demanded": "best-effort", "means": "cgroup v1", "weaker": False},
             {"name": "cpu", "demanded": "best-effort", "means": "…", "weaker": True},
+            {
+                "name": "unix_sockets",
+                "demanded": "own",
+                "means": "no directory of the host is shown",
+                "weaker": False,
+            },
         ),
         host_namespaces=HOST,
         seccomp_mode=2,
         filters=1,
     )
+
+
+SHOWING = replace(PLAN, host_directories=("/workspace",), masks=True)
+NO_SOCKETS = replace(
+    SHOWING,
+    unix_sockets="none",
+    seal=replace(SEAL, unix_filter=Filter("no_unix", b"", "0" * 64)),
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "abi", "masks", "expected"),
+    [
+        (SHOWING, 7, Masks(3, True), ("own", "masks: 3 sockets and FIFOs", True)),
+        (SHOWING, 7, Masks(0, False), ("own", "masks: 0 sockets and FIFOs, not all", True)),
+        (
+            SHOWING,
+            9,
+            Masks(3, True),
+            ("own", "Landlock: connections to the jail's own; masks: 3 sockets and FIFOs", False),
+        ),
+        (
+            replace(SHOWING, masks=False),
+            7,
+            None,
+            ("own", "looked for at the start: none there", True),
+        ),
+        (
+            NO_SOCKETS,
+            7,
+            Masks(1, True),
+            ("none", "seccomp: no Unix socket but pairs; masks: 1 sockets and FIFOs", False),
+        ),
+        (
+            replace(NO_SOCKETS, masks=False),
+            7,
+            None,
+            ("none", "seccomp: no Unix socket but pairs; FIFOs are not covered", True),
+        ),
+        (
+            replace(SHOWING, masks=False, unix_sockets="any"),
+            9,
+            None,
+            ("any", "nothing: the policy allows the host's", False),
+        ),
+    ],
+)
+def test_receipt_names_what_keeps_sockets_of_the_host_away(
+    plan: LaunchPlan, abi: int, masks: Masks | None, expected: tuple[str, str, bool]
+) -> None:
+    receipt = make_receipt(plan, facts(filters=2), host=HOST, landlock_abi=abi, masks=masks)
+    demanded, means, weaker = expected
+    assert receipt.walls[-1] == {
+        "name": "unix_sockets",
+        "demanded": demanded,
+        "means": means,
+        "weaker": weaker,
+    }
+
+
+def test_jail_whose_host_sockets_were_not_covered_is_refused() -> None:
+    with pytest.raises(CannotEnforce, match="not covered"):
+        make_receipt(SHOWING, facts(), host=HOST, landlock_abi=7)
+
+
+def test_jail_without_its_filter_of_unix_sockets_is_refused() -> None:
+    with pytest.raises(CannotEnforce, match="filter of Unix sockets"):
+        make_receipt(NO_SOCKETS, facts(), host=HOST, landlock_abi=7, masks=Masks(0, True))
 
 
 def test_a_second_filter_is_named_beside_the_first() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sbx.isolation.filters import load_filter
-from sbx.isolation.plan import Filters, Interpreter, Paths
+from sbx.isolation.filters import load_filters
+from sbx.isolation.plan import Interpreter, Paths
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.kernels.zygotes import Key, key_of
 from sbx.policy import Policy, load, narrow
@@ -24,8 +24,7 @@ HOST = Capabilities(
     tuple(Layer(name, True, "there") for name in LAYERS),
 )
 PATHS = Paths("/data/files", "/data/uploads", Interpreter("/usr/bin/python3", ("/usr",)), "/guest")
-NAMES = ("default", "strict", "allowlist", "guard")
-FILTERS = Filters(*(load_filter(name, "x86_64") for name in NAMES))
+FILTERS = load_filters("x86_64")
 
 
 def key(request: dict[str, Any], paths: Paths = PATHS, loaded: Policy | None = None) -> Key | None:

@@ -13,6 +13,8 @@ is a diff that a person reads.
     strict    put on top of it once the kernel is up; of two filters the stricter answer counts
     allowlist default, and of what that allows only the calls that were named: every process of a
               jail whose policy asks for it has it as well, and strict stands on it
+    no_unix   on top of those for the kernel and the commands, where the policy takes Unix sockets
+              away
     serve     for the process of a root service that parses HTTP
 
 Our own compiler, not libseccomp's: that one cannot name calls newer than itself for another
@@ -22,6 +24,6 @@ gives other bytes in each version. It still is where the numbers of the calls co
 May import: sbx.linux, sbx.errors.
 """
 
-from sbx.isolation.filters.loader import Filter, load_filter
+from sbx.isolation.filters.loader import Filter, Filters, load_filter, load_filters
 
-__all__ = ["Filter", "load_filter"]
+__all__ = ["Filter", "Filters", "load_filter", "load_filters"]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sbx.errors import Broken, CannotEnforce
 
 MACHINES = ("x86_64", "aarch64")
-NAMES = ("default", "strict", "serve", "allowlist", "guard")
+NAMES = ("default", "strict", "serve", "allowlist", "guard", "no_unix")
 
 
 class Filter(NamedTuple):
@@ -17,6 +17,21 @@ class Filter(NamedTuple):
     name: str
     program: bytes
     sha256: str
+
+
+class Filters(NamedTuple):
+    """The programs of one machine that jails load."""
+
+    default: Filter
+    strict: Filter
+    allowlist: Filter
+    guard: Filter
+    no_unix: Filter
+
+
+def load_filters(machine: str) -> Filters:
+    """Read them all. Raises as `load_filter` does."""
+    return Filters(*(load_filter(name, machine) for name in Filters._fields))
 
 
 def load_filter(name: str, machine: str) -> Filter:

@@ -291,6 +291,14 @@ DEFAULT = (
     Refuse("remap_file_pages", ENOSYS, "dead, and emulated by code that nothing else uses"),
 )
 
+# A socket of a connected pair of datagram sockets can still send to any path that it names.
+_NO_DATAGRAM_PAIR = Refuse(
+    "socketpair",
+    EPERM,
+    "a datagram socket sends to any path; pairs of streams and of packets stay",
+    (NotIn(1, (SOCK_STREAM, SOCK_SEQPACKET), SOCK_TYPE_MASK),),
+)
+
 STRICT = (
     # ── One process, and only the code it came with ──
     Refuse("execve execveat", EPERM, "no other program"),
@@ -301,6 +309,7 @@ STRICT = (
     Refuse("pidfd_open", EPERM, "nothing to hold there"),
     # ── No new ways to talk; accept stays, for who listens already (libzmq aborts without it) ──
     Refuse("socket connect bind listen", EPERM, "no new socket"),
+    _NO_DATAGRAM_PAIR,
     Refuse("shmget shmat shmdt shmctl", EPERM, "System V shared memory"),
     Refuse("semget semop semtimedop semctl", EPERM, "System V semaphores"),
     Refuse("msgget msgsnd msgrcv msgctl", EPERM, "System V messages"),
@@ -311,6 +320,14 @@ STRICT = (
     ),
     # ── No links: a name says where a file is ──
     Refuse("symlink symlinkat link linkat", EPERM, "no links"),
+)
+
+# For the kernel and the commands of a policy with unix_sockets = "none", on top of the others. An
+# address is in memory, where no filter can see it: so no socket is made that could have a path.
+# PID 1 and its relay go without: the relay connects to the proxy's socket.
+NO_UNIX = (
+    Refuse("socket", EPERM, "connects to, or is, a Unix socket", (In(0, (AF_UNIX,)),)),
+    _NO_DATAGRAM_PAIR,
 )
 
 # The process of `sbx serve` that parses HTTP, when its broker is root. It keeps the right to change
@@ -427,5 +444,6 @@ TABLES: dict[str, tuple[Refuse | Notify, ...]] = {
     "serve": SERVE,
     "allowlist": DEFAULT,
     "guard": GUARD,
+    "no_unix": NO_UNIX,
 }
 ONLY = {"allowlist": ALLOWLIST}  # of what its table lets pass

@@ -21,6 +21,7 @@ from typing import Any
 from sbx.isolation.plan import TEMPAREA, WORKSPACE
 
 UPLOAD = "bait.txt"
+ATTACHED = "/mnt/attack-bait"
 _VARIABLE = "BAIT_OF_THE_ATTACKS"
 _SLEEP = "import time; print(flush=True); time.sleep(600)"
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
@@ -28,10 +29,12 @@ _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Baits:
-    """`token` is a word that is nowhere but in the baits; `known` is what the attacks are told."""
+    """`token` is a word that is nowhere but in the baits; `known` is what the attacks are told.
+    `shown` is a directory with sockets and a FIFO of the host, to be attached read-only."""
 
     token: str
     file: Path
+    shown: Path
     known: dict[str, Any]
 
     def lay_again(self) -> None:
@@ -53,6 +56,8 @@ def laid_out() -> Iterator[Baits]:
         stack.enter_context(_listening(socket.AF_UNIX, str(directory / "socket")))
         (directory / "socket").chmod(0o666)
         stack.enter_context(_listening(socket.AF_UNIX, f"\0{token}"))
+        shown = directory / "shown"
+        _show(shown, stack)
         service = stack.enter_context(_listening(socket.AF_INET, ("127.0.0.1", 0)))
         process = stack.enter_context(_process())
         known = {
@@ -65,9 +70,10 @@ def laid_out() -> Iterator[Baits]:
             "port": service.getsockname()[1],
             "abstract": token,
             "socket": str(directory / "socket"),
+            "shown": ATTACHED,
             "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},
         }
-        yield Baits(token, file, known)
+        yield Baits(token, file, shown, known)
 
 
 def _lay(file: Path, token: str) -> None:
@@ -75,6 +81,21 @@ def _lay(file: Path, token: str) -> None:
     file.parent.chmod(0o755)  # whatever the umask is
     file.write_text(f"secret {token}\n")
     file.chmod(0o644)
+
+
+def _show(directory: Path, stack: ExitStack) -> None:
+    """Sockets and a FIFO whose modes let everybody use them."""
+    (directory / "below").mkdir(parents=True)
+    stack.enter_context(_listening(socket.AF_UNIX, str(directory / "below/stream")))
+    datagram = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    datagram.bind(str(directory / "datagram"))
+    os.mkfifo(directory / "pipe")
+    reader = os.open(directory / "pipe", os.O_RDWR | os.O_NONBLOCK)
+    stack.callback(os.close, reader)
+    (directory / "link").symlink_to("below/stream")
+    for path in (directory, *directory.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else 0o666)
 
 
 @contextmanager

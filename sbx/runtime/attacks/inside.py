@@ -92,6 +92,11 @@ def connect(family, address, kind=socket.SOCK_STREAM):
         sock.settimeout(1)
         sock.connect(address)
 
+def attached():
+    "The directory of the host that is attached, where it could be."
+    if not os.path.isdir(HOST["shown"]):
+        raise Absent
+
 def has_mode(path, bits):
     try:
         return bool(os.lstat(path).st_mode & bits)

@@ -61,6 +61,39 @@ with socket.socket(socket.AF_UNIX) as sock:
     (*_NO_ROUTE, "ENOENT"),
 )
 
+_CONNECT = "connect(socket.AF_UNIX, f\"{HOST['shown']}/%s\")"
+_SEND = "sendto(b'x', 0x4000, f\"{HOST['shown']}/datagram\")"  # MSG_NOSIGNAL
+
+SHOWN = attacks(
+    Class.NET,
+    "masks",
+    {
+        f"{what} in an attached directory": "attached(); " + code
+        for what, code in {
+            "connect to a socket of the host": _CONNECT % "below/stream",
+            "connect by a link to a socket of the host": _CONNECT % "link",
+            "connect by a descriptor to a socket of the host": (
+                "fd = os.open(f\"{HOST['shown']}/below\", os.O_PATH);"
+                " connect(socket.AF_UNIX, f'/proc/self/fd/{fd}/stream')"
+            ),
+            "send a datagram to a socket of the host": (
+                f"socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).{_SEND}"
+            ),
+            "send a datagram of a pair to a socket of the host": (
+                f"socket.socketpair(type=socket.SOCK_DGRAM)[0].{_SEND}"
+            ),
+            "rename the directory of a socket of the host": (
+                "os.rename(f\"{HOST['shown']}/below\", f\"{HOST['shown']}/moved\");"
+                " os.rename(f\"{HOST['shown']}/moved\", f\"{HOST['shown']}/below\")"
+            ),
+            "write to a pipe of the host": (
+                "os.write(os.open(f\"{HOST['shown']}/pipe\", os.O_WRONLY | os.O_NONBLOCK), b'x')"
+            ),
+        }.items()
+    },
+    ("ECONNREFUSED", "EROFS", "EBUSY"),
+)
+
 _FAMILIES = {
     "a packet socket": (17, 3, 768),
     "a socket of the machine's monitor": (40, 1, 0),
@@ -147,4 +180,4 @@ fcntl.ioctl(sock, 0x8914, bytes(found))
     ("ENOPROTOOPT", "EAFNOSUPPORT"),
 )
 
-NETWORK = (*REACH, *FAMILIES, *CHANGE)
+NETWORK = (*REACH, *SHOWN, *FAMILIES, *CHANGE)

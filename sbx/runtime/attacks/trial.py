@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from sbx.policy import Policy
 from sbx.protocol.runs import Run, Status
 from sbx.runtime.attacks import inside
 from sbx.runtime.attacks.attack import Attack, End
-from sbx.runtime.attacks.baits import UPLOAD, Baits
+from sbx.runtime.attacks.baits import ATTACHED, UPLOAD, Baits
 from sbx.runtime.attacks.catalogue import TOGETHER
 from sbx.runtime.attacks.host_side import act_on
 from sbx.runtime.attacks.resources import RUNS
@@ -85,6 +86,8 @@ async def try_policy(
 async def attack(box: AsyncSandbox, attacks: Sequence[Attack], baits: Baits) -> dict[str, str]:
     """The outcomes by the names of the attacks; those are missing that nothing was heard of."""
     await box.uploads.put_bytes(UPLOAD, b"as it was uploaded\n")
+    with suppress(errors.Unavailable):  # this host lets nothing be attached
+        await box.attach(baits.shown, ATTACHED)
     code = inside.program(attacks, baits.known, limits(box.policy))
     run = await box.run(code, timeout=min(_RUN_S, box.policy.limits.wall_time))
     found = inside.outcomes(attacks, run.stdout)
