@@ -69,7 +69,6 @@ class Paths:
     shared: str | None = None
     shared_read_only: bool = False
     host_directory: bool = False
-    has_temparea: bool = True
     pinned: tuple[str, ...] = ()
     protected: tuple[str, ...] = ()
     disk: "Wall | None" = None
@@ -364,14 +363,15 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
 
     1. The workspace, and in it what must stay where it is: `uploads` is bound onto itself, because
        a mount point cannot be renamed away and replaced, and on it the uploads, read-only.
+       With a host directory, the uploads are at /uploads: nothing in that directory may be pinned
+       for them, and code inside could replace a mount point's parent that is not pinned.
     2. In a host directory: what would run later on the host, read-only where it exists, and the
        directories above it pinned like `uploads`.
     3. The directory of the proxy's socket, read-only: to connect to one is no write.
     """
     view = [Bind(paths.files, WORKSPACE, writable=True, staged=staged)]
     if paths.host_directory:
-        target = TEMPAREA if paths.has_temparea else UPLOADS_BESIDE_A_HOST_DIRECTORY
-        view.append(Bind(paths.uploads, target, staged=staged))
+        view.append(Bind(paths.uploads, UPLOADS_BESIDE_A_HOST_DIRECTORY, staged=staged))
     else:
         pinned = f"{WORKSPACE}/uploads"
         view.append(Bind(f"{paths.files}/uploads", pinned, writable=True, staged=staged))

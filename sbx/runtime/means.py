@@ -68,7 +68,6 @@ class Means:
             shared=str(opened.shared_path) if opened.shared_path is not None else None,
             shared_read_only=opened.shared_read_only,
             host_directory=opened.host_directory is not None,
-            has_temparea=opened.has_temparea,
             pinned=ready.pinned,
             protected=ready.protected,
             way_out=way_out,

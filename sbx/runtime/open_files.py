@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sbx import errors
 from sbx.isolation.plan import Wall
 from sbx.policy import Policy
 from sbx.runtime.streams import Intakes
@@ -22,7 +21,7 @@ from sbx.workspace import (
     Uploads,
     protected_paths,
 )
-from sbx.workspace.paths import UPLOADS_APART
+from sbx.workspace.paths import UPLOADS, UPLOADS_APART
 
 T = TypeVar("T")
 
@@ -58,7 +57,6 @@ class OpenFiles:
     shared_path: Path | None = None
     shared_read_only: bool = False
     host_directory: HostDirectory | None = None
-    has_temparea: bool = True
     identities: Mapping[str, Identity] = field(default_factory=dict)
     held: ExitStack = field(default_factory=ExitStack)
     working: set[asyncio.Future[Any]] = field(default_factory=set)
@@ -158,7 +156,7 @@ def open_files(
                 closing(HostDirectory.open(uploads, jail_uid=host[0], read_only=True))
             )
             identities[str(mounted.path)] = mounted.identity()
-            put, uploads_path, uploads_tree = None, mounted.path, mounted.tree()
+            put, uploads_path, uploads_tree = None, mounted.path, mounted.tree(view=UPLOADS)
             held.callback(uploads_tree.close)
         if workspace is None:
             shared = data.shared(sandbox, owner=owner) if policy.shared else None
@@ -188,14 +186,12 @@ def open_files(
             identities[str(directory.path)] = directory.identity()
             tree = directory.tree(owner=owner)
             held.callback(tree.close)
-            has_temparea = _has_temparea(tree)
-            if not has_temparea:
-                uploads_tree.view = UPLOADS_APART
+            uploads_tree.view = UPLOADS_APART
             opened = OpenFiles(
                 files=Files(
                     tree,
                     uploads_tree,
-                    uploads_apart=not has_temparea,
+                    uploads_apart=True,
                     max_bytes=largest,
                     refuse=directory.refuse_change,
                 ),
@@ -205,15 +201,7 @@ def open_files(
                 uploads_path=uploads_path,
                 own=own,
                 host_directory=directory,
-                has_temparea=has_temparea,
                 identities=identities,
             )
         opened.held.push(held.pop_all())
         return opened
-
-
-def _has_temparea(tree: Tree) -> bool:
-    try:
-        return tree.stat(("uploads", "temparea")).kind == "directory"
-    except errors.NotFound:
-        return False

@@ -29,7 +29,6 @@ from sbx.runtime.files import OpenFiles, Ready, WorkspaceFiles
 from sbx.runtime.means import Means
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.workspace import check_name
-from sbx.workspace.paths import UPLOADS, UPLOADS_APART
 
 COMPUTING = "computing"
 RESULTS = "/mnt/results"
@@ -75,11 +74,6 @@ class ProjectSandbox(AsyncSandbox):
         opened = await self._default.opened()
         paths = self._means.paths(opened, Ready((), (), {}), self._interpreter)
         self._computing_key = self._key_of(self._without_processes, paths, foreign_uid=True)
-
-    async def uploads_view(self) -> str:
-        """Where code sees the uploads."""
-        opened = await self._default.opened()
-        return UPLOADS if opened.has_temparea else UPLOADS_APART
 
     def _make_conversation(self, name: str) -> "ProjectConversation":
         return ProjectConversation(

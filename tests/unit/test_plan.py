@@ -100,7 +100,6 @@ def test_host_directory_keeps_home_and_uploads_out_of_it() -> None:
     result = planned(
         files="/home/ann/project",
         host_directory=True,
-        has_temparea=False,
         pinned=(".git",),
         protected=(".git/hooks", ".envrc"),
     )
@@ -115,11 +114,6 @@ def test_host_directory_keeps_home_and_uploads_out_of_it() -> None:
     assert result.writable_home == "/home/sandbox"
     assert result.seal.write == ("/workspace", "/tmp", "/dev/shm", "/home/sandbox")
     assert dict(result.environment)["HOME"] == "/home/sandbox"
-
-
-def test_host_directory_with_its_own_temparea_is_given_the_uploads_there() -> None:
-    mounts = planned(host_directory=True, has_temparea=True).own_mounts
-    assert Bind("/data/temparea", "/workspace/uploads/temparea") in mounts
 
 
 def test_root_stages_what_another_uid_could_not_walk_to_and_nothing_of_the_system() -> None:
@@ -154,7 +148,7 @@ def test_conversations_of_a_policy_share_a_zygote_and_host_directories_have_anot
     policy = load("default")
     first = zygote_plan(policy, HOST, PATHS)
     assert first == zygote_plan(policy, HOST, replace(PATHS, files="/b", uploads="/c"))
-    project = replace(PATHS, files="/p", host_directory=True, has_temparea=False)
+    project = replace(PATHS, files="/p", host_directory=True)
     assert zygote_plan(policy, HOST, project).mount_points == ("/workspace", "/uploads")
     assert first != zygote_plan(policy, HOST, project)
 
