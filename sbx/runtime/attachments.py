@@ -13,6 +13,7 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from sbx import errors
 from sbx.isolation.attaching import refuse_without_namespaces
@@ -21,6 +22,8 @@ from sbx.kernels.kernel import Kernel
 from sbx.policy.checks import mount_source
 from sbx.protocol.attachments import Attachment
 from sbx.runtime.grounds import Grounds
+from sbx.workspace import allowed_paths
+from sbx.workspace.allowed_paths import OwnPaths
 
 TOP = "/mnt"
 SHARED = "/workspace/shared"
@@ -44,11 +47,15 @@ class _Attached:
 class Attachments:
     """Those of one sandbox. Its methods may be called concurrently from one event loop."""
 
-    def __init__(self, shares: bool, *, possible: bool, grounds: Grounds | None = None) -> None:
+    def __init__(
+        self, shares: bool, *, possible: bool, own: OwnPaths, grounds: Grounds | None = None
+    ) -> None:
         """`shares`: whether there is a /workspace/shared. `possible`: whether the broker has power
-        over the mounts of a jail that lives. `grounds`: where sources may lie; None is anywhere."""
+        over the mounts of a jail that lives. `own`: the paths of sbx. `grounds`: where sources may
+        lie; None is anywhere."""
         self._shares = shares
         self._possible = possible
+        self._look = _look_anywhere(own) if grounds is None else grounds.look_at
         self._grounds = grounds
         self._lock = asyncio.Lock()
         self._there: dict[str, _Attached] = {}
@@ -70,9 +77,10 @@ class Attachments:
         there before, by a policy that shares: elsewhere Landlock lets nothing be written. What
         belongs to root is never attached so.
 
-        Raises BadRequest `invalid_target` and `invalid_source`, Denied `source_of_root` and
-        `not_granted`, Conflict `already_attached`, `too_many_attached` and `target_moved`,
-        Unavailable `attach_unavailable` and `attach_failed`. It is seen nowhere then.
+        Raises BadRequest `invalid_target` and `invalid_source`, Denied `directory_forbidden`,
+        `source_of_root` and `not_granted`, Conflict `already_attached`, `too_many_attached` and
+        `target_moved`, Unavailable `attach_unavailable` and `attach_failed`. It is seen nowhere
+        then.
         """
         path = Path(source)
         target = target or f"{TOP}/{_name_of(path)}"
@@ -81,7 +89,7 @@ class Attachments:
             raise refuse_without_namespaces()
         if self._grounds is not None:
             self._grounds.check(path, read_only=read_only)
-        identity = await in_thread(_identity, path, read_only, self._grounds)
+        identity = await in_thread(_identity, path, read_only, self._look)
         told = Attachment(str(path), target, read_only)
         return await to_the_end(self._attach(_Attached(told, identity)))
 
@@ -200,10 +208,26 @@ def _name_of(source: Path) -> str:
     return _NOT_IN_A_NAME.sub("-", source.name).lstrip("._-")[:64] or "attached"
 
 
-def _identity(source: Path, read_only: bool, grounds: Grounds | None) -> tuple[int, int]:
+def _look_anywhere(own: OwnPaths) -> "_Look":
+    def look(source: Path, *, read_only: bool) -> os.stat_result:
+        fd = os.open(source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            allowed_paths.check(fd, own, read_only=read_only)
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    return look
+
+
+class _Look(Protocol):
+    def __call__(self, source: Path, *, read_only: bool) -> os.stat_result: ...
+
+
+def _identity(source: Path, read_only: bool, look: _Look) -> tuple[int, int]:
     try:
+        found = look(source, read_only=read_only)
         mount_source(str(source))
-        found = source.stat(follow_symlinks=False) if grounds is None else grounds.look_at(source)
     except ValueError as error:
         raise _unusable(source, str(error)) from None
     except OSError as error:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from sbx import errors
 from sbx.linux import openat2
+from sbx.workspace import allowed_paths
+from sbx.workspace.allowed_paths import OwnPaths
 
 _HOW = os.O_PATH | os.O_DIRECTORY
 _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
@@ -17,12 +19,11 @@ _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """`within`: directories of which, and of what lies below them, some may be attached. `never`:
-    what none of them may hold or lie in: the service's own files, and the socket by which its
-    operator speaks. `writable`: whether one may be attached to be written to."""
+    """`within`: directories of which, and of what lies below them, some may be attached. `own`: the
+    paths of sbx. `writable`: whether one may be attached to be written to."""
 
     within: Sequence[Path]
-    never: Sequence[Path]
+    own: OwnPaths
     writable: bool
 
     def check(self, source: Path, *, read_only: bool) -> None:
@@ -35,9 +36,10 @@ class Grounds:
                 hint="leave --write (read_only = false) out, or serve as the directory's owner",
             )
 
-    def look_at(self, source: Path) -> os.stat_result:
+    def look_at(self, source: Path, *, read_only: bool = True) -> os.stat_result:
         """What is there. No symlink on the way is followed: whoever may write in one of the
-        directories does not choose what is attached. Raises Denied `not_granted`, OSError."""
+        directories does not choose what is attached. Raises Denied `not_granted` and
+        `directory_forbidden`, OSError."""
         top = self._top_of(source)
         outer = os.open(top, _HOW | os.O_CLOEXEC)
         try:
@@ -46,14 +48,7 @@ class Grounds:
         finally:
             os.close(outer)
         try:
-            real = Path(os.readlink(f"/proc/self/fd/{inner}"))
-            for own in map(Path, map(os.path.realpath, self.never)):
-                if own.is_relative_to(real) or real.is_relative_to(own):
-                    raise errors.Denied(
-                        f"{source} holds, or lies in, what is the service's own: {own}",
-                        code="not_granted",
-                        hint="attach a directory beside it",
-                    )
+            allowed_paths.check(inner, self.own, read_only=read_only)
             return os.fstat(inner)
         finally:
             os.close(inner)

@@ -339,6 +339,7 @@ class Living:
             self._attachments = Attachments(
                 policy.shared,
                 possible=runtime.capabilities.own_namespaces,
+                own=runtime.grounds.own,
                 grounds=runtime.grounds,
             )
         return self._attachments

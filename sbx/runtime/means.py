@@ -22,6 +22,7 @@ from sbx.kernels.zygotes import Key
 from sbx.policy import Policy
 from sbx.runtime.open_files import OpenFiles, Ready
 from sbx.workspace import DataDirectory
+from sbx.workspace.allowed_paths import OwnPaths
 
 _MIME_MAX = 8 << 20
 
@@ -37,6 +38,7 @@ class Means:
     filters: Filters
     guest: Path
     grace_s: float
+    own_paths: OwnPaths
     homes: set[str] = field(default_factory=set)
     copies: set[str] = field(default_factory=set)
     disk_quota: str = "auto"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sbx.isolation.plan import Wall
 from sbx.policy import Policy
@@ -26,6 +26,12 @@ from sbx.workspace.paths import UPLOADS, UPLOADS_APART
 T = TypeVar("T")
 
 Identity = tuple[int, int]  # device and inode
+
+
+class Check(Protocol):
+    """Refuse a host directory, known by its open descriptor."""
+
+    def __call__(self, directory: int, *, read_only: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +142,14 @@ def open_files(
     uploads: Path | None,
     *,
     new: bool = True,
+    check: Check | None = None,
 ) -> OpenFiles:
     """Open the files of a conversation: of a `new` one, or of one in which jails have run.
 
-    `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails.
+    `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails. `check`
+    refuses directories of the host by their descriptors.
 
-    Raises Denied `workspace_owned_by_root`, NotFound, InvalidPath.
+    Raises Denied `directory_forbidden` and `workspace_owned_by_root`, NotFound, InvalidPath.
     """
     owner = host if host[0] != os.geteuid() else None
     largest = policy.limits.file_size_max
@@ -155,6 +163,8 @@ def open_files(
             mounted = held.enter_context(
                 closing(HostDirectory.open(uploads, jail_uid=host[0], read_only=True))
             )
+            if check is not None:
+                check(mounted.fd, read_only=True)
             identities[str(mounted.path)] = mounted.identity()
             put, uploads_path, uploads_tree = None, mounted.path, mounted.tree(view=UPLOADS)
             held.callback(uploads_tree.close)
@@ -183,6 +193,8 @@ def open_files(
         else:
             directory = HostDirectory.open(workspace, jail_uid=host[0])
             held.callback(directory.close)
+            if check is not None:
+                check(directory.fd, read_only=False)
             identities[str(directory.path)] = directory.identity()
             tree = directory.tree(owner=owner)
             held.callback(tree.close)

@@ -75,6 +75,11 @@ class ProjectSandbox(AsyncSandbox):
         paths = self._means.paths(opened, Ready((), (), {}), self._interpreter)
         self._computing_key = self._key_of(self._without_processes, paths, foreign_uid=True)
 
+    def _check_directory(self, directory: int | Path, *, read_only: bool = False) -> None:
+        """Pass the uploads: they are those of a conversation, in the data directory of sbx."""
+        if not read_only:
+            super()._check_directory(directory)
+
     def _make_conversation(self, name: str) -> "ProjectConversation":
         return ProjectConversation(
             name,

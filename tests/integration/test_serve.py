@@ -343,7 +343,7 @@ def test_a_planted_settings_file_executes_nothing(
 ) -> None:
     """Code in `sbx run --workspace .` wrote SBX_BWRAP into .env; `sbx serve` there executed it."""
     program = top / "planted"
-    program.write_text(f"#!/bin/sh\necho >> {top}/executed\nexec bwrap \"$@\"\n")
+    program.write_text(f'#!/bin/sh\necho >> {top}/executed\nexec bwrap "$@"\n')
     program.chmod(0o755)
     line = f"SBX_BWRAP={program}" if name == ".env" else f'bwrap = "{program}"'
     (top / name).write_text(f"{line}\n")

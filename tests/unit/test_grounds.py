@@ -8,6 +8,7 @@ import pytest
 
 from sbx.errors import Denied
 from sbx.runtime.grounds import Grounds
+from sbx.workspace.allowed_paths import OwnPaths
 
 
 @pytest.fixture
@@ -20,7 +21,8 @@ def top(tmp_path: Path) -> Path:
 
 
 def grounds(top: Path, *, writable: bool = True) -> Grounds:
-    return Grounds((top / "srv",), (top / "srv/data", top / "srv/run/sbx.sock"), writable=writable)
+    own = OwnPaths((top / "srv/data", top / "srv/run/sbx.sock"))
+    return Grounds((top / "srv",), own, writable=writable)
 
 
 @pytest.mark.parametrize("name", ["srv/wheels", "srv/wheels/below"])
@@ -42,7 +44,7 @@ def test_what_lies_elsewhere_is_not_granted(top: Path, name: str) -> None:
 
 def test_where_no_directory_is_named_none_is_attached(top: Path) -> None:
     with pytest.raises(Denied, match="attaches: none"):
-        Grounds((), (), writable=True).check(top, read_only=True)
+        Grounds((), OwnPaths(), writable=True).check(top, read_only=True)
 
 
 def test_a_symlink_on_the_way_leads_nowhere(top: Path) -> None:
@@ -52,19 +54,19 @@ def test_a_symlink_on_the_way_leads_nowhere(top: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["srv", "srv/data", "srv/data/sandboxes", "srv/run"])
-def test_what_is_the_service_s_own_is_not_granted(top: Path, name: str) -> None:
+def test_what_is_the_service_s_own_is_forbidden(top: Path, name: str) -> None:
     """Its files by their owner's uid, or its socket, would be in the hands of the code inside."""
     (top / "srv/run").mkdir()
-    with pytest.raises(Denied, match="the service's own") as raised:
+    with pytest.raises(Denied, match="belongs to sbx") as raised:
         grounds(top).look_at(top / name)
-    assert raised.value.code == "not_granted"
+    assert raised.value.code == "directory_forbidden"
 
 
 def test_its_own_is_known_by_another_path_too(top: Path) -> None:
     (top / "alias").symlink_to(top / "srv")
-    by_alias = Grounds((top / "alias",), (top / "srv/data",), writable=True)
+    by_alias = Grounds((top / "alias",), OwnPaths((top / "srv/data",)), writable=True)
     by_alias.look_at(top / "alias/wheels")
-    with pytest.raises(Denied, match="the service's own"):
+    with pytest.raises(Denied, match="belongs to sbx"):
         by_alias.look_at(top / "alias/data")
 
 
