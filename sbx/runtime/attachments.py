@@ -13,7 +13,6 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from sbx import errors
 from sbx.isolation.attaching import refuse_without_namespaces
@@ -22,8 +21,7 @@ from sbx.kernels.kernel import Kernel
 from sbx.policy.checks import mount_source
 from sbx.protocol.attachments import Attachment
 from sbx.runtime.grounds import Grounds
-from sbx.workspace import allowed_paths
-from sbx.workspace.allowed_paths import OwnPaths
+from sbx.workspace.allowed_paths import Check
 
 TOP = "/mnt"
 SHARED = "/workspace/shared"
@@ -48,14 +46,14 @@ class Attachments:
     """Those of one sandbox. Its methods may be called concurrently from one event loop."""
 
     def __init__(
-        self, shares: bool, *, possible: bool, own: OwnPaths, grounds: Grounds | None = None
+        self, shares: bool, *, possible: bool, check: Check, grounds: Grounds | None = None
     ) -> None:
         """`shares`: whether there is a /workspace/shared. `possible`: whether the broker has power
-        over the mounts of a jail that lives. `own`: the paths of sbx. `grounds`: where sources may
-        lie; None is anywhere."""
+        over the mounts of a jail that lives. `check` refuses directories that no sandbox may see.
+        `grounds`: where sources may lie; None is anywhere."""
         self._shares = shares
         self._possible = possible
-        self._look = _look_anywhere(own) if grounds is None else grounds.look_at
+        self._check = check
         self._grounds = grounds
         self._lock = asyncio.Lock()
         self._there: dict[str, _Attached] = {}
@@ -89,7 +87,7 @@ class Attachments:
             raise refuse_without_namespaces()
         if self._grounds is not None:
             self._grounds.check(path, read_only=read_only)
-        identity = await in_thread(_identity, path, read_only, self._look)
+        identity = await in_thread(_identity, path, read_only, self._check, self._grounds)
         told = Attachment(str(path), target, read_only)
         return await to_the_end(self._attach(_Attached(told, identity)))
 
@@ -208,25 +206,17 @@ def _name_of(source: Path) -> str:
     return _NOT_IN_A_NAME.sub("-", source.name).lstrip("._-")[:64] or "attached"
 
 
-def _look_anywhere(own: OwnPaths) -> "_Look":
-    def look(source: Path, *, read_only: bool) -> os.stat_result:
-        fd = os.open(source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _identity(
+    source: Path, read_only: bool, check: Check, grounds: Grounds | None
+) -> tuple[int, int]:
+    try:
+        how = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(source, how) if grounds is None else grounds.open(source)
         try:
-            allowed_paths.check(fd, own, read_only=read_only)
-            return os.fstat(fd)
+            check(fd, read_only=read_only)
+            found = os.fstat(fd)
         finally:
             os.close(fd)
-
-    return look
-
-
-class _Look(Protocol):
-    def __call__(self, source: Path, *, read_only: bool) -> os.stat_result: ...
-
-
-def _identity(source: Path, read_only: bool, look: _Look) -> tuple[int, int]:
-    try:
-        found = look(source, read_only=read_only)
         mount_source(str(source))
     except ValueError as error:
         raise _unusable(source, str(error)) from None

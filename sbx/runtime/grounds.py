@@ -10,8 +10,6 @@ from pathlib import Path
 
 from sbx import errors
 from sbx.linux import openat2
-from sbx.workspace import allowed_paths
-from sbx.workspace.allowed_paths import OwnPaths
 
 _HOW = os.O_PATH | os.O_DIRECTORY
 _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
@@ -19,11 +17,10 @@ _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """`within`: directories of which, and of what lies below them, some may be attached. `own`: the
-    paths of sbx. `writable`: whether one may be attached to be written to."""
+    """`within`: directories of which, and of what lies below them, some may be attached.
+    `writable`: whether one may be attached to be written to."""
 
     within: Sequence[Path]
-    own: OwnPaths
     writable: bool
 
     def check(self, source: Path, *, read_only: bool) -> None:
@@ -36,22 +33,17 @@ class Grounds:
                 hint="leave --write (read_only = false) out, or serve as the directory's owner",
             )
 
-    def look_at(self, source: Path, *, read_only: bool = True) -> os.stat_result:
-        """What is there. No symlink on the way is followed: whoever may write in one of the
-        directories does not choose what is attached. Raises Denied `not_granted` and
-        `directory_forbidden`, OSError."""
+    def open(self, source: Path) -> int:
+        """An O_PATH descriptor of it, the caller's to close. No symlink on the way is followed:
+        whoever may write in one of the directories does not choose what is attached. Raises Denied
+        `not_granted`, OSError."""
         top = self._top_of(source)
         outer = os.open(top, _HOW | os.O_CLOEXEC)
         try:
             below = os.fsencode(source.relative_to(top))
-            inner = openat2.openat2(outer, below, _HOW, resolve=_RESOLVE)
+            return openat2.openat2(outer, below, _HOW, resolve=_RESOLVE)
         finally:
             os.close(outer)
-        try:
-            allowed_paths.check(inner, self.own, read_only=read_only)
-            return os.fstat(inner)
-        finally:
-            os.close(inner)
 
     def _top_of(self, source: Path) -> Path:
         for top in self.within:

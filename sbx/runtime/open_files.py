@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from sbx.isolation.plan import Wall
 from sbx.policy import Policy
@@ -21,17 +21,12 @@ from sbx.workspace import (
     Uploads,
     protected_paths,
 )
+from sbx.workspace.allowed_paths import Check
 from sbx.workspace.paths import UPLOADS, UPLOADS_APART
 
 T = TypeVar("T")
 
 Identity = tuple[int, int]  # device and inode
-
-
-class Check(Protocol):
-    """Refuse a host directory, known by its open descriptor."""
-
-    def __call__(self, directory: int, *, read_only: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ directory: what a tool has to keep lies beside it, and is seen at /mnt/results.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -76,9 +77,11 @@ class ProjectSandbox(AsyncSandbox):
         self._computing_key = self._key_of(self._without_processes, paths, foreign_uid=True)
 
     def _check_directory(self, directory: int | Path, *, read_only: bool = False) -> None:
-        """Pass the uploads: they are those of a conversation, in the data directory of sbx."""
-        if not read_only:
-            super()._check_directory(directory)
+        """Pass the uploads and the results of a conversation, which are in the data directory."""
+        path = f"/proc/self/fd/{directory}" if isinstance(directory, int) else directory
+        data = os.path.realpath(self._means.data.path)
+        if not read_only or not Path(os.path.realpath(path)).is_relative_to(data):
+            super()._check_directory(directory, read_only=read_only)
 
     def _make_conversation(self, name: str) -> "ProjectConversation":
         return ProjectConversation(

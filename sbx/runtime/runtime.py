@@ -105,7 +105,7 @@ class Runtime:
             guest=_PACKAGE_ROOT,
             grace_s=settings.interrupt_grace,
             disk_quota=settings.disk_quota,
-            own_paths=self._own_paths(),
+            own_paths=self.own_paths,
         )
         return self
 
@@ -124,9 +124,11 @@ class Runtime:
     @property
     def grounds(self) -> Grounds:
         """From where a service may attach directories, when it is asked to."""
-        return Grounds(self.settings.attach_dirs, self._own_paths(), writable=not self.confined)
+        return Grounds(self.settings.attach_dirs, writable=not self.confined)
 
-    def _own_paths(self) -> OwnPaths:
+    @property
+    def own_paths(self) -> OwnPaths:
+        """The paths of sbx, which no sandbox may see."""
         assert self._data is not None
         own = self.settings.own_paths
         return replace(own, private=(*own.private, self._data.directory.path))

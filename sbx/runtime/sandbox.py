@@ -105,7 +105,7 @@ class AsyncSandbox:
         self._attachments = Attachments(
             policy.shared and workspace is None,
             possible=means.capabilities.own_namespaces,
-            own=means.own_paths,
+            check=self._check_directory,
         )
         self._copies = Copies(
             means, policy, self._directory, lambda: (self._host.uid, self._host.gid)

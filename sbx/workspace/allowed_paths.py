@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from sbx.errors import Denied
 from sbx.workspace.host_directory import own_code
@@ -106,6 +107,12 @@ class OwnPaths:
 
     private: tuple[Path, ...] = ()
     code: tuple[Path, ...] = ()
+
+
+class Check(Protocol):
+    """Raise Denied for a host directory that no sandbox may see, by its path or descriptor."""
+
+    def __call__(self, directory: int | Path, /, *, read_only: bool) -> None: ...
 
 
 def refusal(directory: DirectoryFacts, host: HostFacts, *, read_only: bool = False) -> str | None:
