@@ -128,11 +128,12 @@ def refusal(directory: DirectoryFacts, host: HostFacts, *, read_only: bool = Fal
             )
         if directory.identity in home.identities:
             return f"it is, or contains, the home of {home.user} by another path"
-    for place in host.private if read_only else (*host.private, *host.code):
+    for place in (*host.private, *(() if read_only else host.code)):
+        why = "belongs to sbx" if place in host.private else "decides what sbx runs on the host"
         if _below(place, directory.place) is not None:
-            return f"it is in {place.path}, which belongs to sbx"
+            return f"it is in {place.path}, which {why}"
         if _holds(directory, place) and not _is_shielded(place, directory):
-            return f"it contains {place.path}, which belongs to sbx"
+            return f"it contains {place.path}, which {why}"
     return _refusal_in_homes(directory, host, read_only) or _refusal_in_system(
         directory, host, read_only
     )

@@ -95,9 +95,9 @@ def test_a_directory_is_refused_with_its_reason(
         ("/var/spool/cron", "it is in /var/spool"),
         ("/var/lib/docker/volumes", "it is in /var/lib"),
         ("/home/ann/bin", "it is in /home/ann/bin, whose programs ann executes"),
-        ("/work", "it contains /work/policies, which belongs to sbx"),
-        ("/work/policies/more", "it is in /work/policies, which belongs to sbx"),
-        ("/work/lab", "it contains /work/lab/.venv/lib, which belongs to sbx"),
+        ("/work", "it contains /work/policies, which decides what"),
+        ("/work/policies/more", "it is in /work/policies, which decides what"),
+        ("/work/lab", "it contains /work/lab/.venv/lib, which decides what"),
     ],
 )
 def test_the_system_and_code_may_be_shown_read_only(path: str, reason: str) -> None:
