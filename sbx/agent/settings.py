@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from dotenv import dotenv_values
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
-from sbx.errors import BadRequest
+from sbx.errors import BadRequest, Denied
 
 _PREFIX = "SBX_AGENT_"
 _SENT_TO = {"api_key": "base_url", "sandbox_api_key": "sandbox_domain"}
@@ -89,14 +89,22 @@ def read_agent_settings(
     directory: Path | None = None,
 ) -> AgentSettings:
     """All settings; `given`, as of a command line, goes before both sources, and None in it is not
-    given. Raises as AgentSettings does."""
+    given. Raises as AgentSettings does, and Denied `setting_not_allowed_here`."""
     in_file = _of(_dotenv((directory or Path.cwd()) / ".env"))
     ours = _of(os.environ if environment is None else environment)
     ours |= {name: value for name, value in (given or {}).items() if value is not None}
     for key, place in _SENT_TO.items():
         if key in ours and place in in_file and place not in ours:
             raise _key_elsewhere(key.upper(), place.upper())
-    return AgentSettings(**(in_file | ours))
+    chosen = in_file | ours
+    # Without a key of the agent's own, the client of the service takes this one.
+    client_key = (os.environ if environment is None else environment).get("SBX_API_KEY")
+    domain_in_file = "sandbox_domain" in in_file and "sandbox_domain" not in ours
+    if client_key and domain_in_file and "sandbox_api_key" not in chosen:
+        raise _key_elsewhere("SBX_API_KEY", "SANDBOX_DOMAIN")
+    if "sandbox_image" in in_file and "sandbox_image" not in ours:
+        _refuse_policy_file(in_file["sandbox_image"])
+    return AgentSettings(**chosen)
 
 
 def _of(source: Mapping[str, str | None]) -> dict[str, Any]:
@@ -122,6 +130,19 @@ def _key_elsewhere(key: str, place: str) -> BadRequest:
         hint=f"set {place} where {key} is set, or both in .env",
         details={"setting": place},
     )
+
+
+def _refuse_policy_file(image: str) -> None:
+    """Raise Denied for a policy file that `.env` names. The author of `.env` could write that file
+    too, and mount any host directory by it. A name is looked up among the user's policies."""
+    if "/" in image or image.endswith(".toml"):
+        raise Denied(
+            f".env may not set SANDBOX_IMAGE to a policy file, {image!r}: this would decide which"
+            " host directories the sandbox sees",
+            code="setting_not_allowed_here",
+            hint="name an installed policy, or set SBX_AGENT_SANDBOX_IMAGE in the environment",
+            details={"setting": "SANDBOX_IMAGE"},
+        )
 
 
 def _wrong(name: str, what: str, *, code: str) -> BadRequest:

@@ -7,6 +7,10 @@ Sources, the first that names a setting wins:
 `.env` is looked for in the working directory; `sbx.toml` there, then in the user's configuration
 directory (/etc/sbx for root), unless `--config` or SBX_CONFIG names another. Only the service reads
 these files: a program that embeds sbx is not changed by where it was started.
+
+The working directory may be a project: code in a sandbox, or the author of a cloned repository, can
+write its files. So its `.env` and `sbx.toml` may set limits and logging only. They may not set what
+`NOT_IN_WORKING_DIRECTORY` lists.
 """
 
 import json
@@ -46,6 +50,30 @@ _NO_SETTINGS = {  # variables of ours that choose nothing of these
     "SBX_DEBUG",
     "SBX_CONFIG",
     *(f"SBX_AGENT_{name.upper()}" for name in AgentSettings.model_fields),
+}
+
+# Settings that a file of the working directory may not set, each with the reason: the author of the
+# file would decide this. tests/unit/test_service_settings.py lists the others, so that each new
+# setting needs a decision.
+NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
+    "bwrap": "which program the service executes on the host",
+    "environments": "which interpreters sbx executes and mounts",
+    "policy_dirs": "which policies sandboxes get, and so which host directories they see",
+    "sessions_policy": "which policy the sandboxes of sessions get",
+    "attach_dirs": "which host directories clients may attach",
+    "project_dirs": "which host directories clients may open as projects",
+    "allow_host_mode": "whether models may act on the host without a sandbox",
+    "cgroups": "whether Linux limits the memory and the processes of sandboxes",
+    "disk_quota": "whether Linux limits the disk space of sandboxes",
+    "uid_range": "which host users the code in sandboxes runs as",
+    "user": "which account the service runs as",
+    "data_dir": "where keys, records and the audit log are, and which keys are valid",
+    "socket": "where clients reach the service; code inside could connect to it there",
+    "socket_group": "which users may connect",
+    "socket_mode": "which users may connect",
+    "listen": "on which network address the service can be reached",
+    "api_key": "which key gives the operator's rights",
+    "cors_origins": "which web pages may call the service",
 }
 
 
@@ -171,7 +199,8 @@ def read_settings(
     """All settings from all sources. `given` is the command line: None in it is not given.
 
     Raises BadRequest `invalid_settings`, naming the setting and its source; NotFound for a
-    `config` that is not there; Denied `settings_not_private` for a file others could have written.
+    `config` that is not there; Denied `settings_not_private` for a file others could have written,
+    and `setting_not_allowed_here` for a setting of NOT_IN_WORKING_DIRECTORY in such a file.
     """
     environment = os.environ if environment is None else environment
     directory = directory or Path.cwd()
@@ -256,12 +285,14 @@ def _of_dotenv(path: Path) -> list[_Layer]:
     from io import StringIO
 
     values, names = _of_variables(dotenv_values(stream=StringIO(text), interpolate=False))
+    if not _is_config_directory(path.parent):
+        _refuse_settings_here(path, values, names)
     return [(str(path), values, names)]
 
 
 def _of_toml(config: Path | None, directory: Path) -> list[_Layer]:
-    top = Path("/etc/sbx") if os.geteuid() == 0 else user_config_path("sbx")
-    for path in (config,) if config is not None else (directory / "sbx.toml", top / "sbx.toml"):
+    here, there = directory / "sbx.toml", _config_directory() / "sbx.toml"
+    for path in (config,) if config is not None else (here, there):
         if (text := _read(path)) is None:
             continue
         try:
@@ -282,10 +313,34 @@ def _of_toml(config: Path | None, directory: Path) -> list[_Layer]:
                 hint=_nearest(name, list(ServiceSettings.model_fields)),
                 details={"setting": name, "source": str(path)},
             )
+        if config is None and path is here and not _is_config_directory(directory):
+            _refuse_settings_here(path, values, {})
         return [(str(path), values, {})]
     if config is not None:
         raise NotFound(f"there is no file {config}", hint="name the file with the settings")
     return []
+
+
+def _config_directory() -> Path:
+    return Path("/etc/sbx") if os.geteuid() == 0 else user_config_path("sbx")
+
+
+def _is_config_directory(directory: Path) -> bool:
+    return os.path.realpath(directory) == os.path.realpath(_config_directory())
+
+
+def _refuse_settings_here(path: Path, values: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Raise Denied for the first setting that a file of the working directory may not set."""
+    for name in values:
+        if (decision := NOT_IN_WORKING_DIRECTORY.get(name)) is not None:
+            raise Denied(
+                f"{path} may not set {names.get(name, name)}: it is a file of the working"
+                f" directory, and this setting decides {decision}",
+                code="setting_not_allowed_here",
+                hint=f"set it in {_config_directory() / 'sbx.toml'} or in the environment"
+                f" ({_variables_of(name)[0]}), or name a TOML file with --config (SBX_CONFIG)",
+                details={"setting": name, "source": str(path)},
+            )
 
 
 def _unknown(

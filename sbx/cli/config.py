@@ -21,7 +21,8 @@ def config(
     """Show every setting of `sbx serve`, its value and its source.
 
     Sources, the first that names a setting wins: the command line of `sbx serve`, the environment
-    (SBX_*), .env, sbx.toml, the default.
+    (SBX_*), .env, sbx.toml, the default. A .env or sbx.toml of the working directory may set limits
+    and logging only; sbx refuses other settings there. A file that --config names may set all.
     """
     from sbx.api.settings import ServiceSettings, read_settings
 

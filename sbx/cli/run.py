@@ -53,8 +53,8 @@ def run(
     workspace: Annotated[
         Path | None,
         typer.Option(
-            help="A directory to be /workspace, read-write; uploads are then at /uploads, unless "
-            "it has uploads/temparea. Nothing of sbx is written into it.",
+            help="A directory to be /workspace, read-write; uploads are then at /uploads. "
+            "Nothing of sbx is written into it.",
             metavar="DIR",
         ),
     ] = None,

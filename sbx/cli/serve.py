@@ -86,8 +86,11 @@ def serve(
     """Serve sandboxes over HTTP on a Unix socket, until SIGTERM or Ctrl-C.
 
     Every option is a setting, which may also come from the environment (SBX_SOCKET …), from .env
-    and from sbx.toml, in this order: see `sbx config`. Who connects to the socket is known by its
-    user; a key is needed on TCP only. As root, this process gives up its rights before it serves.
+    and from sbx.toml, in this order: see `sbx config`. A .env or sbx.toml of the working directory
+    may set limits and logging only; --config FILE names a file that may set all.
+
+    Who connects to the socket is known by its user; a key is needed on TCP only. As root, this
+    process gives up its rights before it serves.
     """
     if print_unit is not None:
         write(STDOUT, unit(print_unit))

@@ -84,7 +84,6 @@ class Paths:
     shared: str | None = None
     shared_read_only: bool = False
     host_directory: bool = False
-    has_temparea: bool = True
     guard: "GuardPaths | None" = None
     host_uploads: bool = False
     disk: "Wall | None" = None
@@ -442,13 +441,14 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
 
     1. The workspace, and in it what must stay where it is: `uploads` is bound onto itself, because
        a mount point cannot be renamed away and replaced, and on it the uploads, read-only.
+       With a host directory, the uploads are at /uploads: nothing in that directory may be pinned
+       for them, and code inside could replace a mount point's parent that is not pinned.
     2. For a directory of the host, its quarantine (`sbx.guest.path_guard`).
     3. The directory of the proxy's socket, read-only: to connect to one is no write.
     """
     view = [Bind(paths.files, WORKSPACE, writable=True, staged=staged)]
     if paths.host_directory:
-        target = TEMPAREA if paths.has_temparea else UPLOADS_BESIDE_A_HOST_DIRECTORY
-        view.append(Bind(paths.uploads, target, staged=staged))
+        view.append(Bind(paths.uploads, UPLOADS_BESIDE_A_HOST_DIRECTORY, staged=staged))
     else:
         pinned = f"{WORKSPACE}/uploads"
         view.append(Bind(f"{paths.files}/uploads", pinned, writable=True, staged=staged))
@@ -482,8 +482,7 @@ def _shown_of_host(policy: Policy, paths: Paths) -> tuple[str, ...]:
     In them may be sockets and FIFOs of programs of the host, which a read-only mount does not keep
     anybody from using.
     """
-    beside = paths.host_directory and not paths.has_temparea
-    uploads = UPLOADS_BESIDE_A_HOST_DIRECTORY if beside else TEMPAREA
+    uploads = UPLOADS_BESIDE_A_HOST_DIRECTORY if paths.host_directory else TEMPAREA
     return (
         *((WORKSPACE,) if paths.host_directory else ()),
         *((uploads,) if paths.host_uploads else ()),

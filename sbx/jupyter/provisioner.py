@@ -106,7 +106,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         """Take the seat, bind the sockets and write the connection file.
 
         Raises what says that this kernel is not to be had: NotFound, PolicyError, CannotEnforce,
-        Denied `workspace_too_wide`, `connection_in_workspace` and their like.
+        Denied `directory_forbidden`, `connection_in_workspace` and their like.
         """
         kwargs.pop("transport_encryption", None)  # which the manager knows by now
         extra = kwargs.pop("extra_arguments", [])

@@ -24,6 +24,7 @@ from sbx.policy.checks import mount_source
 from sbx.protocol.attachments import Attachment
 from sbx.runtime.dry_run_view import is_inert
 from sbx.runtime.grounds import Grounds
+from sbx.workspace.allowed_paths import Check
 
 _log = logging.getLogger(__name__)
 TOP = "/mnt"
@@ -48,11 +49,15 @@ class _Attached:
 class Attachments:
     """Those of one sandbox. Its methods may be called concurrently from one event loop."""
 
-    def __init__(self, shares: bool, *, possible: bool, grounds: Grounds | None = None) -> None:
+    def __init__(
+        self, shares: bool, *, possible: bool, check: Check, grounds: Grounds | None = None
+    ) -> None:
         """`shares`: whether there is a /workspace/shared. `possible`: whether the broker has power
-        over the mounts of a jail that lives. `grounds`: where sources may lie; None is anywhere."""
+        over the mounts of a jail that lives. `check` refuses directories that no sandbox may see.
+        `grounds`: where sources may lie; None is anywhere."""
         self._shares = shares
         self._possible = possible
+        self._check = check
         self._grounds = grounds
         self._lock = asyncio.Lock()
         self._there: dict[str, _Attached] = {}
@@ -74,10 +79,10 @@ class Attachments:
         there before, by a policy that shares: elsewhere Landlock lets nothing be written. What
         belongs to root is never attached so.
 
-        Raises BadRequest `invalid_target` and `invalid_source`, Denied `source_of_root` and
-        `not_granted`, Conflict `already_attached`, `too_many_attached` and `target_moved`,
-        Unavailable `attach_unavailable`, `attach_failed` and `sockets_not_masked`. It is seen
-        nowhere then.
+        Raises BadRequest `invalid_target` and `invalid_source`, Denied `directory_forbidden`,
+        `source_of_root` and `not_granted`, Conflict `already_attached`, `too_many_attached` and
+        `target_moved`, Unavailable `attach_unavailable`, `attach_failed` and `sockets_not_masked`.
+        It is seen nowhere then.
         """
         path = Path(source)
         target = target or f"{TOP}/{_name_of(path)}"
@@ -86,7 +91,7 @@ class Attachments:
             raise refuse_without_namespaces()
         if self._grounds is not None:
             self._grounds.check(path, read_only=read_only)
-        identity = await in_thread(_identity, path, read_only, self._grounds)
+        identity = await in_thread(_identity, path, read_only, self._check, self._grounds)
         told = Attachment(str(path), target, read_only)
         return await to_the_end(self._attach(_Attached(told, identity)))
 
@@ -246,10 +251,18 @@ def _is_inert(one: _Attached, written: Sequence[Path]) -> bool:
     return is_inert(Path(one.told.source), one.identity, written)
 
 
-def _identity(source: Path, read_only: bool, grounds: Grounds | None) -> tuple[int, int]:
+def _identity(
+    source: Path, read_only: bool, check: Check, grounds: Grounds | None
+) -> tuple[int, int]:
     try:
+        how = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(source, how) if grounds is None else grounds.open(source)
+        try:
+            check(fd, read_only=read_only)
+            found = os.fstat(fd)
+        finally:
+            os.close(fd)
         mount_source(str(source))
-        found = source.stat(follow_symlinks=False) if grounds is None else grounds.look_at(source)
     except ValueError as error:
         raise _unusable(source, str(error)) from None
     except OSError as error:

@@ -229,7 +229,6 @@ class Copies:
                 shared_path=shared,
                 shared_read_only=True,
                 host_directory=directory,
-                has_temparea=opened.has_temparea,
                 identities=identities,
                 has_quota=copy.has_quota,
                 disk=wall(
@@ -362,9 +361,9 @@ def _tree_of(opened: OpenFiles) -> Tree:
 
 
 def _scope_of(opened: OpenFiles) -> Scope:
-    uploads, temparea = ("uploads",), ("uploads", "temparea")
     if opened.host_directory is not None:
-        return Scope((uploads, temparea), (temparea,)) if opened.has_temparea else Scope()
+        return Scope()
+    uploads, temparea = ("uploads",), ("uploads", "temparea")
     reserved = (uploads, temparea, ("uploads", "generated"))
     if opened.shared is None:
         return Scope(reserved, (temparea,))

@@ -17,12 +17,10 @@ _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """`within`: directories of which, and of what lies below them, some may be attached. `never`:
-    what none of them may hold or lie in: the service's own files, and the socket by which its
-    operator speaks. `writable`: whether one may be attached to be written to."""
+    """`within`: directories of which, and of what lies below them, some may be attached.
+    `writable`: whether one may be attached to be written to."""
 
     within: Sequence[Path]
-    never: Sequence[Path]
     writable: bool
 
     def check(self, source: Path, *, read_only: bool) -> None:
@@ -35,28 +33,17 @@ class Grounds:
                 hint="leave --write (read_only = false) out, or serve as the directory's owner",
             )
 
-    def look_at(self, source: Path) -> os.stat_result:
-        """What is there. No symlink on the way is followed: whoever may write in one of the
-        directories does not choose what is attached. Raises Denied `not_granted`, OSError."""
+    def open(self, source: Path) -> int:
+        """An O_PATH descriptor of it, the caller's to close. No symlink on the way is followed:
+        whoever may write in one of the directories does not choose what is attached. Raises Denied
+        `not_granted`, OSError."""
         top = self._top_of(source)
         outer = os.open(top, _HOW | os.O_CLOEXEC)
         try:
             below = os.fsencode(source.relative_to(top))
-            inner = openat2.openat2(outer, below, _HOW, resolve=_RESOLVE)
+            return openat2.openat2(outer, below, _HOW, resolve=_RESOLVE)
         finally:
             os.close(outer)
-        try:
-            real = Path(os.readlink(f"/proc/self/fd/{inner}"))
-            for own in map(Path, map(os.path.realpath, self.never)):
-                if own.is_relative_to(real) or real.is_relative_to(own):
-                    raise errors.Denied(
-                        f"{source} holds, or lies in, what is the service's own: {own}",
-                        code="not_granted",
-                        hint="attach a directory beside it",
-                    )
-            return os.fstat(inner)
-        finally:
-            os.close(inner)
 
     def _top_of(self, source: Path) -> Path:
         for top in self.within:

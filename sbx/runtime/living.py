@@ -44,6 +44,7 @@ from sbx.runtime.uids import own_uid
 from sbx.runtime.views import SandboxView
 from sbx.telemetry import metrics
 from sbx.telemetry.audit import Audit
+from sbx.workspace import allowed_paths
 
 CONVERSATIONS_MAX = 1000
 _TOUCHED_EVERY_S = 60.0
@@ -339,6 +340,7 @@ class Living:
             self._attachments = Attachments(
                 policy.shared,
                 possible=runtime.capabilities.own_namespaces,
+                check=partial(allowed_paths.check, own=runtime.own_paths),
                 grounds=runtime.grounds,
             )
         return self._attachments

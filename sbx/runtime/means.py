@@ -22,6 +22,7 @@ from sbx.kernels.zygotes import Key
 from sbx.policy import Policy
 from sbx.runtime.open_files import OpenFiles, Ready
 from sbx.workspace import DataDirectory
+from sbx.workspace.allowed_paths import OwnPaths
 from sbx.workspace.quarantine import HostProtection
 
 _MIME_MAX = 8 << 20
@@ -38,6 +39,7 @@ class Means:
     filters: Filters
     guest: Path
     grace_s: float
+    own_paths: OwnPaths
     homes: set[str] = field(default_factory=set)
     copies: set[str] = field(default_factory=set)
     disk_quota: str = "auto"
@@ -70,7 +72,6 @@ class Means:
             shared=str(opened.shared_path) if opened.shared_path is not None else None,
             shared_read_only=opened.shared_read_only,
             host_directory=opened.host_directory is not None,
-            has_temparea=opened.has_temparea,
             guard=ready.guard,
             host_uploads=str(opened.uploads_path) in opened.identities,
             way_out=way_out,

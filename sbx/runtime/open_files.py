@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sbx import errors
 from sbx.isolation.plan import GuardPaths, Wall
 from sbx.policy import Policy
 from sbx.runtime.streams import Intakes
@@ -22,8 +21,9 @@ from sbx.workspace import (
     Tree,
     Uploads,
 )
+from sbx.workspace.allowed_paths import Check
 from sbx.workspace.host_executable_links import ENTRIES_MAX
-from sbx.workspace.paths import UPLOADS_APART
+from sbx.workspace.paths import UPLOADS, UPLOADS_APART
 from sbx.workspace.quarantine import HostProtection, Quarantine
 
 T = TypeVar("T")
@@ -63,7 +63,6 @@ class OpenFiles:
     host_directory: HostDirectory | None = None
     quarantine: Quarantine | None = None
     protection: HostProtection | None = None
-    has_temparea: bool = True
     identities: Mapping[str, Identity] = field(default_factory=dict)
     held: ExitStack = field(default_factory=ExitStack)
     working: set[asyncio.Future[Any]] = field(default_factory=set)
@@ -157,13 +156,15 @@ def open_files(
     *,
     protection: HostProtection,
     new: bool = True,
+    check: Check | None = None,
 ) -> OpenFiles:
     """Open the files of a conversation: of a `new` one, or of one in which jails have run.
 
     `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails,
-    `protection` is about host executables of a `workspace`.
+    `protection` is about host executables of a `workspace`. `check` refuses directories of the host
+    by their descriptors.
 
-    Raises Denied `workspace_owned_by_root`, NotFound, InvalidPath.
+    Raises Denied `directory_forbidden` and `workspace_owned_by_root`, NotFound, InvalidPath.
     """
     owner = host if host[0] != os.geteuid() else None
     largest = policy.limits.file_size_max
@@ -177,8 +178,10 @@ def open_files(
             mounted = held.enter_context(
                 closing(HostDirectory.open(uploads, jail_uid=host[0], read_only=True))
             )
+            if check is not None:
+                check(mounted.fd, read_only=True)
             identities[str(mounted.path)] = mounted.identity()
-            put, uploads_path, uploads_tree = None, mounted.path, mounted.tree()
+            put, uploads_path, uploads_tree = None, mounted.path, mounted.tree(view=UPLOADS)
             held.callback(uploads_tree.close)
         if workspace is None:
             shared = data.shared(sandbox, owner=owner) if policy.shared else None
@@ -205,6 +208,8 @@ def open_files(
         else:
             directory = HostDirectory.open(workspace, jail_uid=host[0])
             held.callback(directory.close)
+            if check is not None:
+                check(directory.fd, read_only=False)
             identities[str(directory.path)] = directory.identity()
             tree = directory.tree(owner=owner)
             held.callback(tree.close)
@@ -213,14 +218,12 @@ def open_files(
                 store = protection.quarantines
                 quarantine = Quarantine.open(store, directory.path, directory.fd, owner)
                 held.callback(quarantine.close)
-            has_temparea = _has_temparea(tree)
-            if not has_temparea:
-                uploads_tree.view = UPLOADS_APART
+            uploads_tree.view = UPLOADS_APART
             opened = OpenFiles(
                 files=Files(
                     tree,
                     uploads_tree,
-                    uploads_apart=not has_temparea,
+                    uploads_apart=True,
                     max_bytes=largest,
                     refuse=directory.refuse_change if quarantine is not None else None,
                 ),
@@ -232,15 +235,7 @@ def open_files(
                 host_directory=directory,
                 quarantine=quarantine,
                 protection=protection,
-                has_temparea=has_temparea,
                 identities=identities,
             )
         opened.held.push(held.pop_all())
         return opened
-
-
-def _has_temparea(tree: Tree) -> bool:
-    try:
-        return tree.stat(("uploads", "temparea")).kind == "directory"
-    except errors.NotFound:
-        return False

@@ -24,6 +24,7 @@ from sbx.runtime.project_uploads import ProjectUploads
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.runtime.store.projects import ProjectRow
+from sbx.workspace.paths import UPLOADS_APART
 
 Box = ProjectBox | HostBox
 Key = tuple[str, str]  # owner, conversation
@@ -213,8 +214,7 @@ class ProjectBoxes:
         )
         if uploads is not None:
             copies = None if mounted is not None else sandbox.uploads
-            view = await sandbox.uploads_view()
-            held.uploads = ProjectUploads(uploads.uploads, copies, view=view)
+            held.uploads = ProjectUploads(uploads.uploads, copies, view=UPLOADS_APART)
         return ProjectBox(sandbox, held.uploads, commands_allowed=held.allowed)
 
     async def _make_room(self, owner: str) -> None:

@@ -6,15 +6,15 @@ use: whoever may write beside a project does not choose what is mounted later.
 
 import errno
 import os
-import pwd
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from sbx.errors import BadRequest, Denied
 from sbx.linux import openat2
+from sbx.workspace import allowed_paths
+from sbx.workspace.allowed_paths import OwnPaths
 
 _HOW = os.O_PATH | os.O_DIRECTORY
 _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
@@ -23,15 +23,15 @@ _PATH_MAX = 4095
 
 @dataclass(frozen=True, slots=True)
 class ProjectGrounds:
-    """`within`: directories of which, and of what lies below them, any may be a project. `never`:
-    what none may hold or lie in: the service's own files, and the socket of its operator.
+    """`within`: directories of which, and of what lies below them, any may be a project. `own`: the
+    paths of sbx.
 
     Its methods look at the disk. They raise BadRequest `invalid_directory`, and Denied
-    `not_granted`, `workspace_owned_by_root` and `project_is_home`.
+    `not_granted`, `directory_forbidden` and `workspace_owned_by_root`.
     """
 
     within: Sequence[Path]
-    never: Sequence[Path]
+    own: OwnPaths
 
     def resolve(self, asked: str) -> Path:
         """The directory that is meant, by the one path that has no symlink."""
@@ -59,6 +59,7 @@ class ProjectGrounds:
         except OSError as error:
             raise _unusable(directory, error) from None
         try:
+            allowed_paths.check(inner, self.own)
             self._check(directory, os.fstat(inner))
         finally:
             os.close(inner)
@@ -75,36 +76,14 @@ class ProjectGrounds:
         )
 
     def _check(self, directory: Path, found: os.stat_result) -> None:
-        for own in map(Path, map(os.path.realpath, self.never)):
-            if own.is_relative_to(directory) or directory.is_relative_to(own):
-                raise Denied(
-                    f"{directory} holds, or lies in, what is the service's own: {own}",
-                    code="not_granted",
-                    hint="choose a directory beside it",
-                )
-        if directory == Path("/") or not stat.S_ISDIR(found.st_mode):
-            raise _invalid(str(directory), "it is the whole host, or no directory")
+        if not stat.S_ISDIR(found.st_mode):
+            raise _invalid(str(directory), "it is no directory")
         if found.st_uid == 0:
             raise Denied(
                 f"'{directory}' belongs to root, and nothing inside a sandbox may be root outside",
                 code="workspace_owned_by_root",
                 hint="give the directory to another user (chown), or copy it to one of your own",
             )
-        if directory in _homes(found.st_uid):
-            raise Denied(
-                f"'{directory}' is somebody's home: keys, mail and what a shell reads lie there",
-                code="project_is_home",
-                hint="make a directory in it for the project",
-            )
-
-
-def _homes(uid: int) -> set[Path]:
-    """Of the user it belongs to, and of the one who runs this."""
-    homes = set()
-    for one in (uid, os.geteuid()):
-        with suppress(KeyError):
-            homes.add(Path(os.path.realpath(pwd.getpwuid(one).pw_dir)))
-    return homes
 
 
 def _unusable(directory: Path, error: OSError) -> BadRequest:

@@ -9,6 +9,7 @@ directory: what a tool has to keep lies beside it, and is seen at /mnt/results.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +30,6 @@ from sbx.runtime.files import OpenFiles, Ready, WorkspaceFiles
 from sbx.runtime.means import Means
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.workspace import check_name
-from sbx.workspace.paths import UPLOADS, UPLOADS_APART
 
 COMPUTING = "computing"
 RESULTS = "/mnt/results"
@@ -76,10 +76,12 @@ class ProjectSandbox(AsyncSandbox):
         paths = self._means.paths(opened, Ready({}, opened.any_guard), self._interpreter)
         self._computing_key = self._key_of(self._without_processes, paths, foreign_uid=True)
 
-    async def uploads_view(self) -> str:
-        """Where code sees the uploads."""
-        opened = await self._default.opened()
-        return UPLOADS if opened.has_temparea else UPLOADS_APART
+    def _check_directory(self, directory: int | Path, *, read_only: bool = False) -> None:
+        """Pass the uploads and the results of a conversation, which are in the data directory."""
+        path = f"/proc/self/fd/{directory}" if isinstance(directory, int) else directory
+        data = os.path.realpath(self._means.data.path)
+        if not read_only or not Path(os.path.realpath(path)).is_relative_to(data):
+            super()._check_directory(directory, read_only=read_only)
 
     def _make_conversation(self, name: str) -> "ProjectConversation":
         return ProjectConversation(

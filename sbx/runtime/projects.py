@@ -41,7 +41,7 @@ class Projects:
         self._clock = clock
         self._settings = settings
         self._refusal = partial(refusal, settings, runtime)
-        grounds = ProjectGrounds(settings.project_dirs, settings.private)
+        grounds = ProjectGrounds(settings.project_dirs, settings.own_paths)
         self._grounds = grounds
         self._boxes = ProjectBoxes(runtime, clock, settings, grounds)
         if settings.project_dirs and (why := refusal(settings, runtime, True)) is not None:
@@ -53,8 +53,9 @@ class Projects:
         """A new project; nothing starts. `working_directory` is kept by its path without symlinks.
 
         Raises BadRequest `invalid_name` and `invalid_directory`, Denied `not_granted`,
-        `workspace_owned_by_root`, `project_is_home`, `host_mode_not_allowed`, `host_mode_refused`,
-        and Unavailable `projects_need_rights` in a service that was started as root.
+        `directory_forbidden`, `workspace_owned_by_root`, `host_mode_not_allowed`,
+        `host_mode_refused`, and Unavailable `projects_need_rights` in a service that was started as
+        root.
         """
         self._check(sandbox_enabled)
         row = Project(

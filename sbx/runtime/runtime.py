@@ -5,6 +5,7 @@ import os
 import platform
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
 from sbx.telemetry.starts import Starts
 from sbx.workspace import DataDirectory
+from sbx.workspace.allowed_paths import OwnPaths
 
 _PREPARED_AT_ONCE = 2 * (os.cpu_count() or 1)  # more would only get ready together, and all late
 _Box = TypeVar("_Box", bound=AsyncSandbox)
@@ -103,6 +105,7 @@ class Runtime:
             grace_s=settings.interrupt_grace,
             disk_quota=settings.disk_quota,
             protection=settings.protection,
+            own_paths=self.own_paths,
         )
         return self
 
@@ -121,8 +124,14 @@ class Runtime:
     @property
     def grounds(self) -> Grounds:
         """From where a service may attach directories, when it is asked to."""
-        settings = self.settings
-        return Grounds(settings.attach_dirs, settings.private, writable=not self.confined)
+        return Grounds(self.settings.attach_dirs, writable=not self.confined)
+
+    @property
+    def own_paths(self) -> OwnPaths:
+        """The paths of sbx, which no sandbox may see."""
+        assert self._data is not None
+        own = self.settings.own_paths
+        return replace(own, private=(*own.private, self._data.directory.path))
 
     async def create(
         self,
@@ -140,7 +149,7 @@ class Runtime:
         directory of the host to be /workspace, `uploads` one to be the read-only uploads.
 
         Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce,
-        Denied `workspace_owned_by_root`.
+        Denied `directory_forbidden`, `workspace_owned_by_root`.
         """
         means = self._started()
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)

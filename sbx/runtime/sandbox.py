@@ -47,7 +47,7 @@ from sbx.runtime.rehearsals import Rehearsal, is_rehearsal, offline
 from sbx.runtime.terminals import Terminals
 from sbx.runtime.tripwires import Sprung, Tripwires
 from sbx.runtime.usage import Whole
-from sbx.workspace import check_name
+from sbx.workspace import allowed_paths, check_name
 
 if TYPE_CHECKING:
     from sbx.runtime.egress import Decision
@@ -106,7 +106,9 @@ class AsyncSandbox:
             wires = self.tripwires.at_proxy if self.tripwires is not None else None
             self._outlet = Outlet(self.id, policy, means.data, self._decided, wires)
         self._attachments = Attachments(
-            policy.shared and workspace is None, possible=means.capabilities.own_namespaces
+            policy.shared and workspace is None,
+            possible=means.capabilities.own_namespaces,
+            check=self._check_directory,
         )
         self._copies = Copies(
             means, policy, self._directory, lambda: (self._host.uid, self._host.gid)
@@ -124,7 +126,10 @@ class AsyncSandbox:
         Whoever calls it closes the sandbox where this raises.
         """
         uid = None
+        if self._uploads is not None:
+            await asyncio.to_thread(self._check_directory, self._uploads, read_only=True)
         if self._workspace is not None:
+            await asyncio.to_thread(self._check_directory, self._workspace)
             uid = await asyncio.to_thread(_owner_of, self._workspace)
         await self._make_group(uid)
         opened = await self._default.opened()
@@ -428,6 +433,10 @@ class AsyncSandbox:
 
     # -- what conversations ask for -------------------------------------------------------------
 
+    def _check_directory(self, directory: int | Path, *, read_only: bool = False) -> None:
+        """Raise Denied `directory_forbidden` for a host directory that no sandbox may see."""
+        allowed_paths.check(directory, self._means.own_paths, read_only=read_only)
+
     async def _open_files(self) -> OpenFiles:
         if self._home is not None and (opened := self._home.take_files()) is not None:
             return opened
@@ -445,6 +454,7 @@ class AsyncSandbox:
             self._uploads,
             protection=self._means.protection,
             new=new,
+            check=self._check_directory,
         )
         return await limited(self._means, self.policy, opened)
 

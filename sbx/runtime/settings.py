@@ -1,6 +1,7 @@
 """What an operator may choose, from keyword arguments or the environment (SBX_*)."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,9 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from sbx.errors import BadRequest
+from sbx.policy import directories
+from sbx.protocol.addresses import default_socket
+from sbx.workspace.allowed_paths import OwnPaths
 from sbx.workspace.quarantine import HostProtection
 
 _FIRST_UID = 1_900_000_000  # above what systemd gives to containers (systemd.io/UIDS-GIDS)
@@ -98,8 +102,18 @@ class Settings(BaseSettings):
         return HostProtection(store, self.host_executables_add, self.host_executables_remove)
 
     @property
+    def own_paths(self) -> OwnPaths:
+        """The paths of this runtime, and of every sbx of this user: no sandbox may see them."""
+        with_defaults = [*self.private, user_data_path("sbx"), user_config_path("sbx")]
+        with_defaults += map(Path, ("/etc/sbx", "/var/lib/sbx", "/var/lib/sbx-environments"))
+        with suppress(RuntimeError):  # neither HOME nor an account
+            with_defaults.append(default_socket())
+        code = (*directories(self.policy_dirs), self.environments)
+        return OwnPaths(tuple(with_defaults), code)
+
+    @property
     def private(self) -> tuple[Path, ...]:
-        """What no sandbox is to be shown by an attachment or as a project."""
+        """The data and the sockets of this runtime."""
         return (self.data_dir,) if self.data_dir is not None else ()
 
     def __init__(self, **given: Any) -> None:

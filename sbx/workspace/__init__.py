@@ -4,10 +4,10 @@
 
 `paths` is the one path rule; `Tree` one root, held by an fd; `Uploads` what a user put in;
 `ConversationFiles` and `DataDirectory` the layout on disk; `HostDirectory` a directory of the
-user's as workspace; `removal` and `measure` walk trees that were built to break such walks.
-`snapshot` tells what a tree holds and `freezing` copies it, `changes` compares two moments, and
-`committing` makes the difference real, all or none: also for who is killed meanwhile (`journal`,
-`rollback`).
+user's as workspace, and `allowed_paths` which of those a sandbox may see; `removal` and `measure`
+walk trees that were built to break such walks. `snapshot` tells what a tree holds and `freezing`
+copies it, `changes` compares two moments, and `committing` makes the difference real, all or none:
+also for who is killed meanwhile (`journal`, `rollback`).
 The code inside changes the files at the same time and against us: every name is taken as racing.
 
 Everything here is synchronous and bounded; the runtime calls it in worker threads. Imports only

@@ -81,13 +81,15 @@ def test_uploads_lie_beside_it(project: Path) -> None:
     assert not (project / "uploads").exists()
 
 
-def test_uploads_lie_within_where_it_has_the_place(project: Path) -> None:
+def test_uploads_never_lie_within_it(project: Path) -> None:
+    """A directory `uploads/temparea` of the project used to be the mount point. Code inside renamed
+    its parent and made a false one."""
     place = project / "uploads" / "temparea"
     place.mkdir(parents=True)
     with Sandbox(workspace=project) as box:
-        box.uploads.put_bytes("a.csv", b"1,2\n")
-        path = "/workspace/uploads/temparea/a.csv"
-        assert box.run(f"open({path!r}).read()").result == "'1,2\\n'"
+        upload = box.uploads.put_bytes("a.csv", b"1,2\n")
+        assert upload.path == "/uploads/a.csv"
+        assert box.run(f"open({upload.path!r}).read()").result == "'1,2\\n'"
     assert list(place.iterdir()) == []
 
 

@@ -237,7 +237,7 @@ def test_a_start_that_is_refused_says_why_and_leaves_nothing(
     own_temporary_directory: Path,
 ) -> None:
     before = boxes()
-    assert refused(NOTEBOOK, start={"cwd": "/"}).code == "workspace_too_wide"
+    assert refused(NOTEBOOK, start={"cwd": "/"}).code == "directory_forbidden"
     directory = person_s(make(own_temporary_directory / "with-file"))
     file = directory / "kernel.json"
     told = refused(NOTEBOOK, start={"cwd": str(directory)}, connection_file=str(file))

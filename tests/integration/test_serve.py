@@ -336,6 +336,25 @@ def test_a_wrong_setting_ends_with_2_and_names_its_source(top: Path) -> None:
         assert "queue_max of the environment (SBX_QUEUE_MAX) is wrong" in ended.stderr
 
 
+@pytest.mark.parametrize("words", [("serve",), ("config",)])
+@pytest.mark.parametrize("name", [".env", "sbx.toml"])
+def test_a_planted_settings_file_executes_nothing(
+    top: Path, name: str, words: tuple[str, ...]
+) -> None:
+    """Code in `sbx run --workspace .` wrote SBX_BWRAP into .env; `sbx serve` there executed it."""
+    program = top / "planted"
+    program.write_text(f'#!/bin/sh\necho >> {top}/executed\nexec bwrap "$@"\n')
+    program.chmod(0o755)
+    line = f"SBX_BWRAP={program}" if name == ".env" else f'bwrap = "{program}"'
+    (top / name).write_text(f"{line}\n")
+    own = {"SBX_DATA_DIR": str(top / "data"), "SBX_SOCKET": str(top / "sbx.sock")}
+    ended = sbx(*words, env=own, cwd=top)
+    assert not (top / "executed").exists()
+    assert ended.returncode != 0
+    assert f"{top / name} may not set" in ended.stderr
+    assert "--config" in ended.stderr
+
+
 def test_the_environment_of_the_tests_is_without_settings() -> None:
     assert not [name for name in environment() if name.startswith("SBX_")]
 

@@ -14,7 +14,7 @@ from sbx.agent.messages import Message, Response, ToolCall, Usage
 from sbx.agent.models import TextDelta
 from sbx.agent.models.replay import Answer, Asked, Recorder, ReplayModel
 from sbx.agent.settings import AgentSettings, read_agent_settings
-from sbx.errors import BadRequest, Conflict, NotFound, SbxError, TooLarge
+from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.files import Upload
 from sbx.workspace.prompt import uploads_told
 from tests.fake_sandbox import FakeSandbox
@@ -156,6 +156,31 @@ def test_a_key_goes_nowhere_that_a_file_in_the_directory_names(
     assert read_agent_settings(environment={}, directory=tmp_path)
     with pytest.raises(BadRequest):
         read_agent_settings(environment=mine, directory=tmp_path)
+
+
+def test_the_client_s_key_goes_nowhere_that_a_file_in_the_directory_names(tmp_path: Path) -> None:
+    """Without SANDBOX_API_KEY the client sent SBX_API_KEY to the service that .env named."""
+    (tmp_path / ".env").write_text("SANDBOX_DOMAIN=http://127.0.0.1:9\n")
+    mine = {"SBX_API_KEY": "secret"}
+    with pytest.raises(BadRequest, match=r"SANDBOX_DOMAIN is from .env and SBX_API_KEY is not"):
+        read_agent_settings(environment=mine, directory=tmp_path)
+    chosen = {**mine, "SANDBOX_DOMAIN": "http://127.0.0.1:8"}
+    assert read_agent_settings(environment=chosen, directory=tmp_path)
+    (tmp_path / ".env").write_text("SANDBOX_DOMAIN=http://127.0.0.1:9\nSANDBOX_API_KEY=its-own\n")
+    assert read_agent_settings(environment=mine, directory=tmp_path).sandbox_api_key is not None
+
+
+@pytest.mark.parametrize("image", ["./planted.toml", "planted.toml", "/tmp/planted"])
+def test_a_file_in_the_directory_names_no_policy_file(tmp_path: Path, image: str) -> None:
+    """A planted policy could mount the home."""
+    (tmp_path / ".env").write_text(f"SBX_AGENT_SANDBOX_IMAGE={image}\n")
+    with pytest.raises(Denied) as refused:
+        read_agent_settings(environment={}, directory=tmp_path)
+    assert refused.value.code == "setting_not_allowed_here"
+    (tmp_path / ".env").write_text("SANDBOX_IMAGE=offline\n")
+    assert read_agent_settings(environment={}, directory=tmp_path).sandbox_image == "offline"
+    mine = {"SANDBOX_IMAGE": image}
+    assert read_agent_settings(environment=mine, directory=tmp_path).sandbox_image == image
 
 
 def test_a_missing_setting_is_named() -> None:

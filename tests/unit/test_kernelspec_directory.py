@@ -43,7 +43,7 @@ def test_a_project_is_taken_by_the_path_without_symlinks(home: Path) -> None:
 def test_a_home_and_what_holds_it_is_too_wide(home: Path) -> None:
     (home / "project" / "all").symlink_to("/")
     for path in (home, home.parent, Path("/"), home / "project" / "all"):
-        assert refused(path) == "workspace_too_wide"
+        assert refused(path) == "directory_forbidden"
 
 
 def test_the_real_home_counts_whatever_the_environment_says(
@@ -54,7 +54,7 @@ def test_the_real_home_counts_whatever_the_environment_says(
         real = Path(pwd.getpwuid(os.geteuid()).pw_dir)
     except KeyError:
         pytest.skip("this user has no entry in /etc/passwd")
-    assert refused(real) == "workspace_too_wide"
+    assert refused(real) == "directory_forbidden"
 
 
 def test_a_user_without_any_home_may_have_a_notebook(
@@ -67,11 +67,11 @@ def test_a_user_without_any_home_may_have_a_notebook(
 
 def test_what_decides_how_kernels_run_is_neither_held_nor_lived_in(home: Path) -> None:
     inside = home / "project" / "policies"
-    assert refused(home / "project", inside) == "workspace_too_wide"
+    assert refused(home / "project", inside) == "directory_forbidden"
     (home / "jupyter" / "data" / "kernels").mkdir(parents=True)
-    assert refused(home / "jupyter") == "workspace_too_wide"
-    assert refused(home / "jupyter" / "data" / "kernels") == "not_granted"
-    assert refused(Path(directory.__file__).parent) == "not_granted"
+    assert refused(home / "jupyter") == "directory_forbidden"
+    assert refused(home / "jupyter" / "data" / "kernels") == "directory_forbidden"
+    assert refused(Path(directory.__file__).parent) == "directory_forbidden"
 
 
 def test_a_directory_that_is_not_there_is_said_so(home: Path) -> None:

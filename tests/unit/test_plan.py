@@ -104,7 +104,6 @@ def test_host_directory_keeps_home_and_uploads_out_of_it() -> None:
     result = planned(
         files="/home/ann/project",
         host_directory=True,
-        has_temparea=False,
         guard=GuardPaths("/data/quarantine/1/inside", {"names": []}, ((1, 2),)),
     )
     assert Tmpfs("/home/sandbox", 64 * MIB, "0700") in result.mounts
@@ -155,11 +154,6 @@ def test_receipt_names_the_means_against_host_executables(key: str, weaker: bool
     assert (wall.name, wall.demanded, wall.weaker) == ("host_executables", key, weaker)
 
 
-def test_host_directory_with_its_own_temparea_is_given_the_uploads_there() -> None:
-    mounts = planned(host_directory=True, has_temparea=True).own_mounts
-    assert Bind("/data/temparea", "/workspace/uploads/temparea") in mounts
-
-
 def test_root_stages_what_another_uid_could_not_walk_to_and_nothing_of_the_system() -> None:
     rooted = planned(host=without(root=True))
     mounts = (*rooted.mounts, *rooted.own_mounts)
@@ -192,7 +186,7 @@ def test_conversations_of_a_policy_share_a_zygote_and_host_directories_have_anot
     policy = load("default")
     first = zygote_plan(policy, HOST, PATHS)
     assert first == zygote_plan(policy, HOST, replace(PATHS, files="/b", uploads="/c"))
-    project = replace(PATHS, files="/p", host_directory=True, has_temparea=False)
+    project = replace(PATHS, files="/p", host_directory=True)
     assert zygote_plan(policy, HOST, project).mount_points == ("/workspace", "/uploads")
     assert first != zygote_plan(policy, HOST, project)
 
@@ -306,7 +300,7 @@ def with_sockets(word: str, **changes: Any) -> Policy:
 
 
 def test_sockets_in_a_host_directory_are_not_among_those_to_connect_to() -> None:
-    seal = planned(host_directory=True, has_temparea=False).seal
+    seal = planned(host_directory=True).seal
     assert seal.connect == ("/tmp", "/dev/shm", "/home/sandbox")
     assert planned(with_sockets("any"), host_directory=True).seal.connect == ("/",)
 
@@ -334,7 +328,7 @@ MOUNTING = Filesystem(mount=(Mount(source="/srv/wheels", target="/opt/wheels"),)
         (with_sockets("none"), {"host_directory": True}, ("/workspace",)),
         (
             with_sockets("own", filesystem=MOUNTING),
-            {"host_directory": True, "has_temparea": False, "host_uploads": True},
+            {"host_directory": True, "host_uploads": True},
             ("/workspace", "/uploads", "/opt/wheels"),
         ),
     ],

@@ -9,6 +9,7 @@ from places import short_directory
 
 from sbx.errors import BadRequest, Denied, SbxError
 from sbx.runtime.project_grounds import ProjectGrounds
+from sbx.workspace.allowed_paths import OwnPaths
 
 OWNER = 4242
 
@@ -27,7 +28,7 @@ def top() -> Iterator[Path]:
 
 @pytest.fixture
 def grounds(top: Path) -> ProjectGrounds:
-    return ProjectGrounds((top / "work",), (top / "work/data",))
+    return ProjectGrounds((top / "work",), OwnPaths((top / "work/data",)))
 
 
 def refusal(grounds: ProjectGrounds, asked: str | Path) -> tuple[type[SbxError], str]:
@@ -69,28 +70,27 @@ def test_a_symlink_that_leads_out_is_not_granted(grounds: ProjectGrounds, top: P
 
 
 def test_without_the_setting_nothing_is_granted(top: Path) -> None:
-    assert refusal(ProjectGrounds((), ()), top / "work/mine") == (Denied, "not_granted")
+    assert refusal(ProjectGrounds((), OwnPaths()), top / "work/mine") == (Denied, "not_granted")
 
 
 @pytest.mark.parametrize("name", ["work", "work/data", "work/data/inside"])
-def test_what_is_the_service_s_own_is_not_granted(
+def test_what_is_the_service_s_own_is_forbidden(
     grounds: ProjectGrounds, top: Path, name: str
 ) -> None:
-    assert refusal(grounds, top / name) == (Denied, "not_granted")
+    assert refusal(grounds, top / name) == (Denied, "directory_forbidden")
 
 
-def test_the_whole_host_is_no_project() -> None:
-    assert refusal(ProjectGrounds((Path("/"),), ()), "/") == (BadRequest, "invalid_directory")
+@pytest.mark.parametrize("asked", ["/", "/etc", "/home", "/tmp"])
+def test_the_host_s_own_directories_are_no_projects(asked: str) -> None:
+    anywhere = ProjectGrounds((Path("/"),), OwnPaths())
+    assert refusal(anywhere, asked) == (Denied, "directory_forbidden")
 
 
 def test_a_home_is_no_project(
     grounds: ProjectGrounds, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Account:
-        pw_dir = str(top / "work/mine")
-
-    monkeypatch.setattr("pwd.getpwuid", lambda uid: Account)
-    assert refusal(grounds, top / "work/mine") == (Denied, "project_is_home")
+    monkeypatch.setenv("HOME", str(top / "work/mine"))
+    assert refusal(grounds, top / "work/mine") == (Denied, "directory_forbidden")
     assert grounds.resolve(str(top / "work/mine/sub"))
 
 

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from sbx.api.settings import Found, ServiceSettings, address, read_settings
+from sbx.api import settings as service_settings
+from sbx.api.settings import (
+    NOT_IN_WORKING_DIRECTORY,
+    Found,
+    ServiceSettings,
+    address,
+    read_settings,
+)
 from sbx.errors import BadRequest, Denied, NotFound
 from sbx.runtime.settings import Settings
 
@@ -17,17 +24,18 @@ def read(directory: Path, given: Mapping[str, Any] | None = None, /, **environme
 
 def test_each_source_wins_over_those_after_it(tmp_path: Path) -> None:
     (tmp_path / "sbx.toml").write_text(
-        'queue_max = 1\nkernels_max = 1\nlisten = "h:1"\nuser = "a"\n'
+        "queue_max = 1\nkernels_max = 1\nhistory_max = 1\ncargos_per_owner = 1\n"
     )
-    (tmp_path / ".env").write_text("SBX_QUEUE_MAX=2\nSBX_KERNELS_MAX=2\nSBX_LISTEN=h:2\n")
+    (tmp_path / ".env").write_text("SBX_QUEUE_MAX=2\nSBX_KERNELS_MAX=2\nSBX_HISTORY_MAX=2\n")
     found = read(tmp_path, {"queue_max": 4}, SBX_QUEUE_MAX="3", SBX_KERNELS_MAX="3")
     chosen = found.settings
-    assert (chosen.queue_max, chosen.kernels_max, chosen.listen, chosen.user) == (4, 3, "h:2", "a")
+    assert (chosen.queue_max, chosen.kernels_max) == (4, 3)
+    assert (chosen.history_max, chosen.cargos_per_owner) == (2, 1)
     assert found.sources == {
         "queue_max": "the command line",
         "kernels_max": "the environment (SBX_KERNELS_MAX)",
-        "listen": f"{tmp_path / '.env'} (SBX_LISTEN)",
-        "user": str(tmp_path / "sbx.toml"),
+        "history_max": f"{tmp_path / '.env'} (SBX_HISTORY_MAX)",
+        "cargos_per_owner": str(tmp_path / "sbx.toml"),
     }
 
 
@@ -105,6 +113,72 @@ def test_variables_that_look_like_ours_and_are_none_are_told(tmp_path: Path) -> 
         ("SBX_SOKET", "the environment"),
         ("SBX_TYPO", str(tmp_path / ".env")),
     )
+
+
+# The author of a project may set these in its .env and sbx.toml: limits, times and logging.
+ALLOWED_IN_WORKING_DIRECTORY = {
+    *("fast_path", "zygotes_max", "start_timeout", "interrupt_grace", "memory_reserve"),
+    *("sandboxes_max", "sandboxes_per_owner", "cargos_per_owner", "kernels_max"),
+    *("kernels_per_owner", "queue_max", "idle_timeout", "gc_interval", "files_grace"),
+    *("tombstones_kept", "history_max", "log_format", "log_level", "drain_timeout"),
+    *("connections_max", "uploads_at_once", "uploads_per_owner", "downloads_per_owner"),
+    *("followers_per_owner", "sessions_ttl", "sessions_upload_size", "sessions_upload_count"),
+    "sessions_upload_types",
+}
+VALUES = {"uid_range": "[1, 2]", "cgroups": "false", "allow_host_mode": "true"}
+
+
+def test_each_setting_is_allowed_in_a_working_directory_or_not() -> None:
+    fields = set(ServiceSettings.model_fields)
+    assert fields - set(NOT_IN_WORKING_DIRECTORY) == ALLOWED_IN_WORKING_DIRECTORY
+    assert set(NOT_IN_WORKING_DIRECTORY) <= fields
+
+
+def refused_here(directory: Path, setting: str, **environment: str) -> None:
+    with pytest.raises(Denied) as raised:
+        read(directory, **environment)
+    assert raised.value.code == "setting_not_allowed_here"
+    assert raised.value.details["setting"] == setting
+    assert "--config" in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize("setting", NOT_IN_WORKING_DIRECTORY)
+def test_a_file_of_the_working_directory_may_not_set(tmp_path: Path, setting: str) -> None:
+    """`sbx serve` in a project executed the program that a planted SBX_BWRAP named."""
+    variable = f"SBX_{setting.upper()}"
+    (tmp_path / ".env").write_text(f"{variable}={tmp_path}/planted\n")
+    refused_here(tmp_path, setting)
+    refused_here(tmp_path, setting, **{variable: "chosen"})  # also where another source wins
+    (tmp_path / ".env").unlink()
+    (tmp_path / "sbx.toml").write_text(f"{setting} = {VALUES.get(setting, repr('/x'))}\n")
+    refused_here(tmp_path, setting)
+
+
+@pytest.mark.parametrize("line", ["SBX_POLICIES=/x", "BAY_API_KEY=of-bay-0123456789abcdef"])
+def test_another_name_of_a_setting_is_refused_alike(tmp_path: Path, line: str) -> None:
+    (tmp_path / ".env").write_text(f"export {line}\n")
+    refused_here(tmp_path, "policy_dirs" if "POLICIES" in line else "api_key")
+    (tmp_path / ".env").write_text("")
+    (tmp_path / "sbx.toml").write_text("policies = ['/x']\n")
+    refused_here(tmp_path, "policy_dirs")
+
+
+def test_a_named_file_of_the_working_directory_may_set_all(tmp_path: Path) -> None:
+    file = tmp_path / "sbx.toml"
+    file.write_text('bwrap = "/chosen"\n')
+    named = read_settings(config=file, environment={}, directory=tmp_path)
+    assert named.settings.bwrap == Path("/chosen")
+    assert read(tmp_path, SBX_CONFIG=str(file)).sources == {"bwrap": str(file)}
+
+
+def test_a_file_of_the_configuration_directory_may_set_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "sbx.toml").write_text('bwrap = "/chosen"\n')
+    monkeypatch.setattr(service_settings, "_config_directory", lambda: tmp_path / "etc")
+    assert read(tmp_path).settings.bwrap == Path("/chosen")
+    assert read(tmp_path / "etc").settings.bwrap == Path("/chosen")
 
 
 @pytest.mark.parametrize("name", [".env", "sbx.toml"])
