@@ -158,6 +158,8 @@ class Confinement:
                     yield {**order, "path": self._charged(order["path"], held)}
                 case "attach":
                     yield self._attach(order, held)
+                case "map_owner":
+                    raise _denied("a service maps no owner of a directory")
                 case "fork":
                     _check_name(order["jail"])
                     yield order
@@ -203,7 +205,7 @@ class Confinement:
             verb = "--bind" if mount["writable"] else "--ro-bind"
             if (verb, kind, mount["target"]) not in self._jails.binds:
                 raise _denied(f"no policy shows {mount['source']} at {mount['target']}")
-            mounts.append({**mount, "source": opened})
+            mounts.append({**mount, "source": opened, "mapped": False})
         return {**order, "mounts": mounts}
 
     def _attach(self, order: dict[str, Any], held: ExitStack) -> dict[str, Any]:
@@ -243,14 +245,14 @@ class Confinement:
         words: Words,
         grant: _Grant,
         held: ExitStack | None,
-    ) -> list[tuple[int, str, Any]]:
+    ) -> list[tuple[int, str, Any, bool]]:
         """Every source looked at; what is to be staged, files of conversations by open files."""
         staged = {
             staging.place(name, index): (index, source, expected)
-            for index, source, expected in order["stage"]
+            for index, source, expected, _ in order["stage"]
             if type(index) is int and isinstance(source, str)
         }
-        used: list[tuple[int, str, Any]] = []
+        used: list[tuple[int, str, Any, bool]] = []
         for verb, place, target in words.binds:
             index, source, expected = staged.pop(place, (-1, place, None))
             shown, opened = source, source
@@ -261,7 +263,7 @@ class Confinement:
             if (verb, shown, target) not in grant.binds:
                 raise _denied(f"no policy shows {source} at {target}")
             if index >= 0:
-                used.append((index, opened, expected))
+                used.append((index, opened, expected, False))
         if len(used) != len(order["stage"]):
             raise _denied("something is staged that the jail does not show")
         return used

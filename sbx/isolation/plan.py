@@ -60,7 +60,8 @@ class WayOut:
 @dataclass(frozen=True, slots=True)
 class Paths:
     """The host's directories that one jail is shown. `guest` holds the package `sbx`; `disk` is by
-    which means the files keep to their size."""
+    which means the files keep to their size. `mapped`: the files belong to another host uid than the
+    jail's, and are shown through an idmapped mount."""
 
     files: str
     uploads: str
@@ -74,6 +75,7 @@ class Paths:
     protected: tuple[str, ...] = ()
     disk: "Wall | None" = None
     way_out: WayOut | None = None
+    mapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Bind:
 
     `staged`: the source may lie where the jail's host uid cannot walk (an interpreter or a data
     directory under root's home), so a root broker first binds it to a place that anyone can reach.
+    `mapped`: through an idmapped mount, which shows the owner of the workspace as the jail's uid.
     """
 
     source: str
@@ -89,6 +92,7 @@ class Bind:
     writable: bool = False
     optional: bool = False
     staged: bool = False
+    mapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +372,8 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
        directories above it pinned like `uploads`.
     3. The directory of the proxy's socket, read-only: to connect to one is no write.
     """
-    view = [Bind(paths.files, WORKSPACE, writable=True, staged=staged)]
+    own: dict[str, Any] = {"staged": staged, "mapped": paths.mapped}
+    view = [Bind(paths.files, WORKSPACE, writable=True, **own)]
     if paths.host_directory:
         target = TEMPAREA if paths.has_temparea else UPLOADS_BESIDE_A_HOST_DIRECTORY
         view.append(Bind(paths.uploads, target, staged=staged))
@@ -381,7 +386,7 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
         view.append(Bind(paths.shared, f"{WORKSPACE}/shared", writable=writable, staged=staged))
     for names, writable in ((paths.pinned, True), (paths.protected, False)):
         view += [
-            Bind(f"{paths.files}/{name}", f"{WORKSPACE}/{name}", writable=writable, staged=staged)
+            Bind(f"{paths.files}/{name}", f"{WORKSPACE}/{name}", writable=writable, **own)
             for name in names
         ]
     if paths.way_out is not None:

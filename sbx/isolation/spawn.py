@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from sbx.isolation import staging
+from sbx.isolation import staging, userns
 from sbx.isolation.slots import (
     ARGS_FD,
     CONTROL_FD,
@@ -47,9 +47,11 @@ def start_jail(
     sockets: tuple[int, int],
     become: tuple[int, int] | None,
     enter_group: Callable[[], None],
+    owners: int | None,
 ) -> Started:
     """Start a jail of the cold path. `order` is the broker's `launch`, `sockets` are the inner ends
-    of control and kernel; the fds of what is returned are the caller's.
+    of control and kernel, `owners` is the user namespace for its mapped mounts; the fds of what is
+    returned are the caller's.
 
     Raises OSError and Broken, with nothing left but what `staging.clear` removes.
     """
@@ -57,18 +59,18 @@ def start_jail(
     try:
         control, kernel = sockets
         inherited = [(control, CONTROL_FD), (kernel, KERNEL_FD), (seccomp, FILTER_FD)]
-        return _start_bwrap(order["jail"], order, inherited, become, enter_group)
+        return _start_bwrap(order["jail"], order, inherited, become, enter_group, owners)
     finally:
         os.close(seccomp)
 
 
 def start_zygote(
-    order: Mapping[str, Any], orders: int, userns: int, become: tuple[int, int] | None
+    order: Mapping[str, Any], orders: int, lives_in: int, become: tuple[int, int] | None
 ) -> Started:
-    """Start a zygote, in the group of the broker. `orders` is the inner end of its socket, `userns`
-    the user namespace it is to live in. Raises as `start_jail` does."""
-    inherited = [(orders, ORDERS_FD), (userns, USERNS_FD)]
-    return _start_bwrap(order["zygote"], order, inherited, become, lambda: None)
+    """Start a zygote, in the group of the broker. `orders` is the inner end of its socket,
+    `lives_in` the user namespace it is to live in. Raises as `start_jail` does."""
+    inherited = [(orders, ORDERS_FD), (lives_in, USERNS_FD)]
+    return _start_bwrap(order["zygote"], order, inherited, become, lambda: None, None)
 
 
 def _start_bwrap(
@@ -77,11 +79,13 @@ def _start_bwrap(
     inherited: Sequence[tuple[int, int]],
     become: tuple[int, int] | None,
     enter_group: Callable[[], None],
+    owners: int | None,
 ) -> Started:
     """Stage the mounts, hand bwrap all that it reads, start it."""
-    for index, source, expected in order["stage"]:
+    for index, source, expected, mapped in order["stage"]:
         place = staging.place(name, index)
-        staging.bind(source, place, tuple(expected) if expected else None)
+        mapping = userns.of(mapped, owners)
+        staging.bind(source, place, tuple(expected) if expected else None, mapping)
     with ExitStack() as ours, ExitStack() as handed:
 
         def hand(fd: int) -> int:

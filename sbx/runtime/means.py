@@ -73,6 +73,7 @@ class Means:
             protected=ready.protected,
             way_out=way_out,
             disk=opened.disk,
+            mapped=opened.mapped,
         )
 
     def order(

@@ -46,7 +46,7 @@ class OpenFiles:
     `uploads` is None where a directory of the host is mounted as the uploads, `measured` where the
     files are not ours to limit; where it `has_quota`, linux does, and `disk` says so in a receipt.
     `shared` is what conversations share, if they do. `identities` are (device, inode) of host
-    directories by path.
+    directories by path. `mapped`: the files belong to another host uid than the jail's.
     """
 
     files: Files
@@ -69,6 +69,7 @@ class OpenFiles:
     intakes: Intakes = field(default_factory=Intakes)
     watches: Watches = field(default_factory=Watches)
     users: int = 0
+    mapped: bool = False
 
     async def call(self, act: Callable[[], T]) -> T:
         """`act` in a worker thread. A call that is cancelled leaves its thread at work, and what
@@ -138,12 +139,15 @@ def open_files(
     uploads: Path | None,
     *,
     new: bool = True,
+    mapped: bool = False,
 ) -> OpenFiles:
     """Open the files of a conversation: of a `new` one, or of one in which jails have run.
 
-    `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails.
+    `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails. `mapped`:
+    jails see the owner of the `workspace` as `host`, and files that are made from outside get the
+    owner that the directory has on disk.
 
-    Raises Denied `workspace_owned_by_root`, NotFound, InvalidPath.
+    Raises Denied `workspace_owned_by_root`, `workspace_too_wide`, NotFound, InvalidPath.
     """
     owner = host if host[0] != os.geteuid() else None
     largest = policy.limits.file_size_max
@@ -183,10 +187,12 @@ def open_files(
                 untouched=new and shared is None,
             )
         else:
-            directory = HostDirectory.open(workspace, jail_uid=host[0])
+            directory = HostDirectory.open(workspace, jail_uid=host[0], mapped=mapped)
             held.callback(directory.close)
+            if mapped:
+                _check_apart(directory.path, data.path)
             identities[str(directory.path)] = directory.identity()
-            tree = directory.tree(owner=owner)
+            tree = directory.tree(owner=directory.owner if mapped else owner)
             held.callback(tree.close)
             has_temparea = _has_temparea(tree)
             if not has_temparea:
@@ -207,9 +213,21 @@ def open_files(
                 host_directory=directory,
                 has_temparea=has_temparea,
                 identities=identities,
+                mapped=mapped,
             )
         opened.held.push(held.pop_all())
         return opened
+
+
+def _check_apart(directory: Path, data: Path) -> None:
+    own = Path(os.path.realpath(data))
+    if own.is_relative_to(directory) or directory.is_relative_to(own):
+        raise errors.Denied(
+            f"'{directory}' holds, or lies in, the data directory of sbx, {own}",
+            code="workspace_too_wide",
+            hint="make a directory for the work, and name that",
+            details={"path": str(directory)},
+        )
 
 
 def _has_temparea(tree: Tree) -> bool:

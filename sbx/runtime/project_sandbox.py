@@ -74,7 +74,9 @@ class ProjectSandbox(AsyncSandbox):
         await super().prepare()
         opened = await self._default.opened()
         paths = self._means.paths(opened, Ready((), (), {}), self._interpreter)
-        self._computing_key = self._key_of(self._without_processes, paths, foreign_uid=True)
+        self._computing_key = self._key_of(
+            self._without_processes, paths, foreign_uid=not self._mapped
+        )
 
     async def uploads_view(self) -> str:
         """Where code sees the uploads."""

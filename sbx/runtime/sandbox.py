@@ -109,6 +109,7 @@ class AsyncSandbox:
             means, policy, self._directory, lambda: (self._host.uid, self._host.gid)
         )
         self._host: Host
+        self._mapped = False  # whether jails see the owner of the workspace as their own uid
         self._key: Key | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -123,10 +124,14 @@ class AsyncSandbox:
         uid = None
         if self._workspace is not None:
             uid = await asyncio.to_thread(_owner_of, self._workspace)
-        await self._make_group(uid)
+            self._mapped = uid == 0 and self._means.capabilities.root
+        await self._make_group(None if self._mapped else uid or None)
         opened = await self._default.opened()
+        if self._mapped:
+            path = str(opened.files_path)
+            await self._means.broker.map_owner(self._group, path, opened.identities[path])
         paths = self._means.paths(opened, Ready((), (), {}), self._interpreter)
-        self._decide_key(paths, foreign_uid=paths.host_directory)
+        self._decide_key(paths, foreign_uid=paths.host_directory and not self._mapped)
 
     async def _make_group(self, uid: int | None) -> None:
         """The cgroup and host uid of its jails; None lets the broker choose the uid."""
@@ -438,6 +443,7 @@ class AsyncSandbox:
             self._workspace,
             self._uploads,
             new=new,
+            mapped=self._mapped,
         )
         return await limited(self._means, self.policy, opened)
 
@@ -546,8 +552,8 @@ class AsyncSandbox:
 
 
 def _owner_of(workspace: Path) -> int | None:
-    """The host uid that can write to a directory of the host; None lets the broker choose."""
+    """The host uid that a directory of the host belongs to; None where it cannot be seen."""
     try:
-        return workspace.stat().st_uid or None
+        return workspace.stat().st_uid
     except OSError:
         return None  # opening it says what is wrong

@@ -8,6 +8,7 @@ hold: those files are what `protected_paths` names.
 import errno
 import functools
 import os
+import pwd
 import stat
 import sys
 from dataclasses import dataclass
@@ -40,6 +41,12 @@ RUNS_ON_THE_HOST = (
     ".zprofile",
     ".ssh",
 )
+# A directory of root may neither hold nor lie in these: programs of the host run from there as root,
+# or read there how to.
+_OF_THE_HOST = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin"),
+    *("/sys", "/usr", "/var/lib", "/var/spool"),
+)
 _FIRST_NAMES = frozenset(path.partition("/")[0] for path in RUNS_ON_THE_HOST)
 
 
@@ -66,26 +73,42 @@ class HostDirectory:
         self.path = path
 
     @classmethod
-    def open(cls, path: Path, *, jail_uid: int, read_only: bool = False) -> Self:
-        """Hold `path` for a jail that runs as `jail_uid` on the host.
+    def open(
+        cls, path: Path, *, jail_uid: int, read_only: bool = False, mapped: bool = False
+    ) -> Self:
+        """Hold `path` for a jail that runs as `jail_uid` on the host. `mapped`: an idmapped mount
+        will show the owner of the directory as that uid.
 
         Raises NotFound, InvalidPath `not_a_directory`, Denied `workspace_owned_by_root` for one to
-        be written to, and Denied `directory_unreadable` for one that the jail could not look into.
+        be written to, `workspace_too_wide` for a mapped one that the host runs programs from, and
+        `directory_unreadable` for one that the jail could not look into.
         """
         with translated(str(path)):
             try:
                 fd = os.open(path, os.O_PATH | os.O_DIRECTORY)
             except NotADirectoryError as error:
                 raise wrong_path(str(path), "not_a_directory", "is not a directory") from error
-        if (refusal := _refusal(path, os.fstat(fd), jail_uid, read_only)) is not None:
+        # The path of what is held, not of what was named: symlinks may lead elsewhere by now.
+        held = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        found = os.fstat(fd)
+        if mapped:
+            refusal = refused_of_root(held) if found.st_uid == 0 else None
+        else:
+            refusal = _refusal(path, found, jail_uid, read_only)
+        if refusal is not None:
             os.close(fd)
             raise refusal
-        # The path of what is held, not of what was named: symlinks may lead elsewhere by now.
-        return cls(fd, Path(os.readlink(f"/proc/self/fd/{fd}")))
+        return cls(fd, held)
 
     def tree(self, *, view: str = WORKSPACE, owner: Owner | None = None) -> Tree:
         """The files in it, for the host's side; a tree of its own, to be closed by the caller."""
         return Tree(os.dup(self.fd), view=view, owner=owner)
+
+    @property
+    def owner(self) -> Owner:
+        """The uid and gid of the directory, on disk."""
+        found = os.fstat(self.fd)
+        return found.st_uid, found.st_gid
 
     def identity(self, name: str = ".") -> tuple[int, int]:
         """(device, inode) of the directory, or of what it has by this name; a link's own."""
@@ -125,6 +148,21 @@ class HostDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def refused_of_root(directory: Path) -> Denied | None:
+    """Return the reason why a directory of root, by a path without symlinks, is no workspace."""
+    home = Path(os.path.realpath(pwd.getpwuid(0).pw_dir))
+    below = tuple(Path(os.path.realpath(one)) for one in _OF_THE_HOST)
+    for own in (Path("/"), home, *below):
+        if own.is_relative_to(directory) or (own in below and directory.is_relative_to(own)):
+            return Denied(
+                f"'{directory}' holds, or lies in, {own}: code that writes there is root outside",
+                code="workspace_too_wide",
+                hint="make a directory for the work, and name that",
+                details={"path": str(directory)},
+            )
+    return None
 
 
 def _refusal(path: Path, found: os.stat_result, jail_uid: int, read_only: bool) -> Denied | None:
