@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -45,6 +46,7 @@ from sbx.runtime.terminals import Terminals
 from sbx.runtime.tripwires import Sprung, Tripwires
 from sbx.runtime.usage import Whole
 from sbx.workspace import check_name
+from sbx.workspace.set_id import refuse_set_id
 
 if TYPE_CHECKING:
     from sbx.runtime.egress import Decision
@@ -130,6 +132,8 @@ class AsyncSandbox:
         if self._mapped:
             path = str(opened.files_path)
             await self._means.broker.map_owner(self._group, path, opened.identities[path])
+            assert opened.host_directory is not None
+            await opened.call(partial(refuse_set_id, opened.host_directory))
         paths = self._means.paths(opened, Ready((), (), {}), self._interpreter)
         self._decide_key(paths, foreign_uid=paths.host_directory and not self._mapped)
 
