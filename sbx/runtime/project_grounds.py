@@ -8,13 +8,14 @@ import errno
 import os
 import pwd
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from sbx.errors import BadRequest, Denied
 from sbx.linux import openat2
+from sbx.workspace.host_directory import refused_of_root
 
 _HOW = os.O_PATH | os.O_DIRECTORY
 _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
@@ -24,14 +25,16 @@ _PATH_MAX = 4095
 @dataclass(frozen=True, slots=True)
 class ProjectGrounds:
     """`within`: directories of which, and of what lies below them, any may be a project. `never`:
-    what none may hold or lie in: the service's own files, and the socket of its operator.
+    what none may hold or lie in: the service's own files, and the socket of its operator. `owners`:
+    whose directories may be mapped; root's are refused without it.
 
     Its methods look at the disk. They raise BadRequest `invalid_directory`, and Denied
-    `not_granted`, `workspace_owned_by_root` and `project_is_home`.
+    `not_granted`, `workspace_owned_by_root`, `workspace_too_wide` and `project_is_home`.
     """
 
     within: Sequence[Path]
     never: Sequence[Path]
+    owners: Collection[int] = ()
 
     def resolve(self, asked: str) -> Path:
         """The directory that is meant, by the one path that has no symlink."""
@@ -84,12 +87,15 @@ class ProjectGrounds:
                 )
         if directory == Path("/") or not stat.S_ISDIR(found.st_mode):
             raise _invalid(str(directory), "it is the whole host, or no directory")
-        if found.st_uid == 0:
+        if found.st_uid == 0 and 0 not in self.owners:
             raise Denied(
-                f"'{directory}' belongs to root, and nothing inside a sandbox may be root outside",
+                f"'{directory}' belongs to root, and the operator allows no project of root",
                 code="workspace_owned_by_root",
-                hint="give the directory to another user (chown), or copy it to one of your own",
+                hint="the operator names root in the setting project_owners (SBX_PROJECT_OWNERS);"
+                " or give the directory to another user (chown)",
             )
+        if found.st_uid == 0 and (refusal := refused_of_root(directory)) is not None:
+            raise refusal
         if directory in _homes(found.st_uid):
             raise Denied(
                 f"'{directory}' is somebody's home: keys, mail and what a shell reads lie there",

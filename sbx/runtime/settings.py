@@ -1,11 +1,12 @@
 """What an operator may choose, from keyword arguments or the environment (SBX_*)."""
 
 import os
+import pwd
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from platformdirs import user_config_path, user_data_path
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from sbx.errors import BadRequest
@@ -22,6 +23,16 @@ def _default_environments() -> Path:
     return user_data_path("sbx") / "environments"
 
 
+def _uid(value: Any) -> Any:
+    """The uid of an account by its name, or a uid itself."""
+    if not isinstance(value, str) or value.isdecimal():
+        return value
+    try:
+        return pwd.getpwnam(value).pw_uid
+    except KeyError:
+        raise ValueError(f"this host has no account {value!r}") from None
+
+
 class Settings(BaseSettings):
     """Settings of a runtime. Durations in seconds.
 
@@ -32,6 +43,9 @@ class Settings(BaseSettings):
     sbx decides by itself.
     `project_dirs`: directories of which, and of what lies below them, one may be the working
     directory of a project; none by default.
+    `project_owners`: accounts, by name or uid, whose directories projects may have although no jail
+    can run as that account: root, and every owner where the service has given up root's rights. The
+    directories are mapped: jails keep uids of their own. None by default.
     `allow_host_mode`: a project may turn its sandbox off, so that what a model asks for is done on
     the host itself, with all that the user who runs this may do.
     `fast_path`: kernels may be forked and kept ready; False leaves only the cold path.
@@ -67,6 +81,7 @@ class Settings(BaseSettings):
     )
     attach_dirs: tuple[Path, ...] = ()
     project_dirs: tuple[Path, ...] = ()
+    project_owners: tuple[Annotated[int, BeforeValidator(_uid), Field(ge=0)], ...] = ()
     allow_host_mode: bool = False
     fast_path: bool = True
     zygotes_max: Annotated[int, Field(ge=1, le=1000)] = 8
