@@ -60,8 +60,8 @@ class WayOut:
 @dataclass(frozen=True, slots=True)
 class Paths:
     """The host's directories that one jail is shown. `guest` holds the package `sbx`; `disk` is by
-    which means the files keep to their size. `mapped`: the files belong to another host uid than the
-    jail's, and are shown through an idmapped mount."""
+    which means the files keep to their size. `mapped`: the files belong to another host uid than
+    the jail's, and are shown through an idmapped mount."""
 
     files: str
     uploads: str

@@ -41,9 +41,7 @@ class Projects:
         self._clock = clock
         self._settings = settings
         self._refusal = partial(refusal, settings, runtime)
-        grounds = ProjectGrounds(
-            settings.project_dirs, settings.private, settings.project_owners
-        )
+        grounds = ProjectGrounds(settings.project_dirs, settings.private, settings.project_owners)
         self._grounds = grounds
         self._boxes = ProjectBoxes(runtime, clock, settings, grounds)
         if settings.project_dirs and (why := refusal(settings, runtime, True)) is not None:

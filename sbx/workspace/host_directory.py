@@ -41,8 +41,8 @@ RUNS_ON_THE_HOST = (
     ".zprofile",
     ".ssh",
 )
-# A directory of root may neither hold nor lie in these: programs of the host run from there as root,
-# or read there how to.
+# A directory of root may neither hold nor lie in these: programs that the host runs as root lie
+# there, and their configuration.
 _OF_THE_HOST = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin"),
     *("/sys", "/usr", "/var/lib", "/var/spool"),

@@ -157,8 +157,8 @@ def dropping(*words: str) -> Callable[[Order], None]:
 
 def staging(source: str) -> Callable[[Order], None]:
     def change(order: Order) -> None:
-        index, _, _ = order["stage"][0]
-        order["stage"][0] = [index, source, None]
+        index, _, _, mapped = order["stage"][0]
+        order["stage"][0] = [index, source, None, mapped]
 
     return change
 
@@ -169,7 +169,7 @@ def unstaged(order: Order) -> None:
 
 
 def more_staged(order: Order) -> None:
-    order["stage"].append([190, "/root", None])
+    order["stage"].append([190, "/root", None, False])
 
 
 def smuggled(order: Order) -> None:
