@@ -376,7 +376,9 @@ class Broker:
         sandbox = self._sandboxes[order["sandbox"]]
         if sandbox.become is None or sandbox.owners is not None:
             raise Broken("the owner of one directory is mapped, once, by a broker that is root")
-        sandbox.owners = userns.map_owner(order["source"], order["expected"], sandbox.become)
+        sandbox.owners = userns.map_owner(
+            order["source"], order["expected"], sandbox.become, order.get("shown")
+        )
         return {}
 
     def _drop_sandbox(self, name: str) -> dict[str, Any]:

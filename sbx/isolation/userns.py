@@ -71,12 +71,15 @@ def make(enter: Callable[[], object], write_maps: Callable[[int], object]) -> in
             os.waitpid(pid, 0)
 
 
-def map_owner(source: str, expected: Sequence[int] | None, become: Ids) -> int:
+def map_owner(
+    source: str, expected: Sequence[int] | None, become: Ids, shown: str | None = None
+) -> int:
     """Return an fd of a user namespace for mounts of `source` that show its owner as `become`.
 
-    `expected` is the (device, inode) that the runtime opened. A detached clone is idmapped once,
-    so that a refusal comes before anything starts. Raises Denied `workspace_owned_by_root` where
-    Linux or the file system refuses, Broken `path_replaced`, and OSError.
+    `expected` is the (device, inode) that the runtime opened, `shown` the path for messages. A
+    detached clone is idmapped once, so that a refusal comes before anything starts. Raises Denied
+    `workspace_owned_by_root` where Linux or the file system refuses, Broken `path_replaced`, and
+    OSError.
     """
     tree = mounts.open_tree(source)
     try:
@@ -87,12 +90,12 @@ def map_owner(source: str, expected: Sequence[int] | None, become: Ids) -> int:
         try:
             made = _for_owner(owner, become)
         except OSError as error:
-            raise _refusal(source, owner[0], error) from error
+            raise _refusal(shown or source, owner[0], error) from error
         try:
             mounts.restrict_tree(tree, read_only=False, userns=made)
         except OSError as error:
             os.close(made)
-            raise _refusal(source, owner[0], error) from error
+            raise _refusal(shown or source, owner[0], error) from error
         return made
     finally:
         os.close(tree)

@@ -29,7 +29,8 @@ _MIME_MAX = 8 << 20
 @dataclass(frozen=True, slots=True)
 class Means:
     """What a runtime has, and every sandbox of it uses. `homes`: directories of sandboxes that
-    nobody owns yet, which no store knows of; `copies`: those of frozen copies."""
+    nobody owns yet, which no store knows of; `copies`: those of frozen copies. `confined`: the
+    broker gives jails no uid but those of its range."""
 
     broker: Broker
     starter: Starter
@@ -40,6 +41,7 @@ class Means:
     homes: set[str] = field(default_factory=set)
     copies: set[str] = field(default_factory=set)
     disk_quota: str = "auto"
+    confined: bool = False
 
     @property
     def capabilities(self) -> Capabilities:

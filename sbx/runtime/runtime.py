@@ -103,6 +103,7 @@ class Runtime:
             guest=_PACKAGE_ROOT,
             grace_s=settings.interrupt_grace,
             disk_quota=settings.disk_quota,
+            confined=self.confined,
         )
         return self
 

@@ -126,7 +126,8 @@ class AsyncSandbox:
         uid = None
         if self._workspace is not None:
             uid = await asyncio.to_thread(_owner_of, self._workspace)
-            self._mapped = uid == 0 and self._means.capabilities.root
+            may_map = self._means.capabilities.root and uid is not None
+            self._mapped = may_map and (uid == 0 or self._means.confined)
         await self._make_group(None if self._mapped else uid or None)
         opened = await self._default.opened()
         if self._mapped:

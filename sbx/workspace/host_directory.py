@@ -153,7 +153,7 @@ class HostDirectory:
 def refused_of_root(directory: Path) -> Denied | None:
     """Return the reason why a directory of root, by a path without symlinks, is no workspace."""
     home = Path(os.path.realpath(pwd.getpwuid(0).pw_dir))
-    below = tuple(Path(os.path.realpath(one)) for one in _OF_THE_HOST)
+    below = tuple(map(Path, of_the_host()))
     for own in (Path("/"), home, *below):
         if own.is_relative_to(directory) or (own in below and directory.is_relative_to(own)):
             return Denied(
@@ -163,6 +163,11 @@ def refused_of_root(directory: Path) -> Denied | None:
                 details={"path": str(directory)},
             )
     return None
+
+
+def of_the_host() -> tuple[str, ...]:
+    """Return the directories whose files the host runs or reads as root, without symlinks."""
+    return tuple(dict.fromkeys(map(os.path.realpath, _OF_THE_HOST)))
 
 
 def _refusal(path: Path, found: os.stat_result, jail_uid: int, read_only: bool) -> Denied | None:
