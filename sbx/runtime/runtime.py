@@ -140,8 +140,12 @@ class Runtime:
         `{"limits": {"memory_max": "64MiB"}}`; `env` adds environment variables. `workspace` is a
         directory of the host to be /workspace, `uploads` one to be the read-only uploads.
 
+        As root, a `workspace` of root is mapped: the jail sees the files as its own, and new files
+        belong to root.
+
         Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce,
-        Denied `workspace_owned_by_root`.
+        Denied `workspace_owned_by_root` (also where Linux or the file system cannot map it),
+        `workspace_too_wide`, `workspace_has_set_id`.
         """
         means = self._started()
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import sbx
@@ -343,7 +344,7 @@ async def test_a_project_of_root_is_for_the_operator_to_allow(top: Path, project
 
 
 async def test_no_project_holds_what_the_host_runs_as_root(top: Path) -> None:
-    settings = {"project_dirs": (Path("/"),), "project_owners": (0,)}
+    settings: dict[str, Any] = {"project_dirs": (Path("/"),), "project_owners": (0,)}
     async with a_house(top / "data", **settings) as house:
         for named in ("/etc", "/usr/local", "/var"):
             with pytest.raises(Denied) as raised:
@@ -358,7 +359,11 @@ async def test_without_a_sandbox_root_works_in_directories_of_root_only(
         told = await box.start_shell("id -u; echo x > by-command").result()
         assert told.stdout == "0\n"
 
-    chosen = {"project_dirs": (top,), "project_owners": (0,), "allow_host_mode": True}
+    chosen: dict[str, Any] = {
+        "project_dirs": (top,),
+        "project_owners": (0,),
+        "allow_host_mode": True,
+    }
     async with a_house(top / "data", **chosen) as house:
         await in_project(house, project, work, sandbox_enabled=False)
         assert owned(project)["by-command"] == (0, 0, 0o644)

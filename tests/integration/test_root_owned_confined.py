@@ -41,7 +41,7 @@ async def runtime(top: Path) -> AsyncIterator[Runtime]:
         data_dir=top / "data",
         socket=top / "run" / "s",
         project_dirs=(top / "work",),
-        project_owners=("root", str(OWNER)),
+        project_owners=(0, OWNER),
     )
     broker = start_broker(uids=settings.uid_range)
     account = privileges.account_of(settings)
