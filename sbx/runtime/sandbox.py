@@ -46,7 +46,7 @@ from sbx.runtime.terminals import Terminals
 from sbx.runtime.tripwires import Sprung, Tripwires
 from sbx.runtime.usage import Whole
 from sbx.workspace import check_name
-from sbx.workspace.set_id import refuse_set_id
+from sbx.workspace.rights import refuse_rights
 
 if TYPE_CHECKING:
     from sbx.runtime.egress import Decision
@@ -134,7 +134,7 @@ class AsyncSandbox:
             path = str(opened.files_path)
             await self._means.broker.map_owner(self._group, path, opened.identities[path])
             assert opened.host_directory is not None
-            await opened.call(partial(refuse_set_id, opened.host_directory))
+            await opened.call(partial(refuse_rights, opened.host_directory))
         paths = self._means.paths(opened, Ready((), (), {}), self._interpreter)
         self._decide_key(paths, foreign_uid=paths.host_directory and not self._mapped)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import stat
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -291,6 +292,22 @@ async def test_one_with_a_program_of_more_rights_is_refused(
     give(project / "sub/data")
     async with await runtime.create(workspace=project) as box:
         assert (await box.run("open('sub/data', 'r+')")).status == "error"
+
+
+async def test_one_with_a_socket_of_root_is_refused(runtime: Runtime, project: Path) -> None:
+    """Only root may connect there, and the jail would be shown it as its own."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(project / "sub/s"))
+        (project / "sub/s").chmod(0o600)
+        with pytest.raises(Denied) as raised:
+            await runtime.create(workspace=project)
+        assert raised.value.code == "workspace_has_socket"
+        os.chown(project / "sub/s", OTHER, OTHER)
+        listening.listen()
+        async with await runtime.create(workspace=project) as box:
+            told = await box.run("import socket; socket.socket(1).connect('sub/s')")
+            assert told.error is not None
+            assert told.error.name == "PermissionError"
 
 
 async def test_two_sandboxes_have_uids_of_their_own_over_one_directory(

@@ -1,9 +1,12 @@
-"""Files in a directory of the host whose program runs with more rights than its caller has.
+"""Files in a directory of root through which code inside would get rights of root.
 
 A jail that is shown such a file as its own cannot make another one: its filter refuses set-id bits,
 and it has no capability. But it could change this one. write(2) takes the bits away; a write
 through a shared mapping (mmap(2)) does not. Every user of the host could then run the code of the
 jail as the owner of the file.
+
+A socket of root that nobody else may connect to is open to a jail that is shown it as its own: a
+service of root, docker's for one, may listen there.
 """
 
 import errno
@@ -11,6 +14,7 @@ import os
 import stat
 import time
 from contextlib import suppress
+from typing import NamedTuple
 
 from sbx.errors import Denied, Unavailable
 from sbx.linux import openat2
@@ -24,26 +28,41 @@ _RESOLVE = (
 _CAPABILITIES = "security.capability"
 
 
-def refuse_set_id(directory: HostDirectory, *, deadline_s: float = _DEADLINE_S) -> None:
+def refuse_rights(directory: HostDirectory, *, deadline_s: float = _DEADLINE_S) -> None:
     """Look at all files below the directory that belong to its owner.
 
     Raises Denied `workspace_has_set_id` for a set-user-id or set-group-id file and for one with
-    file capabilities, and Unavailable `workspace_too_large` when there are too many to look at.
+    file capabilities, Denied `workspace_has_socket` for a socket, and Unavailable
+    `workspace_too_large` when there are too many to look at.
     """
     with translated(str(directory.path)):
         found = _first(directory.fd, directory.owner[0], time.monotonic() + deadline_s)
-    if found is not None:
-        name = os.fsdecode(found)
+    if found is None:
+        return
+    name = os.fsdecode(found.name)
+    if found.is_socket:
         raise Denied(
-            f"'{directory.path}/{name}' runs with the rights of its owner (a set-id bit or file"
-            " capabilities), and code inside could change it",
-            code="workspace_has_set_id",
-            hint=f"take them away (chmod ug-s, setcap -r) or move the file elsewhere: {name}",
+            f"'{directory.path}/{name}' is a socket, and code inside could connect to it as its"
+            " owner",
+            code="workspace_has_socket",
+            hint=f"end the program that listens there, and remove it: {name}",
             details={"path": f"{directory.path}/{name}"},
         )
+    raise Denied(
+        f"'{directory.path}/{name}' runs with the rights of its owner (a set-id bit or file"
+        " capabilities), and code inside could change it",
+        code="workspace_has_set_id",
+        hint=f"take them away (chmod ug-s, setcap -r) or move the file elsewhere: {name}",
+        details={"path": f"{directory.path}/{name}"},
+    )
 
 
-def _first(top: int, uid: int, deadline: float) -> bytes | None:
+class _Found(NamedTuple):
+    name: bytes
+    is_socket: bool
+
+
+def _first(top: int, uid: int, deadline: float) -> _Found | None:
     below = [b"."]
     while below:
         name = below.pop()
@@ -64,21 +83,26 @@ def _first(top: int, uid: int, deadline: float) -> bytes | None:
     return None
 
 
-def _first_in(fd: int, place: bytes, uid: int, below: list[bytes]) -> bytes | None:
+def _first_in(fd: int, place: bytes, uid: int, below: list[bytes]) -> _Found | None:
     with os.scandir(fd) as entries:
         for entry in entries:
             last = os.fsencode(entry.name)
             if entry.is_dir(follow_symlinks=False):
                 below.append(b"%s/%s" % (place, last))
-            elif entry.is_file(follow_symlinks=False):
-                with suppress(FileNotFoundError):
-                    seen = entry.stat(follow_symlinks=False)
-                    if seen.st_uid == uid and _gives_rights(fd, last, seen.st_mode):
-                        return (b"%s/%s" % (place, last)).removeprefix(b"./")
+                continue
+            if entry.is_symlink():
+                continue
+            with suppress(FileNotFoundError):
+                seen = entry.stat(follow_symlinks=False)
+                is_socket = stat.S_ISSOCK(seen.st_mode)
+                if seen.st_uid == uid and (is_socket or _gives_rights(fd, last, seen.st_mode)):
+                    return _Found((b"%s/%s" % (place, last)).removeprefix(b"./"), is_socket)
     return None
 
 
 def _gives_rights(parent: int, name: bytes, mode: int) -> bool:
+    if not stat.S_ISREG(mode):
+        return False
     if mode & (stat.S_ISUID | stat.S_ISGID):
         return True
     try:
