@@ -36,7 +36,7 @@ from sbx.api.settings import ServiceSettings
 from sbx.api.view import show_only
 from sbx.errors import BadRequest, Broken, SbxError, Unavailable
 from sbx.isolation.filters import load_filter, load_filters
-from sbx.isolation.grants import grants
+from sbx.isolation.grants import Projects, grants
 from sbx.isolation.launch import BrokerProcess
 from sbx.isolation.plan import Interpreter
 from sbx.linux import capabilities, landlock, prctl, procfs, seccomp
@@ -44,6 +44,7 @@ from sbx.linux.landlock import Files
 from sbx.policy import Policy, available, load
 from sbx.runtime.environments.directory import Environments
 from sbx.runtime.interpreter import interpreter_as, own_interpreter
+from sbx.workspace.host_directory import of_the_host
 
 _log = logging.getLogger(__name__)
 KEPT = (
@@ -158,6 +159,7 @@ def confine(
         data=settings.data,
         writable=writable,
         attachable=settings.attach_dirs,
+        projects=_projects(settings),
     )
     broker.confine(granted)
     sources = {mount.source for policy, _ in policies for mount in policy.filesystem.mount}
@@ -166,6 +168,21 @@ def confine(
         if policy.environment is not None:
             sources.update(interpreter.prefixes)  # which are looked at, to see if they changed
     return sorted(source for source in sources if os.path.exists(source))
+
+
+def _projects(settings: ServiceSettings) -> Projects | None:
+    if not settings.project_dirs or not settings.project_owners:
+        return None
+    homes = []
+    for uid in {0, *settings.project_owners}:
+        with suppress(KeyError):
+            homes.append(os.path.realpath(pwd.getpwuid(uid).pw_dir))
+    return Projects(
+        within=[os.path.realpath(path) for path in settings.project_dirs],
+        owners=list(settings.project_owners),
+        apart=[*of_the_host(), *map(os.path.realpath, settings.private)],
+        homes=["/", *homes],
+    )
 
 
 def _policies(settings: ServiceSettings, account: Account) -> Iterator[tuple[Policy, Interpreter]]:

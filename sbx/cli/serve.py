@@ -45,6 +45,14 @@ def serve(
             help="Projects may work in this directory, or one below it. Repeatable.", metavar="DIR"
         ),
     ] = None,
+    project_owners: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Projects may work in directories of this account, root included, which jails"
+            " are shown as their own. Repeatable.",
+            metavar="USER",
+        ),
+    ] = None,
     socket_group: Annotated[
         str | None, typer.Option(help="The group that may connect too.", metavar="GROUP")
     ] = None,
@@ -105,6 +113,7 @@ def serve(
             "policy_dirs": policies or None,
             "attach_dirs": attach_dirs or None,
             "project_dirs": project_dirs or None,
+            "project_owners": project_owners or None,
             "socket_group": socket_group,
             "socket_mode": socket_mode,
             "cors_origins": cors_origin or None,

@@ -11,6 +11,9 @@ It talks on a SOCK_SEQPACKET socket, its fd 0: one JSON object a packet.
        "groups": bool, "id": str, "confined": bool}                        ← capabilities
     → {"seq": n, "do": "confine"}, with one fd: a file of JSON, see `confinement`      ← {}
     → {"seq": n, "do": "make_sandbox", "sandbox": id, "limits": {…}, "uid": n|null} ← {"uid", "gid"}
+    → {"seq": n, "do": "map_owner", "sandbox": id, "source", "expected": [dev, ino]|null}
+                                   ← {}; mounts that are `mapped` show the owner of the source as
+                                     the sandbox's uid from then on: see `userns`
     → {"seq": n, "do": "drop_sandbox", "sandbox": id}                     ← {}
     → {"seq": n, "do": "look_at_disk", "path": data directory}
                                               ← {"layer": {…}, "device": "MAJOR:MINOR"|null, …}
@@ -18,7 +21,8 @@ It talks on a SOCK_SEQPACKET socket, its fd 0: one JSON object a packet.
     → {"seq": n, "do": "usage", "sandbox": id}
                         ← {"version", "memory", "memory_peak", "tasks", "cpu_s", "jails", "network"}
     → {"seq": n, "do": "launch", "sandbox", "jail", "bwrap", "args": […], "command": […],
-       "files": [text], "filter": hex, "stage": [[index, source, [dev, ino]|null], …]}
+       "files": [text], "filter": hex,
+       "stage": [[index, source, [dev, ino]|null, mapped: bool], …]}
       with two fds: the jail's ends of its control and kernel sockets     ← {"pid": PID 1's}
     → {"seq": n, "do": "start_zygote", "zygote": id, "bwrap", "args", "command", "files", "stage",
        "prepare": {…}, "uid": n|null}           ← {"python": version, "missing": {module: why}}
@@ -26,7 +30,8 @@ It talks on a SOCK_SEQPACKET socket, its fd 0: one JSON object a packet.
     → {"seq": n, "do": "fork", "zygote": id, "jail": id, "ahead": bool}
       with two fds, as for `launch`             ← {"pid": PID 1's, "kernel": pid}, once parked
     → {"seq": n, "do": "enter", "jail": id, "sandbox": id, "mounts": [{"source", "target",
-       "writable", "expected": [dev, ino]|null}, …], "tmpfs": […], "environment": {…}}  ← {"limits"}
+       "writable", "mapped", "expected": [dev, ino]|null}, …], "tmpfs": […], "environment": {…}}
+                                                                          ← {"limits"}
     → {"seq": n, "do": "inspect", "jail": id, "fresh": bool}
                             ← {"pid1": facts, "kernel": facts, "limits": {…}, "in_group": bool|null}
     → {"seq": n, "do": "attach", "jail": id, "source", "target", "read_only": bool,
@@ -71,7 +76,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbx.errors import Broken, Denied, SbxError, Unavailable
 from sbx.guest import shares
-from sbx.isolation import cgroups, facts, probe, spawn, staging, zygotes
+from sbx.isolation import cgroups, facts, probe, spawn, staging, userns, zygotes
 from sbx.linux import mounts, namespaces, prctl, procfs
 
 if TYPE_CHECKING:
@@ -107,13 +112,15 @@ class _Group:
 
 @dataclass(slots=True)
 class _Sandbox:
-    """`spare` is the group of the next jail: nobody waits for it when the sandbox is made."""
+    """`spare` is the group of the next jail: nobody waits for it when the sandbox is made.
+    `owners`: the user namespace for its mapped mounts."""
 
     group: cgroups.SandboxGroup
     become: tuple[int, int] | None
     spare: _Group | None = None
     jails: int = 0
     memory: int | None = None  # says when it has run out
+    owners: int | None = None
     short_until: float = 0.0
     dying: set[str] = field(default_factory=set)
     dropped: bool = False
@@ -232,6 +239,8 @@ class Broker:
             case "make_sandbox":
                 self._make_sandbox(order)
                 return None  # answered before all of it is done
+            case "map_owner":
+                return self._map_owner(order)
             case "drop_sandbox":
                 return self._drop_sandbox(order["sandbox"])
             case "look_at_disk":
@@ -373,9 +382,21 @@ class Broker:
             if self._uids[chosen] not in taken:
                 return self._uids[chosen]
 
+    def _map_owner(self, order: dict[str, Any]) -> dict[str, Any]:
+        sandbox = self._sandboxes[order["sandbox"]]
+        if sandbox.become is None or sandbox.owners is not None:
+            raise Broken("the owner of one directory is mapped, once, by a broker that is root")
+        sandbox.owners = userns.map_owner(
+            order["source"], order["expected"], sandbox.become, order.get("shown")
+        )
+        return {}
+
     def _drop_sandbox(self, name: str) -> dict[str, Any]:
         sandbox = self._sandboxes.pop(name, None)
         if sandbox is not None:
+            if sandbox.owners is not None:
+                os.close(sandbox.owners)
+                sandbox.owners = None
             if sandbox.memory is not None:
                 self._unwatch(sandbox.memory)
                 os.close(sandbox.memory)
@@ -444,7 +465,9 @@ class Broker:
             undo.callback(group.group.remove, _REMOVE_S)
             undo.callback(staging.clear, name)
             order = {**order, "own_shares": self._own_namespaces}
-            started = spawn.start_jail(order, (control, kernel), sandbox.become, group.group.enter)
+            started = spawn.start_jail(
+                order, (control, kernel), sandbox.become, group.group.enter, sandbox.owners
+            )
             undo.pop_all()
         guarded = bool(order.get("guarded"))
         jail = _Jail(name, order["seq"], sandbox, group, started, info=b"", guarded=guarded)
@@ -626,7 +649,7 @@ class Broker:
             jail.group = sandbox.take_group()
             jail.sandbox = sandbox
             ids = sandbox.become or (os.geteuid(), os.getegid())
-            zygotes.enter(jail.setup, order, ids, jail.group.group)
+            zygotes.enter(jail.setup, order, ids, jail.group.group, sandbox.owners)
         except BaseException:
             self._kill(jail)
             raise

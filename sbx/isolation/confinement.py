@@ -14,13 +14,17 @@ filter, the files and the source of every mount, and refuses with Denied `not_gr
     filter      the shipped one. A zygote demands it, and Landlock, of every jail that it forks
     zygotes     no file of the data directory, no variable and no import that no policy names
     attaching   read-only, and of the directories that the settings name for it, or below them
+    projects    a directory is mapped once for a sandbox: one below the directories that the
+                settings name, of an owner whom they name. Opened beneath them with no symlink on
+                the way, held open, and mounted with what lies below it at its place in /workspace
 
 What it can still do: start jails of any granted kind with any code, limits and variables inside,
 so without a policy's narrower limits and second filter; mix what several policies show; show a jail
 the files of any sandbox, which it can read and write itself; give a jail what it has open itself;
-set the disk quota of any conversation; leave the sockets uncovered that lie in a directory which a
-policy mounts; and, in jails of the cold path, leave out Landlock and rlimits, which the boot frame
-brings. Such a jail has the namespaces, the uid of the range, no
+show a granted project without the path guard and its quarantine; set the disk quota of any
+conversation; leave the sockets uncovered that lie in a directory which a policy mounts; and, in
+jails of the cold path, leave out Landlock and rlimits, which the boot frame brings. Such a jail has
+the namespaces, the uid of the range, no
 capability, the filter and the read-only view all the same. And it can end every sandbox.
 """
 
@@ -32,9 +36,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sbx.errors import Broken, Denied
+from sbx.errors import Broken
 from sbx.isolation import staging
 from sbx.isolation.filters import load_filter
+from sbx.isolation.mapped import MappedProjects
+from sbx.isolation.mapped import denied as _denied
 from sbx.isolation.slots import DATA_FD
 from sbx.linux import openat2
 
@@ -139,6 +145,7 @@ class Confinement:
             for top in told.get("attachable", ())
             if os.path.isdir(top) and not _is_below(os.path.realpath(top), told["writable"])
         }
+        self._projects = MappedProjects(told.get("projects"), told["writable"])
         self._data = told["data"]
         self._data_fd = os.open(
             self._data, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -164,6 +171,12 @@ class Confinement:
                     yield {**order, "path": self._charged(order["path"], held)}
                 case "attach":
                     yield self._attach(order, held)
+                case "map_owner":
+                    with self._projects.mapping(order) as allowed:
+                        yield allowed
+                case "drop_sandbox":
+                    self._projects.forget(order["sandbox"])
+                    yield order
                 case "fork":
                     _check_name(order["jail"])
                     yield order
@@ -206,11 +219,17 @@ class Confinement:
         _check_variables(order["environment"].items())
         mounts = []
         for mount in order["mounts"]:
+            if mount["mapped"]:
+                opened = self._projects.opened(
+                    order["sandbox"], mount["source"], mount["target"], held
+                )
+                mounts.append({**mount, "source": opened})
+                continue
             kind, opened = self._open(mount["source"], held)
             verb = "--bind" if mount["writable"] else "--ro-bind"
             if (verb, kind, mount["target"]) not in self._jails.binds:
                 raise _denied(f"no policy shows {mount['source']} at {mount['target']}")
-            mounts.append({**mount, "source": opened})
+            mounts.append({**mount, "source": opened, "mapped": False})
         return {**order, "mounts": mounts}
 
     def _attach(self, order: dict[str, Any], held: ExitStack) -> dict[str, Any]:
@@ -236,7 +255,8 @@ class Confinement:
             raise _denied("the options of bwrap are not those of a jail")
         if tuple(order["command"]) not in grant.commands:
             raise _denied(f"no jail begins with the command {order['command']}")
-        _check_all(words.made, grant.made, "directory or link")
+        made = [one for one in words.made if one not in _above_mapped(order, words)]
+        _check_all(made, grant.made, "directory or link")
         _check_all([(mode, path) for mode, _, path in words.tmpfs], grant.tmpfs, "tmpfs")
         if not all(_SIZE.fullmatch(size) for _, size, _ in words.tmpfs):
             raise _denied("a tmpfs has no limit")
@@ -254,17 +274,21 @@ class Confinement:
         words: Words,
         grant: _Grant,
         held: ExitStack | None,
-    ) -> list[tuple[int, str, Any]]:
+    ) -> list[tuple[int, str, Any, bool]]:
         """Every source looked at; what is to be staged, files of conversations by open files."""
         staged = {
-            staging.place(name, index): (index, source, expected)
-            for index, source, expected in order["stage"]
+            staging.place(name, index): (index, source, expected, mapped)
+            for index, source, expected, mapped in order["stage"]
             if type(index) is int and isinstance(source, str)
         }
-        used: list[tuple[int, str, Any]] = []
+        used: list[tuple[int, str, Any, bool]] = []
         for verb, place, target in words.binds:
-            index, source, expected = staged.pop(place, (-1, place, None))
+            index, source, expected, mapped = staged.pop(place, (-1, place, None, False))
             shown, opened = source, source
+            if mapped and held is not None:
+                opened = self._projects.opened(order["sandbox"], source, target, held)
+                used.append((index, opened, expected, True))
+                continue
             if index >= 0 and held is not None and source.startswith(f"{self._data}/"):
                 shown, opened = self._open(source, held)
             elif not source.startswith("/"):
@@ -272,7 +296,7 @@ class Confinement:
             if (verb, shown, target) not in grant.binds:
                 raise _denied(f"no policy shows {source} at {target}")
             if index >= 0:
-                used.append((index, opened, expected))
+                used.append((index, opened, expected, False))
         if len(used) != len(order["stage"]):
             raise _denied("something is staged that the jail does not show")
         return used
@@ -316,6 +340,20 @@ def _held_beneath(top: int, relative: str, held: ExitStack) -> str:
     return f"/proc/self/fd/{fd}/."
 
 
+def _above_mapped(order: Mapping[str, Any], words: Words) -> set[tuple[str, ...]]:
+    """The directories that bwrap is told to make above mounts in a mapped workspace, where they are
+    already: `_stage` looks at each of these mounts, and no symlink leads to one."""
+    name = order.get("jail")
+    places = {staging.place(name, one[0]) for one in order["stage"] if name and one[3] is True}
+    found: set[tuple[str, ...]] = set()
+    for _, place, target in words.binds:
+        above = os.path.dirname(target)
+        while place in places and above.startswith("/workspace/"):
+            found.add(("--dir", "0755", above))
+            above = os.path.dirname(above)
+    return found
+
+
 @contextmanager
 def _named() -> Iterator[None]:
     """No path by which the broker has a directory open means anything to anybody else."""
@@ -347,11 +385,3 @@ def _check_all(said: Iterable[Any], granted: Iterable[Any], what: str) -> None:
 
 def _is_below(path: str, tops: Sequence[str]) -> bool:
     return any(path == top or path.startswith(f"{top}/") for top in tops)
-
-
-def _denied(why: str) -> Denied:
-    return Denied(
-        f"the broker refuses what no policy of this service meant at its start: {why}",
-        code="not_granted",
-        hint="where a policy was changed or added, start the service again",
-    )

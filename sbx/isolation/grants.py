@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sbx.errors import CannotEnforce
 from sbx.isolation.argv import bwrap_argv, zygote_argv
@@ -31,6 +31,16 @@ from sbx.policy import Policy
 _PARTS = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
 
 
+class Projects(NamedTuple):
+    """Directories that may be mapped: `within` these, of these `owners`. They may neither hold nor
+    lie in one that is `apart`, nor hold one of the `homes`."""
+
+    within: list[str]
+    owners: list[int]
+    apart: list[str]
+    homes: list[str]
+
+
 def grants(
     policies: Iterable[tuple[Policy, Interpreter]],
     capabilities: Capabilities,
@@ -40,10 +50,12 @@ def grants(
     data: Path,
     writable: Sequence[Path],
     attachable: Sequence[Path] = (),
+    projects: Projects | None = None,
 ) -> dict[str, Any]:
     """For `BrokerProcess.confine`, as plain data. A policy that this host refuses grants nothing.
 
     `attachable`: directories that may be attached to a jail that lives, and all below them.
+    `projects`: the working directories that may be mapped.
     `writable`: where the confined process can write, so that nothing there is shown by a policy.
     """
     jail: dict[str, set[Any]] = {name: set() for name in _PARTS}
@@ -56,15 +68,16 @@ def grants(
         frozen = replace(paths, shared="files", shared_read_only=True, way_out=None)
         for variant in _variants(policy):
             try:
-                planned = plan(variant, capabilities, paths, filters)
                 for dry_run in (frozen, replace(frozen, uploads="files")):
                     _add(jail, plan(variant, capabilities, dry_run, filters))
             except CannotEnforce:
                 break
-            _add(jail, planned)
-            _add(zygote, zygote_plan(variant, capabilities, paths))
-            like = {**planned.seal.to_json(), "filter": planned.filter.program.hex()}
-            walls += [like] if like not in walls else []
+            for shown in (paths, *((_of_project(paths),) if projects is not None else ())):
+                planned = plan(variant, capabilities, shown, filters)
+                _add(jail, planned)
+                _add(zygote, zygote_plan(variant, capabilities, shown))
+                like = {**planned.seal.to_json(), "filter": planned.filter.program.hex()}
+                walls += [like] if like not in walls else []
             preload.update(policy.preload)
     return {
         "jail": {name: sorted(said) for name, said in jail.items()},
@@ -74,7 +87,13 @@ def grants(
         "data": str(data),
         "attachable": [os.path.abspath(path) for path in attachable],
         "writable": [str(path.resolve()) for path in writable],
+        "projects": None if projects is None else projects._asdict(),
     }
+
+
+def _of_project(paths: Paths) -> Paths:
+    """A project itself, whose mounts `confinement` looks at one by one, and a copy of its files."""
+    return replace(paths, shared=None, host_directory=True)
 
 
 def _variants(policy: Policy) -> Iterator[Policy]:

@@ -410,6 +410,15 @@ class Broker:
             **await self.order("make_sandbox", sandbox=name, limits=asdict(limits), uid=uid)
         )
 
+    async def map_owner(self, name: str, source: str, expected: tuple[int, int]) -> None:
+        """Show the owner of a host directory, which is the (device, inode) `expected`, as the uid
+        of the sandbox, in all of its mounts that are `mapped`. Once for a sandbox, and as root.
+
+        Raises Denied `workspace_owned_by_root` with the cause where Linux or the file system
+        refuses, and Broken `path_replaced`.
+        """
+        await self.order("map_owner", sandbox=name, source=source, expected=expected)
+
     async def look_at_disk(self, path: str) -> None:
         """Learn whether conversations below this directory can have a hard quota, and on which disk
         they lie; `capabilities` says so from then on, and `disk` is "MAJOR:MINOR" or None."""
@@ -530,6 +539,7 @@ class Broker:
                     "source": bind.source,
                     "target": bind.target,
                     "writable": bind.writable,
+                    "mapped": bind.mapped,
                     "expected": identities.get(bind.source),
                 }
                 for bind in plan.own_mounts
@@ -704,10 +714,10 @@ class Broker:
 
 def _staged(
     mounts: Sequence[Mount], identities: Mapping[str, tuple[int, int]]
-) -> list[tuple[int, str, tuple[int, int] | None]]:
+) -> list[tuple[int, str, tuple[int, int] | None, bool]]:
     """What the broker has to bind to a place that anyone can walk to, before bwrap starts."""
     return [
-        (index, mount.source, identities.get(mount.source))
+        (index, mount.source, identities.get(mount.source), mount.mapped)
         for index, mount in enumerate(mounts)
         if isinstance(mount, Bind) and mount.staged
     ]
@@ -799,7 +809,7 @@ def _revive(raw: Mapping[str, Any]) -> errors.SbxError:
     kind: type[errors.SbxError] = errors.Broken
     if raw["code"] in unavailable:
         kind = errors.Unavailable
-    elif raw["code"] == "not_granted":
+    elif raw["code"] in ("not_granted", "workspace_owned_by_root"):
         kind = errors.Denied
     elif raw["code"] in ("already_attached", "target_moved"):
         kind = errors.Conflict

@@ -75,7 +75,8 @@ class GuardPaths:
 @dataclass(frozen=True, slots=True)
 class Paths:
     """The host's directories that one jail is shown. `guest` holds the package `sbx`; `disk` is by
-    which means the files keep to their size."""
+    which means the files keep to their size. `mapped`: the files belong to another host uid than
+    the jail's, and are shown through an idmapped mount."""
 
     files: str
     uploads: str
@@ -88,6 +89,7 @@ class Paths:
     host_uploads: bool = False
     disk: "Wall | None" = None
     way_out: WayOut | None = None
+    mapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class Bind:
 
     `staged`: the source may lie where the jail's host uid cannot walk (an interpreter or a data
     directory under root's home), so a root broker first binds it to a place that anyone can reach.
+    `mapped`: through an idmapped mount, which shows the owner of the workspace as the jail's uid.
     """
 
     source: str
@@ -103,6 +106,7 @@ class Bind:
     writable: bool = False
     optional: bool = False
     staged: bool = False
+    mapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +450,8 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
     2. For a directory of the host, its quarantine (`sbx.guest.path_guard`).
     3. The directory of the proxy's socket, read-only: to connect to one is no write.
     """
-    view = [Bind(paths.files, WORKSPACE, writable=True, staged=staged)]
+    own: dict[str, Any] = {"staged": staged, "mapped": paths.mapped}
+    view = [Bind(paths.files, WORKSPACE, writable=True, **own)]
     if paths.host_directory:
         view.append(Bind(paths.uploads, UPLOADS_BESIDE_A_HOST_DIRECTORY, staged=staged))
     else:

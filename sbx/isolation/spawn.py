@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbx.guest import shares
-from sbx.isolation import staging
+from sbx.isolation import staging, userns
 from sbx.isolation.slots import (
     ARGS_FD,
     CONTROL_FD,
@@ -50,9 +50,11 @@ def start_jail(
     sockets: tuple[int, int],
     become: tuple[int, int] | None,
     enter_group: Callable[[], None],
+    owners: int | None,
 ) -> Started:
     """Start a jail of the cold path. `order` is the broker's `launch`, `sockets` are the inner ends
-    of control and kernel; the fds of what is returned are the caller's.
+    of control and kernel, `owners` is the user namespace for its mapped mounts; the fds of what is
+    returned are the caller's.
 
     Raises OSError and Broken, with nothing left but what `staging.clear` removes.
     """
@@ -63,18 +65,20 @@ def start_jail(
         limit = bool(order.get("own_shares"))
         if limit:
             staging.mount_devpts(order["jail"], ptys_max=shares.PTYS_MAX)
-        return _start_bwrap(order["jail"], order, inherited, become, enter_group, limit=limit)
+        return _start_bwrap(
+            order["jail"], order, inherited, become, enter_group, owners, limit=limit
+        )
     finally:
         os.close(seccomp)
 
 
 def start_zygote(
-    order: Mapping[str, Any], orders: int, userns: int, become: tuple[int, int] | None
+    order: Mapping[str, Any], orders: int, lives_in: int, become: tuple[int, int] | None
 ) -> Started:
-    """Start a zygote, in the group of the broker. `orders` is the inner end of its socket, `userns`
-    the user namespace it is to live in. Raises as `start_jail` does."""
-    inherited = [(orders, ORDERS_FD), (userns, USERNS_FD)]
-    return _start_bwrap(order["zygote"], order, inherited, become, lambda: None)
+    """Start a zygote, in the group of the broker. `orders` is the inner end of its socket,
+    `lives_in` the user namespace it is to live in. Raises as `start_jail` does."""
+    inherited = [(orders, ORDERS_FD), (lives_in, USERNS_FD)]
+    return _start_bwrap(order["zygote"], order, inherited, become, lambda: None, None)
 
 
 def _start_bwrap(
@@ -83,13 +87,15 @@ def _start_bwrap(
     inherited: Sequence[tuple[int, int]],
     become: tuple[int, int] | None,
     enter_group: Callable[[], None],
+    owners: int | None,
     *,
     limit: bool = False,
 ) -> Started:
     """Stage the mounts, hand bwrap all that it reads, start it."""
-    for index, source, expected in order["stage"]:
+    for index, source, expected, mapped in order["stage"]:
         place = staging.place(name, index)
-        staging.bind(source, place, tuple(expected) if expected else None)
+        mapping = userns.of(mapped, owners)
+        staging.bind(source, place, tuple(expected) if expected else None, mapping)
     with ExitStack() as ours, ExitStack() as handed:
 
         def hand(fd: int) -> int:

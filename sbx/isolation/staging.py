@@ -39,8 +39,10 @@ def mount_devpts(jail: str, *, ptys_max: int) -> None:
     mounts.devpts(target, ptys_max=ptys_max)
 
 
-def bind(source: str, target: str, expected: tuple[int, int] | None) -> None:
-    """Bind one source to its place.
+def bind(
+    source: str, target: str, expected: tuple[int, int] | None, userns: int | None = None
+) -> None:
+    """Bind one source to its place, idmapped with `userns` if there is one.
 
     `expected` is the (device, inode) that the runtime opened and checked: the directory's owner
     could have put another in its place since.
@@ -51,10 +53,27 @@ def bind(source: str, target: str, expected: tuple[int, int] | None) -> None:
         os.mkdir(target)
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    mounts.bind(source, target)
+    if userns is None:
+        mounts.bind(source, target)
+    else:
+        _bind_mapped(source, target, userns)
     bound = os.stat(target)
     if expected is not None and (bound.st_dev, bound.st_ino) != expected:
         raise replaced(source)
+
+
+def _bind_mapped(source: str, target: str, userns: int) -> None:
+    """A mount in place cannot be idmapped, so a detached one is. bwrap's own bind keeps the map."""
+    tree = mounts.open_tree(source)
+    try:
+        mounts.restrict_tree(tree, read_only=False, userns=userns)
+        place = os.open(target, os.O_PATH | os.O_CLOEXEC)
+        try:
+            mounts.attach(tree, place)
+        finally:
+            os.close(place)
+    finally:
+        os.close(tree)
 
 
 def replaced(source: str) -> Broken:

@@ -84,6 +84,18 @@ def mounted(path: str) -> Mounted:
     return Mounted(kind, source, _disk(own))
 
 
+def kinds_at(path: str) -> tuple[str, ...]:
+    """The kinds of the file systems mounted at or above `path`, nearest only, and below it."""
+    top = os.path.realpath(path)
+    found = [mounted(top).kind]
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            fields, _, rest = line.partition(" - ")
+            if fields.split(" ")[4].startswith(f"{top.rstrip('/')}/"):
+                found.append(rest.split(" ")[0])
+    return tuple(dict.fromkeys(found))
+
+
 def kind_of(device: str, mountinfo: str) -> tuple[str, str]:
     """The kind and the source of the file system with this device number; pure."""
     for line in mountinfo.splitlines():

@@ -13,7 +13,7 @@ from typing import Any
 
 from sbx.errors import Unavailable
 from sbx.guest import shares
-from sbx.isolation import cgroups, spawn, staging
+from sbx.isolation import cgroups, spawn, staging, userns
 from sbx.linux import mounts, namespaces, prctl
 
 _PACKET_MAX = 1 << 16
@@ -88,22 +88,26 @@ def start(
         undo.callback(ours.close)
         ours.setblocking(False)
         ours.send(json.dumps(order["prepare"]).encode())
-        userns = _make_userns(become, uids)
+        made = _make_userns(become, uids)
         try:
-            started = spawn.start_zygote(order, its.fileno(), userns, become)
+            started = spawn.start_zygote(order, its.fileno(), made, become)
         finally:
-            os.close(userns)
+            os.close(made)
         undo.pop_all()
     return Zygote(order["zygote"], order["seq"], become and become[0], ours, started)
 
 
 def enter(
-    setup: socket.socket, order: Mapping[str, Any], ids: tuple[int, int], group: cgroups.JailGroup
+    setup: socket.socket,
+    order: Mapping[str, Any],
+    ids: tuple[int, int],
+    group: cgroups.JailGroup,
+    owners: int | None,
 ) -> None:
     """Send a parked jail all that makes it one of a sandbox: its ids, its group, its files.
 
-    `order` is the broker's `enter`. Raises OSError, and Broken when a source is no longer what the
-    runtime opened.
+    `order` is the broker's `enter`, `owners` the user namespace for its mapped mounts. Raises
+    OSError, and Broken when a source is no longer what the runtime opened.
     """
     told = {
         "ids": ids,
@@ -117,20 +121,20 @@ def enter(
             opened.callback(os.close, fd)
         trees = []
         for mount in order["mounts"]:
-            trees.append(_tree(mount))
+            trees.append(_tree(mount, userns.of(mount["mapped"], owners)))
             opened.callback(os.close, trees[-1])
         packet = json.dumps({**told, "groups": len(entries)}).encode()
         socket.send_fds(setup, [packet], [*entries, *trees])
 
 
-def _tree(mount: Mapping[str, Any]) -> int:
+def _tree(mount: Mapping[str, Any], owners: int | None) -> int:
     """A detached mount of a directory or file of the host, not to be taken for another one."""
     tree = mounts.open_tree(mount["source"])
     try:
         found = os.fstat(tree)
         if mount["expected"] is not None and [found.st_dev, found.st_ino] != mount["expected"]:
             raise staging.replaced(mount["source"])
-        mounts.restrict_tree(tree, read_only=not mount["writable"])
+        mounts.restrict_tree(tree, read_only=not mount["writable"], userns=owners)
     except BaseException:
         os.close(tree)
         raise
@@ -143,27 +147,12 @@ def _make_userns(become: tuple[int, int] | None, uids: Sequence[range]) -> int:
     bubblewrap itself can map one id only. The namespace's owner has to be who runs bubblewrap, so a
     child makes it; its maps are written from here, where a root broker may map what it likes.
     """
-    ours, its = socket.socketpair()
-    with ours, its:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                ours.close()
-                _enter_userns(become)
-                its.send(b"made")
-                its.recv(1)
-            finally:
-                os._exit(0)
-        its.close()
-        try:
-            if not ours.recv(4):
-                raise OSError(1, "no user namespace can be made")
-            if become is not None:
-                namespaces.map_ranges(pid, [(one.start, len(one)) for one in uids])
-            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            ours.close()
-            os.waitpid(pid, 0)
+
+    def write_maps(pid: int) -> None:
+        if become is not None:
+            namespaces.map_ranges(pid, [(one.start, len(one)) for one in uids])
+
+    return userns.make(lambda: _enter_userns(become), write_maps)
 
 
 def _enter_userns(become: tuple[int, int] | None) -> None:

@@ -66,6 +66,13 @@ def map_ranges(pid: int, ranges: Sequence[tuple[int, int]]) -> None:
     _write(f"/proc/{pid}/gid_map", lines)
 
 
+def map_one(pid: int, inside: tuple[int, int], outside: tuple[int, int]) -> None:
+    """Write the maps of a user namespace that the process `pid` made: one uid and one gid, in this
+    order. Needs the same capabilities as `map_ranges`."""
+    _write(f"/proc/{pid}/uid_map", f"{inside[0]} {outside[0]} 1")
+    _write(f"/proc/{pid}/gid_map", f"{inside[1]} {outside[1]} 1")
+
+
 def forbid_user_namespaces() -> None:
     """Let no user namespace be made in the caller's own or below it: unshare(USER) is ENOSPC.
 

@@ -1,7 +1,8 @@
 """What an agent holds in a project with the sandbox off: the host itself, as the user who runs sbx.
 
-No wall stands around anything here. The operator has to allow it (`allow_host_mode`), and it is
-refused to root and to a service that gave up root's rights, whose account is nobody's. What is kept
+No wall stands around anything here. The operator has to allow it (`allow_host_mode`). It is refused
+to a service that gave up root's rights, whose account is nobody's. Root gets it in directories of
+root only, and only where the setting `project_owners` names root. What is kept
 of a sandbox is the manner: every run is bounded in time and output and has one result, and what a
 box started ends with it, as far as it stayed in its process group (host_process.py).
 """

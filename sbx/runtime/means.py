@@ -31,7 +31,8 @@ _MIME_MAX = 8 << 20
 @dataclass(frozen=True, slots=True)
 class Means:
     """What a runtime has, and every sandbox of it uses. `homes`: directories of sandboxes that
-    nobody owns yet, which no store knows of; `copies`: those of frozen copies."""
+    nobody owns yet, which no store knows of; `copies`: those of frozen copies. `confined`: the
+    broker gives jails no uid but those of its range."""
 
     broker: Broker
     starter: Starter
@@ -44,6 +45,7 @@ class Means:
     copies: set[str] = field(default_factory=set)
     disk_quota: str = "auto"
     protection: HostProtection = field(default_factory=lambda: HostProtection(Path()))
+    confined: bool = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -76,6 +78,7 @@ class Means:
             host_uploads=str(opened.uploads_path) in opened.identities,
             way_out=way_out,
             disk=opened.disk,
+            mapped=opened.mapped,
         )
 
     def order(

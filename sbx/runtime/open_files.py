@@ -49,7 +49,7 @@ class OpenFiles:
     files are not ours to limit; where it `has_quota`, linux does, and `disk` says so in a receipt.
     `shared` is what conversations share, if they do. `left_out` are the paths inside that a live
     kernel sees and the jail of this dry run does not. `identities` are (device, inode) of host
-    directories by path.
+    directories by path. `mapped`: the files belong to another host uid than the jail's.
     """
 
     files: Files
@@ -74,6 +74,7 @@ class OpenFiles:
     watches: Watches = field(default_factory=Watches)
     users: int = 0
     left_out: list[str] = field(default_factory=list)
+    mapped: bool = False
 
     async def call(self, act: Callable[[], T]) -> T:
         """`act` in a worker thread. A call that is cancelled leaves its thread at work, and what
@@ -157,14 +158,17 @@ def open_files(
     protection: HostProtection,
     new: bool = True,
     check: Check | None = None,
+    mapped: bool = False,
 ) -> OpenFiles:
     """Open the files of a conversation: of a `new` one, or of one in which jails have run.
 
     `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails,
     `protection` is about host executables of a `workspace`. `check` refuses directories of the host
-    by their descriptors.
+    by their descriptors. `mapped`: jails see the owner of the `workspace` as `host`, and files that
+    are made from outside get the owner that the directory has on disk.
 
-    Raises Denied `directory_forbidden` and `workspace_owned_by_root`, NotFound, InvalidPath.
+    Raises Denied `directory_forbidden`, `workspace_owned_by_root` and `workspace_too_wide`,
+    NotFound, InvalidPath.
     """
     owner = host if host[0] != os.geteuid() else None
     largest = policy.limits.file_size_max
@@ -206,12 +210,12 @@ def open_files(
                 untouched=new and shared is None,
             )
         else:
-            directory = HostDirectory.open(workspace, jail_uid=host[0])
+            directory = HostDirectory.open(workspace, jail_uid=host[0], mapped=mapped)
             held.callback(directory.close)
             if check is not None:
                 check(directory.fd, read_only=False)
             identities[str(directory.path)] = directory.identity()
-            tree = directory.tree(owner=owner)
+            tree = directory.tree(owner=directory.owner if mapped else owner)
             held.callback(tree.close)
             quarantine = None
             if policy.host_executables != "allow":
@@ -236,6 +240,7 @@ def open_files(
                 quarantine=quarantine,
                 protection=protection,
                 identities=identities,
+                mapped=mapped,
             )
         opened.held.push(held.pop_all())
         return opened

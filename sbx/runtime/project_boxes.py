@@ -195,6 +195,8 @@ class ProjectBoxes:
         if not made.sandboxed:
             if uploads is not None:
                 held.uploads = ProjectUploads(uploads.uploads, view=str(made.uploads))
+            if self._runtime.as_root:
+                await in_thread(_demand_of_root, directory)
             held.box = HostBox(directory, held.uploads, grace_s, lost=held.lost)
         else:
             held.box = await self._sandboxed(held, made, uploads)
@@ -243,6 +245,16 @@ class ProjectBoxes:
     async def _end(self, one: _Held) -> None:
         async with one.lock:
             await one.shut()
+
+
+def _demand_of_root(directory: Path) -> None:
+    """In host mode everything runs as the user who runs sbx, which has to own the directory."""
+    if (uid := directory.stat().st_uid) != 0:
+        raise errors.Denied(
+            f"{directory} belongs to uid {uid}, and without a sandbox sbx would work in it as root",
+            code="host_mode_refused",
+            hint="run sbx as the owner of the directory, or turn the sandbox of the project on",
+        )
 
 
 async def _all(ends: Iterable[Awaitable[None]]) -> None:

@@ -7,7 +7,7 @@ use: whoever may write beside a project does not choose what is mounted later.
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from sbx.errors import BadRequest, Denied
 from sbx.linux import openat2
 from sbx.workspace import allowed_paths
 from sbx.workspace.allowed_paths import OwnPaths
+from sbx.workspace.host_directory import refused_of_root
 
 _HOW = os.O_PATH | os.O_DIRECTORY
 _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
@@ -24,14 +25,15 @@ _PATH_MAX = 4095
 @dataclass(frozen=True, slots=True)
 class ProjectGrounds:
     """`within`: directories of which, and of what lies below them, any may be a project. `own`: the
-    paths of sbx.
+    paths of sbx. `owners`: whose directories may be mapped; root's are refused without it.
 
     Its methods look at the disk. They raise BadRequest `invalid_directory`, and Denied
-    `not_granted`, `directory_forbidden` and `workspace_owned_by_root`.
+    `not_granted`, `directory_forbidden`, `workspace_owned_by_root` and `workspace_too_wide`.
     """
 
     within: Sequence[Path]
     own: OwnPaths
+    owners: Collection[int] = ()
 
     def resolve(self, asked: str) -> Path:
         """The directory that is meant, by the one path that has no symlink."""
@@ -78,12 +80,15 @@ class ProjectGrounds:
     def _check(self, directory: Path, found: os.stat_result) -> None:
         if not stat.S_ISDIR(found.st_mode):
             raise _invalid(str(directory), "it is no directory")
-        if found.st_uid == 0:
+        if found.st_uid == 0 and 0 not in self.owners:
             raise Denied(
-                f"'{directory}' belongs to root, and nothing inside a sandbox may be root outside",
+                f"'{directory}' belongs to root, and the operator allows no project of root",
                 code="workspace_owned_by_root",
-                hint="give the directory to another user (chown), or copy it to one of your own",
+                hint="the operator names root in the setting project_owners (SBX_PROJECT_OWNERS);"
+                " or give the directory to another user (chown)",
             )
+        if found.st_uid == 0 and (refusal := refused_of_root(directory)) is not None:
+            raise refusal
 
 
 def _unusable(directory: Path, error: OSError) -> BadRequest:

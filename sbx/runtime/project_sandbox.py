@@ -74,7 +74,9 @@ class ProjectSandbox(AsyncSandbox):
         await super().prepare()
         opened = await self._default.opened()
         paths = self._means.paths(opened, Ready({}, opened.any_guard), self._interpreter)
-        self._computing_key = self._key_of(self._without_processes, paths, foreign_uid=True)
+        self._computing_key = self._key_of(
+            self._without_processes, paths, foreign_uid=not self._mapped
+        )
 
     def _check_directory(self, directory: int | Path, *, read_only: bool = False) -> None:
         """Pass the uploads and the results of a conversation, which are in the data directory."""

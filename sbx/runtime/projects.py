@@ -41,7 +41,7 @@ class Projects:
         self._clock = clock
         self._settings = settings
         self._refusal = partial(refusal, settings, runtime)
-        grounds = ProjectGrounds(settings.project_dirs, settings.own_paths)
+        grounds = ProjectGrounds(settings.project_dirs, settings.own_paths, settings.project_owners)
         self._grounds = grounds
         self._boxes = ProjectBoxes(runtime, clock, settings, grounds)
         if settings.project_dirs and (why := refusal(settings, runtime, True)) is not None:
@@ -183,11 +183,12 @@ def refusal(settings: Settings, runtime: Runtime, sandbox_enabled: bool) -> erro
             code="host_mode_not_allowed",
             hint="the operator allows it by the setting allow_host_mode (SBX_ALLOW_HOST_MODE)",
         )
-    if runtime.as_root:
+    if runtime.as_root and 0 not in settings.project_owners:
         return errors.Denied(
             "without a sandbox, what a model asks for would be done on the host as root",
             code="host_mode_refused",
-            hint="run sbx as another user",
+            hint="run sbx as another user, or name root in the setting project_owners"
+            " (SBX_PROJECT_OWNERS) for directories of root",
         )
     return None
 

@@ -106,6 +106,7 @@ class Runtime:
             disk_quota=settings.disk_quota,
             protection=settings.protection,
             own_paths=self.own_paths,
+            confined=self.confined,
         )
         return self
 
@@ -148,8 +149,12 @@ class Runtime:
         `{"limits": {"memory_max": "64MiB"}}`; `env` adds environment variables. `workspace` is a
         directory of the host to be /workspace, `uploads` one to be the read-only uploads.
 
+        As root, a `workspace` of root is mapped: the jail sees the files as its own, and new files
+        belong to root.
+
         Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce,
-        Denied `directory_forbidden`, `workspace_owned_by_root`.
+        Denied `directory_forbidden`, `workspace_owned_by_root` (also where Linux or the file system
+        cannot map it), `workspace_too_wide`, `workspace_has_set_id`, `workspace_has_socket`.
         """
         means = self._started()
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)

@@ -48,6 +48,7 @@ from sbx.runtime.terminals import Terminals
 from sbx.runtime.tripwires import Sprung, Tripwires
 from sbx.runtime.usage import Whole
 from sbx.workspace import allowed_paths, check_name
+from sbx.workspace.rights import refuse_rights
 
 if TYPE_CHECKING:
     from sbx.runtime.egress import Decision
@@ -114,6 +115,7 @@ class AsyncSandbox:
             means, policy, self._directory, lambda: (self._host.uid, self._host.gid)
         )
         self._host: Host
+        self._mapped = False  # whether jails see the owner of the workspace as their own uid
         self._key: Key | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -131,10 +133,17 @@ class AsyncSandbox:
         if self._workspace is not None:
             await asyncio.to_thread(self._check_directory, self._workspace)
             uid = await asyncio.to_thread(_owner_of, self._workspace)
-        await self._make_group(uid)
+            may_map = self._means.capabilities.root and uid is not None
+            self._mapped = may_map and (uid == 0 or self._means.confined)
+        await self._make_group(None if self._mapped else uid or None)
         opened = await self._default.opened()
+        if self._mapped:
+            path = str(opened.files_path)
+            await self._means.broker.map_owner(self._group, path, opened.identities[path])
+            assert opened.host_directory is not None
+            await opened.call(partial(refuse_rights, opened.host_directory))
         paths = self._means.paths(opened, Ready({}, opened.any_guard), self._interpreter)
-        self._decide_key(paths, foreign_uid=paths.host_directory)
+        self._decide_key(paths, foreign_uid=paths.host_directory and not self._mapped)
 
     async def _make_group(self, uid: int | None) -> None:
         """The cgroup and host uid of its jails; None lets the broker choose the uid."""
@@ -455,6 +464,7 @@ class AsyncSandbox:
             protection=self._means.protection,
             new=new,
             check=self._check_directory,
+            mapped=self._mapped,
         )
         return await limited(self._means, self.policy, opened)
 
@@ -569,8 +579,8 @@ class AsyncSandbox:
 
 
 def _owner_of(workspace: Path) -> int | None:
-    """The host uid that can write to a directory of the host; None lets the broker choose."""
+    """The host uid that a directory of the host belongs to; None where it cannot be seen."""
     try:
-        return workspace.stat().st_uid or None
+        return workspace.stat().st_uid
     except OSError:
         return None  # opening it says what is wrong

@@ -1,12 +1,13 @@
 """What an operator may choose, from keyword arguments or the environment (SBX_*)."""
 
 import os
+import pwd
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from platformdirs import user_config_path, user_data_path
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from sbx.errors import BadRequest
@@ -27,6 +28,16 @@ def _default_environments() -> Path:
     return user_data_path("sbx") / "environments"
 
 
+def _uid(value: Any) -> Any:
+    """The uid of an account by its name, or a uid itself."""
+    if not isinstance(value, str) or value.isdecimal():
+        return value
+    try:
+        return pwd.getpwnam(value).pw_uid
+    except KeyError:
+        raise ValueError(f"this host has no account {value!r}") from None
+
+
 class Settings(BaseSettings):
     """Settings of a runtime. Durations in seconds.
 
@@ -37,6 +48,9 @@ class Settings(BaseSettings):
     sbx decides by itself.
     `project_dirs`: directories of which, and of what lies below them, one may be the working
     directory of a project; none by default.
+    `project_owners`: accounts, by name or uid, whose directories projects may have although no jail
+    can run as that account: root, and every owner where the service has given up root's rights. The
+    directories are mapped: jails keep uids of their own. None by default.
     `allow_host_mode`: a project may turn its sandbox off, so that what a model asks for is done on
     the host itself, with all that the user who runs this may do.
     `host_executables_add`, `host_executables_remove`: patterns of names to add to, or remove from,
@@ -74,6 +88,7 @@ class Settings(BaseSettings):
     )
     attach_dirs: tuple[Path, ...] = ()
     project_dirs: tuple[Path, ...] = ()
+    project_owners: tuple[Annotated[int, BeforeValidator(_uid), Field(ge=0)], ...] = ()
     allow_host_mode: bool = False
     host_executables_add: tuple[str, ...] = ()
     host_executables_remove: tuple[str, ...] = ()

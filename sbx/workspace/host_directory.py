@@ -7,6 +7,7 @@ environment: `rules` names these paths.
 
 import functools
 import os
+import pwd
 import stat
 import sys
 from pathlib import Path
@@ -21,6 +22,13 @@ from sbx.workspace.refusals import translated, wrong_path
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
 
+# A directory of root may neither hold nor lie in these: programs that the host runs as root lie
+# there, and their configuration.
+_OF_THE_HOST = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin"),
+    *("/sys", "/usr", "/var/lib", "/var/spool"),
+)
+
 
 class HostDirectory:
     """A directory that the user named, held open; `close` lets go of it."""
@@ -31,26 +39,42 @@ class HostDirectory:
         self.rules = path_rules(aliases=own_code(path))
 
     @classmethod
-    def open(cls, path: Path, *, jail_uid: int, read_only: bool = False) -> Self:
-        """Hold `path` for a jail that runs as `jail_uid` on the host.
+    def open(
+        cls, path: Path, *, jail_uid: int, read_only: bool = False, mapped: bool = False
+    ) -> Self:
+        """Hold `path` for a jail that runs as `jail_uid` on the host. `mapped`: an idmapped mount
+        will show the owner of the directory as that uid.
 
         Raises NotFound, InvalidPath `not_a_directory`, Denied `workspace_owned_by_root` for one to
-        be written to, and Denied `directory_unreadable` for one that the jail could not look into.
+        be written to, `workspace_too_wide` for a mapped one that the host runs programs from, and
+        `directory_unreadable` for one that the jail could not look into.
         """
         with translated(str(path)):
             try:
                 fd = os.open(path, os.O_PATH | os.O_DIRECTORY)
             except NotADirectoryError as error:
                 raise wrong_path(str(path), "not_a_directory", "is not a directory") from error
-        if (refusal := _refusal(path, os.fstat(fd), jail_uid, read_only)) is not None:
+        # The path of what is held, not of what was named: symlinks may lead elsewhere by now.
+        held = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        found = os.fstat(fd)
+        if mapped:
+            refusal = refused_of_root(held) if found.st_uid == 0 else None
+        else:
+            refusal = _refusal(path, found, jail_uid, read_only)
+        if refusal is not None:
             os.close(fd)
             raise refusal
-        # The path of what is held, not of what was named: symlinks may lead elsewhere by now.
-        return cls(fd, Path(os.readlink(f"/proc/self/fd/{fd}")))
+        return cls(fd, held)
 
     def tree(self, *, view: str = WORKSPACE, owner: Owner | None = None) -> Tree:
         """The files in it, for the host's side; a tree of its own, to be closed by the caller."""
         return Tree(os.dup(self.fd), view=view, owner=owner)
+
+    @property
+    def owner(self) -> Owner:
+        """The uid and gid of the directory, on disk."""
+        found = os.fstat(self.fd)
+        return found.st_uid, found.st_gid
 
     def identity(self, name: str = ".") -> tuple[int, int]:
         """(device, inode) of the directory, or of what it has by this name; a link's own."""
@@ -107,6 +131,26 @@ class HostDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def refused_of_root(directory: Path) -> Denied | None:
+    """Return the reason why a directory of root, by a path without symlinks, is no workspace."""
+    home = Path(os.path.realpath(pwd.getpwuid(0).pw_dir))
+    below = tuple(map(Path, of_the_host()))
+    for own in (Path("/"), home, *below):
+        if own.is_relative_to(directory) or (own in below and directory.is_relative_to(own)):
+            return Denied(
+                f"'{directory}' holds, or lies in, {own}: code that writes there is root outside",
+                code="workspace_too_wide",
+                hint="make a directory for the work, and name that",
+                details={"path": str(directory)},
+            )
+    return None
+
+
+def of_the_host() -> tuple[str, ...]:
+    """Return the directories whose files the host runs or reads as root, without symlinks."""
+    return tuple(dict.fromkeys(map(os.path.realpath, _OF_THE_HOST)))
 
 
 def _refusal(path: Path, found: os.stat_result, jail_uid: int, read_only: bool) -> Denied | None:

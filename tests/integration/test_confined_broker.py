@@ -157,8 +157,8 @@ def dropping(*words: str) -> Callable[[Order], None]:
 
 def staging(source: str) -> Callable[[Order], None]:
     def change(order: Order) -> None:
-        index, _, _ = order["stage"][0]
-        order["stage"][0] = [index, source, None]
+        index, _, _, mapped = order["stage"][0]
+        order["stage"][0] = [index, source, None, mapped]
 
     return change
 
@@ -169,7 +169,7 @@ def unstaged(order: Order) -> None:
 
 
 def more_staged(order: Order) -> None:
-    order["stage"].append([190, "/root", None])
+    order["stage"].append([190, "/root", None, False])
 
 
 def smuggled(order: Order) -> None:
@@ -275,7 +275,8 @@ async def test_the_socket_of_a_proxy_is_shown_at_its_place_and_nothing_in_its_st
     (egress / link).symlink_to("/run")
 
     def also(source: str, target: str = "/run/sbx", *, writable: bool = False) -> Any:
-        mount = {"source": source, "target": target, "writable": writable, "expected": None}
+        mount = {"source": source, "target": target, "writable": writable, "mapped": False}
+        mount["expected"] = None
         return lambda order: order["mounts"].append(mount)
 
     for change, why in (
@@ -302,7 +303,7 @@ async def test_no_symlink_below_the_data_directory_is_followed(taken: Taken) -> 
     def staged(order: Order) -> None:
         for one in order["stage"]:
             if one[1].startswith(str(taken.data)) and one[1].endswith("/files"):
-                one[1:] = [source, None]
+                one[1:3] = [source, None]
 
     files = Path(source)
     place.mkdir()
