@@ -56,6 +56,11 @@ class FrameBudget:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def used_up(self) -> bool:
+        """Return whether busy channels are held back, or would be."""
+        return self._all.at(asyncio.get_running_loop().time()) > BURST
+
+    @property
     def held(self) -> int:
         """The number of channels that are not read now."""
         return len(self._held)
@@ -68,7 +73,7 @@ class FrameBudget:
             level = self._each[reader] = Level(_BUSY_PER_S)
         level.add(units, now)
         self._all.add(units, now)
-        if self._all.at(now) > BURST:
+        if self.used_up:
             self._hold_back(reader, now)
 
     def leave(self, reader: Reader) -> None:

@@ -24,10 +24,10 @@ _HELD_BYTES = 4 << 20
 _FRAMES_A_WINDOW = 1000
 _WINDOW_S = 0.1
 _READ = 1 << 16
-_READ_OF_SMALL = 1 << 12  # of a sender of many small frames: about 80, so 3 ms of the loop at once
+_READ_OF_SMALL = 1 << 12  # where many small frames come: about 80, so 3 ms of the loop at once
 _MANY = 64  # frames in one read
 _UNIT = 1 << 13  # bytes that take about as long as a small frame, for a budget
-_UNIT_OF_VALUES = 1 << 8
+_UNIT_OF_VALUES = 1 << 6  # values, where they are nested as deep as they may be
 _UNREAD_MAX = 64 << 20  # bytes for one who does not read: many times the largest request
 
 
@@ -55,7 +55,7 @@ class Channel(asyncio.BufferedProtocol):
         self._slowed = False
         self._held_back = False
         self._budget: FrameBudget | None = None
-        self._read_size = _READ
+        self._many_at_once = False
         self._window = 0.0
         self._in_window = 0
         self._cause: str | None = None
@@ -156,7 +156,8 @@ class Channel(asyncio.BufferedProtocol):
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._received[: self._read_size]
+        small = self._many_at_once or (self._budget is not None and self._budget.used_up)
+        return self._received[: _READ_OF_SMALL if small else _READ]
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
@@ -170,7 +171,7 @@ class Channel(asyncio.BufferedProtocol):
         except frames.Malformed as error:
             self._cut_off(f"it sent what no kernel of ours sends: {error}")
             return
-        self._read_size = _READ_OF_SMALL if len(bodies) > _MANY else _READ
+        self._many_at_once = len(bodies) > _MANY
         self._limit_rate(len(bodies))
         if self._budget is not None and units:
             self._budget.spend(self, units)

@@ -21,10 +21,8 @@ BUNDLE_PARTS_MAX = 64
 JSON_PART_MAX = 2 << 20
 DEPTH_MAX = 64
 BUFFERS_MAX = 1024  # of a comm's message
-STRINGS_MAX = 1 << 18  # in a frame, keys among them: 40 MiB and 0.2 s
-VALUES_MAX = (
-    1 << 18
-)  # in all JSON parts of a frame, keys among them: 20 MiB where a caller reads it
+VALUES_MAX = 320_000  # in all JSON parts of a frame, keys among them: 25 MiB once they are read
+STRINGS_MAX = VALUES_MAX  # in a frame, keys among them
 _VALUE_COST = 16  # bytes of output that a value counts as at least; numbers have about eight
 _REASON_MAX = 4096  # characters; it is remembered with a command that could not be started
 _HEADER = struct.Struct(">I")

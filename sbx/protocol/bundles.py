@@ -96,7 +96,7 @@ class Bundle(dict[str, Any]):
         return dict.__iter__(self)
 
     def get(self, mime: str, default: Any = None) -> Any:
-        return self[mime] if mime in self else default
+        return self[mime] if dict.__contains__(self, mime) else default
 
     def items(self) -> Any:
         return self._decoded().items()
