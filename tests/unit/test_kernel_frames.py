@@ -272,7 +272,7 @@ def test_values_without_end_are_refused_before_one_is_made(item: Any) -> None:
         KERNEL.decode(shown(frames.VALUES_MAX + 10))
 
 
-HALF = [{}] * (frames.VALUES_MAX // 2)
+HALF: list[Any] = [{}] * (frames.VALUES_MAX // 2)
 
 
 @pytest.mark.parametrize(
