@@ -355,7 +355,7 @@ def bundle(parts: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
 def kept(parts: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
     """A MIME bundle whose JSON parts stay encoded until they are read. Raises as `bundle`."""
     _check_bundle(parts)
-    return Bundle({mime: _kept(raw) for mime, raw in parts.items()})
+    return _bundle_of(parts)
 
 
 def kept_object(raw: msgspec.Raw) -> dict[str, Any]:
@@ -367,7 +367,7 @@ def kept_object(raw: msgspec.Raw) -> dict[str, Any]:
         members = msgspec.json.decode(encoded, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Malformed(str(error)[:200]) from None
-    return Bundle({name: _kept(member) for name, member in members.items()})
+    return _bundle_of(members)
 
 
 def loose(raw: msgspec.Raw) -> Any:
@@ -376,6 +376,12 @@ def loose(raw: msgspec.Raw) -> Any:
         return msgspec.json.decode(_checked(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(str(error)[:200]) from None
+
+
+def _bundle_of(parts: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """A plain dict where everything is text, as nearly always."""
+    made = {name: _kept(raw) for name, raw in parts.items()}
+    return Bundle(made) if any(type(part) is Part for part in made.values()) else made
 
 
 def _kept(raw: msgspec.Raw) -> Any:

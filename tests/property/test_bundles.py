@@ -38,11 +38,9 @@ def count(value: Any) -> int:
     return 1
 
 
-def kept(value: Any, *, ascii: bool = True, indent: int | None = None) -> Bundle:
+def kept(value: Any, *, ascii: bool = True, indent: int | None = None) -> dict[str, Any]:
     raw = json.dumps(value, ensure_ascii=ascii, indent=indent).encode()
-    bundle = frames.kept({"application/json": msgspec.Raw(raw)})
-    assert isinstance(bundle, Bundle)
-    return bundle
+    return frames.kept({"application/json": msgspec.Raw(raw)})
 
 
 @settings(deadline=None)  # a number of 4,000 digits takes its time
