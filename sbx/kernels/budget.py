@@ -2,15 +2,15 @@
 
 The event loop reads the frames of every kernel. `Channel` limits each kernel, but an owner may have
 many. A budget limits all channels of one owner together to about a third of the event loop. When
-it is used up, the channels that send much stop being read, and continue one after the other. A
-kernel that sends little is never held back, also when its neighbours flood.
+it is used up, the channels that send more than half of the average stop being read. They continue
+one after the other, the one that sent least lately first. A kernel that sends little is never held
+back, also when its neighbours flood.
 
     spend    record the frames that a channel has read
     leave    forget a channel that is closed
 """
 
 import asyncio
-from collections import deque
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -52,7 +52,7 @@ class FrameBudget:
     def __init__(self) -> None:
         self._all = Level(UNITS_PER_S)
         self._each: dict[Reader, Level] = {}
-        self._held: deque[Reader] = deque()
+        self._held: set[Reader] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -74,35 +74,41 @@ class FrameBudget:
         level.add(units, now)
         self._all.add(units, now)
         if self.used_up:
-            self._hold_back(reader, now)
+            self._hold_back(now)
 
     def leave(self, reader: Reader) -> None:
         """Forget a channel. It is not let go."""
         self._each.pop(reader, None)
-        if reader in self._held:
-            self._held.remove(reader)
+        self._held.discard(reader)
 
-    def _hold_back(self, last: Reader, now: float) -> None:
-        """The channel that was read last comes last in turn."""
-        busy = [one for one, level in self._each.items() if level.at(now) > _BUSY]
-        for reader in sorted(busy, key=lambda one: one is last):
-            if reader not in self._held:
-                self._held.append(reader)
+    def _hold_back(self, now: float) -> None:
+        fair = self._fair(now)
+        for reader, level in self._each.items():
+            if reader not in self._held and level.at(now) > fair:
+                self._held.add(reader)
                 reader.hold_back()
         self._tick_later(now)
 
+    def _fair(self, now: float) -> float:
+        """Return the level up to which a channel is not held back."""
+        levels = [units for level in self._each.values() if (units := level.at(now)) > 0]
+        return max(_BUSY, sum(levels) / len(levels) / 2) if levels else _BUSY
+
     def _tick_later(self, now: float) -> None:
         if self._held and self._timer is None:
-            over = (self._all.at(now) - BURST) / UNITS_PER_S
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(now + max(_TICK_S, over), self._tick)
+            self._timer = asyncio.get_running_loop().call_at(now + _TICK_S, self._tick)
 
     def _tick(self) -> None:
         """Let the next channel be read. It is held back again by its own frames."""
         self._timer = None
         now = asyncio.get_running_loop().time()
+        fair = self._fair(now)
+        ready = {one for one in self._held if self._each[one].at(now) <= fair}
         if self._held and self._all.at(now) <= BURST:
-            self._held.popleft().let_go()
+            ready.add(min(self._held, key=lambda one: self._each[one].at(now)))
+        for reader in ready:
+            self._held.discard(reader)
+            reader.let_go()
         self._tick_later(now)
 
 
