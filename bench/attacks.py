@@ -280,6 +280,15 @@ go_on(leave)
         "timeout",
     ),
     _attack(
+        "JSON of many values",
+        """
+shown = {'application/json': [{}] * 140_000}
+while True: display(shown, raw=True)
+""",
+        "killed:output",
+        timeout_s=20,
+    ),
+    _attack(
         "CPU on all cores",
         """
 for _ in range(2 * os.cpu_count()):

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
@@ -35,7 +35,15 @@ FOLLOWING = "sbx.following"  # in the scope of a request whose reply is a stream
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _log = logging.getLogger(__name__)
 
-Events = AsyncIterator[tuple[int, dict[str, Any]]]
+
+class Encoded(NamedTuple):
+    """An event whose JSON is written already, in ASCII."""
+
+    type: str
+    data: bytes
+
+
+Events = AsyncIterator[tuple[int, dict[str, Any] | Encoded]]
 
 
 def wanted(request: Request) -> bool:
@@ -75,14 +83,18 @@ async def stream(events: Events, *, request: Request | None = None) -> Response:
     return _Stream(_text(first, events, request_id), first, events, held)
 
 
-def encoded(number: int, event: Mapping[str, Any]) -> bytes:
+def encoded(number: int, event: Mapping[str, Any] | Encoded) -> bytes:
     """One event as it goes over the wire. JSON has no bare line breaks, so `data:` is one line."""
-    data = json.dumps(event, separators=(",", ":"))
-    return f"id: {number}\nevent: {event['type']}\ndata: {data}\n\n".encode("ascii")
+    if not isinstance(event, Encoded):
+        data = json.dumps(event, separators=(",", ":")).encode("ascii")
+        event = Encoded(event["type"], data)
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, event.type.encode("ascii"), event.data)
 
 
 async def _text(
-    first: "asyncio.Future[tuple[int, dict[str, Any]]]", events: Events, request_id: str | None
+    first: "asyncio.Future[tuple[int, dict[str, Any] | Encoded]]",
+    events: Events,
+    request_id: str | None,
 ) -> AsyncGenerator[bytes, None]:
     number = 0
     try:

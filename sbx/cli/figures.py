@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from sbx.errors import BadRequest, Unavailable
+from sbx.protocol.bundles import text_of
 from sbx.protocol.runs import MimeBundle, Run
 
 _ENDINGS = {"image/png": "png", "image/jpeg": "jpg", "image/svg+xml": "svg"}
@@ -61,7 +62,7 @@ class Figures:
 
 def _figure(bundle: MimeBundle) -> tuple[bytes, str] | None:
     for mime, ending in _ENDINGS.items():
-        if isinstance(said := bundle.get(mime), str):
+        if (said := text_of(bundle, mime)) is not None:
             if ending == "svg":
                 return said.encode(errors="replace"), ending
             try:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from sbx.cli import report
 from sbx.cli.terminal import STDERR, STDOUT, Channel, write
+from sbx.protocol.bundles import text_of
 from sbx.protocol.runs import (
     Cause,
     Display,
@@ -129,5 +130,5 @@ class Whole:
 
 
 def _plain(bundle: MimeBundle) -> str:
-    plain = bundle.get("text/plain")
-    return plain if isinstance(plain, str) else f"<{', '.join(sorted(bundle))}>"
+    plain = text_of(bundle, "text/plain")
+    return plain if plain is not None else f"<{', '.join(sorted(bundle))}>"

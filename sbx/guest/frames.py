@@ -35,8 +35,10 @@ MAX_DEPTH = 64
 MAX_JSON = 2 * 1024 * 1024
 """… bytes of a part that is JSON and no string …"""
 
-MAX_STRINGS = 1 << 17
-"""… strings in all of its JSON, keys among them: half of what the host bears in a frame …"""
+MAX_VALUES = 150_000
+"""… values in all of its JSON, keys among them: less than half of the host's limit for a frame …"""
+
+_VALUE_COST = 16  # bytes: a value counts as at least so many where JSON has a limit of its size
 
 MAX_BUFFERS = 1024
 """… buffers of a comm's message …"""
@@ -97,16 +99,26 @@ def check_json(value: Any) -> int:
     """The size of `value` as JSON in bytes, where the host will take it. Raises FrameError."""
     if too_deep(value):
         raise FrameError(f"nested deeper than {MAX_DEPTH} levels")
-    size = len(encode("", {"": value}))
+    encoded = encode("", {"": value})
+    size = len(encoded)
     if size > MAX_JSON:
         raise FrameError(f"JSON of {size} bytes: the limit is {MAX_JSON}")
-    return size
+    values = values_in(encoded)
+    if _VALUE_COST * values > MAX_JSON:
+        raise FrameError(f"JSON of {values} values: the limit is {MAX_JSON // _VALUE_COST}")
+    return max(size, _VALUE_COST * values)
 
 
-def strings_in(encoded: bytes) -> int:
-    """How many strings this JSON has, keys among them."""
-    text = encoded.replace(b"\\\\", b"")
-    return (text.count(b'"') - text.count(b'\\"')) // 2
+def values_in(encoded: bytes) -> int:
+    """Return the number of values in this JSON, keys among them. White space counts as none.
+
+    The host counts in the same way: see `sbx.protocol.bundles.count_values`.
+    """
+    text = encoded.replace(b"\\\\", b"").replace(b'\\"', b"")
+    text = b'"'.join(text.split(b'"')[::2])
+    opened = text.count(b"[") + text.count(b"{")
+    empty = text.count(b"[]") + text.count(b"{}")
+    return 1 + opened - empty + text.count(b",") + text.count(b":")
 
 
 def receive(sock: socket.socket) -> Frame | None:

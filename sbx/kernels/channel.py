@@ -15,6 +15,7 @@ from typing import Any
 
 from sbx.errors import Broken
 from sbx.kernels import frames
+from sbx.kernels.budget import FrameBudget
 
 _log = logging.getLogger(__name__)
 _HELD_FRAMES = 256
@@ -23,6 +24,10 @@ _HELD_BYTES = 4 << 20
 _FRAMES_A_WINDOW = 1000
 _WINDOW_S = 0.1
 _READ = 1 << 16
+_READ_OF_SMALL = 1 << 12  # where many small frames come: about 80, so 3 ms of the loop at once
+_MANY = 64  # frames in one read
+_UNIT = 1 << 13  # bytes that take about as long as a small frame, for a budget
+_UNIT_OF_VALUES = 1 << 6  # values, where they are nested as deep as they may be
 _UNREAD_MAX = 64 << 20  # bytes for one who does not read: many times the largest request
 
 
@@ -48,6 +53,9 @@ class Channel(asyncio.BufferedProtocol):
         self._held = 0
         self._paused = False
         self._slowed = False
+        self._held_back = False
+        self._budget: FrameBudget | None = None
+        self._many_at_once = False
         self._window = 0.0
         self._in_window = 0
         self._cause: str | None = None
@@ -96,6 +104,21 @@ class Channel(asyncio.BufferedProtocol):
             if self._cause is not None:
                 raise ChannelClosed(self._cause)
 
+    def share(self, budget: FrameBudget) -> None:
+        """Read from now on within this budget, which other channels share."""
+        if self._cause is None:
+            self._budget = budget
+
+    def hold_back(self) -> None:
+        """Stop reading, until `let_go`. For the budget."""
+        self._held_back = True
+        self._transport.pause_reading()
+
+    def let_go(self) -> None:
+        """Read again. For the budget."""
+        self._held_back = False
+        self._read_on()
+
     async def receive(self) -> frames.Frame:
         """The next frame. Raises ChannelClosed once the last one was taken."""
         while not self._frames:
@@ -133,18 +156,25 @@ class Channel(asyncio.BufferedProtocol):
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._received
+        small = self._many_at_once or (self._budget is not None and self._budget.used_up)
+        return self._received[: _READ_OF_SMALL if small else _READ]
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
             bodies = self._splitter.feed(self._received[:nbytes])
+            units = len(bodies)
             for body in bodies:
-                self._frames.append(self._dialect.decode(body))
-                self._held += len(body)
+                frame = self._dialect.decode(body)
+                self._frames.append(frame)
+                self._held += frame.size
+                units += frame.size // _UNIT + frame.values // _UNIT_OF_VALUES
         except frames.Malformed as error:
             self._cut_off(f"it sent what no kernel of ours sends: {error}")
             return
+        self._many_at_once = len(bodies) > _MANY
         self._limit_rate(len(bodies))
+        if self._budget is not None and units:
+            self._budget.spend(self, units)
         if not self._paused and (len(self._frames) > _HELD_FRAMES or self._held > _HELD_BYTES):
             self._paused = True
             self._transport.pause_reading()
@@ -153,6 +183,8 @@ class Channel(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._cause is None:
             self._cause = "it ended"
+        if self._budget is not None:
+            self._budget.leave(self)
         self.resume_writing()
         self._wake()
         if self.on_closed is not None:
@@ -184,7 +216,7 @@ class Channel(asyncio.BufferedProtocol):
         self._read_on()
 
     def _read_on(self) -> None:
-        if self._cause is None and not self._slowed and not self._paused:
+        if self._cause is None and not (self._slowed or self._paused or self._held_back):
             self._transport.resume_reading()
 
     def _wake(self) -> None:

@@ -3,15 +3,17 @@
 A frame is a 4-byte big-endian length and a JSON object {"type", "id"?, "content"}. `decode` gives a
 typed value or raises `Malformed`: unknown types and fields, wrong types, deep nesting and bad UTF-8
 all end the kernel that sent them. The parts that only a user of the result looks into (bundles and
-comm data) are checked in size and depth before they are built, so that a small frame cannot become
-a large object.
+comm data) are checked in size, depth and number of values before they are built, so that a small
+frame cannot become a large object.
 """
 
-import re
 import struct
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
+
+from sbx.protocol.bundles import Bundle, Part, count_values, outline
 
 FRAME_MAX = 24 << 20
 SMALL_MAX = 6 << 20
@@ -19,10 +21,12 @@ BUNDLE_PARTS_MAX = 64
 JSON_PART_MAX = 2 << 20
 DEPTH_MAX = 64
 BUFFERS_MAX = 1024  # of a comm's message
-STRINGS_MAX = 1 << 18  # in a frame, keys among them: 40 MiB and 0.2 s
+VALUES_MAX = 320_000  # in all JSON parts of a frame, keys among them: 25 MiB once they are read
+STRINGS_MAX = VALUES_MAX  # in a frame, keys among them
+_VALUE_COST = 16  # bytes of output that a value counts as at least; numbers have about eight
 _REASON_MAX = 4096  # characters; it is remembered with a command that could not be started
 _HEADER = struct.Struct(">I")
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_EMPTY = msgspec.Raw(b"{}")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -234,11 +238,18 @@ SUPERVISOR_FRAMES: dict[str, type[_Content]] = {
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One checked frame: `content` is of the class that its type stands for."""
+    """One checked frame: `content` is of the class that its type stands for. `values` is the number
+    of values, and of keys, in its JSON parts."""
 
     content: _Content
     id: str | None
     size: int
+    values: int = 0
+
+    @property
+    def cost(self) -> int:
+        """Bytes that it counts as, where the output of a run has a limit."""
+        return max(self.size, _VALUE_COST * self.values)
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -268,6 +279,9 @@ _BUILT = frozenset(
     )
 )
 
+# What has parts whose shape is the user's.
+_LOOSE = frozenset((*(_BUILT - {"ready", "error"}), "execute_reply"))
+
 
 class Dialect:
     """The frames that one of the two sockets may carry."""
@@ -285,11 +299,14 @@ class Dialect:
             if envelope.type in _BUILT and len(body) > 2 * STRINGS_MAX and _is_crowded(body):
                 raise Malformed(f"a frame of type {envelope.type} of too many strings")
             content = decoder.decode(envelope.content)
+            values = 0
+            if envelope.type in _LOOSE and (values := _count(content)) > VALUES_MAX:
+                raise Malformed(f"a frame of type {envelope.type} of {values} values of JSON")
         except KeyError as error:
             raise Malformed(f"a frame of unknown type {str(error)[:80]}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Malformed(str(error)[:200]) from None
-        return Frame(content, envelope.id, len(body))
+        return Frame(content, envelope.id, len(body), values)
 
 
 def _is_crowded(body: bytes | bytearray | memoryview) -> bool:
@@ -300,6 +317,25 @@ def _is_crowded(body: bytes | bytearray | memoryview) -> bool:
         return False
     text = text.replace(b"\\\\", b"")
     return text.count(b'"') - text.count(b'\\"') > 2 * STRINGS_MAX
+
+
+def _count(content: _Content) -> int:
+    """Return the number of values in the JSON parts of this content. Raise Malformed for a part
+    that is too large."""
+    return sum(
+        2 if raw.startswith(b'"') else 1 + count_values(raw)
+        for raw in map(bytes, _parts(content))
+        if raw != b"{}" and _check_size(raw)
+    )
+
+
+def _parts(content: _Content) -> Iterator[msgspec.Raw]:
+    for name in content.__struct_fields__:
+        match getattr(content, name):
+            case msgspec.Raw() as raw:
+                yield raw
+            case dict() as parts:
+                yield from (raw for raw in parts.values() if isinstance(raw, msgspec.Raw))
 
 
 KERNEL = Dialect(KERNEL_FRAMES)
@@ -315,25 +351,73 @@ def encode(kind: str, content: Any, name: str | None = None) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 
-def bundle(parts: dict[str, msgspec.Raw]) -> dict[str, Any]:
+def bundle(parts: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
     """A MIME bundle as Python values. Raises Malformed when it is not one, or is too much."""
-    if len(parts) > BUNDLE_PARTS_MAX:
-        raise Malformed(f"a bundle of {len(parts)} parts")
+    _check_bundle(parts)
     return {mime: loose(raw) for mime, raw in parts.items()}
+
+
+def kept(parts: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """A MIME bundle whose JSON parts stay encoded until they are read. Raises as `bundle`."""
+    _check_bundle(parts)
+    return _bundle_of(parts)
+
+
+def kept_object(raw: msgspec.Raw) -> dict[str, Any]:
+    """An object with its members as in `kept`. Raises Malformed."""
+    if raw == _EMPTY:
+        return {}
+    encoded = _checked(raw)
+    try:
+        members = msgspec.json.decode(encoded, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Malformed(str(error)[:200]) from None
+    return _bundle_of(members)
 
 
 def loose(raw: msgspec.Raw) -> Any:
     """A part whose shape is the user's: a string of any size, or JSON of bounded size and depth."""
-    encoded = bytes(raw)
-    if not encoded.startswith(b'"'):
-        if len(encoded) > JSON_PART_MAX:
-            raise Malformed(f"a JSON part of {len(encoded)} bytes")
-        if len(encoded) > 2 * DEPTH_MAX and nested_deeper(encoded, DEPTH_MAX):
-            raise Malformed("a JSON part nested too deep")
     try:
-        return msgspec.json.decode(encoded)
+        return msgspec.json.decode(_checked(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(str(error)[:200]) from None
+
+
+def _bundle_of(parts: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """A plain dict where everything is text, as nearly always."""
+    made = {name: _kept(raw) for name, raw in parts.items()}
+    return Bundle(made) if any(type(part) is Part for part in made.values()) else made
+
+
+def _kept(raw: msgspec.Raw) -> Any:
+    encoded = _checked(raw)
+    try:
+        if not encoded.startswith((b"[", b"{")):
+            return msgspec.json.decode(encoded)
+        return Part(encoded)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Malformed(str(error)[:200]) from None
+
+
+def _check_bundle(parts: Mapping[str, msgspec.Raw]) -> None:
+    if len(parts) > BUNDLE_PARTS_MAX:
+        raise Malformed(f"a bundle of {len(parts)} parts")
+
+
+def _checked(raw: msgspec.Raw) -> bytes:
+    """The part, of which nothing is decoded. Raises Malformed for its size and its depth."""
+    encoded = bytes(raw).strip()
+    if not encoded.startswith(b'"'):
+        _check_size(encoded)
+        if len(encoded) > 2 * DEPTH_MAX and nested_deeper(encoded, DEPTH_MAX):
+            raise Malformed("a JSON part nested too deep")
+    return encoded
+
+
+def _check_size(encoded: bytes) -> bool:
+    if len(encoded) > JSON_PART_MAX and not encoded.startswith(b'"'):
+        raise Malformed(f"a JSON part of {len(encoded)} bytes")
+    return True
 
 
 def as_object(value: Any) -> dict[str, Any]:
@@ -348,7 +432,7 @@ def nested_deeper(encoded: bytes, levels: int) -> bool:
 
     Strings and everything but brackets are taken away, then the innermost pairs, level by level.
     """
-    brackets = _STRING.sub(b"", encoded).translate(None, delete=_NO_BRACKETS)
+    brackets = outline(encoded).translate(None, delete=_NO_BRACKETS)
     for _ in range(levels):
         if not brackets:
             return False

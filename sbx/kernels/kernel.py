@@ -30,6 +30,7 @@ from sbx.isolation.masking import Masks
 from sbx.isolation.patience import to_the_end
 from sbx.isolation.receipt import Receipt, make_receipt, read_again
 from sbx.kernels import frames
+from sbx.kernels.budget import FrameBudget
 from sbx.kernels.channel import Channel, ChannelClosed
 from sbx.protocol.runs import Cause, RunError
 
@@ -232,6 +233,11 @@ class Kernel:
             cells = await Channel.open(jail.kernel, frames.KERNEL)
             undo.pop_all()
         return cls(jail, control, cells)
+
+    def share(self, budget: FrameBudget) -> None:
+        """Read its frames within this budget, which other kernels of its owner share."""
+        self._control.share(budget)
+        self._cells.share(budget)
 
     def boot(self, config: Mapping[str, Any]) -> None:
         """Send what makes the jail, whose plan is known, one that runs cells.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sbx.isolation.patience import in_thread
 from sbx.isolation.plan import Interpreter
+from sbx.kernels.budget import FrameBudget
 from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
 from sbx.protocol.receipt import Receipt
@@ -47,7 +48,8 @@ class Place:
     the context had a kernel that was ended unasked; `contexts` remembers which there are; `decided`
     hears what its proxy let through, or did not, and `sprung` which trip-wire. `exists` says
     whether there is a conversation of this name, and `limit` how many hold their files open.
-    `attachments` are there longer than this sandbox is open.
+    `attachments` are there longer than this sandbox is open. All sandboxes of the owner share
+    `frame_budget`.
     """
 
     id: str
@@ -63,6 +65,7 @@ class Place:
     decided: "Callable[[Decision], None]"
     sprung: Callable[[Sprung], None]
     attachments: Attachments
+    frame_budget: FrameBudget
 
 
 class KeptSandbox(AsyncSandbox):
@@ -93,6 +96,7 @@ class KeptSandbox(AsyncSandbox):
             home=home,
         )
         self._place = place
+        self._frame_budget = place.frame_budget
         self._attachments = place.attachments
         self._uids = uids
 

@@ -6,13 +6,14 @@ that were recorded, from the first on. What is recorded is bounded by the policy
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from sys import getsizeof
 from typing import Any
 
 from sbx.errors import Conflict
 from sbx.kernels import frames
+from sbx.protocol.bundles import text_of
 from sbx.protocol.runs import (
     Cause,
     Clear,
@@ -34,6 +35,7 @@ from sbx.protocol.runs import (
 from sbx.runtime.stdin import Stdin
 
 _EVENT_SIZE = 200  # bytes, about; its text not counted
+_PART_SIZE = 200  # bytes, about, of a part of a bundle; its text or its JSON not counted
 _NO_ROOM = RunError(
     "OutputLimit", "the runs of this service hold too much output together, and this one most", ""
 )
@@ -149,12 +151,16 @@ class LiveRun:
         """Record what a frame tells. Raises frames.Malformed for a bundle that is none."""
         if self.over:
             return
-        self._room -= frame.size  # the whole frame, so that empty ones count too
-        self._received += frame.size
+        self._room -= frame.cost  # the whole frame, so that empty ones count too
         event = self._event(frame.content)
+        parts = 0
         if event is not None:
             self._tell(event)
-        self._take(frame.size + _EVENT_SIZE)
+            if isinstance(event, Display | Result):
+                parts = len(event.data) + len(event.metadata)
+        size = frame.size + _PART_SIZE * parts
+        self._received += size
+        self._take(size + _EVENT_SIZE)
         self.over = self._room < 0 or isinstance(frame.content, frames.OutputLimit) or self._crowded
 
     async def write(self, text: str | None) -> None:
@@ -283,11 +289,11 @@ class LiveRun:
             case frames.DisplayData():
                 return self._displayed(content)
             case frames.ExecuteResult():
-                data = frames.bundle(content.data)
+                data = frames.kept(content.data)
                 self._cut |= content.cut
                 self._show(_Shown(bundle=data))
                 self._result = _plain(data)
-                return Result(data, _metadata(content.metadata), content.execution_count)
+                return Result(data, frames.kept_object(content.metadata), content.execution_count)
             case frames.Error():
                 traceback = "\n".join(content.traceback)
                 self._error = RunError(content.ename, content.evalue, traceback)
@@ -316,19 +322,19 @@ class LiveRun:
         return encoded[: max(0, len(encoded) + self._room)].decode(errors="ignore")
 
     def _displayed(self, content: frames.DisplayData) -> Event:
-        data = frames.bundle(content.data)
+        data = frames.kept(content.data)
         self._cut |= content.cut
         display_id = content.transient.get("display_id")
         self._show(_Shown(bundle=data, display_id=display_id, at=len(self._events)))
-        return Display(data, _metadata(content.metadata), display_id)
+        return Display(data, frames.kept_object(content.metadata), display_id)
 
     def _updated(self, content: frames.UpdateDisplayData) -> Event:
-        data = frames.bundle(content.data)
+        data = frames.kept(content.data)
         self._cut |= content.cut
         display_id = content.transient.get("display_id")
         if display_id is not None:
             self._updates[display_id] = (len(self._events), data)
-        return Display(data, _metadata(content.metadata), display_id, update=True)
+        return Display(data, frames.kept_object(content.metadata), display_id, update=True)
 
     def _apply_updates(self) -> None:
         """Once, at the end: thousands of displays times thousands of updates would be minutes."""
@@ -350,16 +356,8 @@ class LiveRun:
         self._screen.clear()
 
 
-def _metadata(raw: Any) -> Mapping[str, Any]:
-    loose = frames.loose(raw)
-    if not isinstance(loose, dict):
-        raise frames.Malformed("metadata that is no object")
-    return loose
-
-
 def _plain(bundle: MimeBundle) -> str | None:
-    plain = bundle.get("text/plain")
-    return plain if isinstance(plain, str) else None
+    return text_of(bundle, "text/plain")
 
 
 def as_left_standing(text: str) -> str:

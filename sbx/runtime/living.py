@@ -16,6 +16,7 @@ from typing import Any
 from sbx import errors
 from sbx.clock import Clock
 from sbx.isolation.patience import to_the_end
+from sbx.kernels.budget import FrameBudgets
 from sbx.policy import Policy
 from sbx.protocol.attachments import Attachment
 from sbx.protocol.contexts import DEFAULT_CONTEXT
@@ -71,6 +72,7 @@ class Keep:
     kernels: KernelLimits
     cargos: dict[str, CargoRow]
     open_limit: OpenLimit
+    frame_budgets: FrameBudgets
     audit: Audit | None = None
 
 
@@ -254,6 +256,7 @@ class Living:
             decided=self._decisions.add,
             sprung=self._sprung,
             attachments=attachments,
+            frame_budget=self._keep.frame_budgets.of(self.row.owner),
         )
 
     async def _ready_home(

@@ -43,7 +43,7 @@ class RelayedRun(LiveRun):
     def add(self, frame: frames.Frame) -> None:
         if self.over:
             return
-        self._room -= frame.size
+        self._room -= frame.cost
         self.over = self._room < 0 or isinstance(frame.content, frames.OutputLimit)
         said = frame.content
         if isinstance(said, frames.Error):

@@ -19,6 +19,7 @@ from sbx.isolation.launch import Host
 from sbx.isolation.patience import in_thread, to_the_end
 from sbx.isolation.plan import Interpreter, Paths, WayOut, decide_walls
 from sbx.isolation.receipt import Receipt
+from sbx.kernels.budget import FrameBudget
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.watcher import Watcher
 from sbx.kernels.zygotes import Key, key_of
@@ -114,6 +115,7 @@ class AsyncSandbox:
         self._copies = Copies(
             means, policy, self._directory, lambda: (self._host.uid, self._host.gid)
         )
+        self._frame_budget = FrameBudget()
         self._host: Host
         self._mapped = False  # whether jails see the owner of the workspace as their own uid
         self._key: Key | None = None
@@ -510,6 +512,7 @@ class AsyncSandbox:
                 if wires is not None:
                     order = replace(order, config={**order.config, "planted": dict(wires.files)})
                 kernel = await means.starter.start(order)
+        kernel.share(self._frame_budget)
         if wires is not None:
             wires.guard(kernel)
             if wires.sprung is not None:  # while this one started

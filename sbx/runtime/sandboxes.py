@@ -18,6 +18,7 @@ from sbx import errors
 from sbx.clock import Clock
 from sbx.isolation.patience import to_the_end
 from sbx.isolation.plan import decide_walls
+from sbx.kernels.budget import FrameBudgets
 from sbx.protocol.attachments import Attachment
 from sbx.protocol.runs import RunError
 from sbx.runtime.access import Caller
@@ -88,6 +89,7 @@ class Sandboxes:
             self.kernels,
             self._cargos.by_id,
             self.open_limit,
+            FrameBudgets(),
             audit,
         )
         self._store = store

@@ -90,6 +90,14 @@ HOSTILE = {
     "metadata no object": "frame('display_data', {'data': {}, 'metadata': []})",
     "large list": "frame('execute_reply', {'status': 'ok', 'payload': [1] * (4 << 20)}, own_id())",
     "large JSON part": "frame('display_data', {'data': {'a/b': [0] * (2 << 20)}})",
+    "many values": "frame('display_data', {'data': {'a/b': [{}] * 330_000}})",
+    "many values of metadata": (
+        "frame('display_data', {'data': {}, 'metadata': {'a': [0] * 330_000}})"
+    ),
+    "many values of comms": "frame('comm_msg', {'comm_id': 'x', 'data': [[]] * 330_000})",
+    "many values of a reply": (
+        "frame('execute_reply', {'status': 'ok', 'payload': [[]] * 330_000}, own_id())"
+    ),
     "infinite number": (
         "frame('display_data', {'data': {'a/b': 12345}}).replace(b'12345', b'1e999')"
     ),
@@ -173,6 +181,11 @@ LARGE = {
         "many = frame('error', {'ename': '', 'evalue': '', 'traceback': [''] * 1_500_000})\n"
         "sock.sendall(many)",
         "KernelCutOff",
+    ),
+    "values without end": (
+        "many = frame('display_data', {'data': {'a/b': [{}] * 300_000}})\n"
+        "for _ in range(100): sock.sendall(many)",
+        "OutputLimit",
     ),
     "comms without end": (
         "one = frame('comm_msg', {'comm_id': 'x', 'data': 'y' * (5 << 20)})\n"

@@ -1,6 +1,7 @@
 """Output beyond all bounds: cut, said to be, and nobody else's trouble."""
 
 import asyncio
+import json
 
 from sbx import AsyncSandbox, Runtime
 from sbx.protocol.runs import Cause, Run
@@ -25,6 +26,21 @@ async def test_a_figure_of_50_mb_makes_way_for_a_note_and_the_run_says_so(
     assert (run.ok, run.truncated) == (True, True)
     assert run.outputs == ({"text/plain": "[image/png of 66666666 bytes is not shown: too large]"},)
     assert not (await box.run("display({'image/png': b'0' * 5000}, raw=True)")).truncated
+
+
+async def test_json_that_was_shown_is_read_as_values(box: AsyncSandbox) -> None:
+    """It stays encoded until then, which nobody sees who reads it."""
+    value = {"é\u2028\ufdd0": [{}, 1.5, None, True, 1 << 70], "$float": ["nan", 1e-300]}
+    run = await box.run(f"display({{'application/json': {value!r}}}, raw=True)")
+    assert run.outputs == ({"application/json": value},)
+    assert json.loads(json.dumps(run.outputs)) == [{"application/json": value}]
+    assert {**run.outputs[0]}["application/json"] == run.outputs[0]["application/json"] == value
+
+
+async def test_json_of_very_many_values_makes_way_for_a_note(box: AsyncSandbox) -> None:
+    run = await box.run("display({'application/json': [{}] * 200_000}, raw=True)")
+    assert (run.ok, run.truncated) == (True, True)
+    assert run.text.endswith(" bytes is not shown: too large]\n")
 
 
 async def test_a_result_of_100_mb_is_cut_and_the_run_says_so(box: AsyncSandbox) -> None:

@@ -10,6 +10,7 @@ import pytest
 from sbx.guest import frames as guest
 from sbx.kernels import frames
 from sbx.kernels.frames import KERNEL, SUPERVISOR, Malformed, Splitter
+from sbx.protocol.bundles import count_values
 
 
 def body(kind: str, content: Any, **more: Any) -> bytes:
@@ -258,9 +259,52 @@ def test_quotes_within_a_text_are_no_strings(text: str) -> None:
     assert frames.bundle(shown.data) == {"text/html": text}
 
 
+@pytest.mark.parametrize("item", [{}, 0, None, "", {"": 0}])
+def test_values_without_end_are_refused_before_one_is_made(item: Any) -> None:
+    """`{},` has three bytes and costs about eighty: 2 MiB of it were 60 MiB, of one frame."""
+    each = 3 if item == {"": 0} else 1
+
+    def shown(number: int) -> bytes:
+        return body("display_data", {"data": {"a/b": [item] * (number // each)}})
+
+    assert KERNEL.decode(shown(frames.VALUES_MAX - 10)).values > frames.VALUES_MAX - 20
+    with pytest.raises(Malformed, match=r"values of JSON|too many strings"):
+        KERNEL.decode(shown(frames.VALUES_MAX + 10))
+
+
+HALF: list[Any] = [{}] * (frames.VALUES_MAX // 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("display_data", {"data": {}, "metadata": {"a": [{}] * frames.VALUES_MAX}}),
+        (
+            "update_display_data",
+            {"data": {"a": HALF, "b": HALF}},
+        ),
+        ("execute_result", {"data": {"a": [{}] * frames.VALUES_MAX}, "execution_count": 1}),
+        ("execute_reply", {"status": "ok", "payload": [[] for _ in range(frames.VALUES_MAX)]}),
+        ("execute_reply", {"status": "ok", "user_expressions": {"a": [0] * frames.VALUES_MAX}}),
+        ("comm_msg", {"comm_id": "c", "data": {"a": [0] * frames.VALUES_MAX}}),
+    ],
+)
+def test_every_part_that_is_json_counts(kind: str, content: Any) -> None:
+    with pytest.raises(Malformed, match="values of JSON"):
+        KERNEL.decode(body(kind, content))
+
+
+def test_a_value_counts_as_sixteen_bytes_of_output() -> None:
+    frame = KERNEL.decode(body("display_data", {"data": {"a/b": [{}] * 1000}}))
+    assert (frame.values, frame.cost) == (1002, 16 * 1002)
+    text = KERNEL.decode(body("display_data", {"data": {"text/html": "[{}]" * 1000}}))
+    assert (text.values, text.cost) == (2, text.size)
+
+
 def test_what_the_guest_lets_pass_the_host_takes() -> None:
-    """Both sides count the strings of JSON, and the guest stops at half."""
-    assert 2 * guest.MAX_STRINGS <= frames.STRINGS_MAX
+    """Both sides count the values of JSON, and the guest stops at half. A string is a value."""
+    assert 2 * guest.MAX_VALUES < frames.VALUES_MAX
+    assert 2 * guest.MAX_VALUES < frames.STRINGS_MAX
     values: tuple[Any, ...] = (
         {"a\\": 'b"'},
         ['\\\\"', '"'],
@@ -270,5 +314,4 @@ def test_what_the_guest_lets_pass_the_host_takes() -> None:
     )
     for value in values:
         encoded = json.dumps(value).encode()
-        strings = json.dumps(value).replace("\\\\", "").replace('\\"', "").count('"') // 2
-        assert guest.strings_in(encoded) == strings
+        assert guest.values_in(encoded) == count_values(encoded)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from sbx.errors import Closed
 from sbx.kernels import frames
+from sbx.protocol.events import encode, run_to_json
 from sbx.protocol.runs import (
     Cause,
     Clear,
@@ -309,6 +311,56 @@ async def test_what_a_run_holds_is_about_what_it_was_sent() -> None:
         live.add(printed("x" * 100))
     live.finish(Status.OK)
     assert 30_000 < live.held < 90_000
+
+
+def hostile(item: bytes) -> bytes:
+    """A frame that shows as many of these in a list as it may."""
+    shown = b",".join([item] * 100_000)
+    return b'{"type":"display_data","content":{"data":{"a/b":[%b]}}}' % shown
+
+
+@pytest.mark.parametrize("item", [b"{}", b"[]", b"1.5", b'{"":0}', b'"\xef\xb7\x90"', b'"$float"'])
+async def test_json_that_no_caller_reads_costs_what_was_sent(item: bytes) -> None:
+    """It was 24 times as much: every value was made."""
+    live = LiveRun("run-1", 64 << 20)
+    live.shared = SharedRoom(512 << 20, 4 << 20)
+    body = hostile(item)
+    tracemalloc.start()
+    try:
+        for _ in range(4):
+            live.add(frames.KERNEL.decode(body))
+        run = live.finish(Status.OK)
+        copied = encode(run_to_json(run, encoded=True))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(run.outputs) == 4
+    assert held - len(copied) < 3 * 4 * len(body)
+    assert held - len(copied) < 3 * live.shared.used
+    assert held - len(copied) < 3 * live.held
+
+
+async def test_small_parts_count_as_what_they_cost() -> None:
+    """A part of six bytes is an entry of a dict."""
+    live = LiveRun("run-1", 64 << 20)
+    live.shared = SharedRoom(512 << 20, 4 << 20)
+    parts = b",".join(b'"%d":0' % number for number in range(64))
+    shown = b'{"data":{%b},"metadata":{%b}}' % (parts, parts)
+    tracemalloc.start()
+    try:
+        for _ in range(500):
+            live.add(frames.KERNEL.decode(b'{"type":"display_data","content":%b}' % shown))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.2 * live.shared.used
+
+
+async def test_values_use_up_the_output_of_a_run() -> None:
+    live = LiveRun("run-1", 1 << 20)
+    shown = {"data": {"a/b": [0] * 70_000}}
+    live.add(frames.KERNEL.decode(frames.encode("display_data", shown)[4:]))
+    assert live.over
 
 
 async def _numbered(live: LiveRun, after: int) -> list[tuple[int, Event]]:

@@ -16,6 +16,7 @@ from sbx.agent.messages import Image
 from sbx.agent.tools.results import keep
 from sbx.agent.tools.tool import Call
 from sbx.errors import SbxError
+from sbx.protocol.bundles import text_of
 from sbx.protocol.runs import MimeBundle
 
 _SUFFIXES = {
@@ -46,7 +47,7 @@ def figures(outputs: Iterable[MimeBundle]) -> Iterator[Figure]:
     """One of each bundle that has any: what models can look at first."""
     for bundle in outputs:
         for media_type in _SUFFIXES:
-            if (content := _content(media_type, bundle.get(media_type))) is not None:
+            if (content := _content(media_type, text_of(bundle, media_type))) is not None:
                 yield Figure(media_type, content)
                 break
 
@@ -86,8 +87,8 @@ def can_be_shown(figure: Figure) -> bool:
     return size is not None and all(0 < side <= _SIDE_MAX for side in size)
 
 
-def _content(media_type: str, value: object) -> bytes | None:
-    if not isinstance(value, str) or not value:
+def _content(media_type: str, value: str | None) -> bytes | None:
+    if not value:
         return None
     if media_type == "image/svg+xml":
         return value.encode(errors="replace")

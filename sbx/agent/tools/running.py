@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from sbx.agent.tools.figures import figures, kept
 from sbx.agent.tools.following import followed
 from sbx.agent.tools.tool import Arguments, Call, Effect, Tool, ToolDefinition, ToolResult
+from sbx.protocol.bundles import text_of
 from sbx.protocol.languages import LANGUAGES
 from sbx.protocol.runs import Cause, Run, Status
 
@@ -144,12 +145,12 @@ def _as_left(text: str) -> str:
 
 def _shown(run: Run) -> Iterator[str]:
     """The texts of displays; the result has a bundle, too, which is not among them."""
-    same = (one for one in reversed(run.outputs) if one.get("text/plain") == run.result)
+    same = (one for one in reversed(run.outputs) if text_of(one, "text/plain") == run.result)
     results = next(same, None)
     for bundle in (one for one in run.outputs if one is not results):
-        text = bundle.get("text/markdown") or bundle.get("text/plain")
+        text = text_of(bundle, "text/markdown") or text_of(bundle, "text/plain")
         is_figure = any(kind.startswith("image/") for kind in bundle)
-        if isinstance(text, str) and not is_figure:
+        if text is not None and not is_figure:
             yield plain(text)
 
 

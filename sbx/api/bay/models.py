@@ -162,7 +162,7 @@ def run_id_of(execution_id: str) -> str:
 
 def python_body(run: Run, code: str | None) -> dict[str, Any]:
     """PythonExecResponse of a run. A dict: this is the hot path, and the values are our own."""
-    told = run_to_json(run)
+    told = run_to_json(run, encoded=True)
     text, images = _bays_output(told)
     return {
         "success": run.ok,
@@ -181,7 +181,7 @@ def python_body(run: Run, code: str | None) -> dict[str, Any]:
 
 def shell_body(run: Run, command: str | None) -> dict[str, Any]:
     """ShellExecResponse of a run. As in Bay, stderr is an `error` also of a success."""
-    told = run_to_json(run)
+    told = run_to_json(run, encoded=True)
     return {
         "success": run.ok,
         "output": told["stdout"],

@@ -1,10 +1,10 @@
 """Running code: python/exec and shell/exec, interrupting a run, and following one."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -21,11 +21,11 @@ from sbx.api.bay.models import (
     run_id_of,
     shell_body,
 )
-from sbx.api.bay.replays import HEADER, TAKES_KEY, Answer, answered, encoded, fingerprint
+from sbx.api.bay.replays import HEADER, TAKES_KEY, Answer, answered, fingerprint
 from sbx.api.callers import CallerDep, HouseDep
+from sbx.api.encoding import encoded_event, encoded_run, event_form
 from sbx.api.errors import documented
 from sbx.errors import BadRequest
-from sbx.protocol.events import to_json
 from sbx.protocol.runs import Event, Run, RunEnd
 from sbx.runtime.access import Caller
 from sbx.runtime.house import House
@@ -152,7 +152,7 @@ async def _run(call: _Call, body: Body) -> Response:
 
     async def work() -> Answer:
         handle = await call.start()
-        return 200, encoded(body(await handle.result()))
+        return 200, await encoded_run(await handle.result(), body)
 
     return await answered(call.request, call.house, call.caller, call.asked, work)
 
@@ -166,7 +166,7 @@ async def _streamed_once(call: _Call, body: Body) -> Response:
     async def work() -> Answer:
         handle = await call.start()
         started.set_result(handle)
-        return 200, encoded(body(await handle.result()))
+        return 200, await encoded_run(await handle.result(), body)
 
     key = call.request.headers[HEADER]
     asked = fingerprint(call.request.method, call.request.url.path, call.asked)
@@ -177,7 +177,7 @@ async def _streamed_once(call: _Call, body: Body) -> Response:
     if started.done():
         return await sse.stream(_told(started.result(), body, 0), request=call.request)
     _, content = await answer
-    return await sse.stream(_end_only(json.loads(content)), request=call.request)
+    return await sse.stream(_end_only(content), request=call.request)
 
 
 def _forget(answer: asyncio.Task[Any]) -> None:
@@ -188,17 +188,18 @@ def _forget(answer: asyncio.Task[Any]) -> None:
 
 async def _told(
     handle: RunHandle, body: Body, after: int
-) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+) -> AsyncIterator[tuple[int, sse.Encoded]]:
     async with aclosing(handle.events(after)) as events:
         async for number, event in events:
-            yield number, _as_json(event, body)
+            yield number, await encoded_event(event, partial(_as_json, body=body))
 
 
-async def _end_only(told: dict[str, Any]) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    yield 1, {"type": "run_end", **told}
+async def _end_only(content: bytes) -> AsyncIterator[tuple[int, sse.Encoded]]:
+    """`content` is the JSON of an object with members, as `encode` writes it."""
+    yield 1, sse.Encoded("run_end", b'{"type":"run_end",' + content[1:])
 
 
 def _as_json(event: Event, body: Body) -> dict[str, Any]:
     """The end carries the usual body too, so that either reader finds what it knows."""
-    told = to_json(event)
+    told = event_form(event)
     return {**told, **body(event.run)} if isinstance(event, RunEnd) else told

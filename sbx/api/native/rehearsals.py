@@ -3,7 +3,6 @@
 Who only may run code may rehearse it; what is made real of it takes the right to write files."""
 
 import asyncio
-import json
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -15,7 +14,7 @@ from sbx.api.errors import documented
 from sbx.api.native.files import Done, talking
 from sbx.api.native.runs import RunBody
 from sbx.isolation.patience import to_the_end
-from sbx.protocol.events import run_to_json
+from sbx.protocol.events import encode, run_to_json
 from sbx.protocol.rehearsals import to_json
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.rehearsals import Rehearsal
@@ -88,7 +87,7 @@ async def rehearse(
         made = await _while_here(talk, asked, request)
     told = {"conversation": conversation, "command": asked.command, "rehearsal": made.id}
     await record(house, caller, "rehearsal.create", view.id, **told)
-    content = json.dumps(_body(made), separators=(",", ":")).encode("ascii")
+    content = encode(_body(made))
     return Response(content, status_code=201, media_type="application/json")
 
 
@@ -169,7 +168,7 @@ async def _gone(request: Request) -> None:
 def _body(made: Rehearsal) -> dict[str, Any]:
     return {
         "id": made.id,
-        "run": run_to_json(made.run),
+        "run": run_to_json(made.run, encoded=True),
         "changes": [to_json(one) for one in made.changes],
         "truncated": made.truncated,
         "left_out": list(made.left_out),

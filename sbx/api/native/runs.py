@@ -1,7 +1,6 @@
 """Runs of any conversation. The way of a short cell: few awaits, one validation, one encoding."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -14,9 +13,10 @@ from starlette.types import Scope
 
 from sbx.api import sse
 from sbx.api.callers import CallerDep, HouseDep, caller, house
+from sbx.api.encoding import encoded_event, encoded_run
 from sbx.api.errors import documented
 from sbx.protocol.contexts import DEFAULT_CONTEXT, check_context
-from sbx.protocol.events import run_to_json, text_from_json, to_json
+from sbx.protocol.events import text_from_json
 from sbx.protocol.languages import ARGUMENTS_MAX, Language
 from sbx.protocol.runs import Run
 from sbx.runtime.runs import Ask, RunHandle
@@ -128,8 +128,7 @@ async def run(
     if asked.stream or sse.wanted(request):
         return await sse.stream(_events(handle), request=request)
     result = await (_attended(handle, request) if asked.attended else handle.result())
-    content = json.dumps(run_to_json(result), separators=(",", ":")).encode("ascii")
-    return Response(content, media_type="application/json")
+    return Response(await encoded_run(result), media_type="application/json")
 
 
 class ShortCut(Route):
@@ -215,7 +214,7 @@ async def _interrupt_when_gone(handle: RunHandle, request: Request) -> None:
     await handle.interrupt()
 
 
-async def _events(handle: RunHandle) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+async def _events(handle: RunHandle) -> AsyncIterator[tuple[int, sse.Encoded]]:
     async with aclosing(handle.events()) as events:
         async for number, event in events:
-            yield number, to_json(event)
+            yield number, await encoded_event(event)

@@ -225,5 +225,5 @@ _OF_RUN = tuple(name for name in RunBody.model_fields if name != "duration_ms")
 
 def run_body(run: Run) -> dict[str, Any]:
     """RunBody of a run. A dict: this is the hot path, and the values are our own."""
-    told = run_to_json(run)
+    told = run_to_json(run, encoded=True)
     return {**{name: told[name] for name in _OF_RUN}, "duration_ms": round(run.duration_s * 1000)}

@@ -7,8 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from sbx.api import sse
-from sbx.api.bay.replays import TAKES_KEY, Answer, answered, encoded
+from sbx.api.bay.replays import TAKES_KEY, Answer, answered
 from sbx.api.callers import CallerDep, HouseDep
+from sbx.api.encoding import encoded_event, encoded_run, event_form
 from sbx.api.errors import documented
 from sbx.api.sessions.asked import SessionDep, demand, no_conversation
 from sbx.api.sessions.models import (
@@ -19,7 +20,6 @@ from sbx.api.sessions.models import (
     run_body,
 )
 from sbx.errors import NotFound
-from sbx.protocol.events import to_json
 from sbx.protocol.runs import Event, RunEnd
 from sbx.runtime.runs import Ask, RunHandle
 from sbx.runtime.sessions import check_id
@@ -50,7 +50,7 @@ async def execute(
 
     async def work() -> Answer:
         handle = await house.runs.start(caller, view.id, name, ask)
-        return 200, encoded(run_body(await handle.result()))
+        return 200, await encoded_run(await handle.result(), run_body)
 
     return await answered(request, house, caller, asked, work)
 
@@ -87,10 +87,10 @@ def _timeout(asked: Execution, view: SandboxView) -> float:
     return min(asked.timeout, view.policy.limits.wall_time)
 
 
-async def _told(handle: RunHandle, after: int) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+async def _told(handle: RunHandle, after: int) -> AsyncIterator[tuple[int, sse.Encoded]]:
     async with aclosing(handle.events(after)) as events:
         async for number, event in events:
-            yield number, _as_json(event)
+            yield number, await encoded_event(event, _as_json)
 
 
 def _as_json(event: Event) -> dict[str, Any]:
@@ -98,5 +98,5 @@ def _as_json(event: Event) -> dict[str, Any]:
     return (
         {"type": event.type, **run_body(event.run)}
         if isinstance(event, RunEnd)
-        else (to_json(event))
+        else event_form(event)
     )

@@ -219,6 +219,27 @@ for _ in range(40):
         narrower={"limits": {"output_max": "1MiB"}},
     ),
     Attack(
+        "make the host hold 400,000 JSON values",
+        Class.RESOURCES,
+        "runtime",
+        """
+os, stat = sys.modules["os"], sys.modules["stat"]  # which a policy may let no cell import
+def is_socket(fd):
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+body = b'{"type":"display_data","content":{"data":{"a/b":[%b0]}}}' % (b"{}," * 400_000)
+frame = memoryview(len(body).to_bytes(4, "big") + body)
+wire = next(filter(is_socket, range(3, 256)))
+os.set_blocking(wire, True)
+while frame:
+    frame = frame[os.write(wire, frame):]
+time.sleep(5)
+""",
+        frozenset(("killed:crashed",)),
+    ),
+    Attack(
         "run longer than wall_time and mind no interrupt",
         Class.RESOURCES,
         "runtime",

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from sbx.protocol.bundles import Bundle, Part, stored, text_of
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import run_from_json, run_to_json, value_to_json
 from sbx.protocol.runs import MimeBundle, Run, RunError, Status
@@ -225,7 +226,7 @@ def _literal(tag: str) -> str:
 
 
 def _written(run: Run) -> str:
-    return msgspec.json.encode(run_to_json(shortened(run))).decode()
+    return msgspec.json.encode(run_to_json(shortened(run), encoded=True)).decode()
 
 
 def _row(row: sqlite3.Row) -> RunRow:
@@ -287,12 +288,21 @@ def shortened(run: Run) -> Run:
         outputs=_small(run.outputs) if run.outputs else (),
         error=error,
     )
-    return kept if kept == run else replace(kept, truncated=True)
+    whole = replace(kept, outputs=run.outputs) == run and _parts(kept) == _parts(run)
+    return kept if whole else replace(kept, truncated=True)
+
+
+def _parts(run: Run) -> int:
+    return len(run.outputs) + sum(map(len, run.outputs))
 
 
 def _is_small(run: Run) -> bool:
     """Nearly every run, found without making another one."""
-    plain = not run.outputs or run.outputs == ({"text/plain": run.result},)
+    plain = not run.outputs or (
+        _parts(run) == 2
+        and run.result is not None
+        and text_of(run.outputs[0], "text/plain") == run.result
+    )
     size = len(run.stdout) + len(run.stderr) + len(run.text) + len(run.result or "")
     return plain and run.error is None and size <= _TEXT_KEPT
 
@@ -311,8 +321,10 @@ def _small(outputs: Sequence[MimeBundle]) -> tuple[MimeBundle, ...]:
     kept = []
     room = _OUTPUTS_KEPT
     for bundle in outputs:
-        small = {}
-        for mime, part in bundle.items():
+        if room <= 0:
+            break
+        small = Bundle()
+        for mime, part in stored(bundle):
             size = len(mime) + _size(part)
             if size <= min(_PART_KEPT, room):
                 small[mime] = part
@@ -324,4 +336,6 @@ def _small(outputs: Sequence[MimeBundle]) -> tuple[MimeBundle, ...]:
 
 def _size(part: Any) -> int:
     """Of its JSON, in bytes. Strings, which may be figures, are not written for it."""
+    if isinstance(part, Part):
+        return len(part.encoded)
     return len(part) if isinstance(part, str) else len(msgspec.json.encode(value_to_json(part)))

@@ -1,0 +1,57 @@
+"""Runs and events of runs as JSON for a reply. The JSON of their bundles is copied, not decoded.
+
+A run may have hundreds of thousands of small outputs: then one worker thread writes them, so that
+the event loop serves other callers meanwhile. There is one thread because all of them share the
+interpreter lock with the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from sbx.api.sse import Encoded
+from sbx.protocol.bundles import weight
+from sbx.protocol.events import encode, run_to_json, to_json
+from sbx.protocol.runs import Display, Event, MimeBundle, Result, Run, RunEnd
+
+Form = dict[str, Any]
+
+_LONG = 10_000  # values that are visited in Python: about 5 ms
+_worker = ThreadPoolExecutor(1, thread_name_prefix="sbx-encoding")
+
+run_form: Callable[[Run], Form] = partial(run_to_json, encoded=True)
+event_form: Callable[[Event], Form] = partial(to_json, encoded=True)
+
+
+async def encoded_run(run: Run, form: Callable[[Run], Form] = run_form) -> bytes:
+    """Return the JSON of what `form` makes of the run."""
+    if _is_long(run.outputs):
+        return await asyncio.get_running_loop().run_in_executor(_worker, _encoded, form, run)
+    return _encoded(form, run)
+
+
+async def encoded_event(event: Event, form: Callable[[Event], Form] = event_form) -> Encoded:
+    """Return the JSON of what `form` makes of the event."""
+    if _is_long(_bundles(event)):
+        loop = asyncio.get_running_loop()
+        return Encoded(event.type, await loop.run_in_executor(_worker, _encoded, form, event))
+    return Encoded(event.type, _encoded(form, event))
+
+
+def _encoded(form: Callable[[Any], Form], source: Any) -> bytes:
+    return encode(form(source))
+
+
+def _bundles(event: Event) -> tuple[MimeBundle, ...]:
+    match event:
+        case Display() | Result():
+            return event.data, event.metadata
+        case RunEnd(run):
+            return run.outputs
+    return ()
+
+
+def _is_long(bundles: tuple[MimeBundle, ...]) -> bool:
+    return len(bundles) > _LONG or weight(bundles) > _LONG
