@@ -32,6 +32,8 @@ def copy(
     file_max: int,
     total_max: int,
     overwrite: bool,
+    entries_max: int | None = None,
+    deadline_s: float | None = None,
 ) -> Copied:
     """Copy what `of` names to `to`, with the directories that needs.
 
@@ -48,7 +50,9 @@ def copy(
         raise wrong_path(source.shown(of), "symlink", "is a symlink, never followed from outside")
     if kind != "directory":
         raise not_a_file(source.shown(of))
-    return _Copying(source, of, target, to, file_max, total_max).run()
+    entries_max = ENTRIES_MAX if entries_max is None else entries_max
+    deadline_s = DEADLINE_S if deadline_s is None else deadline_s
+    return _Copying(source, of, target, to, file_max, total_max, entries_max, deadline_s).run()
 
 
 def refuse_into_itself(source: Tree, of: Relative, target: Tree, to: Relative) -> None:
@@ -81,6 +85,8 @@ class _Copying:
         to: Relative,
         file_max: int,
         total_max: int,
+        entries_max: int,
+        deadline_s: float,
     ) -> None:
         self._source = source
         self._of = of
@@ -88,7 +94,9 @@ class _Copying:
         self._to = to
         self._file_max = file_max
         self._total_max = total_max
-        self._walk = Walk(max_entries=ENTRIES_MAX, deadline_s=DEADLINE_S)
+        self._entries_max = entries_max
+        self._deadline_s = deadline_s
+        self._walk = Walk(max_entries=entries_max, deadline_s=deadline_s)
         self._files = 0
         self._bytes = 0
         self._complete = True
@@ -111,9 +119,11 @@ class _Copying:
         for below, found in self._source.walk(self._walk, self._of):
             self._one(below, found, made, below[len(self._of) :])
         if not self._walk.in_time:
-            raise _tree_too_large(f"takes longer than {DEADLINE_S:g} s", DEADLINE_S)
+            what = f"takes longer than {self._deadline_s:g} s"
+            raise _tree_too_large(what, self._deadline_s)
         if self._walk.exhausted:
-            raise _tree_too_large(f"has more than {ENTRIES_MAX} entries", ENTRIES_MAX)
+            what = f"has more than {self._entries_max} entries"
+            raise _tree_too_large(what, self._entries_max)
 
     def _one(self, of: Relative, found: os.stat_result, made: Tree, to: Relative) -> None:
         try:
