@@ -8,6 +8,7 @@ hard links to files of others are left out.
 import os
 import secrets
 import stat
+from collections.abc import Callable
 
 from sbx.errors import InvalidPath, NotFound, TooLarge
 from sbx.linux.renameat2 import rename_new
@@ -34,10 +35,12 @@ def copy(
     overwrite: bool,
     entries_max: int | None = None,
     deadline_s: float | None = None,
+    check: Callable[[Tree], None] | None = None,
 ) -> Copied:
     """Copy what `of` names to `to`, with the directories that needs.
 
-    A file replaces one of that name where `overwrite` is set; a directory replaces nothing. Raises
+    A file replaces one of that name where `overwrite` is set; a directory replaces nothing. `check`
+    gets a directory that was copied before it has its name, and raises to refuse it. Raises
     NotFound, Conflict `file_exists`, TooLarge `file_too_large`, `tree_too_large`, and as writing.
     """
     refuse_into_itself(source, of, target, to)
@@ -52,7 +55,8 @@ def copy(
         raise not_a_file(source.shown(of))
     entries_max = ENTRIES_MAX if entries_max is None else entries_max
     deadline_s = DEADLINE_S if deadline_s is None else deadline_s
-    return _Copying(source, of, target, to, file_max, total_max, entries_max, deadline_s).run()
+    copying = _Copying(source, of, target, to, file_max, total_max, entries_max, deadline_s)
+    return copying.run(check)
 
 
 def refuse_into_itself(source: Tree, of: Relative, target: Tree, to: Relative) -> None:
@@ -101,7 +105,7 @@ class _Copying:
         self._bytes = 0
         self._complete = True
 
-    def run(self) -> Copied:
+    def run(self, check: Callable[[Tree], None] | None) -> Copied:
         shown = self._target.shown(self._to)
         with translated(shown):
             parent = self._target.parent(self._to[:-1])
@@ -109,6 +113,8 @@ class _Copying:
             name = encoded(self._to[-1])
             with _Staged(self._target, parent) as staged:
                 self._fill(staged.tree)
+                if check is not None:
+                    check(staged.tree)
                 with translated(shown):
                     staged.commit(parent, name)
         finally:

@@ -337,7 +337,7 @@ def test_restore_all_goes_on_after_a_failure(planted: Planted) -> None:
     assert ended.returncode == 3
     assert ended.stdout == f"restored {planted.project}/.npmrc\n"
     assert "is there already" in ended.stderr
-    for words in (("restore",), ("drop", "--all", "x" * 16), ("drop", "x", "--directory", "/")):
+    for wrong in (("restore",), ("drop", "--all", "x" * 16), ("drop", "x", "--directory", "/")):
         assert sbx("quarantine", *words, "--data-dir", planted.data).returncode == 2
 
 
