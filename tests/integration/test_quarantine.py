@@ -338,7 +338,7 @@ def test_restore_all_goes_on_after_a_failure(planted: Planted) -> None:
     assert ended.stdout == f"restored {planted.project}/.npmrc\n"
     assert "is there already" in ended.stderr
     for wrong in (("restore",), ("drop", "--all", "x" * 16), ("drop", "x", "--directory", "/")):
-        assert sbx("quarantine", *words, "--data-dir", planted.data).returncode == 2
+        assert sbx("quarantine", *wrong, "--data-dir", planted.data).returncode == 2
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 3), ("", 3)])
