@@ -1,4 +1,4 @@
-"""Every call of the host's API, on each of the names that a program of the host obeys: refused by name, and
+"""Every call of the host's API on the names that a program of the host obeys: refused by name, and
 nothing changed. A model may have asked for the call."""
 
 import io
