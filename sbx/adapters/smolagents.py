@@ -13,7 +13,7 @@ from sbx.adapters import extra_missing
 from sbx.agent.tools.running import plain, told
 from sbx.blocking import BlockingConversation
 from sbx.errors import BadRequest
-from sbx.protocol.runs import Run
+from sbx.protocol.runs import Run, quarantine_notice
 
 try:
     from smolagents.local_python_executor import CodeOutput
@@ -96,6 +96,8 @@ class SbxExecutor(RemotePythonExecutor):  # type: ignore[misc]  # smolagents shi
         logs = plain(run.stdout + run.stderr)
         if run.truncated:
             logs += "\n[there was more output than may be kept]"
+        if notice := quarantine_notice(run.quarantined):
+            logs += f"\n{notice}"
         self.state["_print_outputs"] = logs
         if run.error is not None and run.error.name == self.FINAL_ANSWER_EXCEPTION:
             return CodeOutput(output=self._final_answer(), logs=logs, is_final_answer=True)

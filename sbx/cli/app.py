@@ -27,6 +27,7 @@ from sbx.cli import (
     kernelspec,
     mcp,
     policy,
+    quarantine,
     records,
     report,
     run,
@@ -69,6 +70,7 @@ app.command()(_interruptible(mcp.mcp))
 app.command()(_interruptible(doctor.doctor))
 app.add_typer(policy.app, name="policy")
 app.add_typer(env.app, name="env")
+app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(kernelspec.app, name="kernelspec")
 app.command()(_interruptible(serve.serve))
 app.command()(config.config)

@@ -29,6 +29,7 @@ _AT_ONCE = 2  # no jail has more than a cpu or two
 _LAYERS = (
     *("namespaces", "mounts", "landlock", "seccomp", "privileges", "rlimits", "limits"),
     "runtime",
+    "path guard",
 )
 
 

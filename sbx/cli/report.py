@@ -1,12 +1,13 @@
 """What a person is told, or, with --json, a program."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from sbx.cli.terminal import STDERR, STDOUT, colours, one_line, write
 from sbx.errors import SbxError
+from sbx.protocol.runs import Quarantined, quarantine_notice
 
 _RED, _CYAN, _RESET = "\x1b[31m", "\x1b[36m", "\x1b[0m"
 
@@ -41,6 +42,13 @@ def failure(message: str, hint: str | None = None) -> None:
 
 def note(message: str) -> None:
     _say("note", _CYAN, message)
+
+
+def quarantined(items: Sequence[Quarantined]) -> None:
+    """The host executables that code created in a directory of the host, and how to get them."""
+    for line in quarantine_notice(items).splitlines():
+        word, _, message = line.partition(": ")
+        _say(word, _CYAN, message)
 
 
 def _say(word: str, colour: str, message: str) -> None:

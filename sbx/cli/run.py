@@ -114,6 +114,7 @@ def run(
         uploads=uploads,
         workspace=workspace,
         figures=figures,
+        asks=not (as_json or as_events),
         answers=not (from_stdin or as_json or as_events) and os.isatty(0),
     )
     return exits.for_run(asyncio.run(run_once(request, face)))

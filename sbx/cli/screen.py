@@ -110,6 +110,7 @@ class Screen:
                 report.failure(f"killed ({run.cause}): {sentence}", hint)
             case Status.INTERRUPTED:
                 report.failure("interrupted")
+        report.quarantined(run.quarantined)
 
     def _fresh_line(self) -> None:
         """On a terminal both streams share a line, and what failed is not to hang on it."""

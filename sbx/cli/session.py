@@ -10,6 +10,7 @@ from pathlib import Path
 from sbx.cli import report
 from sbx.cli.figures import Figures
 from sbx.cli.following import Following, leave
+from sbx.cli.quarantine import offer
 from sbx.cli.screen import Face
 from sbx.policy import reference
 from sbx.protocol.languages import Language
@@ -17,6 +18,7 @@ from sbx.protocol.runs import Event, Run
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
+from sbx.workspace import quarantine
 
 _GRACE_S = 0.4  # from Ctrl-C to SIGKILL: the jail is to be gone within a second
 _KILLED_S = 0.5  # from there to giving up on the run's own last event
@@ -38,6 +40,7 @@ class Request:
     workspace: Path | None = None
     figures: Path | None = None
     answers: bool = False
+    asks: bool = False
 
 
 async def run_once(request: Request, face: Face) -> Run:
@@ -51,7 +54,8 @@ async def run_once(request: Request, face: Face) -> Run:
             if request.figures is not None:  # before any code could put something in its place
                 figures = held.enter_context(closing(Figures(request.figures)))
             # A zygote pays for the second kernel, and this runtime starts one.
-            async with Runtime(Settings(fast_path=False)) as runtime:
+            settings = Settings(fast_path=False)
+            async with Runtime(settings) as runtime:
                 with closing(stopping):
                     box = await runtime.create(
                         reference(request.policy),
@@ -63,6 +67,9 @@ async def run_once(request: Request, face: Face) -> Run:
                         await box.uploads.put(path)
                     stopping.box = box
                     run = await following.follow(_events(box, request, following), request.answers)
+            if request.asks and run.quarantined and box.policy.host_executables == "ask":
+                store = settings.protection.quarantines
+                offer([quarantine.get(store, item.id)[0] for item in run.quarantined], store)
             for path in figures.save(run) if figures is not None else ():
                 report.note(f"figure: {path}")
             return run

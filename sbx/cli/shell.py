@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -180,20 +180,43 @@ def _embedded(
     from sbx.policy import reference
     from sbx.runtime.runtime import Runtime
     from sbx.runtime.settings import Settings
+    from sbx.workspace import quarantine
 
+    settings = Settings(fast_path=False)  # it starts one kernel
+    store = settings.protection.quarantines
+    before = {item.id for item in quarantine.items(store)}
+    asks: list[bool] = []
     with OwnTerminal() as own:
 
         async def work() -> "Outcome":
-            async with Runtime(Settings(fast_path=False)) as runtime:  # it starts one kernel
+            async with Runtime(settings) as runtime:
                 box = await runtime.create(reference(policy), workspace=workspace)
+                asks.append(box.policy.host_executables == "ask")
                 terminal = await box.terminals.open(**_here(opening, own))
                 return await sit(terminal, own, leaves)
 
         outcome = asyncio.run(work())
+    _report_quarantined(store, workspace, before, ask=any(asks))
     if outcome.detached:
         report.note("the sandbox was this process's own, and is gone")
         return exits.Exit.OK
     return _ended(outcome)
+
+
+def _report_quarantined(
+    store: Path, workspace: Path | None, before: Set[str], *, ask: bool
+) -> None:
+    """The items that came in the directory since `before`."""
+    from sbx.cli.quarantine import offer
+    from sbx.workspace import quarantine
+
+    top = os.path.realpath(workspace) if workspace is not None else None
+    new = [
+        item for item in quarantine.items(store) if item.directory == top and item.id not in before
+    ]
+    report.quarantined([item.reported for item in new])
+    if ask:
+        offer(new, store)
 
 
 async def _found(

@@ -1,11 +1,12 @@
 """A run: one cell, one shell command or one script; a stream of events, then exactly one `Run`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 MimeBundle = Mapping[str, Any]
+_NOTICE_MAX, _IDS_MAX = 20, 4
 CODE_MAX = 8 << 20  # bytes of a cell, and of what a command reads
 
 
@@ -86,6 +87,26 @@ class Run:
     @property
     def ok(self) -> bool:
         return self.status is Status.OK
+
+
+def quarantine_notice(items: Sequence[Quarantined]) -> str:
+    """Return a line for each quarantined item, and one that tells how to restore it; "" for none.
+    No character of a path ends a line or controls a terminal."""
+    if not items:
+        return ""
+    named = items[:_NOTICE_MAX]
+    lines = [f"quarantined: {item.path} ({item.why})" for item in named]
+    if more := len(items) - len(named):
+        lines.append(f"quarantined: {more} more")
+    ids = " ".join(item.id for item in named[:_IDS_MAX])
+    lines.append(f"hint: sbx quarantine list; sbx quarantine restore {ids}")
+    return "".join(f"{_printable(line)}\n" for line in lines)
+
+
+def _printable(text: str) -> str:
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,8 +301,8 @@ class Copies:
     def _commit(
         self, opened: OpenFiles, copy: Copy, changed: Sequence[Change], expected: Nodes
     ) -> None:
-        for one in changed:
-            _refuse(opened, one)
+        if opened.host_directory is not None and opened.quarantine is not None:
+            opened.host_directory.refuse_changes([one.relative for one in changed])
         target, staging = _tree_of(opened), opened.own.staging
         host = opened.host_directory
         journal = Journal(
@@ -372,7 +372,7 @@ def _scope_of(opened: OpenFiles) -> Scope:
 
 def _refuse(opened: OpenFiles, one: Change) -> None:
     """What a program of the host would run is read-only for the code inside, and so for us."""
-    if opened.host_directory is not None:
+    if opened.host_directory is not None and opened.quarantine is not None:
         opened.host_directory.refuse_change(one.relative)
 
 

@@ -21,7 +21,7 @@ from sbx import errors
 from sbx.isolation.patience import to_the_end
 from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel
-from sbx.protocol.runs import Run, RunError, Status
+from sbx.protocol.runs import Run, RunError, Status, quarantine_notice
 from sbx.runtime import request
 from sbx.runtime.between import Between
 from sbx.runtime.context import Context, kernel_gone
@@ -187,7 +187,10 @@ class Frontend:
         self._asked.add(live)
         try:
             self._context.start_asked(live, kernel, (kind, content), timeout_s, on_input)
-            return await self._context.awaited(live), live
+            run = await self._context.awaited(live)
+            if notice := quarantine_notice(run.quarantined):
+                await told(self._tell, frames.Stream("stderr", notice))
+            return run, live
         finally:
             self._asked.discard(live)
             self._fatal = self._fatal or live.fatal

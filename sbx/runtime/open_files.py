@@ -117,10 +117,9 @@ class OpenFiles:
 
     def _prepare(self) -> Ready:
         self.own.prepare(shared=self.shared_path is not None)
-        if self.host_directory is None or self.quarantine is None or self.protection is None:
+        if self.host_directory is None or self.quarantine is None:
             return Ready(self.identities)
-        add, remove = self.protection.add, self.protection.remove
-        links = self.host_directory.find_links(add=add, remove=remove)
+        links = self.host_directory.find_links()
         if not links.complete:
             _log.warning(
                 "%s has more than %d entries: a link from a host executable to a file there may be"
@@ -219,6 +218,7 @@ def open_files(
             held.callback(tree.close)
             quarantine = None
             if policy.host_executables != "allow":
+                directory.set_patterns(add=protection.add, remove=protection.remove)
                 store = protection.quarantines
                 quarantine = Quarantine.open(store, directory.path, directory.fd, owner)
                 held.callback(quarantine.close)
@@ -229,7 +229,7 @@ def open_files(
                     uploads_tree,
                     uploads_apart=True,
                     max_bytes=largest,
-                    refuse=directory.refuse_change if quarantine is not None else None,
+                    host=directory if quarantine is not None else None,
                 ),
                 uploads=put,
                 measured=None,

@@ -8,6 +8,7 @@ hard links to files of others are left out.
 import os
 import secrets
 import stat
+from collections.abc import Callable
 
 from sbx.errors import InvalidPath, NotFound, TooLarge
 from sbx.linux.renameat2 import rename_new
@@ -32,10 +33,14 @@ def copy(
     file_max: int,
     total_max: int,
     overwrite: bool,
+    entries_max: int | None = None,
+    deadline_s: float | None = None,
+    check: Callable[[Tree], None] | None = None,
 ) -> Copied:
     """Copy what `of` names to `to`, with the directories that needs.
 
-    A file replaces one of that name where `overwrite` is set; a directory replaces nothing. Raises
+    A file replaces one of that name where `overwrite` is set; a directory replaces nothing. `check`
+    gets a directory that was copied before it has its name, and raises to refuse it. Raises
     NotFound, Conflict `file_exists`, TooLarge `file_too_large`, `tree_too_large`, and as writing.
     """
     refuse_into_itself(source, of, target, to)
@@ -48,7 +53,10 @@ def copy(
         raise wrong_path(source.shown(of), "symlink", "is a symlink, never followed from outside")
     if kind != "directory":
         raise not_a_file(source.shown(of))
-    return _Copying(source, of, target, to, file_max, total_max).run()
+    entries_max = ENTRIES_MAX if entries_max is None else entries_max
+    deadline_s = DEADLINE_S if deadline_s is None else deadline_s
+    copying = _Copying(source, of, target, to, file_max, total_max, entries_max, deadline_s)
+    return copying.run(check)
 
 
 def refuse_into_itself(source: Tree, of: Relative, target: Tree, to: Relative) -> None:
@@ -81,6 +89,8 @@ class _Copying:
         to: Relative,
         file_max: int,
         total_max: int,
+        entries_max: int,
+        deadline_s: float,
     ) -> None:
         self._source = source
         self._of = of
@@ -88,12 +98,14 @@ class _Copying:
         self._to = to
         self._file_max = file_max
         self._total_max = total_max
-        self._walk = Walk(max_entries=ENTRIES_MAX, deadline_s=DEADLINE_S)
+        self._entries_max = entries_max
+        self._deadline_s = deadline_s
+        self._walk = Walk(max_entries=entries_max, deadline_s=deadline_s)
         self._files = 0
         self._bytes = 0
         self._complete = True
 
-    def run(self) -> Copied:
+    def run(self, check: Callable[[Tree], None] | None) -> Copied:
         shown = self._target.shown(self._to)
         with translated(shown):
             parent = self._target.parent(self._to[:-1])
@@ -101,6 +113,8 @@ class _Copying:
             name = encoded(self._to[-1])
             with _Staged(self._target, parent) as staged:
                 self._fill(staged.tree)
+                if check is not None:
+                    check(staged.tree)
                 with translated(shown):
                     staged.commit(parent, name)
         finally:
@@ -111,9 +125,11 @@ class _Copying:
         for below, found in self._source.walk(self._walk, self._of):
             self._one(below, found, made, below[len(self._of) :])
         if not self._walk.in_time:
-            raise _tree_too_large(f"takes longer than {DEADLINE_S:g} s", DEADLINE_S)
+            what = f"takes longer than {self._deadline_s:g} s"
+            raise _tree_too_large(what, self._deadline_s)
         if self._walk.exhausted:
-            raise _tree_too_large(f"has more than {ENTRIES_MAX} entries", ENTRIES_MAX)
+            what = f"has more than {self._entries_max} entries"
+            raise _tree_too_large(what, self._entries_max)
 
     def _one(self, of: Relative, found: os.stat_result, made: Tree, to: Relative) -> None:
         try:

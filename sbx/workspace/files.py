@@ -1,11 +1,12 @@
 """The files of a conversation as callers name them: one path rule in front of up to three trees."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from sbx.protocol.files import Copied, Entry, Kind, Listing, Matches
 from sbx.workspace import paths
 from sbx.workspace.copying import copy
 from sbx.workspace.expressions import Expression, Glob
+from sbx.workspace.host_directory import HostDirectory
 from sbx.workspace.moving import move
 from sbx.workspace.paths import Location, Part
 from sbx.workspace.permissions import check_mode, chmod
@@ -25,9 +26,9 @@ class Files:
 
     `shared` is None where the policy does not share: `/workspace/shared` is then a directory like
     any other, only reserved. `uploads_apart` where a host directory is the workspace.
-    `total_max_bytes` is what one tree may hold, None where that is not ours to say; `refuse` raises
-    for what must not change in `files`. All methods raise InvalidPath, and NotFound
-    `file_not_found`; see `Tree` for what else.
+    `total_max_bytes` is what one tree may hold, None where that is not ours to say; `host` is the
+    directory of the host that `files` are, where it refuses changes of host executables. All
+    methods raise InvalidPath, and NotFound `file_not_found`; see `Tree` for what else.
     """
 
     def __init__(
@@ -39,10 +40,10 @@ class Files:
         uploads_apart: bool = False,
         max_bytes: int = DEFAULT_MAX_BYTES,
         total_max_bytes: int | None = None,
-        refuse: Callable[[Relative], None] | None = None,
+        host: HostDirectory | None = None,
     ) -> None:
         self._files = files
-        self._refuse = refuse
+        self._host = host
         self._uploads = uploads
         self._shared = shared
         self._apart = uploads_apart
@@ -141,18 +142,33 @@ class Files:
         room = self._total_max_bytes
         if room is not None:
             room = max(0, room - to[0].measure().bytes)
-        return copy(*of, *to, file_max=self._max_bytes, total_max=_total(room), overwrite=overwrite)
+        host = self._host
+        return copy(
+            *of,
+            *to,
+            file_max=self._max_bytes,
+            total_max=_total(room),
+            overwrite=overwrite,
+            check=None if host is None else lambda made: host.refuse_below(made, (), at=to[1]),
+        )
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """Give a file, a symlink itself, or a directory another path that is not there; `overwrite`
         lets a file replace a file. Raises Conflict `file_exists`."""
         of, to = self._at(source, changing=True), self._at(target, changing=True)
+        host = self._host
+        if host is not None:
+            host.refuse_below(*of)
+            host.refuse_below(*of, at=to[1])
         move(
             *of,
             *to,
             file_max=self._max_bytes,
             total_max=_total(self._total_max_bytes),
             overwrite=overwrite,
+            check=None if host is None else lambda made: host.refuse_below(made, (), at=to[1]),
+            # Code inside may add a name that is free here and not there.
+            by_copy=host is not None and not host.keeps_meaning(of[1], to[1]),
         )
 
     def replace(self, path: str, old: str, new: str, *, count: int | None = 1) -> int:
@@ -200,6 +216,8 @@ class Files:
         False when the time was up before all was removed; it is out of reach in any case.
         """
         tree, relative = self._at(path, changing=True)
+        if self._host is not None:
+            self._host.refuse_below(tree, relative)
         return tree.delete(relative, deadline_s=deadline_s)
 
     def _at(self, path: str, *, changing: bool = False) -> tuple[Tree, Relative]:
@@ -213,8 +231,8 @@ class Files:
                 return self._shared, relative
             case Location(Part.SHARED, relative):
                 return self._files, ("shared", *relative)
-        if changing and self._refuse is not None:
-            self._refuse(where.relative)
+        if changing and self._host is not None:
+            self._host.refuse_change(where.relative)
         return self._files, where.relative
 
     def _limit(self, max_bytes: int | None) -> int:

@@ -10,12 +10,14 @@ import os
 import pwd
 import stat
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Self
 
 from sbx.errors import Denied
 from sbx.workspace import beneath
 from sbx.workspace.host_executable_links import ExecutableLinks, find_links
+from sbx.workspace.host_executable_trees import find_below, is_above_alias, matches
 from sbx.workspace.host_executables import path_rules
 from sbx.workspace.paths import WORKSPACE
 from sbx.workspace.refusals import translated, wrong_path
@@ -37,6 +39,9 @@ class HostDirectory:
         self.fd = fd
         self.path = path
         self.rules = path_rules(aliases=own_code(path))
+        self._linked: set[tuple[int, int]] | None = None  # None: `find_links` was not called yet
+        self._add: tuple[str, ...] = ()
+        self._remove: tuple[str, ...] = ()
 
     @classmethod
     def open(
@@ -85,34 +90,74 @@ class HostDirectory:
         finally:
             os.close(fd)
 
-    def find_links(
-        self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()
-    ) -> ExecutableLinks:
-        """Look at what existing host executables lead to; `rules` covers it from then on.
+    def set_patterns(self, *, add: tuple[str, ...], remove: tuple[str, ...]) -> None:
+        """Take the operator's patterns for the table."""
+        self._add, self._remove = add, remove
+        self.rules = path_rules(add=add, remove=remove, aliases=own_code(self.path))
 
-        `add` and `remove` are the operator's patterns for the table. Blocks as `find_links` does.
-        """
-        rules = path_rules(add=add, remove=remove, aliases=own_code(self.path))
+    def find_links(self) -> ExecutableLinks:
+        """Look at what existing host executables lead to; `rules` covers it from then on. Blocks as
+        `find_links` does."""
+        rules = path_rules(add=self._add, remove=self._remove, aliases=own_code(self.path))
         links = find_links(self.fd, rules)
         aliases = (*own_code(self.path), *links.aliases)
-        self.rules = path_rules(add=add, remove=remove, aliases=aliases)
+        self.rules = path_rules(add=self._add, remove=self._remove, aliases=aliases)
+        self._linked = links.linked
         return links
 
+    # A call of the host's API may not write where code inside may not: a model may have asked for
+    # it. Each of these raises Denied `runs_on_the_host`.
+
     def refuse_change(self, relative: Relative) -> None:
-        """A call of the host's API may not write where code inside may not: a model may have asked
-        for it. Raises Denied `runs_on_the_host`."""
-        if not relative:
-            return
-        match = self.rules.match(relative, self._exists)
-        if match is None:
-            return
-        path = "/".join(relative)
-        raise Denied(
-            f"'{path}' is not changed: {match.program} on the host obeys '{match.name}'",
-            code="runs_on_the_host",
-            hint="change it outside of the sandbox, or set host_executables in the policy",
-            details={"path": f"{WORKSPACE}/{path}", "name": match.name},
-        )
+        """Refuse a write to the path, with the directories it needs. The first call blocks as
+        `find_links` does."""
+        if self._linked is None:
+            self.find_links()
+        for depth in range(1, len(relative) + 1):
+            part = relative[:depth]
+            if part == relative or not self._exists(part):
+                match = self.rules.match(part, self._exists)
+                if match is not None:
+                    raise _runs_on_the_host(relative, match.program, match.name)
+        if self._linked and relative and self._is_linked(relative):
+            raise _runs_on_the_host(relative, "a program", "another name of the same file")
+
+    def refuse_below(self, tree: Tree, of: Relative, *, at: Relative | None = None) -> None:
+        """Refuse to delete or move a directory with a host executable in it; with `at`, to put it
+        there. Raises NotFound, TooLarge `tree_too_large`."""
+        if is_above_alias(of if at is None else at, self.rules):
+            raise _runs_on_the_host(of if at is None else at, "a program", "a file below it")
+        match = find_below(tree, of, self.rules, self._exists, at=at)
+        if match is not None:
+            raise _runs_on_the_host(match[0], match[1].program, match[1].name)
+
+    def refuse_changes(self, relatives: Collection[Relative]) -> None:
+        """Refuse changes that are made together: each of them sees the others."""
+        for relative in relatives:
+            self.refuse_change(relative)
+        for path, match in matches(relatives, self.rules, self._exists):
+            raise _runs_on_the_host(path, match.program, match.name)
+
+    def keeps_meaning(self, of: Relative, at: Relative) -> bool:
+        """Return whether the same entries of the table hold below both directories."""
+
+        def zone(relative: Relative) -> tuple[bool, bool]:
+            trees = [self.rules.is_package_tree(part) for part in relative]
+            return any(trees), trees[-1]
+
+        return zone(of) == zone(at)
+
+    def _is_linked(self, relative: Relative) -> bool:
+        assert self._linked is not None
+        try:
+            fd = _held(self.fd, relative)
+        except OSError:
+            return False
+        try:
+            found = os.fstat(fd)
+            return (found.st_dev, found.st_ino) in self._linked
+        finally:
+            os.close(fd)
 
     def _exists(self, parts: tuple[str, ...]) -> bool:
         try:
@@ -151,6 +196,16 @@ def refused_of_root(directory: Path) -> Denied | None:
 def of_the_host() -> tuple[str, ...]:
     """Return the directories whose files the host runs or reads as root, without symlinks."""
     return tuple(dict.fromkeys(map(os.path.realpath, _OF_THE_HOST)))
+
+
+def _runs_on_the_host(relative: Relative, program: str, name: str) -> Denied:
+    path = "/".join(relative)
+    return Denied(
+        f"'{path}' is not changed: {program} on the host obeys '{name}'",
+        code="runs_on_the_host",
+        hint="change it outside of the sandbox, or set host_executables in the policy",
+        details={"path": f"{WORKSPACE}/{path}", "name": name},
+    )
 
 
 def _refusal(path: Path, found: os.stat_result, jail_uid: int, read_only: bool) -> Denied | None:

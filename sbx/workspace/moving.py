@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from collections.abc import Callable
 
 from sbx.errors import Denied
 from sbx.linux.renameat2 import rename_new
@@ -21,12 +22,15 @@ def move(
     file_max: int,
     total_max: int,
     overwrite: bool,
+    check: Callable[[Tree], None] | None = None,
+    by_copy: bool = False,
 ) -> None:
     """Give what `of` names the name `to`, with the directories that needs; a symlink is moved
     itself.
 
     Without `overwrite` nothing may have that name; with it, a file gives way to a file in one step,
-    and a directory never does. Raises NotFound, InvalidPath, Conflict `file_exists`, Denied.
+    and a directory never does. `by_copy`: copy it in any case, and remove it then; `check` as in
+    `copy`. Raises NotFound, InvalidPath, Conflict `file_exists`, Denied.
     """
     refuse_into_itself(source, of, target, to)
     moved, shown = source.shown(of), target.shown(to)
@@ -42,8 +46,9 @@ def move(
         except OSError as error:
             raise translate(error, shown) from error
         try:
-            _rename(above, encoded(of[-1]), parent, encoded(to[-1]), overwrite=overwrite)
-            return
+            if not by_copy or not _is_directory(above, encoded(of[-1]), moved):
+                _rename(above, encoded(of[-1]), parent, encoded(to[-1]), overwrite=overwrite)
+                return
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise file_exists(shown) from error
@@ -55,7 +60,16 @@ def move(
             os.close(parent)
     finally:
         os.close(above)
-    told = copy(source, of, target, to, file_max=file_max, total_max=total_max, overwrite=overwrite)
+    told = copy(
+        source,
+        of,
+        target,
+        to,
+        file_max=file_max,
+        total_max=total_max,
+        overwrite=overwrite,
+        check=check,
+    )
     if not told.complete:
         raise Denied(
             f"not all of '{moved}' could be copied to where it was to be moved",

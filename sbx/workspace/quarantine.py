@@ -1,9 +1,10 @@
 """Where the path guard puts new host executables: outside the directory, until a user agrees.
 
     <store>/<id>/quarantine.json    {"directory": …}: for which directory of the host
-    <store>/<id>/lock               held by the runtime that uses it
-    <store>/<id>/inside/items/      what the code created; mounted read-write into its jails
-    <store>/<id>/inside/records/    where each item was to be; only the path guard writes there
+    <store>/<id>/lock               locked by the runtime, or the command, that uses it
+    <store>/<id>/moved.json         {item: path}: where the code moved the link of an item to
+    <store>/<id>/inside/items/      files of the code; mounted read-write into its jails
+    <store>/<id>/inside/records/    the path of each item; only the path guard writes there
 
 In the directory itself each item has a symlink of its name, which leads nowhere on the host. The
 links are removed when the runtime is done with the directory; items stay until a user restores or
@@ -14,28 +15,33 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+import stat
+from collections.abc import Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from sbx.errors import Conflict, NotFound
+from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.guest.guarded_paths import ITEMS
 from sbx.linux import locks
 from sbx.protocol.runs import Quarantined
 from sbx.workspace import copying
-from sbx.workspace.beneath import opener
+from sbx.workspace.beneath import encoded, opener
 from sbx.workspace.refusals import translated
 from sbx.workspace.removal import remove_tree
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Tree
+from sbx.workspace.walk import Walk
 
 _ID = re.compile(r"[0-9a-f]{16}")
 _RECORD_MAX = 64 << 10
 _RECORDS_MAX = 10_000
+_PATH_MAX = 4096
 _REMOVE_S = 30.0
 _RESTORE_MAX = 8 << 30
+_RESTORE_ENTRIES_MAX = 2_000_000  # a repository of loose objects, an environment of packages
+_RESTORE_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,14 @@ class QuarantineItem:
     program: str
     kind: str
 
+    @property
+    def why(self) -> str:
+        return f"{self.program} would obey it on the host"
+
+    @property
+    def reported(self) -> Quarantined:
+        return Quarantined(self.path, self.name, self.why, self.id)
+
 
 class Quarantine:
     """The quarantine of one conversation, in use; `close` removes its links from the directory."""
@@ -79,20 +93,27 @@ class Quarantine:
         with translated(str(store)), ExitStack() as held:
             store.mkdir(mode=0o700, parents=True, exist_ok=True)
             for left in _quarantines(store):
-                if _directory_of(left) == str(directory) and not _in_use(left):
-                    _remove_links(left, fd)
-                    _remove_if_empty(left)
-            top = store / secrets.token_hex(8)
-            top.mkdir(mode=0o711)
-            lock = os.open(top / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            held.callback(os.close, lock)
-            locks.try_lock(lock)
-            (top / "quarantine.json").write_text(json.dumps({"directory": str(directory)}))
-            for name in ("inside", "inside/items", "inside/records"):
-                (top / name).mkdir(mode=0o700)
-                if owner is not None:
-                    os.chown(top / name, *owner)
-            return cls(top, fd, held.pop_all())
+                if _directory_of(left) == str(directory):
+                    with suppress(Conflict), _claimed(left):
+                        _remove_links(left, fd)
+                        _remove_if_empty(left)
+            item_id = secrets.token_hex(8)
+            building = store / f".new-{item_id}"  # has its name once it is complete and locked
+            building.mkdir(mode=0o711)
+            try:
+                lock = os.open(building / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                held.callback(os.close, lock)
+                locks.try_lock(lock)
+                (building / "quarantine.json").write_text(json.dumps({"directory": str(directory)}))
+                for name in ("inside", "inside/items", "inside/records"):
+                    (building / name).mkdir(mode=0o700)
+                    if owner is not None:
+                        os.chown(building / name, *owner)
+                building.rename(store / item_id)
+            except BaseException:
+                _remove(store, building.name)
+                raise
+            return cls(store / item_id, fd, held.pop_all())
 
     @property
     def inside(self) -> Path:
@@ -101,32 +122,33 @@ class Quarantine:
 
     def unreported(self) -> tuple[Quarantined, ...]:
         """The items that came since the last call."""
-        fresh = [item for item in items_of(self.top) if item.id not in self._reported]
+        fresh = list(items_of(self.top, without=self._reported))
         self._reported.update(item.id for item in fresh)
-        return tuple(
-            Quarantined(item.path, item.name, f"{item.program} would obey it on the host", item.id)
-            for item in fresh
-        )
+        return tuple(item.reported for item in fresh)
 
     def close(self) -> None:
         """Remove the links from the directory, and the quarantine itself where it has no item."""
+        with suppress(OSError):
+            _note_moved(self.top, self._directory)
         _remove_links(self.top, self._directory)
-        self._held.close()
         _remove_if_empty(self.top)
+        self._held.close()
 
 
 def items(store: Path) -> list[QuarantineItem]:
     """Return every item of all quarantines, sorted by directory and path."""
-    found = [item for top in _quarantines(store) for item in items_of(top)]
+    with translated(str(store)):
+        found = [item for top in _quarantines(store) for item in items_of(top)]
     return sorted(found, key=lambda item: (item.directory, item.path, item.id))
 
 
 def get(store: Path, item_id: str) -> tuple[QuarantineItem, Path]:
     """Return an item and the path of its content. Raises NotFound `item_not_found`."""
-    for top in _quarantines(store):
-        for item in items_of(top):
-            if item.id == item_id:
-                return item, top / "inside" / "items" / item.id
+    with translated(str(store)):
+        for top in _quarantines(store):
+            for item in items_of(top):
+                if item.id == item_id:
+                    return item, top / "inside" / "items" / item.id
     raise NotFound(
         f"the quarantine has no item {item_id!r}",
         code="item_not_found",
@@ -134,71 +156,93 @@ def get(store: Path, item_id: str) -> tuple[QuarantineItem, Path]:
     )
 
 
+def content_of(store: Path, item_id: str) -> Tree:
+    """Open the directory in which the item is the name `item_id`; the caller closes it. Nothing
+    below it leads out: the tree follows no symlink. Raises NotFound."""
+    _, content = get(store, item_id)
+    return _items_tree(content.parent)
+
+
 def restore(store: Path, item_id: str) -> str:
     """Copy an item to its place in the directory, remove it here, and return its path.
 
-    Raises NotFound, Conflict `quarantine_in_use` while a sandbox can still change it, and Conflict
-    `file_exists` if its place is taken.
+    A symlink in it is copied as a link; a FIFO, socket or device is not copied, and then the item
+    stays. Raises NotFound, InvalidPath, TooLarge, Conflict `quarantine_in_use` while a sandbox can
+    still change it, `directory_moved`, `restored_in_part`, and `file_exists` if its place is taken.
     """
     item, content = get(store, item_id)
     top = content.parents[2]
-    _demand_unused(top, item)
-    with translated(item.directory), ExitStack() as held:
-        fd = os.open(item.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _claimed(top, item), translated(item.directory), ExitStack() as held:
+        fd = _open_directory(item)
         held.callback(os.close, fd)
         _remove_links(top, fd)
         found = os.fstat(fd)
         owner = (found.st_uid, found.st_gid) if os.geteuid() == 0 else None
         target = held.enter_context(Tree(os.dup(fd), view=item.directory, owner=owner))
-        source_fd = os.open(content.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        source = held.enter_context(Tree(source_fd, view=item.directory))
-        copying.copy(
-            source,
+        copied = copying.copy(
+            held.enter_context(_items_tree(content.parent)),
             (item.id,),
             target,
             tuple(item.path.split("/")),
             file_max=_RESTORE_MAX,
             total_max=_RESTORE_MAX,
             overwrite=False,
+            entries_max=_RESTORE_ENTRIES_MAX,
+            deadline_s=_RESTORE_S,
         )
-    drop(store, item_id)
+        if not copied.complete:
+            raise Conflict(
+                f"'{item.path}' was restored without its sockets, FIFOs and devices; the item"
+                f" {item.id} stays in the quarantine",
+                code="restored_in_part",
+                hint=f"look at the rest: sbx quarantine show {item.id}",
+            )
+        _discard(top, item)
     return f"{item.directory}/{item.path}"
 
 
 def drop(store: Path, item_id: str) -> None:
-    """Remove an item for good. Raises NotFound, and Conflict `quarantine_in_use`."""
+    """Remove an item for good. Raises NotFound, Conflict `quarantine_in_use`, and Unavailable
+    `not_removed`."""
     item, content = get(store, item_id)
     top = content.parents[2]
-    _demand_unused(top, item)
-    with suppress(OSError):
-        fd = os.open(item.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            _remove_links(top, fd)
-        finally:
-            os.close(fd)
-    _remove(content.parent, item.id)
-    (top / "inside" / "records" / f"{item.id}.json").unlink(missing_ok=True)
-    _remove_if_empty(top)
+    with _claimed(top, item), translated(item.directory):
+        with suppress(OSError, SbxError):  # the directory may be gone
+            fd = _open_directory(item)
+            try:
+                _remove_links(top, fd)
+            finally:
+                os.close(fd)
+        _discard(top, item)
 
 
-def items_of(top: Path) -> Iterator[QuarantineItem]:
+def items_of(top: Path, without: Set[str] = frozenset()) -> Iterator[QuarantineItem]:
     """Yield the items of one quarantine. Ignores a record that is damaged, or of a removed item."""
     directory = _directory_of(top)
     if directory is None:
         return
+    moved = _moved(top)
     with suppress(OSError):
-        for name in sorted(os.listdir(top / "inside" / "records"))[:_RECORDS_MAX]:
-            item_id = name.removesuffix(".json")
-            if not _ID.fullmatch(item_id) or not os.path.lexists(top / "inside/items" / item_id):
+        for item_id in _recorded(top):
+            if item_id in without or not os.path.lexists(top / "inside/items" / item_id):
                 continue
-            record = _record(top / "inside" / "records" / name)
+            record = _record(top, item_id)
             if record is not None:
+                record["path"] = moved.get(item_id, record["path"])
                 yield QuarantineItem(item_id, directory, **record)
 
 
-def _record(path: Path) -> dict[str, str] | None:
+def _recorded(top: Path) -> list[str]:
+    """The items that have a record."""
+    names = sorted(os.listdir(top / "inside" / "records"))[:_RECORDS_MAX]
+    found = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return [name for name in found if _ID.fullmatch(name)]
+
+
+def _record(top: Path, item_id: str) -> dict[str, str] | None:
     """A record, if it is of the known form and its path stays below the directory."""
     try:
+        path = top / "inside" / "records" / f"{item_id}.json"
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             data = json.loads(file.read(_RECORD_MAX))
@@ -207,14 +251,24 @@ def _record(path: Path) -> dict[str, str] | None:
     names = ("path", "name", "program", "kind")
     if not isinstance(data, dict) or not all(isinstance(data.get(name), str) for name in names):
         return None
-    parts = data["path"].split("/")
-    if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        return None
-    return {name: data[name] for name in names}
+    return {name: data[name] for name in names} if _is_below(data["path"]) else None
+
+
+def _is_below(path: str) -> bool:
+    """Whether a path stays below the directory from which it is resolved."""
+    if len(path) > _PATH_MAX:
+        return False
+    try:
+        for part in path.split("/"):
+            encoded(part)
+    except (OSError, ValueError):  # "..", NUL, no bytes of a file name
+        return False
+    return True
 
 
 def _quarantines(store: Path) -> list[Path]:
-    with suppress(OSError):
+    """Raises OSError for a store that may not be read; one that is not there has none."""
+    with suppress(FileNotFoundError):
         return [store / name for name in sorted(os.listdir(store)) if _ID.fullmatch(name)]
     return []
 
@@ -227,58 +281,139 @@ def _directory_of(top: Path) -> str | None:
     return directory if isinstance(directory, str) else None
 
 
+# -- links in the directory ------------------------------------------------------------------------
+
+
+def _note_moved(top: Path, directory: int) -> None:
+    """Code may have moved the link of an item, or a directory above it: `git clone x a; mv a b`.
+    Then the item belongs to where the link is now. Raises OSError."""
+    absent = {item.id for item in items_of(top) if not _is_linked(item, directory)}
+    if not absent:
+        return
+    moved = _moved(top)
+    tree = Tree(os.dup(directory), view="")
+    with tree, suppress(SbxError):
+        for path, found in tree.walk(Walk()):
+            if stat.S_ISLNK(found.st_mode):
+                with suppress(OSError, ValueError):
+                    link = _link(directory, path).removeprefix(f"{ITEMS}/")
+                    if link in absent:
+                        moved[link] = "/".join(path)
+    if moved:
+        written = top / "moved.json.new"
+        written.write_text(json.dumps(moved))
+        written.rename(top / "moved.json")
+
+
+def _moved(top: Path) -> dict[str, str]:
+    try:
+        data = json.loads((top / "moved.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return {name: path for name, path in data.items() if _is_below(path)}
+
+
+def _is_linked(item: QuarantineItem, directory: int) -> bool:
+    try:
+        return _link(directory, tuple(item.path.split("/"))) == f"{ITEMS}/{item.id}"
+    except OSError:
+        return False
+
+
+def _link(directory: int, path: Sequence[str]) -> str:
+    """Read a symlink. Raises OSError."""
+    fd = opener()(directory, tuple(path), os.O_PATH | os.O_NOFOLLOW)
+    try:
+        return os.readlink("", dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
 def _remove_links(top: Path, directory: int) -> None:
-    """Remove the symlinks of the items of one quarantine, wherever no other name took the place."""
-    for item in list(items_of(top)) + list(_claims_without_item(top)):
-        parts: Sequence[str] = item.path.split("/")
-        with suppress(OSError):
-            parent = opener()(directory, tuple(parts[:-1]), os.O_PATH | os.O_DIRECTORY)
-            try:
-                if os.readlink(parts[-1], dir_fd=parent) == f"{ITEMS}/{item.id}":
-                    os.unlink(parts[-1], dir_fd=parent)
-            finally:
-                os.close(parent)
-
-
-def _claims_without_item(top: Path) -> Iterator[QuarantineItem]:
-    """Items that the code removed, while their link may have stayed."""
+    """Remove the symlinks of one quarantine, wherever no other name took the place; also of items
+    that the code removed."""
+    moved = _moved(top)
     with suppress(OSError):
-        for name in os.listdir(top / "inside" / "records")[:_RECORDS_MAX]:
-            item_id = name.removesuffix(".json")
-            if _ID.fullmatch(item_id) and not os.path.lexists(top / "inside/items" / item_id):
-                record = _record(top / "inside" / "records" / name)
-                if record is not None:
-                    yield QuarantineItem(item_id, "", **record)
+        for item_id in _recorded(top):
+            record = _record(top, item_id)
+            for path in {record["path"] if record else "", moved.get(item_id, "")} - {""}:
+                _remove_link(directory, path.split("/"), f"{ITEMS}/{item_id}")
+
+
+def _remove_link(directory: int, parts: Sequence[str], link: str) -> None:
+    with suppress(OSError):
+        parent = opener()(directory, tuple(parts[:-1]), os.O_PATH | os.O_DIRECTORY)
+        try:
+            name = encoded(parts[-1])
+            if os.readlink(name, dir_fd=parent) == link.encode():
+                os.unlink(name, dir_fd=parent)
+        finally:
+            os.close(parent)
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+
+def _open_directory(item: QuarantineItem) -> int:
+    """Open the directory of an item. Raises OSError, and Conflict `directory_moved` where a symlink
+    leads elsewhere now."""
+    fd = os.open(item.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if (real := os.readlink(f"/proc/self/fd/{fd}")) == item.directory:
+        return fd
+    os.close(fd)
+    raise Conflict(
+        f"'{item.directory}' is a symlink to '{real}' now",
+        code="directory_moved",
+        hint="put the directory back to its path",
+    )
+
+
+def _items_tree(directory: Path) -> Tree:
+    """The items of one quarantine. As root they belong to the jail's user, and so may their further
+    hard links."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(fd)
+    owner = (found.st_uid, found.st_gid) if os.geteuid() == 0 else None
+    return Tree(fd, view="", owner=owner)
+
+
+def _discard(top: Path, item: QuarantineItem) -> None:
+    """Raises Unavailable `not_removed`."""
+    if not _remove(top / "inside" / "items", item.id):
+        raise Unavailable(
+            f"the item {item.id} could not be removed from the quarantine",
+            code="not_removed",
+            hint=f"try again: sbx quarantine drop {item.id}",
+        )
+    (top / "inside" / "records" / f"{item.id}.json").unlink(missing_ok=True)
+    _remove_if_empty(top)
 
 
 def _remove_if_empty(top: Path) -> None:
-    if not any(items_of(top)) and not _in_use(top):
+    if not any(items_of(top)):
         _remove(top.parent, top.name)
 
 
-def _remove(parent: Path, name: str) -> None:
+def _remove(parent: Path, name: str) -> bool:
     fd = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        remove_tree(fd, name, _REMOVE_S)
+        return remove_tree(fd, name, _REMOVE_S) or not os.path.lexists(parent / name)
     finally:
         os.close(fd)
 
 
-def _in_use(top: Path) -> bool:
-    try:
-        fd = os.open(top / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not locks.try_lock(fd)
-    finally:
-        os.close(fd)
-
-
-def _demand_unused(top: Path, item: QuarantineItem) -> None:
-    if _in_use(top):
-        raise Conflict(
-            f"a sandbox still uses the quarantine of {item.directory}, and could change the item",
-            code="quarantine_in_use",
-            hint="stop the sandbox first",
-        )
+@contextmanager
+def _claimed(top: Path, item: QuarantineItem | None = None) -> Iterator[None]:
+    """Use a quarantine alone. Raises Conflict `quarantine_in_use`."""
+    with ExitStack() as held:
+        with suppress(FileNotFoundError):
+            fd = os.open(top / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            held.callback(os.close, fd)
+            if not locks.try_lock(fd):
+                of = item.directory if item is not None else str(top)
+                raise Conflict(
+                    f"a sandbox still uses the quarantine of {of}, and could change the item",
+                    code="quarantine_in_use",
+                    hint="stop the sandbox first",
+                )
+        yield

@@ -4,12 +4,13 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
+from sbx.agent.sandbox import LiveRun
 from sbx.agent.tools.figures import figures, kept
 from sbx.agent.tools.following import followed
 from sbx.agent.tools.tool import Arguments, Call, Effect, Tool, ToolDefinition, ToolResult
 from sbx.protocol.bundles import text_of
 from sbx.protocol.languages import LANGUAGES
-from sbx.protocol.runs import Cause, Run, Status
+from sbx.protocol.runs import Cause, Run, Status, quarantine_notice
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CAUSES = {
@@ -23,6 +24,11 @@ _CAUSES = {
     Cause.TRIPWIRE: "it used a planted credential, and the sandbox is frozen",
 }
 
+_QUARANTINED = (
+    "These new names work in the sandbox, but a program of the user's computer would obey them. So"
+    " they are kept outside of the user's directory until the user restores them:"
+)
+
 
 # -- run_code --------------------------------------------------------------------------------------
 
@@ -33,7 +39,7 @@ async def _run_code(call: Call, arguments: Arguments) -> ToolResult:
         live = call.sandbox.start_run(code)
     else:
         live = call.sandbox.start_script(code, language)
-    run = await followed(call.sandbox, live, call.emit)
+    run = await _followed(call, live)
     lines, images = await kept(call, figures(run.outputs))
     return ToolResult(told(run, lines), is_error=not run.ok, images=images)
 
@@ -77,7 +83,7 @@ async def _execute_command(call: Call, arguments: Arguments) -> ToolResult:
     live = call.sandbox.start_shell(
         arguments["command"], timeout=arguments.get("timeout"), cwd=arguments.get("cwd")
     )
-    run = await followed(call.sandbox, live, call.emit)
+    run = await _followed(call, live)
     return ToolResult(told(run), is_error=not run.ok)
 
 
@@ -110,6 +116,14 @@ EXECUTE_COMMAND = Tool(
     act=_execute_command,
     effect=lambda _arguments: "command",
 )
+
+
+async def _followed(call: Call, live: LiveRun) -> Run:
+    """Follow a run. The user reads the names of quarantined items, as the model does."""
+    run = await followed(call.sandbox, live, call.emit)
+    if notice := quarantine_notice(run.quarantined):
+        call.emit("stderr", f"\n{notice}" if run.text and run.text[-1] != "\n" else notice)
+    return run
 
 
 # -- the result in words ---------------------------------------------------------------------------
@@ -172,6 +186,8 @@ def _ending(run: Run) -> Iterator[str]:
         yield "There was more output than may be kept; the rest is lost."
     if run.state_lost:
         yield "The variables and imports of earlier runs are lost: run again what you need of them."
+    if notice := quarantine_notice(run.quarantined):
+        yield f"\n\n{_QUARANTINED}\n{notice}"
 
 
 def _why_killed(run: Run) -> str:

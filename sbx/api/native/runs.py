@@ -56,6 +56,15 @@ class RunErrorBody(BaseModel):
     traceback: str
 
 
+class QuarantinedBody(BaseModel):
+    """A host executable that waits outside of the user's directory."""
+
+    path: str
+    name: str
+    why: str
+    id: str
+
+
 class RunBody(BaseModel):
     """A run's result, as sbx/protocol/events.py writes it; durations in seconds."""
 
@@ -76,6 +85,7 @@ class RunBody(BaseModel):
     duration_s: float
     state_lost: bool
     truncated: bool
+    quarantined: list[QuarantinedBody] = []
 
 
 class Interrupted(BaseModel):

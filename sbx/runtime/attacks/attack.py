@@ -24,6 +24,7 @@ class Class(StrEnum):
     RESOURCES = "resources"
     SEAL = "seal"
     HOST = "host"
+    HOST_EXECUTABLES = "host_executables"
 
 
 class End(StrEnum):

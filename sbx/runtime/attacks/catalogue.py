@@ -3,6 +3,7 @@
 from sbx.runtime.attacks.attack import Attack
 from sbx.runtime.attacks.calls import CALLS
 from sbx.runtime.attacks.files import FILES
+from sbx.runtime.attacks.host_executables import HOST_EXECUTABLES
 from sbx.runtime.attacks.host_side import HOST_SIDE
 from sbx.runtime.attacks.network import NETWORK
 from sbx.runtime.attacks.processes import PROCESSES
@@ -19,5 +20,5 @@ TOGETHER: tuple[Attack, ...] = (
     *RESOURCES,
     *HOST_SIDE,
 )
-ALL = (*TOGETHER, *RUNS)
+ALL = (*TOGETHER, *RUNS, *HOST_EXECUTABLES)
 assert len({one.name for one in ALL}) == len(ALL)

@@ -14,6 +14,7 @@ from sbx.runtime.attacks import inside
 from sbx.runtime.attacks.attack import Attack, End
 from sbx.runtime.attacks.baits import ATTACHED, UPLOAD, Baits
 from sbx.runtime.attacks.catalogue import TOGETHER
+from sbx.runtime.attacks.host_executables import HOST_EXECUTABLES, plant
 from sbx.runtime.attacks.host_side import act_on
 from sbx.runtime.attacks.resources import RUNS
 from sbx.runtime.runtime import Runtime
@@ -61,7 +62,7 @@ async def try_policy(
     runtime: Runtime, policy: Policy, path: str, baits: Baits, *, runs: bool
 ) -> Trial:
     """Attack one sandbox with all that can be tried together, and with `runs` one more for each
-    attack that takes a run of its own. What fails is told."""
+    attack that takes a run of its own, and those of a directory of the host. What fails is told."""
     began = time.monotonic()
     results: tuple[Result, ...] = ()
     try:
@@ -78,6 +79,8 @@ async def try_policy(
             results += tuple(
                 await asyncio.gather(*(_alone(runtime, policy, path, one) for one in RUNS))
             )
+            planted = await plant(runtime, policy)
+            results += tuple(Result(one, planted.get(one.name)) for one in HOST_EXECUTABLES)
     except errors.SbxError as error:
         return Trial(policy.name, path, time.monotonic() - began, results, error)
     return Trial(policy.name, path, time.monotonic() - began, results)

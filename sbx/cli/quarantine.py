@@ -1,0 +1,312 @@
+"""`sbx quarantine`: the files of host directories that wait for the user's consent.
+
+Everything in a quarantine comes from a sandbox: paths, records and contents are hostile, and are
+escaped before they reach the terminal.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sbx.cli import exits, reach, report
+from sbx.cli.terminal import STDERR, STDIN, STDOUT, Channel, one_line, write
+from sbx.errors import BadRequest, Denied, SbxError
+
+if TYPE_CHECKING:
+    from sbx.workspace.quarantine import QuarantineItem
+    from sbx.workspace.tree import Tree
+
+_CONTENT_MAX = 64 << 10  # bytes of a file
+_ENTRIES_MAX = 500  # of a directory
+
+app = typer.Typer(
+    help="List, show, restore or drop the files that a program of the host would obey.",
+    rich_markup_mode=None,
+)
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(envvar="SBX_DATA_DIR", help="The service's data directory.", metavar="DIR"),
+]
+Ids = Annotated[list[str] | None, typer.Argument(help="The items, as in list.", metavar="ID...")]
+All = Annotated[bool, typer.Option("--all", help="Every item, or every one of --directory.")]
+Of = Annotated[
+    Path | None, typer.Option("--directory", help="With --all: only of DIR.", metavar="DIR")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@app.command("list")
+def list_items(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(help="Only of this directory of the host.", metavar="[DIRECTORY]"),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: reach.Json = False,
+) -> int:
+    """List the items: the directory and path of each, and the program that would obey it."""
+    from sbx.workspace import quarantine
+
+    items = _of_directory(quarantine.items(_store(data_dir)), directory)
+    if as_json:
+        report.document({"items": [_body(item) for item in items]})
+    elif not items:
+        report.note("the quarantine is empty")
+    else:
+        from sbx.cli.tables import print_table
+
+        rows = [
+            (item.id, item.directory, item.path, item.kind, item.program, item.why)
+            for item in items
+        ]
+        print_table(("id", "directory", "path", "kind", "program", "why"), rows)
+    return exits.Exit.OK
+
+
+@app.command()
+def show(
+    item_id: Annotated[str, typer.Argument(help="The item, as in list.", metavar="ID")],
+    path: Annotated[
+        str | None, typer.Argument(help="A path in an item that is a directory.", metavar="[PATH]")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: reach.Json = False,
+) -> int:
+    """Print an item: the content of a file, or the list of a directory. No symlink is followed."""
+    from sbx.workspace import quarantine
+
+    store = _store(data_dir)
+    item, _ = quarantine.get(store, item_id)
+    below = (item.id, *(part for part in (path or "").split("/") if part))
+    with quarantine.content_of(store, item_id) as tree:
+        kind = tree.stat(below).kind
+        body: dict[str, Any] = {**_body(item), "kind": kind}
+        if kind == "directory":
+            body |= _entries(tree, below)
+        elif kind == "file":
+            body |= _content(tree, below)
+        elif kind == "symlink":
+            body["target"] = _target(tree, below)
+    if as_json:
+        report.document(body)
+    else:
+        _print(body)
+    return exits.Exit.OK
+
+
+@app.command()
+def restore(
+    ids: Ids = None,
+    every: All = False,
+    directory: Of = None,
+    yes: Yes = False,
+    data_dir: DataDir = None,
+    as_json: reach.Json = False,
+) -> int:
+    """Copy items to their places in their directories, where programs of the host obey them.
+
+    No file that is there is replaced. Set-id bits are left out.
+    """
+    from sbx.workspace import quarantine
+
+    store = _store(data_dir)
+    items = _chosen(store, ids, directory, every=every)
+    _demand_consent("restore", items, yes=yes)
+    return _each(items, "restored", lambda one: quarantine.restore(store, one.id), as_json=as_json)
+
+
+@app.command()
+def drop(
+    ids: Ids = None,
+    every: All = False,
+    directory: Of = None,
+    yes: Yes = False,
+    data_dir: DataDir = None,
+    as_json: reach.Json = False,
+) -> int:
+    """Delete items for good."""
+    from sbx.workspace import quarantine
+
+    def dropped(item: "QuarantineItem") -> str:
+        quarantine.drop(store, item.id)
+        return f"{item.directory}/{item.path}"
+
+    store = _store(data_dir)
+    items = _chosen(store, ids, directory, every=every)
+    _demand_consent("drop", items, yes=yes)
+    return _each(items, "dropped", dropped, as_json=as_json)
+
+
+def _store(data_dir: Path | None) -> Path:
+    from sbx.runtime.settings import Settings
+
+    settings = Settings() if data_dir is None else Settings(data_dir=data_dir)
+    return settings.protection.quarantines
+
+
+def _of_directory(
+    items: "Sequence[QuarantineItem]", directory: Path | None
+) -> "list[QuarantineItem]":
+    if directory is None:
+        return list(items)
+    real = os.path.realpath(directory)
+    return [item for item in items if item.directory == real]
+
+
+def _chosen(
+    store: Path, ids: Sequence[str] | None, directory: Path | None, *, every: bool
+) -> "list[QuarantineItem]":
+    """Raises BadRequest, NotFound."""
+    from sbx.workspace import quarantine
+
+    if bool(ids) == every or (directory is not None and not every):
+        raise BadRequest(
+            "name the items, or give --all",
+            hint="sbx quarantine list; --directory goes with --all",
+        )
+    if every:
+        return _of_directory(quarantine.items(store), directory)
+    return [quarantine.get(store, item_id)[0] for item_id in dict.fromkeys(ids or ())]
+
+
+def _demand_consent(verb: str, items: "Sequence[QuarantineItem]", *, yes: bool) -> None:
+    """Raises BadRequest where no terminal can be asked, and Denied for a no."""
+    if yes or not items:
+        return
+    if not (os.isatty(STDIN) and os.isatty(STDERR)):
+        raise BadRequest(
+            f"there is no terminal to confirm on, and {verb} needs a yes",
+            code="not_confirmed",
+            hint="look at the items first (sbx quarantine show ID), then add --yes",
+        )
+    for item in items:
+        write(STDERR, f"{one_line(f'{item.directory}/{item.path}')} ({one_line(item.why)})\n")
+    if not confirmed(f"{verb.capitalize()} {len(items)} item{'s' if len(items) > 1 else ''}?"):
+        raise Denied("no item was changed", code="not_confirmed", hint="answer y, or add --yes")
+
+
+def offer(items: "Sequence[QuarantineItem]", store: Path) -> None:
+    """Ask about each item whether to restore it, where a terminal can be asked: the policy says
+    `host_executables = "ask"`. The sandbox has ended."""
+    from sbx.workspace import quarantine
+
+    if not (os.isatty(STDIN) and os.isatty(STDERR)):
+        return
+    for item in items:
+        place = one_line(f"{item.directory}/{item.path}")
+        if confirmed(f"Restore {place} ({one_line(item.why)})?"):
+            try:
+                quarantine.restore(store, item.id)
+            except SbxError as error:
+                report.failure(error.message, error.hint)
+            else:
+                report.note(f"restored {place}")
+
+
+def confirmed(question: str) -> bool:
+    """Ask at the terminal. Text typed before the question does not answer it."""
+    from sbx.cli.asking import forget_typed
+
+    forget_typed()
+    write(STDERR, f"{question} [y/N] ")
+    try:
+        answer = os.read(STDIN, 1 << 16)
+    except OSError:  # the terminal was hung up
+        return False
+    return answer.strip().lower() in (b"y", b"yes")
+
+
+def _each(
+    items: "Sequence[QuarantineItem]",
+    done: str,
+    act: "Callable[[QuarantineItem], str]",
+    *,
+    as_json: bool,
+) -> int:
+    """Act on each item, and report each failure. Raises the first failure of a call with one
+    item."""
+    paths: list[str] = []
+    failures: list[tuple[QuarantineItem, SbxError]] = []
+    for item in items:
+        try:
+            paths.append(act(item))
+        except SbxError as error:
+            if len(items) == 1:
+                raise
+            failures.append((item, error))
+        else:
+            if not as_json:
+                write(STDOUT, f"{done} {one_line(paths[-1])}\n")
+    if as_json:
+        errors = [{"id": item.id, **failure.to_dict()} for item, failure in failures]
+        report.document({done: paths, "errors": errors})
+    else:
+        for item, failure in failures:
+            report.failure(f"{item.id}: {failure.message}", failure.hint)
+    return exits.for_error(failures[0][1]) if failures else exits.Exit.OK
+
+
+def _body(item: "QuarantineItem") -> dict[str, Any]:
+    return {**asdict(item), "why": item.why}
+
+
+def _entries(tree: "Tree", below: tuple[str, ...]) -> dict[str, Any]:
+    listing = tree.list(below, max_entries=_ENTRIES_MAX, max_depth=64)
+    top = f"{tree.shown(below)}/"
+    entries = []
+    for entry in listing:
+        path = entry.path.removeprefix(top)
+        body = {"path": path, "kind": entry.kind, "size": entry.size}
+        if entry.kind == "symlink":
+            body["target"] = _target(tree, (*below, *path.split("/")))
+        entries.append(body)
+    return {"entries": entries, "complete": listing.complete}
+
+
+def _target(tree: "Tree", path: tuple[str, ...]) -> str:
+    try:
+        link = tree.hold(path)
+    except OSError:  # its name is no text
+        return "?"
+    try:
+        return os.fsdecode(os.readlink("", dir_fd=link))
+    finally:
+        os.close(link)
+
+
+def _content(tree: "Tree", below: tuple[str, ...]) -> dict[str, Any]:
+    with tree.open(below) as file:
+        mode = stat.S_IMODE(os.fstat(file.fd).st_mode)
+        content = os.pread(file.fd, _CONTENT_MAX, 0)
+        return {
+            "size": file.size,
+            "executable": bool(mode & 0o111),
+            "content": content.decode(errors="backslashreplace"),
+            "complete": len(content) >= file.size,
+        }
+
+
+def _print(body: dict[str, Any]) -> None:
+    for name in ("id", "directory", "path", "kind", "why"):
+        write(STDOUT, f"{name + ':':<11}{one_line(str(body[name]))}\n")
+    if "target" in body:
+        write(STDOUT, f"target:    {one_line(body['target'])}\n")
+    if "content" in body:
+        mode = "  (executable)" if body["executable"] else ""
+        write(STDOUT, f"size:      {body['size']} bytes{mode}\n\n")
+        page = Channel(STDOUT)
+        page.write(body["content"])
+        page.fresh_line()
+        page.end()
+    for entry in body.get("entries", ()):
+        rest = entry["kind"] if entry["size"] is None else f"{entry['size']} bytes"
+        link = f" -> {one_line(entry['target'])}" if "target" in entry else ""
+        write(STDOUT, f"  {one_line(entry['path'])}{link}  {rest}\n")
+    if not body.get("complete", True):
+        report.note("there is more than is shown")
