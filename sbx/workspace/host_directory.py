@@ -96,6 +96,15 @@ class HostDirectory:
         finally:
             os.close(fd)
 
+    def is_in_place(self) -> bool:
+        """Return whether its path still leads to this directory, and not through a symlink."""
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return False
+        held = os.fstat(self.fd)
+        return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+
     def refuse_change(self, relative: Relative) -> None:
         """What the code inside finds read-only or pinned no call of the host's side changes either:
         a model may have asked for it. Raises Denied `runs_on_the_host`."""
