@@ -65,6 +65,7 @@ RUN_CODE = Tool(
     ),
     act=_run_code,
     effect=_effect_of_code,
+    confined=True,
 )
 
 
@@ -107,6 +108,7 @@ EXECUTE_COMMAND = Tool(
     ),
     act=_execute_command,
     effect=lambda _arguments: "command",
+    confined=True,
 )
 
 
