@@ -145,3 +145,59 @@ class RehearsingSandbox(FakeSandbox):
             raise self.refuses()
         self.rehearsals.append(made := FakeRehearsal(self, command))
         return made
+
+
+class FakeChanges:
+    """The changes of one call: those of `write_file`, and of code that begins with `change`."""
+
+    truncated = False
+    left_out: Sequence[str] = ()
+
+    def __init__(self, box: "ChangingSandbox") -> None:
+        self.sandbox = FakeSandbox()
+        self.run: Run | None = None
+        self.state: Literal["open", "committed", "dropped"] = "open"
+        self._box = box
+
+    @property
+    def changes(self) -> Sequence[FileChange]:
+        paths = [*self.sandbox.files.content, *(one for one in self.sandbox.ran if "change" in one)]
+        return [FileChange(path, "added", None, 1, "+1") for path in paths]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.changes
+
+    def within(self, prefixes: Sequence[str]) -> bool:
+        return all(one.path.startswith(tuple(prefixes)) for one in self.changes)
+
+    async def compare(self) -> "FakeChanges":
+        self.run = done(f"tried {self.sandbox.ran[-1]}") if self.sandbox.ran else None
+        return self
+
+    async def commit(self) -> None:
+        if self._box.changes_meanwhile:
+            self._box.changes_meanwhile -= 1
+            raise Conflict("the workspace has changed", code="workspace_changed")
+        self.state = "committed"
+
+    async def rollback(self) -> None:
+        if self.state == "open":
+            self.state = "dropped"
+
+
+class ChangingSandbox(RehearsingSandbox):
+    """A project: every call that may change files is tried first. `begun` are all that were."""
+
+    sandboxed = True
+    commands_allowed = False
+
+    def __init__(self, changes_meanwhile: int = 0) -> None:
+        super().__init__(changes_meanwhile)
+        self.begun: list[FakeChanges] = []
+
+    async def begin(self, effect: str, /) -> FakeChanges:
+        if self.refuses is not None:
+            raise self.refuses()
+        self.begun.append(made := FakeChanges(self))
+        return made

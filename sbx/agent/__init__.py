@@ -3,7 +3,8 @@
     agent.py         the loop; reads like the contract
     step.py          one step: the answer of the model, the results of its calls
     calls.py         the calls of one answer: permission, approval, the tool, its events
-    rehearsing.py    a command tried on a copy, so that its effect is what is approved
+    changing.py      a call tried on a copy, so that its effect is what is approved
+    rehearsing.py    the same for the commands of a sandbox that is no project
     prompt.py        what a model is told before anything else
     compaction.py    long histories told shorter
     budget.py        what a run may spend

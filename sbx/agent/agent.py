@@ -20,6 +20,7 @@ from typing import Any, TypedDict, Unpack
 from sbx.agent.approvals import Approvals, Place
 from sbx.agent.budget import UNBOUNDED, Budget
 from sbx.agent.calls import HERE, Calls
+from sbx.agent.changing import ReadSetting, ask_always
 from sbx.agent.compaction import WHEN_LONG, Compaction
 from sbx.agent.events import Events, Tell
 from sbx.agent.history import History, MemoryHistory, Thread
@@ -56,6 +57,7 @@ class Agent:
     `approvals` are asked where `permissions` say `ask`, for a call at this `place`; without them
     such a call is denied. `history` remembers from run to run, and is this object's own where none
     is given. `describe_files` makes of the uploads what the system prompt says of files.
+    `changes` reads which changes of a project's files are asked about: every one, without it.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Agent:
         compaction: Compaction | None = WHEN_LONG,
         place: Place = HERE,
         describe_files: DescribeFiles | None = None,
+        changes: ReadSetting = ask_always,
     ) -> None:
         self.history = MemoryHistory() if history is None else history
         self._sandbox = one_of(sandbox)
@@ -83,6 +86,7 @@ class Agent:
         self._budget = budget
         self._compaction = compaction
         self._place = place
+        self._changes = changes
         self._sandboxed = is_sandboxed(self._sandbox)
         self._task: asyncio.Task[None] | None = None
         self._begun = False
@@ -147,6 +151,7 @@ class Agent:
             permissions=self._permissions,
             approvals=self._approvals,
             place=self._place,
+            changes=self._changes,
         )
         tell(RunStart(self._model.name, ask.max_steps, self._sandboxed))
         try:

@@ -2,15 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sbx.agent.sandbox import Rehearsal, Rehearses
-from sbx.agent.tools.results import cut
-from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
-from sbx.protocol.agent import Json
+from sbx.errors import BadRequest, Conflict, Unavailable
 
-_OUTPUT_MAX = 8000  # characters that a person is shown
 _TOOL = "execute_command"
 
 # What reaches out by its nature, as a word of its own anywhere in the command. A rehearsal has no
@@ -49,30 +46,3 @@ async def rehearsed(sandbox: Rehearses, command: Command) -> Rehearsal | None:
         return await sandbox.rehearse(command.text, timeout=command.timeout, cwd=command.cwd)
     except (BadRequest, Conflict, Unavailable):
         return None
-
-
-async def committed(rehearsal: Rehearsal) -> bool:
-    """Make its changes; False where the workspace has changed since, or the copy is gone, and
-    nothing was done."""
-    try:
-        await rehearsal.commit()
-    except NotFound:
-        return False
-    except Conflict as error:
-        if error.code != "workspace_changed":
-            raise
-        return False
-    return True
-
-
-def shown(rehearsal: Rehearsal) -> Json:
-    """What a person decides by."""
-    run = rehearsal.run
-    return {
-        "status": run.status.value,
-        "exit_code": run.exit_code,
-        "output": cut(run.text, _OUTPUT_MAX),
-        "changes": [asdict(change) for change in rehearsal.changes],
-        "truncated": rehearsal.truncated,
-        "left_out": list(rehearsal.left_out),
-    }

@@ -5,7 +5,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from sbx.protocol.files import Entry, Kind, Listing, Upload
 from sbx.protocol.rehearsals import FileChange as FileChange
@@ -120,6 +120,51 @@ class Rehearses(Protocol):
     async def rehearse(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> Rehearsal: ...
+
+
+class ChangeSet(Protocol):
+    """The file changes of one tool call, as a person decides by them."""
+
+    run: Run | None  # the last run of the call
+    changes: Sequence[FileChange]
+    truncated: bool
+    left_out: Sequence[str]
+
+    @property
+    def is_empty(self) -> bool: ...
+
+    def within(self, prefixes: Sequence[str]) -> bool:
+        """Return whether every change lies below one of these directories."""
+        ...
+
+
+class Changes(Protocol):
+    """One tool call on its way: the tool acts on `sandbox`, and nothing that it changes is in the
+    project before `commit`."""
+
+    @property
+    def sandbox(self) -> Sandbox: ...
+
+    async def compare(self) -> ChangeSet:
+        """Return the changes once the tool is done."""
+        ...
+
+    async def commit(self) -> None:
+        """Make exactly these changes, all or none. Raises Conflict `workspace_changed`, Denied."""
+        ...
+
+    async def rollback(self) -> None:
+        """Drop what was not committed. A second time does nothing."""
+        ...
+
+
+@runtime_checkable
+class KeepsChanges(Protocol):
+    """A sandbox over a project that shows the changes of a call before it makes them."""
+
+    async def begin(self, effect: Literal["write", "code", "command"], /) -> Changes:
+        """Raises TooLarge and Unavailable where the project cannot be copied."""
+        ...
 
 
 class Checkpoint(Protocol):

@@ -86,12 +86,17 @@ class Questions:
 
 
 def show_rehearsal(event: ToolStart, telling: Telling) -> None:
-    """What a command did on a copy of the workspace, as a person decides by it."""
+    """What a call did on a copy of the workspace, as a person decides by it."""
     told = event.rehearsal
     if told is None:
+        telling.head(
+            "this was not tried on a copy first:", "a yes makes it in the files themselves"
+        )
         return
     ended = f"exit code {told['exit_code']}" if told["exit_code"] is not None else told["status"]
-    telling.head("tried on a copy of the files, without network:", str(ended))
+    if "path" not in event.tool_args:  # a tool that only writes a file shows all by its diff
+        network = "" if _is_cell(event) else ", without network"
+        telling.head(f"tried on a copy of the files{network}:", str(ended))
     if told["output"]:
         telling.block(told["output"], mark="|", most=_OUTPUT_LINES)
     changes: Sequence[Mapping[str, Any]] = told["changes"]
@@ -104,6 +109,10 @@ def show_rehearsal(event: ToolStart, telling: Telling) -> None:
         telling.block(
             f"{one_line(path)}  (not in the copy: not a file, not readable, or attached)", mark="!"
         )
+
+
+def _is_cell(event: ToolStart) -> bool:
+    return "code" in event.tool_args and event.tool_args.get("language", "python") == "python"
 
 
 def show_change(change: Mapping[str, Any], telling: Telling) -> None:

@@ -2,13 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sbx.cli import agent_model, agent_sandbox, exits
 from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest
+
+if TYPE_CHECKING:
+    from sbx.protocol.changes import ChangesMode
 
 
 def chat(
@@ -23,7 +26,25 @@ def chat(
     project: Annotated[
         Path | None,
         typer.Option(
-            help="Work in this directory, which is then /workspace. Commands are asked for.",
+            help="Work in this directory, which is then /workspace. Changes of files are shown and "
+            "asked for.",
+            metavar="DIR",
+        ),
+    ] = None,
+    changes: Annotated[
+        str | None,
+        typer.Option(
+            help="In a project: ask about changes of files (the default), or allow them. It is "
+            "kept with the conversation.",
+            metavar="ask|allow",
+        ),
+    ] = None,
+    ask_outside: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ask-outside",
+            help="In a project: do not ask about changes below this directory of it. Repeat it for "
+            'more; "" for none.',
             metavar="DIR",
         ),
     ] = None,
@@ -86,9 +107,15 @@ def chat(
             "--no-sandbox is for a project", hint="name its directory with --project DIR"
         )
 
+    if (changes is not None or ask_outside is not None) and project is None and not resume:
+        raise BadRequest(
+            "--changes and --ask-outside are for a project", hint="name it with --project DIR"
+        )
+
     from sbx.cli.chatting import converse
     from sbx.cli.talk import Wanted
     from sbx.cli.talks import removed
+    from sbx.protocol.changes import checked_prefixes
 
     settings = agent_model.settings(
         model=model, max_steps=max_steps, policy=policy, connect=connect, key=key
@@ -102,6 +129,8 @@ def chat(
         connect=settings.sandbox_domain,
         key=agent_sandbox.key_of(settings),
         approval_timeout_s=settings.approval_timeout,
+        changes=_mode(changes),
+        ask_outside=None if ask_outside is None else checked_prefixes(filter(None, ask_outside)),
     )
     if rm:
         asyncio.run(removed(wanted))
@@ -109,6 +138,13 @@ def chat(
     made = agent_model.made(settings, replay, record)
     last = asyncio.run(converse(wanted, made, settings.max_steps))
     return exits.Exit.OK if last is None else exits.for_agent(last)
+
+
+def _mode(changes: str | None) -> "ChangesMode | None":
+    match changes:
+        case None | "ask" | "allow":
+            return changes
+    raise BadRequest(f"--changes is ask or allow, not {changes[:80]!r}")
 
 
 def _list(directory: Path) -> int:

@@ -27,6 +27,7 @@ from sbx.cli.undo import Undo, Watched
 from sbx.errors import BadRequest, SbxError
 from sbx.protocol.agent import AgentEvent, Reason, RunEnd, ToolApproval, ToolStart
 from sbx.protocol.approvals import Reach
+from sbx.protocol.changes import ChangesSetting
 
 _PROMPT = "> "
 _FILES_DEPTH = 4
@@ -38,7 +39,7 @@ _HELP = """\
 /files          the files of the conversation
 /undo           take back what the last step changed in files
 /continue       go on where an answer was broken off
-/allow          in a project: ask no more about commands in this chat
+/allow          in a project: ask no more about commands and changes in this chat
 /help  /quit    Ctrl-C aborts an answer, Ctrl-D ends
 """
 
@@ -79,7 +80,7 @@ class _Chat:
         self._model = model.name
         self._telling = Telling()
         self._read = terminal.read_line if self.typed else terminal.InputLines().read_line
-        tools = Tools()
+        self._tools = tools = Tools()
         self._undo = Undo(talk.sandbox, tools)
         self._overrides: dict[str, Permission] = {}
         asks = talk.in_project and talk.sandboxed
@@ -91,6 +92,7 @@ class _Chat:
             history=talk.history,
             permissions=Permissions("project" if asks else "free", overrides=self._overrides),
             place=talk.place,
+            changes=self._changes,
         )
         reach, read = Reach(talk.row.owner), self._read if self.typed else None
         self._questions = asking.Questions(talk.approvals, reach, self._telling, read)
@@ -232,8 +234,11 @@ class _Chat:
         if not isinstance(sandbox, _Asking):
             raise BadRequest("commands are asked for in a project only; here they are allowed")
         await sandbox.allow_commands()
-        self._overrides |= {"execute_command": "allow", "run_code": "allow"}
-        report.note("commands are allowed in this chat, until it ends")
+        self._overrides |= {one.name: "allow" for one in self._tools}
+        report.note("commands and changes of files are allowed in this chat, until it ends")
+
+    async def _changes(self) -> ChangesSetting:
+        return self._talk.changes
 
     async def _help(self, _: list[str]) -> None:
         write(STDOUT, _HELP)

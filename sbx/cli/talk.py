@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sbx.agent.approvals import Approvals, Place
@@ -12,6 +12,7 @@ from sbx.agent.sandbox import Sandbox
 from sbx.agent.stored_history import StoredHistory
 from sbx.clock import SystemClock
 from sbx.errors import BadRequest, Conflict, NotFound
+from sbx.protocol.changes import ChangesMode, ChangesSetting
 from sbx.runtime.store import Store, chats
 from sbx.runtime.store.approvals import StoredApprovals
 from sbx.runtime.store.chats import ChatRow
@@ -24,7 +25,8 @@ CLOCK = SystemClock()
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Which conversation. `resume`: its id, "" for the one that was used last, None for a new one;
-    `project`: a directory by its path without symlinks; `sandboxed`: whether its sandbox is on."""
+    `project`: a directory by its path without symlinks; `sandboxed`: whether its sandbox is on.
+    `changes` and `ask_outside`: which changes of its files are asked about; None: as it is kept."""
 
     directory: Path
     resume: str | None
@@ -34,6 +36,8 @@ class Wanted:
     connect: str | None
     key: str | None
     approval_timeout_s: float
+    changes: ChangesMode | None = None
+    ask_outside: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Talk:
     history: History
     approvals: Approvals
     sandboxed: bool = True
+    changes: ChangesSetting = field(default_factory=ChangesSetting)
 
     @property
     def id(self) -> str:
@@ -121,6 +126,18 @@ async def approvals_of(store: Store, wanted: Wanted) -> Approvals:
         if (row := await chats.of_conversation(store, OWNER, conversation_id)) is not None:
             await mend(history_of(store, row), calls)
     return approvals
+
+
+async def changes_of(store: Store, row: ChatRow, wanted: Wanted) -> ChangesSetting:
+    """Store the wanted setting, and return the one that counts."""
+    kept = await chats.changes_setting(store, row.id)
+    setting = ChangesSetting(
+        kept.mode if wanted.changes is None else wanted.changes,
+        kept.ask_outside if wanted.ask_outside is None else wanted.ask_outside,
+    )
+    if setting != kept:
+        await chats.set_changes(store, row.id, setting)
+    return setting
 
 
 def history_of(store: Store, row: ChatRow) -> StoredHistory:

@@ -11,7 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from sbx.agent.sandbox import Sandbox
-from sbx.cli.talk import OWNER, Talk, Wanted, approvals_of, history_of, row_of, told_plainly
+from sbx.cli.talk import (
+    OWNER,
+    Talk,
+    Wanted,
+    approvals_of,
+    changes_of,
+    history_of,
+    row_of,
+    told_plainly,
+)
 from sbx.errors import BadRequest
 from sbx.runtime.access import Caller
 from sbx.runtime.house import House
@@ -31,11 +40,12 @@ async def opened_here(wanted: Wanted) -> AsyncIterator[Talk]:
         row = await row_of(house.store, wanted, _HERE)
         row = await chats.ensure(house.store, await _placed(house, row, wanted))
         approvals = await approvals_of(house.store, wanted)
+        changes = await changes_of(house.store, row, wanted)
         history = history_of(house.store, row)
         try:
             async with AsyncExitStack() as held:
                 sandbox, sandboxed = await _sandbox(house, row, held)
-                yield Talk(row, sandbox, history, approvals, sandboxed)
+                yield Talk(row, sandbox, history, approvals, sandboxed, changes)
         finally:
             if not await history.messages(limit=1):
                 await drop(house, row)

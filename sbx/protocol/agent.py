@@ -28,7 +28,7 @@ class TextDelta:
 @dataclass(frozen=True, slots=True)
 class ToolStart:
     """`expires_at` (seconds of the epoch) when an approval is required; `rehearsal` is what the
-    command did on a copy, where it was rehearsed: exit_code, output, changes."""
+    call did on a copy, where it was tried on one: status, exit_code, output, changes."""
 
     tool_call_id: str
     tool_name: str

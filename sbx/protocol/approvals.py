@@ -38,7 +38,7 @@ class Decision:
 class Approval:
     """One call and what became of it; pending without a `decision`. `seq` is its place in lists.
 
-    `rehearsal` is what the command did on a copy, where it was rehearsed.
+    `rehearsal` is what the call did on a copy, where it was tried on one.
     """
 
     tool_call_id: str

@@ -204,6 +204,38 @@ class Copies:
             inodes_max=limits.workspace_files + _NAMES,
         )
 
+    # -- a copy that is used again ----------------------------------------------------------------
+
+    async def empty(self, opened: OpenFiles) -> str:
+        """Make a tree that no jail sees, for content that is to be committed; its name."""
+        name = self._means.data.new_name()
+        self._means.copies.add(name)
+        try:
+            await to_the_end(opened.call(lambda: self._tree(name).close()))
+        except BaseException:
+            await to_the_end(self.remove(name))
+            raise
+        return name
+
+    def tree(self, name: str) -> Tree:
+        """Open the tree of a copy, to be closed by the caller."""
+        return self._tree(name)
+
+    @staticmethod
+    def original(opened: OpenFiles) -> tuple[Tree, Scope]:
+        """The files that are copied, and which part of them. The tree is that of `opened`."""
+        return _tree_of(opened), _scope_of(opened)
+
+    def journal(self, opened: OpenFiles, tree: Tree) -> Journal:
+        """Where the changes of a copy's own tree are noted while they are made."""
+        staging = opened.own.staging
+        return Journal(staging, in_tree=mount_id(staging) != mount_id(tree.fd), host=None)
+
+    async def work(self, opened: OpenFiles, act: Callable[[Bounds], T]) -> T:
+        """`act` in a worker thread, within the bounds of a copy; a cancelled caller stops it."""
+        bounds = self._bounds()
+        return await _stoppable(opened, bounds, lambda: act(bounds))
+
     # -- in a worker thread -----------------------------------------------------------------------
 
     def _shown(

@@ -31,7 +31,7 @@ from sbx.runtime.host_files import HostFiles
 from sbx.runtime.host_process import printing
 from sbx.runtime.host_python import HostPython
 from sbx.runtime.live import LiveRun
-from sbx.runtime.project_box import UploadsShown
+from sbx.runtime.project_changes import UploadsShown
 from sbx.runtime.stop import Ladder, Why
 from sbx.workspace import check_name
 

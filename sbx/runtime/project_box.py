@@ -1,18 +1,18 @@
 """What an agent holds in a project with the sandbox on: one object over one working directory.
 
-Python runs where nothing starts a process, until a person allowed commands for the conversation;
-commands, whose yes is the agent's to ask for, run where they may. See project_sandbox.py.
+A call of a tool acts on what `begin` gives, and its changes come into the directory by a commit.
+The other methods act on the directory itself: for calls that were approved before they are made,
+and for commands once a person allowed them for the conversation. See project_sandbox.py.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import Literal
 
+from sbx import errors
 from sbx.protocol.contexts import DEFAULT_CONTEXT
-from sbx.protocol.files import Upload
 from sbx.runtime.checkpoints import Checkpoint
 from sbx.runtime.context import Context
 from sbx.runtime.live import LiveRun
+from sbx.runtime.project_changes import CodeChanges, UploadsShown, WriteChanges
 from sbx.runtime.project_sandbox import (
     COMPUTING,
     ProjectConversation,
@@ -20,14 +20,6 @@ from sbx.runtime.project_sandbox import (
     ProjectSandbox,
 )
 from sbx.runtime.rehearsals import Rehearsal
-
-
-class UploadsShown(Protocol):
-    """What is put in is read-only for code."""
-
-    async def put(self, path: str | Path, name: str | None = None) -> Upload: ...
-    async def put_bytes(self, name: str, content: bytes) -> Upload: ...
-    async def list(self) -> Sequence[Upload]: ...
 
 
 class ProjectBox:
@@ -50,6 +42,7 @@ class ProjectBox:
         self._talk = talk
         self._uploads: UploadsShown = uploads if uploads is not None else talk.uploads
         self.commands_allowed = commands_allowed
+        self._copied = True  # cells run on the working copy, as far as it can be made
 
     @property
     def files(self) -> ProjectFiles:
@@ -67,20 +60,44 @@ class ProjectBox:
     @property
     def stateful(self) -> bool:
         """Whether Python has, or had, variables that would be missed."""
-        return self._python.state_is_kept or self._talk.computing.state_is_kept
+        every = (self._python, self._talk.computing, self._talk.working.python)
+        return any(one.state_is_kept for one in every)
 
     async def allow_commands(self) -> None:
         """The person allowed commands: from now on Python may start processes too. Variables it had
         are gone, and its next run says so; a cell that runs is run to its end."""
         if self.commands_allowed:
             return
+        python = self._python
         self.commands_allowed = True
-        if self._talk.computing.state_is_kept:
+        if python.state_is_kept:
             self._talk.default.take_over()
-        await self._talk.computing.end_if_idle()
+        await python.end_if_idle()
+
+    async def begin(
+        self, effect: Literal["write", "code", "command"]
+    ) -> CodeChanges | WriteChanges:
+        """A sandbox for one call of a tool, whose changes are in the project once it is committed.
+
+        Raises TooLarge `workspace_too_large` and Unavailable `no_space` where the project cannot be
+        copied: cells run in the project itself from then on.
+        """
+        policy = self.sandbox.policy
+        if effect == "write":
+            opened = await self._talk.opened_in_place()
+            return WriteChanges(self, opened, self._talk.copies, policy)
+        try:
+            transaction = await self._talk.working.begin()
+        except (errors.TooLarge, errors.Unavailable):
+            self._move_python(copied=False)
+            raise
+        self._move_python(copied=True)
+        return CodeChanges(self, self._talk, transaction, policy)
 
     def start_run(self, code: str, *, timeout: float | None = None) -> LiveRun:
-        """A cell of Python. Raises as `Conversation.start_run`."""
+        """A cell of Python, in the kernel where the last one ran: that is over the working copy,
+        unless the project cannot be copied or commands are allowed. Raises as
+        `Conversation.start_run`."""
         return self._python.start_run(code, timeout=timeout)
 
     def start_shell(
@@ -113,7 +130,17 @@ class ProjectBox:
 
     @property
     def _python(self) -> Context:
+        if self._copied and not self.commands_allowed:
+            return self._talk.working.python
         return self._talk.contexts.find(python_in(self.commands_allowed))
+
+    def _move_python(self, *, copied: bool) -> None:
+        """Run cells over the copy, or in the project itself; variables do not move."""
+        if self.commands_allowed or copied == self._copied:
+            return
+        before, self._copied = self._python, copied
+        if before.state_is_kept:
+            self._python.take_over()
 
 
 def python_in(commands_allowed: bool) -> str:

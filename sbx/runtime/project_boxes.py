@@ -118,6 +118,13 @@ class ProjectBoxes:
             if held.forgettable and self._held.get(key) is held:
                 del self._held[key]
 
+    def commands_allowed(self, key: Key) -> bool:
+        """Whether a person has allowed the commands of this conversation."""
+        held = self._held.get(key)
+        if held is None:
+            return False
+        return held.allowed or (held.box is not None and held.box.commands_allowed)
+
     async def forget(self, key: Key) -> None:
         """Close the box of a conversation, used or not; a next one knows nothing of it."""
         held = self._held.pop(key, None)

@@ -3,8 +3,10 @@
     computing   where Python runs until a person allowed commands: nothing in it starts a process
     default     where commands run, and Python from then on: the policy as it is
 
-Both see the same files and uploads, and share the limits. Nothing of ours is written into the
-directory: what a tool has to keep lies beside it, and is seen at /mnt/results.
+What a tool does is done on a copy of the directory first (working_copy.py); these two are for what
+cannot be tried, and was approved before. They see the same files and uploads, and share the limits.
+Nothing of ours is written into the directory: what a tool has to keep lies beside it, and is seen
+at /mnt/results.
 """
 
 import asyncio
@@ -22,14 +24,18 @@ from sbx.isolation.plan import Interpreter
 from sbx.kernels.zygotes import Key
 from sbx.policy import Policy, narrow
 from sbx.protocol.files import Entry, Listing
-from sbx.runtime.context import Context
+from sbx.runtime.context import Context, StartKernel
 from sbx.runtime.contexts import Memory
 from sbx.runtime.conversation import Conversation
+from sbx.runtime.copies import Copies
 from sbx.runtime.disk import DiskWatch
 from sbx.runtime.files import OpenFiles, Ready, WorkspaceFiles
+from sbx.runtime.live import LiveRun
 from sbx.runtime.means import Means
 from sbx.runtime.sandbox import AsyncSandbox
+from sbx.runtime.working_copy import WorkingCopy
 from sbx.workspace import check_name
+from sbx.workspace.paths import Part, resolve
 
 COMPUTING = "computing"
 RESULTS = "/mnt/results"
@@ -110,11 +116,7 @@ class ProjectSandbox(AsyncSandbox):
         held = opened.host_directory
         if held is None or held.path != self._named:
             await opened.close()
-            raise errors.Denied(
-                f"{self._named} is not what it was: a symlink, or another one, took its place",
-                code="not_granted",
-                hint="put the directory back, or change the project",
-            )
+            raise replaced(self._named)
         return opened
 
     async def _leave_files(self) -> None:
@@ -126,6 +128,7 @@ class ProjectConversation(Conversation):
     """Its context `computing` has a policy of its own, and its files have results beside them."""
 
     files: "ProjectFiles"
+    working: WorkingCopy
 
     def __init__(
         self,
@@ -142,6 +145,49 @@ class ProjectConversation(Conversation):
         self._attach = attach
         self._attaching = asyncio.Lock()
         self._attached = False
+
+    def copy_by(self, copies: Copies, start: StartKernel) -> None:
+        super().copy_by(copies, start)
+        self.copies = copies
+        self.working = WorkingCopy(
+            self.name,
+            self._policy,
+            self._without_processes,
+            self.opened_in_place,
+            copies,
+            start,
+            self._grace_s,
+            python=COMPUTING,
+            had_kernel=self._lost(COMPUTING),
+        )
+
+    async def opened_in_place(self) -> OpenFiles:
+        """The files, as long as the directory has its path. Raises Denied `not_granted`."""
+        opened = await self.opened()
+        directory = opened.host_directory
+        assert directory is not None
+        if not await opened.call(directory.is_in_place):
+            raise replaced(directory.path)
+        return opened
+
+    @property
+    def ending(self) -> list[Context]:
+        return [*super().ending, *self.working.contexts]
+
+    @property
+    def busy(self) -> bool:
+        return super().busy or self.working.busy
+
+    async def give_up(self, live: LiveRun) -> None:
+        await super().give_up(live)
+        for one in self.working.contexts:
+            await one.give_up(live)
+
+    async def _end(self, ending: list[Context]) -> None:
+        try:
+            await self.working.close()
+        finally:
+            await super()._end(ending)
 
     @property
     def computing(self) -> Context:
@@ -178,7 +224,6 @@ class ProjectConversation(Conversation):
             self._start,
             self._grace_s,
             disk=DiskWatch(self._without_processes.limits, self._disk),
-            had_kernel=self._lost(name),
         )
 
 
@@ -203,6 +248,22 @@ class ProjectFiles(WorkspaceFiles):
             return await super().list(path, max_depth=max_depth)
         opened = await self._opened()
         return Listing(map(_shown, await opened.call(lambda: opened.own.files.list(_KEPT))))
+
+
+def replaced(directory: Path) -> errors.Denied:
+    return errors.Denied(
+        f"{directory} is not what it was: a symlink, or another one, took its place",
+        code="not_granted",
+        hint="put the directory back, or change the project",
+    )
+
+
+def in_project(opened: OpenFiles, path: str) -> tuple[str, ...] | None:
+    """The path relative to the directory; None for an upload or a result. Raises InvalidPath."""
+    if path.rstrip("/") == RESULTS or path.startswith(f"{RESULTS}/"):
+        return None
+    where = resolve(path, uploads_apart=True)
+    return where.relative if where.part is Part.FILES else None
 
 
 def _of_a_result(path: str) -> str | None:

@@ -148,6 +148,10 @@ class Projects:
         walls = Walls(policy, narrower or {}, env or {})
         return self._boxes.using((owner, conversation_id), wanted, walls, uploads)
 
+    def commands_allowed(self, owner: str, conversation_id: str) -> bool:
+        """Whether a person has allowed the commands of this conversation in its project."""
+        return self._boxes.commands_allowed((owner, conversation_id))
+
     async def close_conversation(self, owner: str, conversation_id: str) -> None:
         """End what lives of it, and what goes on in it; nothing of it is remembered."""
         await self._boxes.forget((owner, conversation_id))

@@ -40,6 +40,11 @@ def is_rehearsal(context: str) -> bool:
     return context.startswith(_PREFIX)
 
 
+def rehearsal_name(suffix: str) -> str:
+    """The name of the context of a jail that is one of a rehearsal."""
+    return f"{_PREFIX}{suffix}"
+
+
 def offline(policy: Policy) -> Policy:
     """The policy of a rehearsal's jail: what goes out cannot be undone."""
     return policy.model_copy(update={"network": policy.network.model_copy(update={"mode": "none"})})

@@ -180,3 +180,32 @@ def with_digests(
         if known[path].sha256 is None:
             known[path] = replace(known[path], sha256=digest(path))
     return known
+
+
+def within(changed: Iterable[Change], prefixes: Sequence[str]) -> bool:
+    """Return whether every change lies at or below one of these relative paths. A new symlink
+    counts only if its target, read as text, lies below one of them as well."""
+    tops = [relative(prefix) for prefix in prefixes]
+    return all(
+        _below(one.relative, tops) and (one.after is None or _stays(one, tops)) for one in changed
+    )
+
+
+def _below(name: Relative, tops: Sequence[Relative]) -> bool:
+    return any(name[: len(top)] == top for top in tops)
+
+
+def _stays(one: Change, tops: Sequence[Relative]) -> bool:
+    text = one.after.text if one.after is not None else None
+    if text is None:
+        return True
+    if text.startswith(b"/"):
+        return False
+    parts = [
+        part for part in text.decode("utf-8", "surrogateescape").split("/") if part not in ("", ".")
+    ]
+    up = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
+    above = one.relative[:-1]
+    if up > len(above) or ".." in parts[up:]:  # after a name, which may be a symlink itself
+        return False
+    return _below((*above[: len(above) - up], *parts[up:]), tops)

@@ -12,13 +12,15 @@ already before the copy.
 import os
 import stat
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 from sbx.errors import Denied, InvalidPath, NotFound
 from sbx.linux import stamps
 from sbx.linux.reflink import clone
 from sbx.workspace.beneath import encoded
-from sbx.workspace.changes import Manifest, Node
+from sbx.workspace.changes import Change, Manifest, Node
 from sbx.workspace.refusals import translated
 from sbx.workspace.snapshot import (
     Bounds,
@@ -51,9 +53,54 @@ def freeze(source: Tree, target: Tree, scope: Scope, bounds: Bounds) -> tuple[Ma
         for name, found in survey:
             freezing.take(name, found)
         freezing.finish()
-        until_ns = _settle(survey)
+        until_ns = settle(survey)
     frozen = look(target, scope, bounds)
     return Manifest(freezing.nodes, tuple(survey.left_out), until_ns), frozen
+
+
+def take(
+    changed: Sequence[Change], source: Tree, target: Tree, scope: Scope, bounds: Bounds
+) -> list[Change]:
+    """Copy the new content of these changes from `source`, which others may still write to, into
+    `target`, which only we use. Return the changes with the content that was copied, and its
+    digest: what is shown of them and committed later is this content. A file that vanished
+    meanwhile counts as removed.
+
+    Raises TooLarge `workspace_too_large`.
+    """
+    survey = Survey(source, scope, bounds)
+    taken: list[Change] = []
+    with translated(source.view):
+        for one in changed:
+            if one.after is None or one.after.kind != "file" or not one.content:
+                taken.append(one)
+                continue
+            try:
+                taken.append(replace(one, after=_taken(one, source, target, survey)))
+            except (NotFound, InvalidPath, Denied):
+                if one.before is not None:
+                    taken.append(Change(one.path, one.before, None))
+    return taken
+
+
+def _taken(one: Change, source: Tree, target: Tree, survey: Survey) -> Node:
+    name = one.relative
+    with source.open(name) as file:
+        found = os.fstat(file.fd)
+        parent = target.parent(name[:-1])
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            made = os.open(encoded(name[-1]), flags, 0o600, dir_fd=parent)
+        finally:
+            os.close(parent)
+        try:
+            copy_content(file.fd, made, found.st_size, survey)
+            size = os.fstat(made).st_size
+            node = replace(file_node(found), size=size, sha256=digest_of(made, size, survey))
+            give(made, node, target.owner)
+        finally:
+            os.close(made)
+    return node
 
 
 class _Freezing:
@@ -200,12 +247,13 @@ def give(made: int, like: Node, owner: tuple[int, int] | None) -> None:
         os.fchown(made, *owner)
 
 
-def _settle(survey: Survey) -> int:
+def settle(survey: Survey | None = None) -> int:
     """Wait until whatever is written from now on is stamped later than what was copied, and than
     the time that this gives."""
     began = stamps.now_ns()
     while stamps.now_ns() <= began:
-        survey.check()
+        if survey is not None:
+            survey.check()
         time.sleep(0.001)
     return began
 

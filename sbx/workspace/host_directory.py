@@ -105,6 +105,15 @@ class HostDirectory:
         self._linked = links.linked
         return links
 
+    def is_in_place(self) -> bool:
+        """Return whether its path still leads to this directory, and not through a symlink."""
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return False
+        held = os.fstat(self.fd)
+        return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+
     # A call of the host's API may not write where code inside may not: a model may have asked for
     # it. Each of these raises Denied `runs_on_the_host`.
 

@@ -8,6 +8,7 @@ from asyncio import to_thread
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -174,27 +175,27 @@ async def test_a_session_that_is_stopped_aborts_its_agents(
 async def test_what_is_always_allowed_is_listed_and_can_be_revoked(
     at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
 ) -> None:
-    at.model.add(runs("echo one"), Response("ok"))
+    at.model.add(runs("touch one"), Response("ok"))
     asked = body("always", project_id=await project(asker, at.directory("always")))
     async with aclosing(following(asker, asked)) as events:
         call = (await asked_for(events))["tool_call_id"]
         assert (await decide(person, call, True, remember="prefix")).status_code == 422
-        refused = await decide(person, call, True, remember="prefix", prefix="echo; id")
+        refused = await decide(person, call, True, remember="prefix", prefix="touch; id")
         assert code_of(refused) == (400, "invalid_prefix")
-        reply = await decide(person, call, True, remember="prefix", prefix="echo")
+        reply = await decide(person, call, True, remember="prefix", prefix="touch")
         assert reply.json()["remembered"] == "prefix"
         assert one(await the_rest(events), "tool_approval")["remembered"] == "prefix"
 
-    at.model.add(runs("echo two"), Response("ok"))
+    at.model.add(runs("touch two"), Response("ok"))
     start = one(await say(asker, "always"), "tool_start")
     assert not start["approval_required"]
 
     (rule,) = (await person.get(f"{API}/approvals/rules")).json()["items"]
-    assert (rule["kind"], rule["text"]) == ("prefix", "echo")
+    assert (rule["kind"], rule["text"]) == ("prefix", "touch")
     assert (await person.delete(f"{API}/approvals/rules/{rule['id']}")).status_code == 204
     assert code_of(await person.delete(f"{API}/approvals/rules/{rule['id']}"))[0] == 404
 
-    at.model.add(runs("echo three"), Response("ok"))
+    at.model.add(runs("touch three"), Response("ok"))
     async with aclosing(following(asker, body("always"))) as events:
         call = (await asked_for(events))["tool_call_id"]
         assert (await decide(person, call, False)).status_code == 200
@@ -211,17 +212,86 @@ async def test_once_its_commands_are_allowed_a_conversation_asks_no_more(
     before = await the_rest(following(asker, asked))
     assert one(before, "tool_end")["is_error"]  # Python is no way round the question
     path = f"{API}/conversations/allowed/commands"
-    assert (await person.put(path, json={"allowed": True})).json() == {"allowed": True}
+    assert (await person.put(path, json={"allowed": True})).json()["allowed"] is True
     after = await say(asker, "allowed")
     assert [event["is_error"] for event in after if event["type"] == "tool_end"] == [False, False]
     assert (directory / "b").read_text() == "a\n"
-    assert (await person.put(path, json={"allowed": False})).json() == {"allowed": False}
+    assert (await person.put(path, json={"allowed": False})).json()["allowed"] is False
     at.model.add(calls(starts), Response("no"))
     assert one(await say(asker, "allowed"), "tool_end")["is_error"]
     at.model.add(Response("hello"))
     await say(asker, "free")
     refused = await person.put(f"{API}/conversations/free/commands", json={"allowed": True})
     assert code_of(refused) == (409, "no_project")
+
+
+async def test_a_cell_is_asked_about_by_its_changes_and_keeps_its_variables(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    directory = at.directory("cell")
+    cell = ("run_code", {"code": "x = 5; open('made.txt', 'w').write('made\\n')"})
+    again = ("run_code", {"code": "print('x is', x); open('made.txt', 'w').write('made\\n');"})
+    at.model.add(calls(cell), calls(again), runs("ls"), Response("done"))
+    asked = body("cell", project_id=await project(asker, directory))
+    async with aclosing(following(asker, asked)) as events:
+        start = await asked_for(events)
+        (change,) = start["rehearsal"]["changes"]
+        assert (change["path"], change["diff"]) == (
+            "/workspace/made.txt",
+            "@@ -0,0 +1,1 @@\n+made",
+        )
+        (waiting,) = await pending(person)
+        assert waiting["rehearsal"] == start["rehearsal"]
+        assert (await decide(person, start["tool_call_id"], False)).status_code == 200
+        second = await asked_for(events)
+        assert second["rehearsal"]["output"].startswith("x is 5\n")
+        assert list(directory.iterdir()) == []
+        assert (await decide(person, second["tool_call_id"], True)).status_code == 200
+        rest = await the_rest(events)
+    assert (directory / "made.txt").read_text() == "made\n"
+    ls = [event for event in rest if event["type"] == "tool_start"]
+    assert [event["approval_required"] for event in ls] == [False]
+    assert "variables are kept" in (await messages(asker, "cell"))[2]["content"]
+
+
+async def test_which_changes_are_asked_about_is_a_setting_of_the_conversation(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    directory = at.directory("setting")
+    path = f"{API}/conversations/setting/commands"
+    at.model.add(Response("hello"))
+    await say(asker, "setting", project_id=await project(asker, directory))
+    usual = {"allowed": False, "changes": "ask", "ask_outside": []}
+    assert (await person.get(path)).json() == usual
+
+    reply = await person.put(path, json={"ask_outside": ["tests/", "/workspace/docs"]})
+    assert reply.json() == {**usual, "ask_outside": ["tests", "docs"]}
+    at.model.add(calls(("write_file", {"path": "tests/a", "content": "a"})), Response("ok"))
+    assert not one(await say(asker, "setting"), "tool_start")["approval_required"]
+    assert (directory / "tests/a").read_text() == "a"
+    at.model.add(runs("mv tests/a a"), Response("ok"))
+    async with aclosing(following(asker, body("setting"))) as events:
+        call = (await asked_for(events))["tool_call_id"]
+        assert (await decide(person, call, False)).status_code == 200
+        await the_rest(events)
+
+    reply = await person.put(path, json={"changes": "allow"})
+    assert reply.json() == {**usual, "changes": "allow", "ask_outside": ["tests", "docs"]}
+    at.model.add(runs("mv tests/a a"), Response("ok"))
+    assert not one(await say(asker, "setting"), "tool_start")["approval_required"]
+    assert (directory / "a").read_text() == "a"
+
+    for wrong in ({"ask_outside": ["../x"]}, {"ask_outside": ["/etc"]}, {"ask_outside": ["."]}):
+        assert code_of(await person.put(path, json=wrong)) == (400, "invalid_prefix")
+    malformed: tuple[dict[str, Any], ...] = (
+        {},
+        {"changes": "some"},
+        {"ask_outside": ["x"] * 51},
+    )
+    for body_ in malformed:
+        assert (await person.put(path, json=body_)).status_code == 422
+    assert (await person.get(path)).json()["changes"] == "allow"
+    assert (await person.get(f"{API}/conversations/none/commands")).status_code == 404
 
 
 async def test_a_workspace_that_changed_meanwhile_is_rehearsed_by_another_call(

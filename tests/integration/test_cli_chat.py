@@ -236,6 +236,60 @@ def test_a_command_in_a_project_is_shown_with_its_effect_and_asked_for(
     assert {path.name for path in project.iterdir()} == {"old.txt", "new.txt", "a.txt"}
 
 
+def test_every_tool_in_a_project_is_asked_about_by_its_changes(places: Path, project: Path) -> None:
+    cell = calls("run_code", code="x = 41; open('made.txt', 'w').write('made')")
+    answers = recording(
+        places,
+        cell,
+        calls("run_code", code="print('still', x + 1)"),
+        calls("execute_command", command="ls"),
+        calls("write_file", path="wrote.txt", content="wrote\n"),
+        Response("Done."),
+    )
+    words = ("--project", project, "--replay", answers)
+    with chat(places / "chats", *words) as child:
+        typed(child, "change it")
+        child.expect("tried on a copy of the files: ok")
+        child.expect(r"\+ /workspace/made.txt")
+        child.expect(r"Make these changes\?")
+        child.sendline("n")
+        child.expect("denied by you")
+        child.expect("still 42")
+        child.expect("execute_command done")
+        child.expect(r"\+ /workspace/wrote.txt")
+        child.expect(r"\+wrote")
+        child.expect(r"Make these changes\?")
+        child.sendline("y")
+        child.expect("allowed by you")
+        child.expect("Done.")
+        ended(child)
+    assert {path.name for path in project.iterdir()} == {"old.txt", "wrote.txt"}
+
+
+def test_which_changes_are_asked_about_is_chosen_and_kept(places: Path, project: Path) -> None:
+    def going(number: int, **arguments: str) -> Path:
+        (places / str(number)).mkdir()
+        return recording(places / str(number), calls("write_file", **arguments), Response("Ok."))
+
+    inside = going(1, path="tests/a", content="a\n")
+    outside = going(2, path="b", content="b\n")
+    words = ("chat", "--data-dir", places / "chats", "--replay")
+    new = ("--project", project, "--ask-outside", "tests/")
+    assert in_process(*words, inside, *new, stdin=b"go").returncode == 0
+    assert (project / "tests/a").read_text() == "a\n"
+    denied = in_process(*words, outside, "--resume", stdin=b"go")
+    assert "denied by nobody" in denied.stderr
+    assert "`changes`" in denied.stderr
+    assert not (project / "b").exists()
+    assert (
+        in_process(*words, outside, "--resume", "--changes", "allow", stdin=b"go").returncode == 0
+    )
+    assert (project / "b").read_text() == "b\n"
+    for wrong in (("--changes", "some"), ("--ask-outside", "/etc"), ("--ask-outside", "..")):
+        assert in_process(*words, outside, "--project", project, *wrong).returncode == 2
+    assert in_process(*words, outside, "--changes", "allow").returncode == 2, "in no project"
+
+
 def test_the_sandbox_may_be_in_a_service_and_is_found_again(places: Path) -> None:
     (places / "a.txt").write_text("a\n")
     answers = recording(

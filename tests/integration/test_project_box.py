@@ -42,6 +42,16 @@ async def cell(box: ProjectBox, code: str) -> Run:
     return await box.start_run(code).result()
 
 
+async def changed(box: ProjectBox, code: str) -> Run:
+    """Run a cell whose changes of files are approved."""
+    changes = await box.begin("code")
+    run = await changes.sandbox.start_run(code).result()
+    assert run.ok
+    await changes.compare()
+    await changes.commit()
+    return run
+
+
 async def command(box: ProjectBox, text: str) -> Run:
     return await box.start_shell(text).result()
 
@@ -66,10 +76,10 @@ def replaced(project: Path, by_symlink: bool) -> None:
 async def test_python_and_commands_share_files_and_nothing_else(
     box: ProjectBox, project: Path
 ) -> None:
-    assert (await cell(box, "from main import answer; open('a.txt', 'w').write('hey')")).ok
+    await changed(box, "from main import answer; open('a.txt', 'w').write('hey')")
     assert (await cell(box, "answer")).result == "42"
     assert (await command(box, "cat a.txt; echo more > b.txt; pwd")).stdout == "hey/workspace\n"
-    assert (await cell(box, "open('b.txt').read()")).result == "'more\\n'"
+    assert (await changed(box, "open('b.txt').read()")).result == "'more\\n'"
     assert await box.files.read_bytes("/workspace/b.txt") == b"more\n"
     assert await box.files.write("d/c.txt", "x") == 1
     assert owners(project, "a.txt", "b.txt", "d", "d/c.txt") == owners(project, ".")
@@ -124,13 +134,15 @@ async def test_nothing_is_lost_where_there_was_nothing(box: ProjectBox) -> None:
 async def test_a_cell_that_runs_while_commands_are_allowed_is_run_to_its_end(
     box: ProjectBox,
 ) -> None:
-    live = box.start_run("print('on', flush=True)\nimport os, time\n"
-                         "while not os.path.exists('go'): time.sleep(0.01)\n1 + 1")  # fmt: skip
+    live = box.start_run(
+        "print('on', flush=True)\nimport os, time\n"
+        "while not os.path.exists('/uploads/go'): time.sleep(0.01)\n1 + 1"
+    )
     async for event in live.events():
         if event.type == "stdout":
             break
     await box.allow_commands()
-    await box.files.write("go", "")
+    await box.uploads.put_bytes("go", b"")
     assert (await live.result()).result == "2"
     assert (await cell(box, "1")).state_lost
 

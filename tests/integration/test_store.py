@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from sbx.errors import BadRequest, Broken, Closed, SbxError, Unavailable
-from sbx.runtime.store import Store, events, opening, worker
+from sbx.protocol.changes import ChangesSetting
+from sbx.runtime.store import Store, chats, events, opening, worker
 from sbx.runtime.store.migrations import APPLICATION_ID, Migration, migrate, shipped, version_of
 
 NEXT = len(shipped()) + 1
@@ -364,6 +365,7 @@ SHIPPED = {
     1: "45d2d93078b43b3713f43fdbb344a86a72f7a7ec570e65a834023c2360f8626c",
     2: "7c62813a530bd92ab6cf63c02d4ecb2910c68a1ac10731e37811efbd1f2b07ff",
     3: "a59cf7f727c8668c2a0cbefbeb1fcc844181e3f14fb82120e5634c09c4d7447d",
+    4: "b7b171fd7932b78f14ca00c5b5511831a85491919f4529df8afe423d6b976429",
 }
 
 
@@ -384,6 +386,16 @@ async def test_a_store_of_every_version_opens_with_its_rows(path: Path, version:
             assert len(await store.rows(f"SELECT * FROM {table}")) == (version >= 3), table
     async with await Store.open(path):
         pass  # and again, now that nothing is left to migrate
+
+
+async def test_a_chat_of_an_older_store_asks_about_every_change(path: Path) -> None:
+    store_of_version(path, 3)
+    async with await Store.open(path) as store:
+        assert await chats.changes_setting(store, "chat-1") == ChangesSetting("ask", ())
+        wanted = ChangesSetting("allow", ("tests", "docs/é"))
+        await chats.set_changes(store, "chat-1", wanted)
+        assert await chats.changes_setting(store, "chat-1") == wanted
+        assert await chats.changes_setting(store, "none") == ChangesSetting()
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,9 @@ from sbx.protocol.agent import (
     ToolStart,
 )
 from sbx.protocol.approvals import Approval, Decision, Reach
+from sbx.protocol.changes import ChangesSetting
 from tests.fake_clock import FakeClock
-from tests.fake_sandbox import FakeSandbox, RehearsingSandbox
+from tests.fake_sandbox import ChangingSandbox, FakeSandbox, RehearsingSandbox
 
 ME = Reach("local")
 PROJECT = Permissions("project")
@@ -87,18 +89,18 @@ async def test_the_other_calls_of_the_answer_run_while_one_waits() -> None:
             waiting.append(event.tool_call_id)
         if isinstance(event, ToolEnd) and not waiting[1:]:
             waiting.append("decided")
-            assert box.ran == ["1"]
+            assert box.ran == []
             await approvals.decide(ME, waiting[0], False)
 
-    code = ToolCall("y", "run_code", '{"code": "1"}')
-    agent = agent_for(box, command("make"), code, approvals=approvals)
+    listing = ToolCall("y", "list_files", "{}")
+    agent = agent_for(box, command("make"), listing, approvals=approvals)
     events = await followed(agent, decide)
     starts = [event.tool_name for event in events if isinstance(event, ToolStart)]
-    assert starts == ["execute_command", "run_code"]
+    assert starts == ["execute_command", "list_files"]
     results = [one.message for one in await agent.history.messages() if one.message.role == "tool"]
     assert [result.is_error for result in results] == [True, False]
     assert "denied" in results[0].content
-    assert box.ran == ["1"]
+    assert box.ran == []
 
 
 async def test_nobody_answers_and_the_call_is_denied() -> None:
@@ -261,9 +263,12 @@ async def test_a_second_yes_is_no_yes_to_what_the_command_would_do_by_now() -> N
     assert box.ran == []
 
 
+@pytest.mark.parametrize("kind", [RehearsingSandbox, ChangingSandbox])
 @pytest.mark.parametrize("error", [Unavailable("no reflink"), TooLarge("too large")])
-async def test_what_cannot_be_rehearsed_is_plainly_asked(error: Exception) -> None:
-    box, approvals = RehearsingSandbox(), Approvals()
+async def test_what_cannot_be_tried_is_plainly_asked(
+    error: Exception, kind: type[RehearsingSandbox]
+) -> None:
+    box, approvals = kind(), Approvals()
     box.refuses = lambda: error
 
     async def decide(event: AgentEvent) -> None:
@@ -274,6 +279,97 @@ async def test_what_cannot_be_rehearsed_is_plainly_asked(error: Exception) -> No
 
     await followed(agent_for(box, command("make"), approvals=approvals), decide)
     assert box.ran == ["make"]
+
+
+# -- a project: every call is tried ----------------------------------------------------------------
+
+
+def code(text: str) -> ToolCall:
+    return ToolCall("x", "run_code", f'{{"code": "{text}"}}')
+
+
+WRITES = ToolCall("x", "write_file", '{"path": "a", "content": "x"}')
+
+
+async def decided(
+    box: ChangingSandbox, call: ToolCall, approved: bool, **how: Any
+) -> tuple[ToolStart, ToolEnd]:
+    """Make a call, answer if a person is asked, and give how it began and ended."""
+    approvals = Approvals()
+
+    async def decide(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart) and event.approval_required:
+            assert [one.state for one in box.begun] == ["open"]
+            await approvals.decide(ME, event.tool_call_id, approved)
+
+    model = ReplayModel([Response("", (call,), stop="tools"), "ok"])
+    agent = Agent(box, model, approvals=approvals, permissions=PROJECT, **how)
+    events = await followed(agent, decide)
+    (start,), (end,) = of_kind(events, ToolStart), of_kind(events, ToolEnd)
+    assert isinstance(start, ToolStart)
+    assert isinstance(end, ToolEnd)
+    return start, end
+
+
+@pytest.mark.parametrize("call", [code("change"), command("change"), WRITES])
+@pytest.mark.parametrize("approved", [True, False])
+async def test_every_tool_is_asked_about_by_its_changes(call: ToolCall, approved: bool) -> None:
+    box = ChangingSandbox()
+    start, end = await decided(box, call, approved)
+    assert start.rehearsal is not None
+    assert [one["kind"] for one in start.rehearsal["changes"]] == ["added"]
+    assert [one.state for one in box.begun] == ["committed" if approved else "dropped"]
+    assert end.is_error is not approved
+    assert (box.ran, box.files.content) == ([], {})
+
+
+@pytest.mark.parametrize("call", [code("1"), command("ls")])
+async def test_a_call_without_changes_is_not_asked_about(call: ToolCall) -> None:
+    start, end = await decided(ChangingSandbox(), call, False)
+    assert (start.approval_required, start.rehearsal, end.is_error) == (False, None, False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "asks"),
+    [
+        (ChangesSetting(), True),
+        (ChangesSetting("allow"), False),
+        (ChangesSetting("ask", ("a",)), False),
+        (ChangesSetting("ask", ("b",)), True),
+    ],
+)
+async def test_the_setting_of_the_conversation_decides(setting: ChangesSetting, asks: bool) -> None:
+    async def read() -> ChangesSetting:
+        return setting
+
+    box = ChangingSandbox()
+    start, _ = await decided(box, WRITES, True, changes=read)
+    assert start.approval_required is asks
+    assert [one.state for one in box.begun] == ["committed"]
+
+
+async def test_a_change_that_came_in_between_is_told_to_the_model() -> None:
+    box = ChangingSandbox(changes_meanwhile=1)
+    _, end = await decided(box, code("change"), True)
+    assert (end.is_error, "workspace_changed" in end.result) == (True, True)
+    assert [one.state for one in box.begun] == ["dropped"]
+
+
+async def test_a_tool_that_a_person_wants_to_be_asked_about_is_asked_about_without_changes() -> (
+    None
+):
+    box, approvals = ChangingSandbox(), Approvals()
+
+    async def decide(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            assert event.rehearsal is not None
+            await approvals.decide(ME, event.tool_call_id, False)
+
+    ask = Permissions("project", overrides={"run_code": "ask"})
+    agent = agent_for(box, code("1"), approvals=approvals, permissions=ask)
+    (end,) = of_kind(await followed(agent, decide), ToolEnd)
+    assert isinstance(end, ToolEnd)
+    assert end.is_error
 
 
 @pytest.mark.parametrize(

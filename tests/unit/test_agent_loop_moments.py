@@ -17,23 +17,28 @@ from sbx.agent.tools.permissions import Permissions
 from sbx.errors import Unavailable
 from sbx.protocol.agent import AgentEvent, RunEnd, ToolEnd, ToolStart
 from sbx.protocol.approvals import Reach
-from tests.fake_sandbox import RehearsingSandbox
+from tests.fake_sandbox import ChangingSandbox, RehearsingSandbox
 
 ME = Reach("local")
 CALLS = (
     ToolCall("x", "run_code", '{"code": "1"}'),
     ToolCall("x", "execute_command", '{"command": "curl example.org"}'),  # plainly asked
-    ToolCall("x", "execute_command", '{"command": "make"}'),  # rehearsed
+    ToolCall("x", "execute_command", '{"command": "make change"}'),  # tried first
     ToolCall("x", "nonsense", "{"),
 )
-KINDS = 18  # events of the whole run
+KINDS = {RehearsingSandbox: 19, ChangingSandbox: 18}  # events of the whole run
+MOMENTS = [(kind, moment) for kind, count in KINDS.items() for moment in range(count)]
 
 
 class Scene:
     """A run with calls of all kinds, of which `act` sees each event."""
 
-    def __init__(self, history: MemoryHistory | None = None) -> None:
-        self.box = RehearsingSandbox()
+    def __init__(
+        self,
+        kind: type[RehearsingSandbox] = RehearsingSandbox,
+        history: MemoryHistory | None = None,
+    ) -> None:
+        self.box = kind()
         self.approvals = Approvals()
         self.history = history or MemoryHistory()
         self.agent = Agent(
@@ -68,6 +73,8 @@ class Scene:
     async def check(self) -> None:
         assert (await self.approvals.pending(ME))[0] == []
         assert all(one.state != "open" for one in self.box.rehearsals)
+        if isinstance(self.box, ChangingSandbox):
+            assert all(one.state != "open" for one in self.box.begun)
         kept = [one.message for one in await self.history.messages()]
         answers = [one for one in kept if one.tool_calls]
         results = [one for one in kept if one.role == "tool"]
@@ -81,30 +88,38 @@ def balanced(events: Sequence[AgentEvent]) -> bool:
     return sorted(starts) == sorted(ends)
 
 
-async def test_the_run_is_as_long_as_these_tests_think() -> None:
-    scene = Scene()
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_run_is_as_long_as_these_tests_think(kind: type[RehearsingSandbox]) -> None:
+    scene = Scene(kind)
     events = await scene.played()
-    assert len(events) == KINDS
+    assert len(events) == KINDS[kind]
     assert balanced(events)
-    assert scene.box.ran == ["1", "curl example.org"]
-    assert [one.state for one in scene.box.rehearsals] == ["committed"]
+    if isinstance(scene.box, ChangingSandbox):
+        assert scene.box.ran == ["curl example.org"]
+        assert [one.sandbox.ran for one in scene.box.begun] == [["1"], ["make change"]]
+        assert [one.state for one in scene.box.begun] == ["committed", "committed"]
+    else:
+        assert sorted(scene.box.ran) == ["1", "curl example.org"]
+        assert [one.state for one in scene.box.rehearsals] == ["committed"]
     await scene.check()
 
 
-@pytest.mark.parametrize("moment", range(KINDS))
-async def test_an_abort_at_any_moment(moment: int) -> None:
-    scene = Scene()
+@pytest.mark.parametrize(("kind", "moment"), MOMENTS)
+async def test_an_abort_at_any_moment(kind: type[RehearsingSandbox], moment: int) -> None:
+    scene = Scene(kind)
     events = await scene.played(abort_at=moment)
     assert isinstance(events[-1], RunEnd)
-    assert events[-1].reason == "aborted" or moment >= KINDS - 3
+    assert events[-1].reason == "aborted" or moment >= KINDS[kind] - 3
     assert balanced(events)
     await scene.check()
     assert scene.agent._task is None
 
 
-@pytest.mark.parametrize("moment", range(KINDS))
-async def test_a_follower_that_leaves_at_any_moment(moment: int) -> None:
-    scene = Scene()
+@pytest.mark.parametrize(("kind", "moment"), MOMENTS)
+async def test_a_follower_that_leaves_at_any_moment(
+    kind: type[RehearsingSandbox], moment: int
+) -> None:
+    scene = Scene(kind)
     await scene.played(leave_at=moment)
     await scene.check()
     assert len(asyncio.all_tasks()) == 1
@@ -124,7 +139,7 @@ async def test_a_store_that_fails_at_any_moment_ends_the_run(appends: int, stays
             await super().append(messages, covers=covers)
 
     history = Failing()
-    scene = Scene(history)
+    scene = Scene(history=history)
     events = await scene.played()
     assert isinstance(events[-1], RunEnd)
     assert events[-1].reason == ("error" if appends < 4 else "done")

@@ -128,6 +128,7 @@ READ_FILE = Tool(
     ),
     act=_read_file,
     effect=lambda _arguments: "read",
+    confined=True,
 )
 
 
@@ -160,6 +161,7 @@ WRITE_FILE = Tool(
     ),
     act=_write_file,
     effect=lambda _arguments: "write",
+    confined=True,
 )
 
 
@@ -242,6 +244,7 @@ EDIT_FILE = Tool(
     ),
     act=_edit_file,
     effect=lambda _arguments: "write",
+    confined=True,
 )
 
 
@@ -289,6 +292,7 @@ LIST_FILES = Tool(
     ),
     act=_list_files,
     effect=lambda _arguments: "read",
+    confined=True,
 )
 
 

@@ -1,8 +1,8 @@
 """Allow, ask or deny: by what a call would do, not by its tool's name. Pure.
 
-In a project whatever starts a process is a command, by which tool ever: `run_code` is no way round
-it. Outside one nothing inside the walls needs asking, and with the sandbox off the operator chose
-to ask nothing: both are `free`.
+In a project a call is made on a copy first, and its changes of files are decided by the setting of
+the conversation. Outside one nothing inside the walls needs asking, and with the sandbox off the
+operator chose to ask nothing: both are `free`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sbx.agent.tools.rules import Rule, matches, subject
-from sbx.agent.tools.tool import Arguments, Effect, Permission, Tool
+from sbx.agent.tools.tool import Arguments, Effect, Permission, Ruling, Tool
 
 Mode = Literal["free", "project"]
-_BY_EFFECT: Mapping[Mode, Mapping[Effect, Permission]] = {
+_BY_EFFECT: Mapping[Mode, Mapping[Effect, Ruling]] = {
     "free": {"read": "allow", "write": "allow", "code": "allow", "command": "allow"},
-    "project": {"read": "allow", "write": "allow", "code": "allow", "command": "ask"},
+    "project": {"read": "allow", "write": "changes", "code": "changes", "command": "changes"},
 }
 
 
@@ -35,18 +35,23 @@ class Permissions:
     rules: Callable[[], Sequence[Rule]] = no_rules
     overrides: Mapping[str, Permission] = field(default_factory=dict)
 
-    def of(self, tool: Tool, arguments: Arguments) -> Permission:
+    def of(self, tool: Tool, arguments: Arguments) -> Ruling:
         """Of a call whose arguments fit the tool's schema."""
-        permission = self._asked(tool, arguments)
-        if permission == "ask" and self._remembered(tool, arguments):
+        ruling = self._asked(tool, arguments)
+        if ruling in ("ask", "changes") and self._remembered(tool, arguments):
             return "allow"
-        return permission
+        return ruling
 
-    def _asked(self, tool: Tool, arguments: Arguments) -> Permission:
+    def _asked(self, tool: Tool, arguments: Arguments) -> Ruling:
         override = self.overrides.get(tool.name)
         if "deny" in (override, tool.permission):
             return "deny"
-        return override or tool.permission or _BY_EFFECT[self.mode][tool.effect(arguments)]
+        if (named := override or tool.permission) is not None:
+            return named
+        effect = tool.effect(arguments)
+        if self.mode == "project" and effect == "command" and not tool.confined:
+            return "ask"  # it may act on the host, where no copy shows what it does
+        return _BY_EFFECT[self.mode][effect]
 
     def _remembered(self, tool: Tool, arguments: Arguments) -> bool:
         rules = self.rules()

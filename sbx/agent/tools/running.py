@@ -73,6 +73,7 @@ RUN_CODE = Tool(
     ),
     act=_run_code,
     effect=_effect_of_code,
+    confined=True,
 )
 
 
@@ -115,6 +116,7 @@ EXECUTE_COMMAND = Tool(
     ),
     act=_execute_command,
     effect=lambda _arguments: "command",
+    confined=True,
 )
 
 

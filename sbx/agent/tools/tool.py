@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from sbx.agent.sandbox import Sandbox
 
 Permission = Literal["allow", "ask", "deny"]
+# What is decided of a call; "changes": its file changes are decided when they are known.
+Ruling = Literal["allow", "ask", "deny", "changes"]
 # What a call would do: look, change files, run code that can start no process, start processes.
 Effect = Literal["read", "write", "code", "command"]
 Arguments = Mapping[str, Any]
@@ -60,6 +62,7 @@ class Tool:
     act: Callable[[Call, Arguments], Awaitable[ToolResult | str]]
     effect: Callable[[Arguments], Effect]
     permission: Permission | None = None
+    confined: bool = False
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
+from sbx.protocol.changes import PREFIXES_MAX
 from sbx.runtime.projects import Project
 
 Limit = Annotated[int, Field(ge=1, le=200)]
@@ -41,10 +42,28 @@ class NewChat(BaseModel):
         return self
 
 
+class CommandsChange(BaseModel):
+    """`allowed`: commands are made without asking, and Python may start processes. `changes`:
+    whether changes of files are asked about; `ask_outside`: directories of the project in which
+    they are not. What is left out stays as it is."""
+
+    allowed: bool | None = None
+    changes: Literal["ask", "allow"] | None = None
+    ask_outside: Annotated[list[Path], Field(max_length=PREFIXES_MAX)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.allowed is None and self.changes is None and self.ask_outside is None:
+            raise ValueError("name allowed, changes or ask_outside")
+        return self
+
+
 class Commands(BaseModel):
-    """Whether commands are made without asking, and Python may start processes."""
+    """What is asked about in one conversation in a project."""
 
     allowed: bool
+    changes: Literal["ask", "allow"]
+    ask_outside: list[str]
 
 
 class Aborted(BaseModel):

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import Approvals, Place
@@ -19,7 +20,7 @@ from sbx.api.agent.scopes import ScopedPermissions
 from sbx.api.agent.source import ModelSource
 from sbx.api.agent.talk import Invoke, Talk
 from sbx.runtime.house import House
-from sbx.runtime.store import agent_runs
+from sbx.runtime.store import agent_runs, chats
 from sbx.runtime.store.agent_runs import AgentRunRow
 from sbx.runtime.store.messages import Messages
 
@@ -54,6 +55,7 @@ class Opening:
                 history=history,
                 permissions=_permissions(talk, box),
                 place=_place(talk),
+                changes=partial(chats.changes_setting, self.house.store, talk.chat.id),
             )
 
     async def box(self, talk: Talk, held: AsyncExitStack) -> Sandbox:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sbx.agent.sandbox import InProject, Sandbox
 from sbx.agent.tools.permissions import Permissions
-from sbx.agent.tools.tool import Arguments, Effect, Permission, Tool
+from sbx.agent.tools.tool import Arguments, Effect, Ruling, Tool
 from sbx.runtime.access import Caller
 
 SCOPE_OF: Mapping[Effect, str] = {
@@ -24,14 +24,13 @@ class ScopedPermissions(Permissions):
     caller: Caller
     box: Sandbox
 
-    def of(self, tool: Tool, arguments: Arguments) -> Permission:
+    def of(self, tool: Tool, arguments: Arguments) -> Ruling:
         effect = tool.effect(arguments)
         if not self.caller.may(SCOPE_OF[effect]):
             return "deny"
-        permission = Permissions.of(self, tool, arguments)
-        if permission == "ask" and effect == "command" and commands_allowed(self.box):
-            return "allow"
-        return permission
+        ruling = Permissions.of(self, tool, arguments)
+        asked = ruling == "changes" or (ruling == "ask" and effect == "command")
+        return "allow" if asked and commands_allowed(self.box) else ruling
 
 
 def commands_allowed(box: Sandbox) -> bool:

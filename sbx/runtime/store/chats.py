@@ -5,10 +5,12 @@ its project; its messages, runs, approvals and rules go with it. That of a sessi
 expired stays until the session's tombstone is buried: whoever comes back before finds it.
 """
 
+import json
 import sqlite3
 from dataclasses import dataclass, replace
 
 from sbx.errors import Conflict, NotFound
+from sbx.protocol.changes import ChangesMode, ChangesSetting
 from sbx.runtime.store import Store
 
 
@@ -79,6 +81,27 @@ async def of_owner(store: Store, owner: str, *, limit: int = 1000) -> list[ChatR
         limit,
     )
     return [ChatRow(*row) for row in rows]
+
+
+async def changes_setting(store: Store, chat_id: str) -> ChangesSetting:
+    """Return which changes of files are asked about in this chat; the default where it is gone."""
+    row = await store.row("SELECT changes, ask_outside FROM chats WHERE id = ?", chat_id)
+    if row is None:
+        return ChangesSetting()
+    mode: ChangesMode = "allow" if row["changes"] == "allow" else "ask"
+    return ChangesSetting(mode, tuple(json.loads(row["ask_outside"])))
+
+
+async def set_changes(store: Store, chat_id: str, setting: ChangesSetting) -> None:
+    """Store the setting of this chat; do nothing where it is gone."""
+    values = (setting.mode, json.dumps(setting.ask_outside), chat_id)
+    await store.write(
+        lambda on: (
+            on.execute(
+                "UPDATE chats SET changes = ?, ask_outside = ? WHERE id = ?", values
+            ).rowcount
+        )
+    )
 
 
 async def in_projects(store: Store, sandbox_id: str) -> list[ChatRow]:
