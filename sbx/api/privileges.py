@@ -44,7 +44,7 @@ from sbx.linux.landlock import Files
 from sbx.policy import Policy, available, load
 from sbx.runtime.environments.directory import Environments
 from sbx.runtime.interpreter import interpreter_as, own_interpreter
-from sbx.workspace.host_directory import of_the_host
+from sbx.workspace.allowed_paths import SYSTEM_TREES
 
 _log = logging.getLogger(__name__)
 KEPT = (
@@ -180,7 +180,7 @@ def _projects(settings: ServiceSettings) -> Projects | None:
     return Projects(
         within=[os.path.realpath(path) for path in settings.project_dirs],
         owners=list(settings.project_owners),
-        apart=[*of_the_host(), *map(os.path.realpath, settings.private)],
+        apart=[*map(os.path.realpath, SYSTEM_TREES), *map(os.path.realpath, settings.private)],
         homes=["/", *homes],
     )
 

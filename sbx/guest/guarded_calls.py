@@ -16,6 +16,7 @@ from sbx.guest.guarded_paths import (
     AT_REMOVEDIR,
     AT_SYMLINK_FOLLOW,
     AT_SYMLINK_NOFOLLOW,
+    ITEMS,
     Outside,
     Resolver,
     Target,
@@ -158,7 +159,9 @@ class GuardedCalls:
 
     def _check_move(self, source: Target, destination: Target, mode: int) -> None:
         """What lies below a directory keeps its meaning only where it stays. Raises OSError EXDEV,
-        upon which mv(1) and others copy: then each name is checked."""
+        upon which mv(1) and others copy: then each name is checked; EROFS above an alias."""
+        if any(map(self._rules.is_above_alias, (source.parts, destination.parts))):
+            raise _protected()
         if stat.S_ISLNK(mode) and source.item() is None:
             self._check_link(os.readlink(source.name, dir_fd=source.parent), destination.parts)
         if not stat.S_ISDIR(mode):
@@ -258,6 +261,9 @@ class GuardedCalls:
     def _symlink(self, call: Call, at: _At) -> None:
         link = self._paths.path(call, 0)
         with self._name(call, at) as target:
+            if link.startswith(f"{ITEMS}/"):  # mv(1) makes a link of the quarantine again
+                os.symlink(link, target.name, dir_fd=target.parent)
+                return
             if self._check(target) is not None or ".git" in target.parts:
                 raise _protected()
             self._check_link(link, target.parts)
@@ -345,6 +351,9 @@ class GuardedCalls:
                 os.rmdir(target.name, dir_fd=target.parent)
             else:
                 os.unlink(target.name, dir_fd=target.parent)
+                if item is not None:
+                    with contextlib.suppress(OSError):  # a directory stays: rm -r follows no link
+                        os.unlink(item)
 
     def _name(self, call: Call, at: _At) -> Target:
         """The name itself, which may be a symlink, to be created or removed."""
@@ -403,7 +412,9 @@ def _check_no_links_below(source: Target) -> None:
             if seen > _WALK_MAX:
                 raise OSError(errno.EXDEV, "too many entries to look at")
             for name in (*directories, *files):
-                if stat.S_ISLNK(os.lstat(name, dir_fd=directory).st_mode):
+                if not stat.S_ISLNK(os.lstat(name, dir_fd=directory).st_mode):
+                    continue
+                if not os.readlink(name, dir_fd=directory).startswith(f"{ITEMS}/"):
                     raise OSError(errno.EXDEV, "a symlink lies below")
     finally:
         os.close(top)

@@ -106,6 +106,11 @@ class PathRules:
         parts = tuple(path)
         return self._by_name(parts, tuple(part.casefold() for part in parts), lambda _: True)
 
+    def is_above_alias(self, path: Sequence[str]) -> bool:
+        """Return whether an alias lies below this path: to move it would put another file there."""
+        top = "/".join(path) + "/"
+        return any(alias.startswith(top) for alias in self.aliases)
+
     def is_package_tree(self, name: str) -> bool:
         return name.casefold() in self.package_trees
 

@@ -51,7 +51,7 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"[1-9][0-9]*")
 _KEPT = re.compile(
     r"sandboxes/[0-9a-f]{32}/(?:(shared)|[0-9a-f]{32}/(files|files/uploads|uploads))"
-    r"|(egress)/[0-9a-f]{32}"
+    r"|(egress)/[0-9a-f]{32}|(quarantine)/[0-9a-f]{16}/inside"
 )
 _CHARGED = re.compile(r"sandboxes/[0-9a-f]{32}/(?:shared|[0-9a-f]{32})")
 _BINDS = ("--bind", "--ro-bind", "--bind-try", "--ro-bind-try")
@@ -307,7 +307,7 @@ class Confinement:
         found = _KEPT.fullmatch(relative)
         if found is None or relative == source:
             raise _denied(f"{source} is nothing of a sandbox")
-        return found[1] or found[2] or found[3], self._held(relative, held)
+        return found[1] or found[2] or found[3] or found[4], self._held(relative, held)
 
     def _held(self, relative: str, held: ExitStack) -> str:
         """A path that leads to this directory of the data directory for as long as `held` is."""

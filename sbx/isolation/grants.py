@@ -16,6 +16,7 @@ from sbx.isolation.confinement import take_apart
 from sbx.isolation.plan import (
     Bind,
     Filters,
+    GuardPaths,
     Interpreter,
     LaunchPlan,
     Mount,
@@ -72,7 +73,7 @@ def grants(
                     _add(jail, plan(variant, capabilities, dry_run, filters))
             except CannotEnforce:
                 break
-            for shown in (paths, *((_of_project(paths),) if projects is not None else ())):
+            for shown in (paths, *(_of_project(paths) if projects is not None else ())):
                 planned = plan(variant, capabilities, shown, filters)
                 _add(jail, planned)
                 _add(zygote, zygote_plan(variant, capabilities, shown))
@@ -91,9 +92,12 @@ def grants(
     }
 
 
-def _of_project(paths: Paths) -> Paths:
-    """A project itself, whose mounts `confinement` looks at one by one, and a copy of its files."""
-    return replace(paths, shared=None, host_directory=True)
+def _of_project(paths: Paths) -> Iterator[Paths]:
+    """A copy of a project's files, and the project itself, with the path guard and its quarantine.
+    `confinement` looks at the mounts of a project one by one."""
+    copied = replace(paths, shared=None, host_directory=True)
+    yield copied
+    yield replace(copied, guard=GuardPaths("quarantine", {}))
 
 
 def _variants(policy: Policy) -> Iterator[Policy]:

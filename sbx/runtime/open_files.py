@@ -166,8 +166,7 @@ def open_files(
     by their descriptors. `mapped`: jails see the owner of the `workspace` as `host`, and files that
     are made from outside get the owner that the directory has on disk.
 
-    Raises Denied `directory_forbidden`, `workspace_owned_by_root` and `workspace_too_wide`,
-    NotFound, InvalidPath.
+    Raises Denied `directory_forbidden` and `workspace_owned_by_root`, NotFound, InvalidPath.
     """
     owner = host if host[0] != os.geteuid() else None
     largest = policy.limits.file_size_max

@@ -15,7 +15,6 @@ from sbx.errors import BadRequest, Denied
 from sbx.linux import openat2
 from sbx.workspace import allowed_paths
 from sbx.workspace.allowed_paths import OwnPaths
-from sbx.workspace.host_directory import refused_of_root
 
 _HOW = os.O_PATH | os.O_DIRECTORY
 _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
@@ -28,7 +27,7 @@ class ProjectGrounds:
     paths of sbx. `owners`: whose directories may be mapped; root's are refused without it.
 
     Its methods look at the disk. They raise BadRequest `invalid_directory`, and Denied
-    `not_granted`, `directory_forbidden`, `workspace_owned_by_root` and `workspace_too_wide`.
+    `not_granted`, `directory_forbidden` and `workspace_owned_by_root`.
     """
 
     within: Sequence[Path]
@@ -87,8 +86,6 @@ class ProjectGrounds:
                 hint="the operator names root in the setting project_owners (SBX_PROJECT_OWNERS);"
                 " or give the directory to another user (chown)",
             )
-        if found.st_uid == 0 and (refusal := refused_of_root(directory)) is not None:
-            raise refusal
 
 
 def _unusable(directory: Path, error: OSError) -> BadRequest:

@@ -154,7 +154,7 @@ class Runtime:
 
         Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce,
         Denied `directory_forbidden`, `workspace_owned_by_root` (also where Linux or the file system
-        cannot map it), `workspace_too_wide`, `workspace_has_set_id`, `workspace_has_socket`.
+        cannot map it), `workspace_has_set_id`, `workspace_has_socket`.
         """
         means = self._started()
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)

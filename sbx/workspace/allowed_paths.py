@@ -31,7 +31,7 @@ Source = tuple[str, str]  # the device of a file system, and a path from the roo
 
 # These trees belong to the operating system. A program of the host may execute or obey any file in
 # them. The second table lists the places in these trees where people do keep projects.
-_SYSTEM_TREES = (
+SYSTEM_TREES = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run"),
     *("/sbin", "/sys", "/usr"),
     *("/var/backups", "/var/cache", "/var/lib", "/var/log", "/var/mail", "/var/spool"),
@@ -174,7 +174,7 @@ def _refusal_in_system(directory: DirectoryFacts, host: HostFacts, read_only: bo
     # Some services have their home in the system (/var/lib/jenkins), and projects below it.
     if any(_is_below(path, home.place.path) and _is_apart(home) for home in host.homes):
         return None
-    for top in _LIVE_TREES if read_only else _SYSTEM_TREES:
+    for top in _LIVE_TREES if read_only else SYSTEM_TREES:
         if _is_below(path, top):
             return f"it is in {top}, a directory of the system"
     return None

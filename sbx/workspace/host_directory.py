@@ -7,7 +7,6 @@ environment: `rules` names these paths.
 
 import functools
 import os
-import pwd
 import stat
 import sys
 from collections.abc import Collection
@@ -17,19 +16,12 @@ from typing import Self
 from sbx.errors import Denied
 from sbx.workspace import beneath
 from sbx.workspace.host_executable_links import ExecutableLinks, find_links
-from sbx.workspace.host_executable_trees import find_below, is_above_alias, matches
+from sbx.workspace.host_executable_trees import find_below, matches
 from sbx.workspace.host_executables import path_rules
 from sbx.workspace.paths import WORKSPACE
 from sbx.workspace.refusals import translated, wrong_path
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
-
-# A directory of root may neither hold nor lie in these: programs that the host runs as root lie
-# there, and their configuration.
-_OF_THE_HOST = (
-    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin"),
-    *("/sys", "/usr", "/var/lib", "/var/spool"),
-)
 
 
 class HostDirectory:
@@ -51,8 +43,7 @@ class HostDirectory:
         will show the owner of the directory as that uid.
 
         Raises NotFound, InvalidPath `not_a_directory`, Denied `workspace_owned_by_root` for one to
-        be written to, `workspace_too_wide` for a mapped one that the host runs programs from, and
-        `directory_unreadable` for one that the jail could not look into.
+        be written to, and `directory_unreadable` for one that the jail could not look into.
         """
         with translated(str(path)):
             try:
@@ -62,10 +53,7 @@ class HostDirectory:
         # The path of what is held, not of what was named: symlinks may lead elsewhere by now.
         held = Path(os.readlink(f"/proc/self/fd/{fd}"))
         found = os.fstat(fd)
-        if mapped:
-            refusal = refused_of_root(held) if found.st_uid == 0 else None
-        else:
-            refusal = _refusal(path, found, jail_uid, read_only)
+        refusal = None if mapped else _refusal(path, found, jail_uid, read_only)
         if refusal is not None:
             os.close(fd)
             raise refusal
@@ -134,7 +122,7 @@ class HostDirectory:
     def refuse_below(self, tree: Tree, of: Relative, *, at: Relative | None = None) -> None:
         """Refuse to delete or move a directory with a host executable in it; with `at`, to put it
         there. Raises NotFound, TooLarge `tree_too_large`."""
-        if is_above_alias(of if at is None else at, self.rules):
+        if self.rules.is_above_alias(of if at is None else at):
             raise _runs_on_the_host(of if at is None else at, "a program", "a file below it")
         match = find_below(tree, of, self.rules, self._exists, at=at)
         if match is not None:
@@ -185,26 +173,6 @@ class HostDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def refused_of_root(directory: Path) -> Denied | None:
-    """Return the reason why a directory of root, by a path without symlinks, is no workspace."""
-    home = Path(os.path.realpath(pwd.getpwuid(0).pw_dir))
-    below = tuple(map(Path, of_the_host()))
-    for own in (Path("/"), home, *below):
-        if own.is_relative_to(directory) or (own in below and directory.is_relative_to(own)):
-            return Denied(
-                f"'{directory}' holds, or lies in, {own}: code that writes there is root outside",
-                code="workspace_too_wide",
-                hint="make a directory for the work, and name that",
-                details={"path": str(directory)},
-            )
-    return None
-
-
-def of_the_host() -> tuple[str, ...]:
-    """Return the directories whose files the host runs or reads as root, without symlinks."""
-    return tuple(dict.fromkeys(map(os.path.realpath, _OF_THE_HOST)))
 
 
 def _runs_on_the_host(relative: Relative, program: str, name: str) -> Denied:

@@ -68,11 +68,6 @@ def matches(
             yield path, match
 
 
-def is_above_alias(path: Relative, rules: PathRules) -> bool:
-    """Return whether a path that an existing host executable leads to lies below `path`."""
-    return any(alias.startswith(f"{'/'.join(path)}/") for alias in rules.aliases)
-
-
 def _refuse_link(text: str, at: Relative) -> None:
     """Whoever follows a link out of the directory would be where another sandbox may write."""
     depth = len(at) - 1

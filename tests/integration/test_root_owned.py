@@ -254,7 +254,7 @@ async def test_what_would_run_on_the_host_is_read_only_there_too(
 async def test_what_runs_on_the_host_as_root_is_no_workspace(runtime: Runtime, named: str) -> None:
     with pytest.raises(Denied) as raised:
         await runtime.create(workspace=named)
-    assert raised.value.code == "workspace_too_wide"
+    assert raised.value.code == "directory_forbidden"
 
 
 async def test_the_data_directory_of_sbx_is_no_workspace(top: Path, project: Path) -> None:
@@ -262,7 +262,7 @@ async def test_the_data_directory_of_sbx_is_no_workspace(top: Path, project: Pat
         for named in (project, project / "data"):
             with pytest.raises(Denied) as raised:
                 await runtime.create(workspace=named)
-            assert raised.value.code == "workspace_too_wide"
+            assert raised.value.code == "directory_forbidden"
 
 
 def _set_uid(path: Path) -> None:
@@ -366,7 +366,7 @@ async def test_no_project_holds_what_the_host_runs_as_root(top: Path) -> None:
         for named in ("/etc", "/usr/local", "/var"):
             with pytest.raises(Denied) as raised:
                 await house.projects.create("me", name="mine", working_directory=named)
-            assert raised.value.code == "workspace_too_wide"
+            assert raised.value.code == "directory_forbidden"
 
 
 async def test_without_a_sandbox_root_works_in_directories_of_root_only(

@@ -168,6 +168,14 @@ ATTACKS = [
         needs="direnv",
     ),
     Attack(
+        "a directory in place of the one that a link of the user leads to",
+        "mkdir evil; echo \"touch '{marker}'\" > evil/envrc; mv config old; mv evil config",
+        [("direnv", "exec", ".", "true")],
+        [("ln", "-s", "config/envrc", ".envrc")],
+        files={"../home/.config/direnv/direnv.toml": WHITELIST, "config/envrc": ""},
+        needs="direnv",
+    ),
+    Attack(
         ".exrc",
         {".exrc": "silent !touch '{marker}'\n"},
         [("vim.tiny", "--not-a-term", "-c", "qa!")],
