@@ -39,6 +39,7 @@ from sbx.workspace.changes import (
 from sbx.workspace.committing import commit
 from sbx.workspace.freezing import freeze
 from sbx.workspace.journal import Journal
+from sbx.workspace.quarantine import Quarantine
 from sbx.workspace.snapshot import (
     Bounds,
     Scope,
@@ -245,12 +246,16 @@ class Copies:
         with ExitStack() as held:
             tree = self._tree(copy.name)
             held.callback(tree.close)
-            directory = None
+            directory = quarantine = None
             identities = dict(opened.identities)
             if opened.host_directory is not None:
                 directory = HostDirectory.open(files_path, jail_uid=self._host()[0])
                 held.callback(directory.close)
                 identities[str(directory.path)] = directory.identity()
+                if opened.protection is not None and opened.quarantine is not None:
+                    store, shown = opened.protection.quarantines, opened.host_directory.path
+                    quarantine = Quarantine.open(store, shown, directory.fd, self._owner())
+                    held.callback(quarantine.close)
             made = OpenFiles(
                 files=Files(tree, None, max_bytes=self._policy.limits.file_size_max),
                 uploads=None,
@@ -261,6 +266,8 @@ class Copies:
                 shared_path=shared,
                 shared_read_only=True,
                 host_directory=directory,
+                quarantine=quarantine,
+                protection=opened.protection,
                 identities=identities,
                 has_quota=copy.has_quota,
                 disk=wall(
@@ -302,7 +309,10 @@ class Copies:
                 after.nodes, paths, lambda path: digest(tree, relative(path), check)
             )
             changed = changes({**was, **specials}, with_specials(becomes, specials))
-            changed = [sealed(tree, one, check) for one in sparing(changed, after.left_out)]
+            changed = [
+                one for one in sparing(changed, after.left_out) if not protected(opened, one)
+            ]
+            changed = [sealed(tree, one, check) for one in changed]
             told, truncated = tell(changed, _shown_in(tree), before, partial(_recorded, tree))
             left_out = [*copy.base.left_out, *after.left_out]
             named = tuple(plain(_shown_in(tree)(path)) for path in left_out[:CHANGES_MAX])
@@ -406,6 +416,12 @@ def _refuse(opened: OpenFiles, one: Change) -> None:
     """What a program of the host would run is read-only for the code inside, and so for us."""
     if opened.host_directory is not None and opened.quarantine is not None:
         opened.host_directory.refuse_change(one.relative)
+
+
+def protected(opened: OpenFiles, one: Change) -> bool:
+    """Return whether the path guard kept the content: only its times can be others in a copy."""
+    host = opened.host_directory
+    return host is not None and opened.quarantine is not None and host.is_protected(one.relative)
 
 
 def _may_change(opened: OpenFiles, one: Change) -> bool:

@@ -24,7 +24,7 @@ from sbx.policy import Policy
 from sbx.protocol.rehearsals import CHANGES_MAX, FileChange
 from sbx.protocol.runs import Run, RunError
 from sbx.runtime.context import Context, Gone, StartKernel
-from sbx.runtime.copies import Copies, Copy, Effect
+from sbx.runtime.copies import Copies, Copy, Effect, protected
 from sbx.runtime.disk import DiskWatch
 from sbx.runtime.live import LiveRun
 from sbx.runtime.open_files import OpenFiles
@@ -41,8 +41,14 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 300.0  # until a project that could not be copied is tried again
 _OVER = Gone("the command", "its jail is gone")
 _RENEWED = RunError("KernelStopped", "the copy of the project that it ran on was made anew", "")
-# git would write to its index for `git status` alone, which would then be a change to ask about.
-COMMAND_ENV = {"GIT_OPTIONAL_LOCKS": "0"}
+# git would write to its index for `git status` or `git diff` alone, which would then be a change to
+# ask about: on a copy every file looks touched.
+COMMAND_ENV = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "diff.autoRefreshIndex",
+    "GIT_CONFIG_VALUE_0": "false",
+}
 
 MakeProgram = Callable[[str], Awaitable[Program]]
 
@@ -195,6 +201,7 @@ class WorkingCopy:
             with self._copies.tree(copy.name) as tree, self._copies.tree(stage) as staged:
                 changed, left_out = mirror.compare(original, tree, bounds)
                 self._dropped.update(one.path for one in changed)
+                changed = [one for one in changed if not protected(opened, one)]
                 changed = take(changed, tree, staged, mirror.scope, bounds)
                 return effect_of(changed, left_out, original, staged)
 

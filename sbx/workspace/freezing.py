@@ -30,6 +30,7 @@ from sbx.workspace.snapshot import (
     extents,
     file_node,
     identity_of,
+    is_item_link,
     link_at,
     look,
     mode_of,
@@ -154,6 +155,8 @@ class _Freezing:
 
     def _take_link(self, name: Relative) -> Node | None:
         node = link_at(self._source, name)
+        if node is not None and is_item_link(node):
+            raise NotFound("it belongs to one kernel")
         if node is not None and node.text is not None:
             parent, last = self._into(name), encoded(name[-1])
             os.symlink(node.text, last, dir_fd=parent)

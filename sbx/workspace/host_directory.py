@@ -135,6 +135,10 @@ class HostDirectory:
         for path, match in matches(relatives, self.rules, self._exists):
             raise _runs_on_the_host(path, match.program, match.name)
 
+    def is_protected(self, relative: Relative) -> bool:
+        """Return whether code inside cannot write there. What a copy shows changed is a time."""
+        return self.rules.match(relative, self._exists) is not None
+
     def keeps_meaning(self, of: Relative, at: Relative) -> bool:
         """Return whether the same entries of the table hold below both directories."""
 

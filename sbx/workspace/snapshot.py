@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from sbx.errors import Closed, Conflict, Denied, InvalidPath, NotFound, TooLarge
+from sbx.guest.guarded_paths import ITEMS
 from sbx.linux import stamps
 from sbx.workspace.changes import Change, Manifest, Node
 from sbx.workspace.refusals import translated
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk
+
+_ITEMS = f"{ITEMS}/".encode()
 
 ENTRIES_MAX = 100_000
 DEADLINE_S = 30.0
@@ -129,6 +132,8 @@ def look(tree: Tree, scope: Scope, bounds: Bounds) -> Manifest:
             node = Node("directory", mode_of(found), identity=identity_of(found))
         elif stat.S_ISLNK(found.st_mode):
             node = link_at(tree, name)
+            if node is not None and is_item_link(node):
+                continue
         elif stat.S_ISREG(found.st_mode) and survey.readable(found):
             survey.count(found.st_blocks * 512)
             node = file_node(found, digest(tree, name, survey) if digests else None)
@@ -250,6 +255,12 @@ def link_at(tree: Tree, name: Relative) -> Node | None:
     if found is None:
         raise NotFound("it vanished")
     return found if found.kind == "symlink" else None
+
+
+def is_item_link(node: Node) -> bool:
+    """Return whether a symlink stands for an item of the quarantine: it belongs to one kernel, and
+    is no part of the files."""
+    return node.text is not None and node.text.startswith(_ITEMS)
 
 
 def file_node(found: os.stat_result, sha256: bytes | None = None) -> Node:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -52,6 +53,13 @@ def belongs(top: Path) -> None:
     if os.geteuid() == 0:
         for path in (top, *top.rglob("*")):
             os.chown(path, OWNER, OWNER, follow_symlinks=False)
+
+
+def make_repository(top: Path) -> None:
+    """As the user would, on the host."""
+    for words in (["init", "-q", "."], ["add", "-A"]):
+        subprocess.run(["git", "-c", "safe.directory=*", *words], cwd=top, check=True, timeout=60)
+    belongs(top)
 
 
 @pytest.fixture
@@ -214,7 +222,7 @@ async def test_a_call_that_changes_nothing_is_never_asked_about(
 
 async def test_git_status_and_diff_change_nothing(box: ProjectBox, project: Path) -> None:
     """On a copy every file looks touched to git, which would note that in its index."""
-    assert (await made(box, command("git init -q . && git add -A"), True)).asked
+    await asyncio.to_thread(make_repository, project)
     for text in ("git status --short", "git diff", "git ls-files"):
         result = await made(box, command(text))
         assert (result.asked, result.end.is_error) == (False, False), text
@@ -502,7 +510,6 @@ async def test_changes_are_made_at_once_where_all_are_allowed(
         (command("mv src/a.txt tests/a.txt"), True),
         (command("echo x > tests/x; echo x > main.py"), True),
         (command("ln -s ../src tests/out"), True),
-        (command("ln -s /etc tests/out"), True),
         (command("ln -s . tests/here; ln -s here/../../src tests/out"), True),
         (command("rm -r tests; ln -s src tests"), True),
         (command("ln src/a.txt tests/hard; echo more >> tests/hard"), True),

@@ -237,7 +237,8 @@ async def test_in_a_directory_of_the_host_only_what_is_shown_is_changed(
     box, top = project
     before = sorted(top.rglob("*"))
     rehearsal = await box.rehearse(
-        "echo 'print(2)' > main.py; echo $HOME; touch .git/index; touch .git/config; ls /uploads"
+        "echo 'print(2)' > main.py; echo $HOME; touch .git/index; echo x >> .git/config;"
+        " touch .git/config; ls /uploads"
     )
     assert rehearsal.run.stdout.startswith("/home/sandbox\n")
     assert "Read-only" in rehearsal.run.stderr
@@ -257,7 +258,7 @@ async def test_in_a_directory_of_the_host_only_what_is_shown_is_changed(
     assert "own" in (top / ".git" / "config").read_text()
 
 
-async def test_what_would_run_on_the_host_is_not_committed_once_it_is_there(
+async def test_a_dry_run_puts_host_executables_into_the_quarantine(
     runtime: Runtime, tmp_path: Path
 ) -> None:
     top = tmp_path / "project"
@@ -265,12 +266,11 @@ async def test_what_would_run_on_the_host_is_not_committed_once_it_is_there(
     if os.geteuid() == 0:
         os.chown(top, 1234, 1234)
     async with await runtime.create(workspace=top) as box:
-        rehearsal = await box.rehearse("mkdir .vscode; echo x > .vscode/tasks.json")
-        (top / ".vscode").mkdir()
-        with pytest.raises(Denied) as raised:
-            await rehearsal.commit()
-        assert raised.value.code == "runs_on_the_host"
-        assert list((top / ".vscode").iterdir()) == []
+        rehearsal = await box.rehearse("mkdir .vscode; echo x > .vscode/tasks.json; echo 1 > a")
+        assert [item.path for item in rehearsal.run.quarantined] == [".vscode"]
+        assert [one.path for one in rehearsal.changes] == ["/workspace/a"]
+        await rehearsal.commit()
+    assert sorted(path.name for path in top.iterdir()) == ["a"]
 
 
 @pytest.mark.needs("root")

@@ -62,8 +62,8 @@ async def test_a_project_of_a_named_owner_is_mapped(
     place = top / "work" / name
     box = ProjectBox(await runtime.open_project("default", place))
     try:
+        await box.allow_commands()  # else a cell runs on a copy
         assert (await box.start_run("open('made', 'w').write('x')").result()).ok
-        await box.allow_commands()
         assert (await box.start_shell("id -u; cp made copy").result()).stdout == "1000\n"
         await box.files.write("by-call", "x")
         if name == "root":
