@@ -218,7 +218,7 @@ def test_veil_hides_the_value_in_every_encoding(
 @pytest.mark.parametrize(
     ("head", "compressed"),
     [
-        (gzip.compress(b"a"), True),
+        (gzip.compress(b"a", mtime=0), True),  # the same for every worker of the tests
         (zlib.compress(b"a", 0), True),
         (zlib.compress(b"a", 2), True),
         (zlib.compress(b"a"), True),
