@@ -1,0 +1,98 @@
+"""Which paths of a host directory are free, protected, or new in the quarantine: by tables."""
+
+import pytest
+
+from sbx.guest.path_rules import PathRules
+from sbx.workspace.host_executables import TABLE, path_rules
+
+RULES = path_rules(aliases=("config/envrc", "tools/hooks"))
+
+
+def match(path: str, *there: str, rules: PathRules = RULES) -> str:
+    """free, protected or new, in a directory that holds these paths and what lies above them."""
+    existing = {tuple(one.split("/")[:depth]) for one in there for depth in range(1, 9)}
+    found = rules.match(path.split("/"), lambda parts: parts in existing)
+    return "free" if found is None else "new" if found.is_new else "protected"
+
+
+@pytest.mark.parametrize(
+    ("path", "there", "expected"),
+    [
+        ("main.py", (), "free"),
+        (".envrc", (), "new"),
+        (".envrc", (".envrc",), "protected"),
+        (".ENVRC", (), "new"),
+        ("a/b/.vscode", ("a/b",), "new"),
+        ("a/.vscode/tasks.json", ("a/.vscode",), "protected"),
+        (".bashrc", (), "new"),
+        ("a/.bashrc", ("a",), "free"),  # a shell reads it in a home only
+        ("envrc", (), "free"),
+        (".envrc.bak", (), "free"),
+        # trees of packages
+        ("node_modules/x/.npmrc", ("node_modules/x",), "free"),
+        ("node_modules/x/.git", ("node_modules/x",), "new"),
+        ("lib/site-packages/x.pth", ("lib/site-packages",), "new"),
+        ("lib/site-packages/x/y.pth", ("lib/site-packages/x",), "free"),
+        ("model.pth", (), "free"),
+        # a repository of the user
+        (".git/config", (".git/HEAD", ".git/config"), "protected"),
+        (".git/config.lock", (".git/HEAD",), "protected"),
+        (".git/hooks/pre-commit", (".git/hooks",), "protected"),
+        (".git/commondir", (".git/HEAD",), "protected"),
+        (".git/rebase-merge", (".git/HEAD",), "protected"),
+        (".git/info/attributes", (".git/info",), "protected"),
+        (".git/objects/info/alternates", (".git/objects/info",), "protected"),
+        (".git/modules/x/config", (".git/modules/x",), "protected"),
+        (".git/index.lock", (".git/HEAD",), "free"),
+        (".git/index", (".git/HEAD",), "free"),
+        (".git/HEAD", (".git/HEAD",), "free"),
+        (".git/refs/heads/x.lock", (".git/refs/heads",), "free"),
+        (".git/objects/ab/cdef", (".git/objects/ab",), "free"),
+        # a directory that is a repository by its content
+        ("x/HEAD", ("x/objects", "x/refs"), "new"),
+        ("x/objects", ("x/HEAD", "x/refs"), "new"),
+        ("x/refs", ("x/HEAD", "x/objects"), "new"),
+        ("x/commondir", ("x/HEAD",), "new"),
+        ("x/HEAD", ("x/refs",), "free"),
+        ("x/config", ("x/HEAD", "x/objects", "x/refs"), "protected"),
+        ("x/index", ("x/HEAD", "x/objects", "x/refs"), "free"),
+        ("HEAD", ("objects", "refs"), "new"),
+        # environments
+        ("py/pyvenv.cfg", ("py",), "new"),
+        ("py/lib/a.py", ("py/pyvenv.cfg", "py/lib"), "protected"),
+        # what an existing entry leads to
+        ("config/envrc", (), "protected"),
+        ("tools/hooks/pre-commit", ("tools/hooks",), "protected"),
+        ("tools/hooks2", ("tools",), "free"),
+    ],
+)
+def test_path_is_free_protected_or_new(path: str, there: tuple[str, ...], expected: str) -> None:
+    assert match(path, *there) == expected
+
+
+def test_operator_adds_and_removes_names() -> None:
+    rules = path_rules(add=("*.Secret",), remove=(".npmrc",))
+    assert match("a/x.SECRET", "a", rules=rules) == "new"
+    assert match(".npmrc", rules=rules) == "free"
+
+
+def test_rules_cross_the_wall_as_plain_data() -> None:
+    again = PathRules.from_json(RULES.to_json())
+    assert again.to_json() == RULES.to_json()
+    assert match(".envrc", rules=again) == "new"
+
+
+def test_names_of_the_table_are_single_components_in_lower_case() -> None:
+    for entry in TABLE:
+        assert entry.program
+        assert entry.reference
+        for name in entry.names:
+            assert name == name.casefold()
+            assert "/" not in name
+
+
+@pytest.mark.parametrize(
+    ("path", "above"), [("config", True), ("tools", True), ("config/envrc", False), ("src", False)]
+)
+def test_a_directory_above_an_alias_may_not_be_moved(path: str, above: bool) -> None:
+    assert RULES.is_above_alias(path.split("/")) == above
