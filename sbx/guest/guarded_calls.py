@@ -8,7 +8,8 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sbx.guest.guarded_paths import (
@@ -17,23 +18,27 @@ from sbx.guest.guarded_paths import (
     AT_SYMLINK_FOLLOW,
     AT_SYMLINK_NOFOLLOW,
     ITEMS,
+    QUARANTINE,
+    RECORDS,
     Outside,
     Resolver,
     Target,
     descriptor_of,
+    is_item,
     open_path,
     own_view,
     signed,
 )
-from sbx.guest.path_rules import Match, Parts, PathRules
-from sbx.guest.quarantine_items import Items
-from sbx.linux import procfs, seccomp_notify
+from sbx.guest.path_rules import CONTENT_NAMES, Match, Parts, PathRules, leads_out
+from sbx.guest.quarantine_items import Items, recorded_name
+from sbx.linux import locks, procfs, seccomp_notify
 from sbx.linux.seccomp_notify import Call
 
 _WALK_MAX = 20_000  # entries below a directory that is moved
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _SET_ID = 0o6000
+_LOCK_TRIES, _LOCK_S = 200, 0.005
 _CREATES = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
 
 
@@ -107,18 +112,23 @@ class GuardedCalls:
             "fchmodat": lambda c: self._chmod(c, second, c.arguments[2], 0),
             "fchmodat2": lambda c: self._chmod(c, second, c.arguments[2], c.arguments[3]),
         }
+        self._locked = contextlib.ExitStack()
         numbers = seccomp_notify.path_calls()
         self._calls = {number: calls[name] for name, number in numbers.items()}
 
     def perform(self, call: Call) -> Answer:
         """Perform one call. Raises `Outside`, and OSError for the caller."""
-        return self._calls[call.number](call)
+        with contextlib.ExitStack() as held:
+            self._locked = held
+            return self._calls[call.number](call)
 
     # -- decisions ------------------------------------------------------------------------------
 
     def _check(self, target: Target) -> Match | None:
         """Return the match if `target` would be new in the quarantine, None if it is free. Raises
         OSError EROFS if it is protected."""
+        if target.name.casefold() in CONTENT_NAMES:
+            self._locked.enter_context(only_guard())
         match = self._rules.match(target.parts, self._paths.exists)
         if match is not None and not match.is_new:
             raise _protected()
@@ -144,17 +154,8 @@ class GuardedCalls:
             path = os.path.normpath(link)
             if any(path == top or path.startswith(f"{top}/") for top in self._link_prefixes):
                 return
-        else:
-            depth = len(parts) - 1
-            for part in link.split("/"):
-                if part == "..":
-                    depth -= 1
-                elif part not in ("", "."):
-                    depth += 1
-                if depth < 0:
-                    break
-            else:
-                return
+        elif not leads_out(link, parts):
+            return
         raise PermissionError(errno.EPERM, "a symlink would lead out of the directory")
 
     def _check_move(self, source: Target, destination: Target, mode: int) -> None:
@@ -187,6 +188,8 @@ class GuardedCalls:
         if flags & os.O_PATH:
             raise Outside
         path = self._paths.path(call, at.path)
+        if (own := own_view(call, path)) != path and "/fd/" in own:
+            return self._reopen(own, flags)
         if flags & os.O_TMPFILE == os.O_TMPFILE:
             return self._open_unnamed(call, at, path, flags, mode)
         exclusive = flags & os.O_CREAT and flags & os.O_EXCL
@@ -201,13 +204,28 @@ class GuardedCalls:
                 raise Outside
             if exclusive:
                 raise FileExistsError(errno.EEXIST, path)
-            self._check(target)
+            self._check_existing(target)
             self._check_inode(target)
             flags = flags & ~os.O_CREAT | os.O_NOFOLLOW
             if not stat.S_ISREG(found):
                 return SlowOpen(os.dup(target.parent), target.name, flags)
             fd = os.open(target.name, flags | os.O_CLOEXEC, dir_fd=target.parent)
             return Opened(fd, flags)
+
+    def _reopen(self, descriptor: str, flags: int) -> Opened:
+        """/dev/stdout and the like, where they are a file of the workspace."""
+        fd = open_path(descriptor)
+        try:
+            own = f"/proc/self/fd/{fd}"
+            below, found = self._paths.below(os.readlink(own)), os.fstat(fd)
+            if below is None or not stat.S_ISREG(found.st_mode):
+                raise Outside
+            protected = self._rules.match(below, self._paths.exists)
+            if protected or (found.st_dev, found.st_ino) in self._linked:
+                raise _protected()
+            return Opened(os.open(own, flags & ~(os.O_CREAT | os.O_EXCL) | os.O_CLOEXEC), flags)
+        finally:
+            os.close(fd)
 
     def _create(self, call: Call, target: Target, flags: int, mode: int) -> Opened:
         mode = (mode & 0o7777 & ~_SET_ID) & ~procfs.umask(call.thread)
@@ -227,7 +245,7 @@ class GuardedCalls:
 
     def _truncate(self, call: Call) -> None:
         with self._paths.target(call, None, self._paths.path(call, 0), follow=True) as target:
-            self._check(target)
+            self._check_existing(target)
             self._check_inode(target)
             flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             fd = os.open(target.name, flags, dir_fd=target.parent)
@@ -261,7 +279,10 @@ class GuardedCalls:
     def _symlink(self, call: Call, at: _At) -> None:
         link = self._paths.path(call, 0)
         with self._name(call, at) as target:
-            if link.startswith(f"{ITEMS}/"):  # mv(1) makes a link of the quarantine again
+            if is_item(link):  # mv(1) makes a link to the quarantine again
+                match = self._check(target)
+                if match is not None and match.name != recorded_name(link):
+                    raise _protected()
                 os.symlink(link, target.name, dir_fd=target.parent)
                 return
             if self._check(target) is not None or ".git" in target.parts:
@@ -391,14 +412,39 @@ class GuardedCalls:
     def _set_mode(self, fd: int, mode: int) -> None:
         try:
             own = f"/proc/self/fd/{fd}"
-            below = self._paths.below(os.readlink(own))
+            path, found = os.readlink(own), os.fstat(fd)
+            below = self._paths.below(path)
+            # Without the right to search a directory the guard could not see what is in it.
+            if below == () or path in (QUARANTINE, ITEMS) or path.startswith(RECORDS):
+                raise PermissionError(errno.EPERM, "the guard needs this directory as it is")
             if below and self._rules.match(below, self._paths.exists) is not None:
                 raise _protected()
-            if stat.S_ISLNK(os.fstat(fd).st_mode):
+            if (found.st_dev, found.st_ino) in self._linked:
+                raise _protected()
+            if stat.S_ISLNK(found.st_mode):
                 raise OSError(errno.EOPNOTSUPP, "a symlink has no mode")
+            if below and stat.S_ISDIR(found.st_mode):
+                mode |= 0o700
             os.chmod(own, mode & 0o1777)
         finally:
             os.close(fd)
+
+
+@contextlib.contextmanager
+def only_guard() -> Iterator[None]:
+    """Be the only guard of this quarantine meanwhile: two kernels could each create one half of a
+    repository. Raises OSError EAGAIN after a second, if code inside holds the lock."""
+    fd = os.open(RECORDS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _ in range(_LOCK_TRIES):
+            if locks.try_lock(fd):
+                break
+            time.sleep(_LOCK_S)
+        else:
+            raise BlockingIOError(errno.EAGAIN, "another guard is at work")
+        yield
+    finally:
+        os.close(fd)
 
 
 def _check_no_links_below(source: Target) -> None:
@@ -414,7 +460,7 @@ def _check_no_links_below(source: Target) -> None:
             for name in (*directories, *files):
                 if not stat.S_ISLNK(os.lstat(name, dir_fd=directory).st_mode):
                     continue
-                if not os.readlink(name, dir_fd=directory).startswith(f"{ITEMS}/"):
+                if not is_item(os.readlink(name, dir_fd=directory)):
                     raise OSError(errno.EXDEV, "a symlink lies below")
     finally:
         os.close(top)

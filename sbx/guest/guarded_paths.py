@@ -7,6 +7,7 @@ change of a path in between matters. Symlinks are followed here; nothing later f
 
 import errno
 import os
+import re
 import stat
 
 from sbx.guest.path_rules import Parts
@@ -17,6 +18,7 @@ QUARANTINE = "/.sbx-quarantine"
 ITEMS, RECORDS = f"{QUARANTINE}/items", f"{QUARANTINE}/records"
 AT_FDCWD = -100
 AT_SYMLINK_NOFOLLOW, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, AT_EMPTY_PATH = 0x100, 0x200, 0x400, 0x1000
+_ITEM = re.compile(re.escape(f"{ITEMS}/") + "([0-9a-f]{16})")
 _LINKS_MAX = 40  # path_resolution(7)
 _PATH_MAX = 4096
 
@@ -86,13 +88,17 @@ class Resolver:
             finally:
                 if base is not None:
                     os.close(base)
-            below = self.below(os.readlink(f"/proc/self/fd/{fd}"))
-            if below is None or name in ("", ".", ".."):  # such a name cannot be made or removed
+            directory_path = os.readlink(f"/proc/self/fd/{fd}")
+            below = self.below(directory_path)
+            # A link of /proc leads to what a process has open, not to its text.
+            is_plain = name not in ("", ".", "..") and not directory_path.startswith("/proc/")
+            link = _link_at(fd, name) if follow and is_plain else None
+            if link is None and (below is None or not is_plain):
                 os.close(fd)
                 raise Outside
-            link = _link_at(fd, name) if follow else None
-            if link is None:
+            if link is None and below is not None:
                 return Target(fd, (*below, name))
+            assert link is not None
             base, path = fd, link
         if base is not None:
             os.close(base)
@@ -111,8 +117,8 @@ class Resolver:
         path = "/".join(parts)
         try:
             found = os.lstat(path, dir_fd=self._root_fd)
-        except OSError:
-            return False
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # any other error means that it cannot be known: the caller gets it
         return not stat.S_ISLNK(found.st_mode) or _item(path, self._root_fd) is None
 
 
@@ -128,8 +134,18 @@ def open_path(path: str, base: int | None = None, *, follow: bool = True) -> int
     return os.open(path, flags, dir_fd=base)
 
 
+def is_item(link: str) -> bool:
+    """Return whether this is the text of a link to a recorded item of this quarantine. The text and
+    what lies below ITEMS are the jail's to choose, the records are not."""
+    found = _ITEM.fullmatch(link)
+    return found is not None and os.path.lexists(f"{RECORDS}/{found[1]}.json")
+
+
 def own_view(call: Call, path: str) -> str:
     """Return `path` so that /proc/self and /dev/fd mean the caller, not the guard."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if path == f"/dev/{name}":
+            return f"/proc/{call.thread}/fd/{number}"
     for prefix, process in (
         ("/proc/self/", f"/proc/{call.thread}/"),
         ("/proc/thread-self/", f"/proc/{call.thread}/"),
@@ -164,4 +180,4 @@ def _link_at(parent: int, name: str) -> str | None:
 
 def _item(name: str, parent: int) -> str | None:
     link = _link_at(parent, name)
-    return link if link is not None and link.startswith(f"{ITEMS}/") else None
+    return link if link is not None and is_item(link) else None

@@ -115,7 +115,11 @@ def _answer(listener: int, call: Call, calls: GuardedCalls) -> None:
         if isinstance(answer, Opened):
             _give(listener, call, answer)
         elif isinstance(answer, SlowOpen):
-            start_new_thread(_open_slowly, (listener, call, answer))
+            try:
+                start_new_thread(_open_slowly, (listener, call, answer))
+            except RuntimeError:  # no task is left
+                os.close(answer.parent)
+                seccomp_notify.fail(listener, call.id, errno.EAGAIN)
         else:
             seccomp_notify.succeed(listener, call.id)
 

@@ -20,16 +20,10 @@ _GIT_DIRECTORY = "git directory"
 _ENVIRONMENT = "Python environment"
 # git(1) takes a directory for a repository by these names in it: setup.c, is_git_directory.
 _GIT_DIRECTORIES = (("HEAD", "objects", "refs"), ("HEAD", "commondir"))
-# A repository of the user stays usable inside: these files of a git directory hold data and name
-# no program. Everything else in it is read-only, also what a later git may add.
-_GIT_DATA_FILES = (
-    "head", "index", "packed-refs", "shallow", "orig_head", "fetch_head", "merge_head",
-    "merge_msg", "merge_mode", "merge_rr", "auto_merge", "squash_msg", "cherry_pick_head",
-    "revert_head", "commit_editmsg", "tag_editmsg", "description", "gc.pid", "gc.log",
-)  # fmt: skip
-_GIT_DATA_TREES = ("objects", "refs", "logs", "rr-cache")
-_GIT_SUFFIXES = (".lock", ".new")
-_GIT_NOT_DATA = (("objects", "info", "alternates"), ("objects", "info", "http-alternates"))
+CONTENT_NAMES = frozenset(
+    ("pyvenv.cfg", *(part.casefold() for kind in _GIT_DIRECTORIES for part in kind))
+)
+"""Names, in lower case, by which a directory becomes a repository or an environment."""
 
 
 class Match(NamedTuple):
@@ -132,19 +126,15 @@ class PathRules:
             for rule in self.rules_for(name):
                 if not _applies(rule, at, in_packages, directly_in_packages):
                     continue
-                if name == ".git" and _is_git_data(folded[at + 1 :]):
-                    return None
                 is_new = at == len(parts) - 1 and not exists(parts)
                 return Match(at + 1, rule.pattern, rule.program, is_new)
             in_packages = in_packages or name in self.package_trees
         return None
 
     def _by_content(self, parts: Parts, folded: Parts, exists: Exists) -> Match | None:
-        for depth in range(len(parts)):
-            directory, rest = parts[:depth], folded[depth:]
+        for depth in range(len(parts) + 1):  # the directory itself too: it may be moved
+            directory = parts[:depth]
             if exists((*directory, "HEAD")) and _is_git_directory(directory, exists):
-                if _is_git_data(rest):
-                    return None
                 return Match(max(depth, 1), _GIT_DIRECTORY, "git", is_new=False)
             if exists((*directory, "pyvenv.cfg")):
                 return Match(max(depth, 1), _ENVIRONMENT, "python", is_new=False)
@@ -164,6 +154,15 @@ class PathRules:
         return None
 
 
+def leads_out(link: str, parts: Sequence[str]) -> bool:
+    """Return whether a relative symlink at this path could lead out of the directory. Its parent
+    has no symlink in it, so a leading `..` leads up exactly; one after a name leads up from
+    wherever that name is a link to."""
+    steps = [part for part in link.split("/") if part not in ("", ".")]
+    up = next((at for at, part in enumerate(steps) if part != ".."), len(steps))
+    return up >= len(parts) or ".." in steps[up:]
+
+
 def _is_git_directory(directory: Parts, exists: Exists) -> bool:
     return any(all(exists((*directory, name)) for name in kind) for kind in _GIT_DIRECTORIES)
 
@@ -177,15 +176,3 @@ def _applies(rule: NameRule, at: int, in_packages: bool, directly_in_packages: b
         case "packages":
             return directly_in_packages
     return True
-
-
-def _is_git_data(inside: Sequence[str]) -> bool:
-    """Whether a path in a git directory, in lower case, is data that no program executes."""
-    if not inside or tuple(inside) in _GIT_NOT_DATA:
-        return False
-    first = inside[0]
-    if first in _GIT_DATA_TREES:
-        return True
-    for suffix in _GIT_SUFFIXES:
-        first = first.removesuffix(suffix)
-    return len(inside) == 1 and first in _GIT_DATA_FILES

@@ -51,6 +51,12 @@ class Items:
         os.unlink(source.name, dir_fd=source.parent)
 
 
+def recorded_name(item: str) -> str:
+    """Return the entry of the table that an item was recorded for."""
+    with open(f"{RECORDS}/{item.rpartition('/')[2]}.json", "rb") as file:
+        return str(json.loads(file.read())["name"])
+
+
 def _record(target: Target, match: Match, kind: str) -> str:
     """Record a new item and return its path inside."""
     if len(os.listdir(RECORDS)) >= _ITEMS_MAX:

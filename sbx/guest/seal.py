@@ -27,9 +27,9 @@ _FILES_ONLY = (
 _CONNECTIONS_SINCE = 9  # the ABI with RESOLVE_UNIX; compared as a number, since flags are slow
 
 
-# In a directory that a path guard serves only sockets are made without it: no program of the host
-# takes one for a file, and bind(2) cannot be done on behalf of another process.
-_GUARDED = landlock.Files.READ | landlock.Files.MAKE_SOCK
+# In a directory that a path guard serves nothing is made without it. That includes sockets: git
+# takes any name that can be executed for the `refs` of a repository.
+_GUARDED = landlock.Files.READ
 
 
 class SealError(Exception):

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -113,13 +114,22 @@ class Settings(BaseSettings):
     @property
     def protection(self) -> HostProtection:
         """How host executables of a directory of the host are kept from the code inside."""
-        store = (self.data_dir or user_data_path("sbx")) / "quarantine"
-        return HostProtection(store, self.host_executables_add, self.host_executables_remove)
+        top = self.data_dir
+        if top is None:
+            try:
+                top = user_data_path("sbx")
+            except RuntimeError:  # neither HOME nor an account
+                top = Path(tempfile.gettempdir(), f"sbx-{os.geteuid()}")
+        add, remove = self.host_executables_add, self.host_executables_remove
+        return HostProtection(top / "quarantine", add, remove)
 
     @property
     def own_paths(self) -> OwnPaths:
         """The paths of this runtime, and of every sbx of this user: no sandbox may see them."""
-        with_defaults = [*self.private, user_data_path("sbx"), user_config_path("sbx")]
+        with_defaults = [*self.private]
+        for path_of in (user_data_path, user_config_path):
+            with suppress(RuntimeError):  # neither HOME nor an account
+                with_defaults.append(path_of("sbx"))
         with_defaults += map(Path, ("/etc/sbx", "/var/lib/sbx", "/var/lib/sbx-environments"))
         with suppress(RuntimeError):  # neither HOME nor an account
             with_defaults.append(default_socket())

@@ -89,7 +89,8 @@ class HostDirectory:
         rules = path_rules(add=self._add, remove=self._remove, aliases=own_code(self.path))
         links = find_links(self.fd, rules)
         aliases = (*own_code(self.path), *links.aliases)
-        self.rules = path_rules(add=self._add, remove=self._remove, aliases=aliases)
+        add = (*self._add, *((".gitattributes",) if links.drivers else ()))
+        self.rules = path_rules(add=add, remove=self._remove, aliases=aliases)
         self._linked = links.linked
         return links
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from sbx.errors import Denied, TooLarge
 from sbx.guest.guarded_paths import ITEMS
-from sbx.guest.path_rules import Match, PathRules
+from sbx.guest.path_rules import Match, PathRules, leads_out
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk
 
@@ -70,15 +70,12 @@ def matches(
 
 def _refuse_link(text: str, at: Relative) -> None:
     """Whoever follows a link out of the directory would be where another sandbox may write."""
-    depth = len(at) - 1
-    for part in text.split("/") if not text.startswith("/") else ():
-        depth += -1 if part == ".." else part not in ("", ".")
-        if depth < 0:
-            raise Denied(
-                f"the symlink '{'/'.join(at)}' would lead out of the directory",
-                code="symlink_leads_out",
-                hint="remove the symlink, or make one for its new place",
-            )
+    if not text.startswith("/") and leads_out(text, at):
+        raise Denied(
+            f"the symlink '{'/'.join(at)}' would lead out of the directory",
+            code="symlink_leads_out",
+            hint="remove the symlink, or make one for its new place",
+        )
 
 
 def _is_item(tree: Tree, path: Relative) -> bool:

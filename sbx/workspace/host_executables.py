@@ -50,7 +50,7 @@ TABLE = (
     ),
     HostExecutable((".lefthook*", "lefthook.y*ml", "lefthook.toml", "lefthook.json"), "lefthook",
                    "commands and scripts of hooks"),
-    HostExecutable((".envrc", ".direnv"), "direnv", "direnv(1)"),
+    HostExecutable((".envrc*", ".direnv"), "direnv", "direnv(1)"),
     HostExecutable((".autoenv*",), "autoenv", "executed by cd"),
     HostExecutable((".tool-versions",), "asdf", "asdf plugins, ref:"),
     HostExecutable(
@@ -61,7 +61,10 @@ TABLE = (
     HostExecutable((".devcontainer", ".devcontainer.json"), "dev containers", "initializeCommand"),
     HostExecutable((".idea", ".fleet", ".zed"), "JetBrains, Zed", "run configurations, tasks"),
     HostExecutable(
-        (".claude", ".cursor", ".codex", ".gemini", ".aider*", ".mcp.json"),
+        (
+            ".claude", ".cursor", ".codex", ".gemini", ".windsurf", ".roo", ".continue", ".kiro",
+            "opencode.json", ".aider*", ".mcp.json",
+        ),
         "coding agents", "hooks, commands and MCP servers of a project",
     ),
     HostExecutable((".npmrc",), "npm", "npmrc(5) node-options, script-shell, git"),
@@ -78,14 +81,31 @@ TABLE = (
     ),
     HostExecutable((".ssh", ".gnupg"), "ssh, gpg", "ssh_config(5) ProxyCommand", "root"),
     HostExecutable(
-        (".config", ".local"), "systemd, desktops", "systemd.unit(5), autostart", "root"
+        (".config",), "systemd, desktops, mise", "systemd.unit(5), autostart, mise.toml"
+    ),
+    HostExecutable((".local",), "desktops, shells", "bin on PATH, applications", "root"),
+    HostExecutable(
+        (".vim", ".emacs*", ".tmux.conf", ".forward", ".bash_completion", ".sqliterc"),
+        "programs that read a home", "for a user who works with HOME set to the directory", "root",
     ),
     HostExecutable((".vimrc", "_vimrc", ".exrc", ".gvimrc", ".nvimrc", ".nvim.lua"), "vim",
                    "'exrc' option"),
     HostExecutable((".dir-locals.el", ".dir-locals-2.el"), "emacs", "eval of local variables"),
     HostExecutable((".gdbinit", ".lldbinit"), "gdb, lldb", "auto-load of the current directory"),
     HostExecutable((".pdbrc", ".pythonrc*"), "pdb", "commands at the start of the debugger"),
-    HostExecutable((".irbrc", ".pryrc"), "irb", "read in the current directory"),
+    HostExecutable(
+        (
+            ".irbrc", ".pryrc", ".rprofile", ".rdata", ".ghci", ".ocamlinit", ".iex.exs",
+            ".octaverc", ".ycm_extra_conf.py", ".lvimrc", ".rvmrc",
+        ),
+        "interpreters and editors", "read in the current directory",
+    ),
+    HostExecutable((".helix", ".bsp"), "helix, build servers", "language servers of a project"),
+    HostExecutable((".jj", ".sl", "_darcs"), "version control", "configuration of a repository"),
+    HostExecutable(
+        ("readline.py", "rlcompleter.py", "pip.py"),
+        "python", "imported by an interactive interpreter and by python -m pip",
+    ),
     HostExecutable(
         ("jupyter_*config.py", "jupyter_*config.json", "ipython_config.py"),
         "jupyter", "configuration in the current directory",

@@ -141,8 +141,8 @@ async def test_abstract_sockets_of_the_host_are_out_of_reach(
 async def test_a_socket_on_the_hosts_file_system_is_not_in_the_view(
     box: AsyncSandbox, fresh: Fresh, own_temporary_directory: Path
 ) -> None:
-    """docker.sock, D-Bus. A socket in a folder that is mounted *can* be reached, read-only or not:
-    Landlock learns of them with ABI 9, and until then a policy must mount none."""
+    """docker.sock, D-Bus. One in a folder that the policy mounts is masked, unless the policy says
+    `unix_sockets = "any"`: then it can be reached, although the mount is read-only."""
     folder = own_temporary_directory / "with-socket"
     folder.mkdir()
     folder.chmod(0o755)
@@ -154,8 +154,10 @@ async def test_a_socket_on_the_hosts_file_system_is_not_in_the_view(
         policy = load("default")
         shown = {"source": str(folder), "target": "/opt/mounted"}
         filesystem = policy.filesystem.model_validate({"mount": [shown]})
-        control = await fresh(policy.model_copy(update={"filesystem": filesystem}))
+        shows = policy.model_copy(update={"filesystem": filesystem})
         connect = CONNECT.format(family="socket.AF_UNIX", address="/opt/mounted/s")
+        assert await attack(await fresh(shows), connect) == "EACCES"
+        control = await fresh(shows.model_copy(update={"unix_sockets": "any"}))
         assert await attack(control, connect) == "ok"
     finally:
         listener.close()

@@ -354,7 +354,8 @@ def test_the_allowlist_answers_as_default_does_also_alone(attack: str, answer: s
 
 def test_every_call_of_the_tables_is_attacked_in_this_file() -> None:
     source = Path(__file__).read_text()
-    named = {call for table in TABLES.values() for rule in table for call in rule.calls.split()}
+    refusing = (table for name, table in TABLES.items() if name != "guard")  # it asks the guard
+    named = {call for table in refusing for rule in table for call in rule.calls.split()}
     assert not [call for call in sorted(named) if f'call("{call}"' not in source]
 
 

@@ -64,7 +64,7 @@ def test_what_would_run_on_the_host_is_read_only(project: Path, path: str) -> No
         assert run.error is not None
         assert run.error.name == "OSError"
         assert box.run("import os; os.rename('.git', 'moved')").status == "error"
-        assert box.run("open('.git/index', 'w').write('x')").ok
+        assert box.run("open('.git/index', 'w')").status == "error"  # git trusts its paths
 
 
 def test_it_survives_the_sandbox(project: Path) -> None:

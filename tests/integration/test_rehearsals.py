@@ -237,19 +237,19 @@ async def test_in_a_directory_of_the_host_only_what_is_shown_is_changed(
     box, top = project
     before = sorted(top.rglob("*"))
     rehearsal = await box.rehearse(
-        "echo 'print(2)' > main.py; echo $HOME; touch .git/index; echo x >> .git/config;"
+        "echo 'print(2)' > main.py; echo $HOME; touch other; echo x >> .git/config;"
         " touch .git/config; ls /uploads"
     )
     assert rehearsal.run.stdout.startswith("/home/sandbox\n")
     assert "Read-only" in rehearsal.run.stderr
     assert sorted(top.rglob("*")) == before
     assert [one.path for one in rehearsal.changes] == [
-        "/workspace/.git/index",
         "/workspace/main.py",
+        "/workspace/other",
     ]
     checkpoint = await box.checkpoint()
     await rehearsal.commit()
-    assert sorted(top.rglob("*")) == sorted([*before, top / ".git/index"])
+    assert sorted(top.rglob("*")) == sorted([*before, top / "other"])
     assert (top / "main.py").read_text() == "print(2)\n"
     assert (top / "main.py").stat().st_uid == top.stat().st_uid
     (top / ".git" / "config").write_text("[core] # the person's own")

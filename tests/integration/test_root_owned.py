@@ -247,7 +247,7 @@ async def test_what_would_run_on_the_host_is_read_only_there_too(
         refused = await box.run(f"open({target!r}, 'w')")
         assert refused.error is not None
         assert "Read-only" in refused.error.value
-        assert (await box.run("open('.git/index', 'w').close()")).ok
+        assert (await box.run("open('free', 'w').close()")).ok
 
 
 @pytest.mark.parametrize("named", ["/", "/etc", "/usr/local", "/var/lib", "/root", "/run"])

@@ -95,9 +95,7 @@ def test_a_call_of_the_host_changes_no_host_executable(directory: HostDirectory,
     assert (raised.value.code, bool(raised.value.hint)) == ("runs_on_the_host", True)
 
 
-@pytest.mark.parametrize(
-    "path", ["main.py", ".git/index", ".git/objects/ab/cd", "a/envrc", "x.pth"]
-)
+@pytest.mark.parametrize("path", ["main.py", "a/envrc", "x.pth"])
 def test_a_call_of_the_host_changes_other_files(directory: HostDirectory, path: str) -> None:
     (directory.path / ".git").mkdir()
     directory.refuse_change(tuple(path.split("/")))
@@ -133,7 +131,6 @@ def test_links_protects_the_second_name_of_a_protected_file(directory: HostDirec
         ("[core]\n\tfsmonitor = ./tools/monitor --fast\n", "tools/monitor"),
         ('[filter "lint"]\n\tclean = python tools/clean.py %f\n', "tools/clean.py"),
         ("[include]\n\tpath = ../tools/gitconfig\n", "tools/gitconfig"),
-        ('[filter "lint"]\n\tclean = lint %f\n', ".gitattributes"),
         ("[core]\n\tbare = false\n", ""),
     ],
 )
@@ -144,11 +141,38 @@ def test_links_protects_files_that_the_configuration_of_git_names(
     names = ("tools/hooks/pre-commit", "tools/monitor", "tools/clean.py", "tools/gitconfig")
     for name in names:
         write(directory, name)
-    aliases = directory.find_links().aliases - {".gitattributes"}
-    if path == ".gitattributes":
-        assert ".gitattributes" in directory.find_links().aliases
-    else:
-        assert aliases == ({path} if path else set())
+    assert directory.find_links().aliases == ({path} if path else set())
+
+
+def test_links_protects_attributes_where_git_has_a_driver(directory: HostDirectory) -> None:
+    directory.refuse_change((".gitattributes",))
+    write(directory, ".git/config", '[filter "lint"]\n\tclean = lint %f\n')
+    assert directory.find_links().drivers
+    for path in ((".gitattributes",), ("sub", ".gitattributes")):
+        with pytest.raises(Denied):
+            directory.refuse_change(path)
+
+
+def test_links_protects_a_hooks_directory_that_is_not_there(directory: HostDirectory) -> None:
+    write(directory, ".git/config", "[core]\n\thooksPath = later\n")
+    assert directory.find_links().aliases == {"later"}
+
+
+def test_links_protects_each_symlink_on_the_way(directory: HostDirectory) -> None:
+    write(directory, ".git/config", "[core]\n\thooksPath = tools/hooks\n")
+    write(directory, "v1/hooks/pre-commit")
+    (directory.path / "tools").symlink_to("v1")
+    assert directory.find_links().aliases == {"tools", "v1/hooks"}
+
+
+def test_links_protects_the_files_that_an_envrc_reads(directory: HostDirectory) -> None:
+    write(directory, ".envrc", "dotenv\nsource_env_if_exists ./.private/env\n")
+    assert directory.find_links().aliases == {".env", ".private/env"}
+
+
+def test_links_protects_an_environment_by_its_path(directory: HostDirectory) -> None:
+    write(directory, "a/env/pyvenv.cfg")
+    assert directory.find_links().aliases == {"a/env"}
 
 
 def test_links_reports_a_walk_that_met_its_limit(

@@ -27,7 +27,7 @@ def match(path: str, *there: str, rules: PathRules = RULES) -> str:
         (".bashrc", (), "new"),
         ("a/.bashrc", ("a",), "free"),  # a shell reads it in a home only
         ("envrc", (), "free"),
-        (".envrc.bak", (), "free"),
+        (".envrc.private", (), "new"),
         # trees of packages
         ("node_modules/x/.npmrc", ("node_modules/x",), "free"),
         ("node_modules/x/.git", ("node_modules/x",), "new"),
@@ -43,11 +43,8 @@ def match(path: str, *there: str, rules: PathRules = RULES) -> str:
         (".git/info/attributes", (".git/info",), "protected"),
         (".git/objects/info/alternates", (".git/objects/info",), "protected"),
         (".git/modules/x/config", (".git/modules/x",), "protected"),
-        (".git/index.lock", (".git/HEAD",), "free"),
-        (".git/index", (".git/HEAD",), "free"),
-        (".git/HEAD", (".git/HEAD",), "free"),
-        (".git/refs/heads/x.lock", (".git/refs/heads",), "free"),
-        (".git/objects/ab/cdef", (".git/objects/ab",), "free"),
+        (".git/index.lock", (".git/HEAD",), "protected"),  # git trusts the paths of an index
+        (".git/refs/heads/x.lock", (".git/refs/heads",), "protected"),
         # a directory that is a repository by its content
         ("x/HEAD", ("x/objects", "x/refs"), "new"),
         ("x/objects", ("x/HEAD", "x/refs"), "new"),
@@ -55,7 +52,9 @@ def match(path: str, *there: str, rules: PathRules = RULES) -> str:
         ("x/commondir", ("x/HEAD",), "new"),
         ("x/HEAD", ("x/refs",), "free"),
         ("x/config", ("x/HEAD", "x/objects", "x/refs"), "protected"),
-        ("x/index", ("x/HEAD", "x/objects", "x/refs"), "free"),
+        ("x/index", ("x/HEAD", "x/objects", "x/refs"), "protected"),
+        ("x", ("x/HEAD", "x/objects", "x/refs"), "protected"),  # to move it
+        ("py", ("py/pyvenv.cfg",), "protected"),
         ("HEAD", ("objects", "refs"), "new"),
         # environments
         ("py/pyvenv.cfg", ("py",), "new"),

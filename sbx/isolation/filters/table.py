@@ -12,7 +12,15 @@ take their flags from memory (clone3, openat2) can only be refused whole.
 """
 
 from dataclasses import dataclass
-from errno import EAFNOSUPPORT, EINVAL, ENOPROTOOPT, ENOSYS, EPERM, EPROTONOSUPPORT
+from errno import (
+    EAFNOSUPPORT,
+    EINVAL,
+    ENOPROTOOPT,
+    ENOSYS,
+    EOPNOTSUPP,
+    EPERM,
+    EPROTONOSUPPORT,
+)
 
 # The calls that were looked at, newest mseal (linux 6.10). Numbers in the gaps count as new: linux
 # does fill them (335 became uretprobe in 6.11, on x86_64 only; since 6.14 linux asks no filter
@@ -428,7 +436,7 @@ ALLOWLIST = (
 
 # In a directory of the host Landlock lets the jail read only. These calls go to the path guard
 # (`sbx.guest.path_guard`), which performs them where the table of host executables permits it.
-GUARD = (
+GUARD: tuple[Refuse | Notify, ...] = (
     Notify("open", "opens for writing, or creates", (HasAny(1, O_WRITES),)),
     Notify("openat", "opens for writing, or creates", (HasAny(2, O_WRITES),)),
     Notify("creat truncate", "writes to a file by its path"),
@@ -436,6 +444,11 @@ GUARD = (
     Notify("rename renameat renameat2", "creates a name and removes another one"),
     Notify("unlink unlinkat rmdir", "removes a name"),
     Notify("chmod fchmod fchmodat fchmodat2", "makes a file executable, a hook for example"),
+    Refuse(
+        "setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr",
+        EOPNOTSUPP,
+        "an access list is a mode by another name; Landlock has no right for it",
+    ),
 )
 
 TABLES: dict[str, tuple[Refuse | Notify, ...]] = {
