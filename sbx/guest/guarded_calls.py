@@ -346,6 +346,11 @@ class GuardedCalls:
             match = None if item else self._check(destination)
             if flags & _RENAME_EXCHANGE:
                 raise OSError(errno.EINVAL, "not supported in a directory of the host")
+            moved = source.item()
+            if moved is not None and item is None:
+                if match is not None and match.name != recorded_name(moved):
+                    raise _protected()
+                match = None  # the link itself moves, and leads nowhere on the host there either
             if item is None and match is None:
                 self._check_move(source, destination, mode)
                 os.rename(
@@ -372,9 +377,6 @@ class GuardedCalls:
                 os.rmdir(target.name, dir_fd=target.parent)
             else:
                 os.unlink(target.name, dir_fd=target.parent)
-                if item is not None:
-                    with contextlib.suppress(OSError):  # a directory stays: rm -r follows no link
-                        os.unlink(item)
 
     def _name(self, call: Call, at: _At) -> Target:
         """The name itself, which may be a symlink, to be created or removed."""

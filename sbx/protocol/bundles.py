@@ -14,8 +14,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
-import msgspec
-
 _BLANKS = b" \t\n\r"
 _CLASSES = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG_DIGITS = b"0" * 300  # a float may overflow from 309 digits on
@@ -53,6 +51,8 @@ class Part:
 
     def __init__(self, encoded: bytes) -> None:
         """Raise ValueError for bytes that are not JSON in UTF-8, and for numbers out of range."""
+        import msgspec  # 15 ms that a program which only connects need not spend
+
         msgspec.json.decode(encoded, type=msgspec.Raw)  # everything but UTF-8 and ranges
         if not encoded.isascii():
             encoded.decode()
@@ -70,6 +70,8 @@ class Part:
 
     def value(self) -> Any:
         """Decode it."""
+        import msgspec
+
         return msgspec.json.decode(self.encoded)
 
 

@@ -20,9 +20,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from json.encoder import encode_basestring_ascii
-from typing import Any, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbx.protocol.bundles import Bundle, Part
 from sbx.protocol.runs import (
@@ -42,6 +40,9 @@ from sbx.protocol.runs import (
     Stderr,
     Stdout,
 )
+
+if TYPE_CHECKING:
+    import msgspec
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -119,7 +120,9 @@ def _object_to_json(value: Mapping[str, Any], *, encoded: bool = False) -> Json:
     return written
 
 
-def _part(part: Part) -> msgspec.Raw:
+def _part(part: Part) -> "msgspec.Raw":
+    import msgspec  # 15 ms that a program which only connects need not spend
+
     if part.marked:
         return msgspec.Raw(msgspec.json.encode(value_to_json(part.value())))
     return msgspec.Raw(part.encoded)
@@ -272,6 +275,8 @@ def encode(form: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(form, separators=(",", ":")).encode("ascii")
     except TypeError:  # it has parts that are encoded already
+        import msgspec
+
         return _in_ascii(msgspec.json.encode(form))
 
 

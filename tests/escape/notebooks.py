@@ -172,7 +172,7 @@ async def bridged(*, output_max: int | None = None, **asked: Any) -> AsyncIterat
     inside, exits = Impostor(), list[int]()
 
     async def opened() -> Any:
-        return SimpleNamespace(measured=None, has_quota=False)
+        return SimpleNamespace(measured=None, has_quota=False, quarantine=None)
 
     context = Context(
         "default", "default", rules, opened, inside.start, 1.0, disk=DiskWatch(rules.limits)

@@ -202,7 +202,7 @@ def test_nothing_of_the_client_s_environment_gets_inside() -> None:
 def test_a_notebook_works_in_its_own_directory(
     own_temporary_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = person_s(make(own_temporary_directory / "project"))
+    directory = person_s(make(own_temporary_directory / "notebook-project"))
     venv = person_s(make(directory / ".venv"))
     monkeypatch.setattr("sbx.workspace.host_directory._homes_of_ours", lambda: {str(venv)})
     (directory / "table.csv").write_text("a,b\n")

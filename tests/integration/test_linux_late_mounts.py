@@ -237,7 +237,7 @@ def test_terminals_of_one_devpts_are_not_in_another(told: Told) -> None:
     assert told("""
 enter()
 for name in ("one", "two"):
-    os.mkdir(name); mounts.devpts(name)
+    os.mkdir(name); mounts.devpts(name, ptys_max=8)
 terminals = [os.open("one/ptmx", os.O_RDWR | os.O_NOCTTY) for _ in range(2)]
 print(sorted(os.listdir("one")), os.listdir("two"), flags("one"))
 print(oct(os.stat("one/ptmx").st_mode & 0o777))

@@ -158,16 +158,18 @@ async def test_no_repository_is_made_of_its_parts(box: AsyncSandbox, project: Pa
     """Git obeys a directory that has HEAD, objects and refs, whatever its name."""
     await box.files.write("bare/config", "[core]\n")
     await box.files.write("bare/HEAD", "ref: refs/heads/main\n")
-    await refused(project, box.files.write("bare/objects/x", ""))
+    await box.files.write("bare/objects/x", "")
     await refused(project, box.files.write("bare/refs/heads/x", ""))
-    await refused(project, box.files.make_directory("bare/objects"))
+    await refused(project, box.files.make_directory("bare/refs"))
     await refused(project, box.files.write("fresh/.git/objects/x", ""))
 
 
 async def test_a_committed_dry_run_brings_no_repository(box: AsyncSandbox, project: Path) -> None:
     made = "mkdir -p b/objects b/refs; echo ref: refs/heads/m > b/HEAD; echo > b/config"
     rehearsal = await box.rehearse(made)
-    await refused(project, rehearsal.commit())
+    assert [item.path for item in rehearsal.run.quarantined] == ["b/HEAD"]
+    await rehearsal.commit()
+    assert sorted(path.name for path in (project / "b").iterdir()) == ["config", "objects", "refs"]
 
 
 async def test_what_a_protected_link_leads_to_is_protected_before_a_kernel_starts(

@@ -1,6 +1,7 @@
 """Every name of the table, planted in every way: on the host none of them is more than a link that
 leads nowhere, and what was there before has not changed."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -77,8 +78,8 @@ async def test_new_name_of_the_table_leads_nowhere_on_the_host(
         run = await box.shell(script)
         assert real_executables(place) == {}, run.text
         assert not any((place.directory / path).exists() for path in place.links())
-        reported = {item.path.casefold() for item in run.quarantined}
-        assert {path.casefold() for path in place.links()} <= reported
+        reported = {f"{ITEMS}/{item.id}" for item in run.quarantined}
+        assert set(place.links().values()) <= reported
     assert place.links() == {}
     assert real_executables(place) == {}
 
@@ -225,3 +226,102 @@ async def test_symlink_to_the_system_or_within_is_made(runtime: Runtime, place: 
             "\n    os.symlink(t, f'l{i}')"
         )
         assert run.ok, run.error
+
+
+REVIEWED = {
+    "a forged link to the quarantine": """
+os.symlink("/.sbx-quarantine/items/../../workspace/.git/config", "l")
+open("payload", "w").write("planted"); os.rename("payload", "l")
+""",
+    "a forged item": """
+os.symlink("/workspace/.git", "/.sbx-quarantine/items/0123456789abcdef")
+os.symlink("/.sbx-quarantine/items/0123456789abcdef/hooks/pre-commit", "l")
+open("payload", "w").write("planted"); os.rename("payload", "l")
+""",
+    "a forged record": """
+open("/.sbx-quarantine/records/0123456789abcdef.json", "w").write("{}")
+""",
+    "a directory that nobody may search": """
+os.chdir("/workspace/sub"); os.chmod("/workspace", 0)
+open(".envrc", "w").write("planted")
+""",
+    "a subdirectory that nobody may search": """
+os.chdir("/workspace/sub"); os.chmod("/workspace/sub", 0)
+open(".envrc", "w").write("planted")
+""",
+    "a socket that completes a repository": """
+import socket
+os.makedirs("lib/objects"); open("lib/HEAD", "w").write("ref: refs/heads/x")
+socket.socket(socket.AF_UNIX).bind("lib/refs")
+""",
+    "an environment that is moved": """
+os.rename("env", "old"); os.makedirs("env/bin"); open("env/bin/python", "w").write("planted")
+""",
+    "an environment whose parent is moved": """
+os.rename("py", "old"); os.makedirs("py/env/bin"); open("py/env/bin/python", "w").write("planted")
+""",
+    "the index of a repository": """
+open(".git/index.lock", "w").write("DIRC"); os.rename(".git/index.lock", ".git/index")
+""",
+    "an access list": """
+os.setxattr(".git/config", "system.posix_acl_access",
+            bytes.fromhex("02000000" "01000700ffffffff" "04000500ffffffff" "20000500ffffffff"))
+""",
+    "a link of the quarantine on a protected name": """
+open(".npmrc", "w").write("x"); item = os.readlink(".npmrc"); os.unlink(".npmrc")
+os.symlink(item, ".git/hooks/pre-commit")
+""",
+    "an item under another name of the table": """
+open(".npmrc", "w").write("x"); os.symlink(os.readlink(".npmrc"), "new-.envrc".partition("-")[2])
+""",
+    "the mode of the second name": """
+os.chmod("notes.txt", 0o777)
+""",
+    "a link that leads up behind another one": """
+os.symlink(".", "x"); os.symlink("x/x/../../../etc", "out")
+""",
+}
+
+
+HARMLESS = ("a forged link to the quarantine",)  # a link to a path of the workspace, and replaced
+
+
+@pytest.mark.parametrize("attack", REVIEWED)
+async def test_hole_that_a_review_found_is_closed(
+    runtime: Runtime, place: Place, attack: str
+) -> None:
+    for path in (".git/config", ".git/hooks/x", ".git/HEAD", ".git/objects/x", ".git/refs/x"):
+        place.write(path, "of the user")
+    for path in ("sub/.envrc", "env/pyvenv.cfg", "env/bin/python", "py/env/pyvenv.cfg"):
+        place.write(path, "of the user")
+    os.link(place.directory / ".git/hooks/x", place.directory / "notes.txt")
+    before = {
+        path: (os.lstat(place.directory / path).st_mode, text)
+        for path, text in real_executables(place).items()
+    }
+    async with sandbox(runtime, place) as box:
+        run = await box.run("import os" + REVIEWED[attack])
+        if attack not in HARMLESS:
+            assert run.error is not None, run
+        await box.shell("chmod -R u+rwX . 2>/dev/null")
+    after = real_executables(place)
+    assert {
+        path: (os.lstat(place.directory / path).st_mode, text) for path, text in after.items()
+    } == before
+    assert not (place.directory / "env/bin/python").read_text().startswith("planted")
+
+
+async def test_two_kernels_put_no_repository_together(runtime: Runtime, place: Place) -> None:
+    """Each kernel has a guard; one sees the half that the other has created."""
+    prepare = "mkdir -p lib; echo x > lib/config; mkdir -p lib/refs"
+    half = "import os, time\nfor i in range(300):\n    try: {}\n    except OSError: pass\n"
+    async with sandbox(runtime, place) as box:
+        await box.shell(prepare)
+        other = await box.contexts.create("other")
+        head = half.format("os.close(os.open('lib/HEAD', os.O_CREAT | os.O_WRONLY))")
+        undo = half.format("os.rmdir('lib/objects')")
+        objects = half.format("os.mkdir('lib/objects'); time.sleep(0.001)")
+        await asyncio.gather(box.run(head), other.run(objects))
+        await asyncio.gather(box.run(undo), other.run(objects))
+        parts = [(place.directory / "lib" / name) for name in ("HEAD", "objects", "refs")]
+        assert not all(part.exists() for part in parts)
