@@ -44,7 +44,7 @@ class _Lost:
     """A jail whose processes are the test's."""
 
     zygote = None
-    plan = None
+    plan = SimpleNamespace(masks=False)
     name = "impostor"
     pid: int | None = None
 

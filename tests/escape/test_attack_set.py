@@ -173,6 +173,8 @@ async def test_run_is_ended_by_its_limit_and_by_no_wider_one(
     box = await fresh(policy, narrower=one.narrower, on=attacked_runtime)
     ended = outcome_of(await box.run(code))
     assert one.judge(ended) is End.HELD, ended
+    if not one.narrower:  # a bound of sbx's own, which no policy widens
+        return
     wider = await fresh(policy, on=attacked_runtime)
     assert outcome_of(await wider.run(code)) == "ok"
 
@@ -181,4 +183,5 @@ async def test_most_attacks_are_seen_to_get_through_somewhere(tried: Tried) -> N
     """So that what a host may lack is never most of it."""
     proven = [one for one in TOGETHER if tried.proven(one)]
     assert len(proven) >= 150
-    assert {one.kind for one in proven} == {*Class}
+    # host_directory/test_attack_class.py proves the class that needs a directory of the host
+    assert {one.kind for one in proven} == {*Class} - {Class.HOST_EXECUTABLES}

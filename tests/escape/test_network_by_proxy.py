@@ -242,7 +242,7 @@ async def test_a_flood_of_connections_leaves_the_host_and_the_sandbox_usable(
     before = len(os.listdir("/proc/self/fd"))
     flood = """
 socks = []
-for _ in range(600):
+for _ in range(400):
     sock = socket.socket()
     sock.setblocking(False)
     sock.connect_ex(('127.0.0.1', 3128))

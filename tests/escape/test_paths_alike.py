@@ -88,8 +88,9 @@ def told():
                     if n not in (9, 19, 32, 33)},
         'mask': sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         'keys': lines('/proc/keys'), 'host': os.uname().nodename,
+        # the cold path sets these one namespace above: bwrap makes two, and the last has its own
         'limits of namespaces': {p: lines(p) for p in glob.glob('/proc/sys/user/max_*')
-                                 if 'max_user' not in p},  # bwrap sets it one namespace above
+                                 if 'max_user' not in p and 'max_inotify' not in p},
         'root': sorted(os.listdir('/')), 'dev': sorted(os.listdir('/dev')),
         # in the cold path the sandbox's uid has made the view, otherwise the zygote's
         'modes': {p: (oct(os.stat(p).st_mode), p not in OF_THE_VIEW and os.stat(p).st_uid)

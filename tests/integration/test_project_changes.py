@@ -510,7 +510,7 @@ async def test_changes_are_made_at_once_where_all_are_allowed(
         (command("mv src/a.txt tests/a.txt"), True),
         (command("echo x > tests/x; echo x > main.py"), True),
         (command("ln -s ../src tests/out"), True),
-        (command("ln -s . tests/here; ln -s here/../../src tests/out"), True),
+        (command("ln -s . tests/here; ln -s here/../src tests/out"), True),
         (command("rm -r tests; ln -s src tests"), True),
         (command("ln src/a.txt tests/hard; echo more >> tests/hard"), True),
         (command("chmod +x main.py"), True),
@@ -600,10 +600,13 @@ async def test_a_project_that_is_too_large_is_asked_about_before_the_call(
         await box.close()
 
 
-async def test_sockets_and_fifos_of_the_project_stay(box: ProjectBox, project: Path) -> None:
+async def test_sockets_and_fifos_of_the_project_stay(
+    box: ProjectBox, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)  # a socket's path has at most 107 bytes
     os.mkfifo(project / "pipe")
     with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(project / "s"))
+        bound.bind("s")
         belongs(project)
         assert not (await made(box, code("import os; sorted(os.listdir())"))).asked
         await made(box, code("open('a', 'w').write('a')"), True)
