@@ -46,7 +46,7 @@ def test_run_has_the_field_in_json(project: Path, tmp_path: Path) -> None:
     env = {"XDG_DATA_HOME": str(tmp_path / "data")}
     ran = sbx("run", "--workspace", project, "--json", "--shell", "-c", "echo > .envrc", env=env)
     (item,) = json.loads(ran.stdout)["quarantined"]
-    assert (item["path"], item["name"]) == (".envrc", ".envrc")
+    assert (item["path"], item["name"]) == (".envrc", ".envrc*")
     assert ran.stderr == ""
 
 
