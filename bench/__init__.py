@@ -19,6 +19,7 @@
     jupyter.py          jupyter_start, jupyter_pandas, jupyter_cell: a kernel for a notebook client
     notebook.py         such a client: the same for ours and for ipykernel
     density.py          pss_idle, idle_cpu: what kernels cost that do nothing
+    torture/            no row: clients work on a service under faults, and a checker judges it
     __main__.py         the command
 
 Sample and baseline alternate, so that a busy moment hits both; p50 and minimum are to be quoted.

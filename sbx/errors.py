@@ -17,6 +17,7 @@
 to do next. User code that fails, times out or is killed is a result, never one of these.
 """
 
+import errno
 from typing import Any
 
 
@@ -92,3 +93,20 @@ class CannotEnforce(Unavailable):
 
 class Broken(SbxError):
     code = "internal_error"
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether the file system, or the quota of the user, has no space left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def out_of_files(error: BaseException) -> Unavailable | None:
+    """Return the error of a process that may open no further file; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return None
+    return Unavailable(
+        "this process has too many open files",
+        code="too_many_open_files",
+        hint="raise RLIMIT_NOFILE, or close sandboxes that are not in use",
+        details={"retry_after_s": 1.0},
+    )

@@ -1,11 +1,17 @@
 """What every test shares: a runtime, a sandbox, and a check that nothing of ours is left behind.
 
-    --full            the escape tests attack kernels of all paths (pool, fork, cold), the attack
-                      set under both policies and as two users; without it those of one, by turns:
-                      another one with each commit
-    runtime, box      one for each test that asks (escape/ keeps one for a whole module)
-    core              marks what is run a second time as an unprivileged user; see
-                      integration/test_unprivileged.py
+    --full            the full tier: adds the tests marked full_tier, kernels of all paths (pool,
+                      fork, cold) to each escape test, 1,000 examples to each property test, and
+                      private runtimes. Without it the CI tier runs.
+    --private-runtimes    each test gets its own runtime
+    runtime           one for all tests of a process; own_runtime is for a test that kills, closes,
+                      configures or counts it, or looks at its directory
+    box               a new sandbox of it
+    full_tier         marks a module, a test, or one row of a matrix that the CI tier leaves out
+    ci_tier           marks a test that the CI tier runs of a module that is marked full_tier
+    unprivileged      marks a test of a wall or of a host fact: it runs a second time as a user
+                      without rights; see integration/test_unprivileged.py
+    core              marks what else the full tier runs as that user
     needs("memory")   marks what a host may lack: skipped there with the reason, and a failure where
                       CI=true says that the host is complete (save "cgroup2", which few have)
 
@@ -23,9 +29,8 @@ import signal
 import tempfile
 import threading
 import time
-import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,67 +38,90 @@ from typing import Any
 
 import psutil
 import pytest
-from attacking import attacked_users, turn
+from hypothesis import settings
+from shared_services import (  # noqa: F401  # fixtures
+    client,
+    served,
+    service,
+    shared_house,
+    shared_service,
+)
 
 from sbx import Runtime
 from sbx.isolation import launch
 from sbx.isolation.probe import Capabilities
 from sbx.runtime.sandbox import AsyncSandbox
 
-SETTLE_S = 10.0
+SETTLE_S = 60.0
+_LOOK_S = 0.05
 _OWN_PREFIX = "tests-of-sbx-"
 _PR_SET_CHILD_SUBREAPER = 36
-_brokers: set[str] = set()  # as the names of their cgroups end
-_BY_TURNS = ("test_exchange_races.py", "test_programs_behind_filters.py")
+_brokers: dict[int, str] = {}  # pid: how the names of its cgroups end
+_CI_EXAMPLES = 50
+_FULL_EXAMPLES = 1_000
+_FULL_PROPERTY_TIMEOUT_S = 1_800
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="attack kernels of all three paths")
+    parser.addoption("--full", action="store_true", help="run the full tier")
+    parser.addoption(
+        "--private-runtimes",
+        action="store_true",
+        help="give each test its own runtime; --full implies this",
+    )
     parser.addoption(
         "--path",
         choices=("pool", "fork", "cold"),
-        help="… of this one; without either, of one by turns",
+        help="start the kernels that escape tests attack by this path only",
     )
     parser.addoption(
-        "--by-turns",
-        action="store_true",
-        help="of the crash tests, the longest races, and those that are run again as another user, "
-        "only a third: another one with each commit",
+        "--policy", choices=("default", "strict"), help="try the attack set under this policy only"
     )
-    parser.addoption(
-        "--policy", choices=("default", "strict"), help="… under this policy, where there is one"
-    )
-    parser.addoption("--third", type=int, choices=(0, 1, 2), help="only this third of all tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "another_user: the attack set as one, where it is its turn")
-    config.addinivalue_line("markers", "core: run a second time as an unprivileged user")
-    config.addinivalue_line("markers", "needs(*names): what the host must have for this test")
+    for line in (
+        "full_tier: the CI tier leaves this test out",
+        "ci_tier: the CI tier runs this test of a module that is marked full_tier",
+        "unprivileged: run this test a second time as a user without rights",
+        "core: the full tier runs this test a second time as a user without rights",
+        "needs(*names): what the host must have for this test",
+    ):
+        config.addinivalue_line("markers", line)
+    if config.option.full:
+        config.option.private_runtimes = True
+    _load_examples(config)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # Started as a background job, as CI may: what the tests start would ignore Ctrl-C as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _load_examples(config: pytest.Config) -> None:
+    """Load the settings of Hypothesis for this tier, before it reads its own option.
+
+    The CI tier tries the same examples in each run, so that only a change of the code changes the
+    outcome. The full tier looks for new examples. Neither judges how long an example takes.
+    """
+    settings.register_profile("ci", max_examples=_CI_EXAMPLES, deadline=None, derandomize=True)
+    settings.register_profile("full", max_examples=_FULL_EXAMPLES, deadline=None, print_blob=True)
+    settings.load_profile("full" if config.option.full else "ci")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = [item for item in items if _has_its_turn(item)]
-    if left_out := set(items) - set(wanted):
+    if config.option.full:
+        for item in items:
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+                item.add_marker(pytest.mark.timeout(_FULL_PROPERTY_TIMEOUT_S))
+    else:
+        left_out = [item for item in items if _is_full_tier(item)]
         config.hook.pytest_deselected(items=left_out)
-    # What takes longest comes first, for there may be several processes.
-    items[:] = sorted(wanted, key=lambda item: "test_unprivileged" not in item.nodeid)
+        items[:] = [item for item in items if not _is_full_tier(item)]
+    # The longest tests come first, for several processes share the tests.
+    items.sort(key=lambda item: "test_unprivileged" not in item.nodeid)
 
 
-def _has_its_turn(item: pytest.Item) -> bool:
-    users = attacked_users(item.config)
-    if item.path.name == "test_attack_set.py" and "self" not in users:
-        return False
-    if "another_user" in item.keywords and "unprivileged" not in users:
-        return False
-    third = item.config.getoption("--third")
-    slow = item.path.parent.name == "crash" or item.path.name in _BY_TURNS
-    if third is None and slow and item.config.getoption("--by-turns"):
-        third = turn() % 3
-    return third is None or zlib.crc32(item.nodeid.encode()) % 3 == third
+def _is_full_tier(item: pytest.Item) -> bool:
+    return "full_tier" in item.keywords and "ci_tier" not in item.keywords
 
 
 # -- what a host may lack --------------------------------------------------------------------------
@@ -144,10 +172,140 @@ def capabilities() -> Capabilities:
 # -- a runtime and a sandbox -----------------------------------------------------------------------
 
 
+class SharedRuntime:
+    """The runtime of one process of the run. Its pool gives each test a new sandbox in
+    milliseconds, where a runtime and its first kernel take more than a second.
+
+    Between tests it may hold what a runtime without sandboxes holds.
+    """
+
+    _DESCRIPTORS = 5  # the socket of the broker, the data directory, its lock, two directories
+    _OF_A_PARKED_KERNEL = 2  # two sockets
+    _OF_A_BERTH = 5  # those of its kernel, and three directories
+    _OF_A_ZYGOTE = 3  # bwrap, PID 1, the zygote
+    _OF_A_KERNEL = 2  # PID 1 and the kernel
+
+    def __init__(self) -> None:
+        self.runtime: Runtime | None = None
+        self.of_its_house = 0  # descriptors of the House that has this runtime, where one does
+
+    async def started(self) -> Runtime:
+        if self.runtime is None:
+            self.runtime = await Runtime().start()
+        return self.runtime
+
+    async def close(self) -> None:
+        if self.runtime is not None:
+            runtime, self.runtime = self.runtime, None
+            await runtime.close()
+
+    async def end_sandboxes(self) -> None:
+        """Close what the test left open. Fails the test if it ended the runtime itself."""
+        runtime = self.runtime
+        if runtime is None:
+            return
+        if not runtime.alive:
+            await self.close()
+            pytest.fail("this test ended the runtime that all tests share: it needs own_runtime")
+        for box in list(runtime._sandboxes):
+            await box.close()
+
+    @property
+    def broker(self) -> int | None:
+        """The pid of its broker."""
+        broker = None if self.runtime is None else self.runtime._broker
+        return None if broker is None or broker._process is None else broker._process.pid
+
+    @property
+    def data(self) -> Path | None:
+        return None if self.runtime is None else self.runtime.data.path
+
+    @property
+    def descriptors(self) -> int:
+        """How many descriptors it may have open now."""
+        if self.runtime is None:
+            return 0
+        assert self.runtime._means is not None
+        pools = self.runtime._means.starter._pools.values()
+        parked = self._OF_A_PARKED_KERNEL * sum(len(pool._parked) for pool in pools)
+        berths = self._OF_A_BERTH * sum(len(pool._berths) for pool in pools)
+        return self._DESCRIPTORS + self.of_its_house + parked + berths
+
+    def surplus(self, processes: dict[int, str]) -> list[str]:
+        """Its processes, if they are more than its zygotes and parked kernels have."""
+        if self.runtime is None:
+            return []
+        assert self.runtime._broker is not None
+        zygotes = len(self.runtime._broker._zygotes)
+        most = 1 + self._OF_A_ZYGOTE * zygotes + self._OF_A_KERNEL * self.runtime.parked
+        if len(processes) <= most:
+            return []
+        return [f"{len(processes)} processes of a shared runtime, and not {most}: {processes}"]
+
+
+_shared = SharedRuntime()
+
+
+class Lasting:
+    """What lives until the end of the session and is therefore no leak of a module."""
+
+    def __init__(self) -> None:
+        self.runtimes = [_shared]  # and those of Houses in this process
+        self.services: list[int] = []  # pids of `sbx serve`, each with all it started
+
+    @contextmanager
+    def house(self, runtime: Runtime, descriptors: int) -> Iterator[None]:
+        kept = SharedRuntime()
+        kept.runtime, kept.of_its_house = runtime, descriptors
+        self.runtimes.append(kept)
+        try:
+            yield
+        finally:
+            self.runtimes.remove(kept)
+
+    @contextmanager
+    def service(self, pid: int) -> Iterator[None]:
+        self.services.append(pid)
+        try:
+            yield
+        finally:
+            self.services.remove(pid)
+
+
+_lasting = Lasting()
+
+
+@pytest.fixture(scope="session")
+def lasting(nothing_is_left_at_the_end: None) -> Lasting:
+    """For a fixture that keeps a House or a service for the whole run."""
+    return _lasting
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def shared_runtimes(nothing_is_left_at_the_end: None) -> AsyncIterator[SharedRuntime]:
+    """Its start is left to the first test that asks; the loop of all tests starts with this."""
+    yield _shared
+    await _shared.close()
+
+
 @pytest.fixture
-async def runtime() -> AsyncIterator[Runtime]:
+async def own_runtime() -> AsyncIterator[Runtime]:
+    """A runtime for one test, which kills, closes, configures or counts it."""
     async with Runtime() as runtime:
         yield runtime
+
+
+@pytest.fixture
+async def runtime(
+    shared_runtimes: SharedRuntime, pytestconfig: pytest.Config
+) -> AsyncIterator[Runtime]:
+    """The runtime of this process of the run; with --private-runtimes one for each test."""
+    if pytestconfig.getoption("--private-runtimes"):
+        async with Runtime() as runtime:
+            yield runtime
+        return
+    yield await shared_runtimes.started()
+    await shared_runtimes.end_sandboxes()
 
 
 @pytest.fixture
@@ -161,24 +319,34 @@ async def box(runtime: Runtime) -> AsyncIterator[AsyncSandbox]:
 
 @dataclass(frozen=True)
 class Traces:
-    """What a program could leave on its host, each with words to name it by."""
+    """What a program could leave on its host, each with words to name it by. `surplus` describes
+    what the runtimes of the whole run hold beyond what they may; their other processes are left
+    out here. `may_open`: how many of the descriptors they may hold."""
 
     processes: dict[int, str]
+    surplus: list[str]
     descriptors: dict[int, str]
+    may_open: int
     mounts: frozenset[str]
     cgroups: frozenset[str]
     directories: frozenset[str]
 
     def since(self, before: "Traces") -> list[str]:
         mine = [f"process {pid}: {name}" for pid, name in self.processes.items()]
-        mine += [f"descriptor {fd}: {name}" for fd, name in self.descriptors.items()]
         mine += [f"mount {line}" for line in self.mounts]
         mine += [f"cgroup {path}" for path in self.cgroups]
         mine += [f"directory {path}" for path in self.directories]
         theirs = {f"process {pid}: {name}" for pid, name in before.processes.items()}
-        theirs |= {f"descriptor {fd}: {name}" for fd, name in before.descriptors.items()}
         theirs |= {f"mount {line}" for line in before.mounts}
-        return sorted(set(mine) - theirs)
+        return [*sorted(set(mine) - theirs), *self.surplus, *self._descriptors_since(before)]
+
+    def _descriptors_since(self, before: "Traces") -> list[str]:
+        opened = {f"descriptor {fd}: {name}" for fd, name in self.descriptors.items()}
+        opened -= {f"descriptor {fd}: {name}" for fd, name in before.descriptors.items()}
+        grown = len(self.descriptors) - len(before.descriptors)
+        if self.may_open or before.may_open:  # its descriptors change as its pool does
+            return sorted(opened) if grown > self.may_open - before.may_open else []
+        return sorted(opened)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -213,7 +381,7 @@ def orphans_become_ours() -> Iterator[None]:
         process = real(*words)
         with suppress(FileNotFoundError):
             stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-            _brokers.add(f"-{process.pid}-{stat[19]}")
+            _brokers[process.pid] = f"-{process.pid}-{stat[19]}"
         return process
 
     patch = pytest.MonkeyPatch()
@@ -223,31 +391,56 @@ def orphans_become_ours() -> Iterator[None]:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nothing_is_left(own_temporary_directory: Path, orphans_become_ours: None) -> Iterator[None]:
-    """Fails the module that leaves something, and says what."""
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_at_the_end(
+    own_temporary_directory: Path, orphans_become_ours: None
+) -> Iterator[None]:
+    """The same for the whole run, after the shared runtime has ended."""
     before = _traces(own_temporary_directory)
     yield
-    left = _settled(lambda: _traces(own_temporary_directory).since(before))
+    deadline = _settling()
+    while (left := _traces(own_temporary_directory).since(before)) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    assert not left, f"left behind by this run: {left}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+async def nothing_is_left(
+    own_temporary_directory: Path, shared_runtimes: SharedRuntime
+) -> AsyncIterator[None]:
+    """Fails the module that leaves something, and says what. The loop of the tests runs meanwhile,
+    in which the shared runtime fills its pool."""
+    before = _traces(own_temporary_directory)
+    yield
+    deadline = _settling()
+    while (left := _traces(own_temporary_directory).since(before)) and time.monotonic() < deadline:  # noqa: ASYNC110  # linux tells it no other way
+        await asyncio.sleep(_LOOK_S)
     assert not left, f"left behind by this module: {left}"
 
 
-def _settled(find: Callable[[], list[str]]) -> list[str]:
-    """What is still found after a moment: the end of a process is no single instant."""
-    deadline = time.monotonic() + SETTLE_S
+def _settling() -> float:
+    """Until when to look again: the end of a process is no single instant."""
     gc.collect()
-    while (found := find()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
+    return time.monotonic() + SETTLE_S
 
 
 def _traces(temporary: Path) -> Traces:
+    brokers = {runtime.broker for runtime in _lasting.runtimes}
+    processes = _processes(brokers)
+    surplus = []
+    for runtime in _lasting.runtimes:
+        surplus += runtime.surplus(_taken(processes, runtime.broker))
+    for pid in _lasting.services:
+        _taken(processes, pid)
+    data = {runtime.data for runtime in _lasting.runtimes}
     return Traces(
-        processes=_processes(),
+        processes=processes,
+        surplus=surplus,
         descriptors=_descriptors(),
+        may_open=sum(runtime.descriptors for runtime in _lasting.runtimes),
         mounts=frozenset(line for line in _mounts() if not _is_of_another_session(line)),
-        cgroups=frozenset(_cgroups()),
-        directories=frozenset(str(path) for path in temporary.glob("sbx-*")),
+        cgroups=frozenset(_cgroups(brokers)),
+        directories=frozenset(map(str, set(temporary.glob("sbx-*")) - data)),
     )
 
 
@@ -256,20 +449,37 @@ def _mounts() -> list[str]:
 
 
 def _is_of_another_session(line: str) -> bool:
-    """Whether another process of the run mounted it, in the directory that is its own."""
+    """Whether another process of the run mounted it: in the directory that is its own, or for the
+    torture run, whose test looks for its mounts itself."""
     place = line.split()[4]
+    if "/sbx-torture-" in place:
+        return True
     return _OWN_PREFIX in place and not place.startswith(f"{tempfile.gettempdir()}/")
 
 
-def _processes() -> dict[int, str]:
+def _processes(brokers: set[int | None]) -> dict[int, str]:
+    """The children of this process, and theirs. `brokers`: of the runtimes of the whole run."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, ChildProcessError):
-            if process.status() == psutil.STATUS_ZOMBIE and process.ppid() == os.getpid():
-                os.waitpid(process.pid, os.WNOHANG)  # an orphan that became ours
-                continue
+            if process.status() == psutil.STATUS_ZOMBIE:
+                if process.ppid() == os.getpid():
+                    os.waitpid(process.pid, os.WNOHANG)  # an orphan that became ours
+                    continue
+                if process.ppid() in brokers:
+                    continue  # the broker waits for a bwrap together with its zygote
             found[process.pid] = " ".join(process.cmdline())[:200] or process.name()
     return found
+
+
+def _taken(processes: dict[int, str], top: int | None) -> dict[int, str]:
+    """Remove this process and its descendants from `processes`, and return them."""
+    family: list[int] = []
+    if top is not None:
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(top).children(recursive=True)
+            family = [top, *(process.pid for process in children)]
+    return {pid: processes.pop(pid) for pid in family if pid in processes}
 
 
 def _descriptors() -> dict[int, str]:
@@ -280,11 +490,13 @@ def _descriptors() -> dict[int, str]:
     return {fd: target for fd, target in found.items() if not target.startswith("/proc/")}
 
 
-def _cgroups() -> Iterator[str]:
-    """Groups of the runtimes that this session started, wherever a hierarchy is mounted."""
+def _cgroups(but: set[int | None]) -> Iterator[str]:
+    """Groups of the runtimes that this session started, wherever a hierarchy is mounted; but not of
+    the brokers with these pids."""
+    ends = tuple(end for pid, end in _brokers.items() if pid not in but)
     for mount in psutil.disk_partitions(all=True):
         if mount.fstype in ("cgroup", "cgroup2"):
             for path, _, _ in os.walk(mount.mountpoint):  # which minds no group that goes meanwhile
                 name = os.path.basename(path)
-                if name.startswith("sbx-") and any(map(name.endswith, _brokers)):
+                if name.startswith("sbx-") and name.endswith(ends):
                     yield path

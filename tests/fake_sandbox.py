@@ -154,6 +154,7 @@ class FakeChanges:
     left_out: Sequence[str] = ()
 
     def __init__(self, box: "ChangingSandbox") -> None:
+        self.host_executables = box.host_executables
         self.sandbox = FakeSandbox()
         self.run: Run | None = None
         self.state: Literal["open", "committed", "dropped"] = "open"
@@ -195,6 +196,7 @@ class ChangingSandbox(RehearsingSandbox):
     def __init__(self, changes_meanwhile: int = 0) -> None:
         super().__init__(changes_meanwhile)
         self.begun: list[FakeChanges] = []
+        self.host_executables: dict[str, str] = {}
 
     async def begin(self, effect: str, /) -> FakeChanges:
         if self.refuses is not None:

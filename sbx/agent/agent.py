@@ -34,6 +34,7 @@ from sbx.agent.tools.registry import Tools
 from sbx.errors import BadRequest, Broken, Conflict, SbxError
 from sbx.isolation.patience import to_the_end
 from sbx.protocol.agent import AgentEvent, Json, Reason, RunEnd, RunStart, StepEnd
+from sbx.telemetry.host_paths import without_host_paths
 
 CompletionCheck = Callable[[Response], bool | Awaitable[bool]]
 OnStep = Callable[[Step], object]
@@ -195,7 +196,7 @@ class Agent:
                 raise
             return "budget", None
         except SbxError as error:
-            return "error", error.to_dict()
+            return "error", without_host_paths(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class Records(Protocol):
         ...
 
     async def rules_for(
-        self, *, owner: str, conversation_id: str, project_id: str | None, tool_name: str
+        self, reach: Reach, *, project_id: str | None, tool_name: str
     ) -> Sequence[Remembered]:
         """What was remembered for calls of this tool there, for the conversation or its project."""
         ...
@@ -62,7 +62,10 @@ class Records(Protocol):
         self,
         rule_id: str,
         reach: Reach,
-    ) -> bool: ...
+    ) -> bool | None:
+        """From now on the rule holds no longer. Return whether that is recorded, None where there
+        was no such rule within these bounds."""
+        ...
 
 
 class MemoryRecords:
@@ -139,26 +142,23 @@ class MemoryRecords:
         return found[:limit]
 
     async def rules_for(
-        self, *, owner: str, conversation_id: str, project_id: str | None, tool_name: str
+        self, reach: Reach, *, project_id: str | None, tool_name: str
     ) -> Sequence[Remembered]:
         return [
             rule
-            for rule, _ in self._rules.values()
-            if (rule.owner, rule.tool_name) == (owner, tool_name)
-            and (
-                rule.conversation_id == conversation_id
-                or (rule.project_id is not None and rule.project_id == project_id)
-            )
+            for rule, source in self._rules.values()
+            if (rule.owner, rule.tool_name) == (reach.owner, tool_name)
+            and (reach.covers(source) if rule.project_id is None else rule.project_id == project_id)
         ]
 
     async def drop_rule(
         self,
         rule_id: str,
         reach: Reach,
-    ) -> bool:
+    ) -> bool | None:
         rule, source = self._rules.get(rule_id, (None, None))
         if rule is None or source is None or not _rule_within(reach, rule, source):
-            return False
+            return None
         del self._rules[rule_id]
         return True
 
@@ -168,7 +168,9 @@ class MemoryRecords:
 
 
 def _rule_within(reach: Reach, rule: Remembered, source: Approval) -> bool:
-    return reach == Reach(rule.owner) if rule.project_id is not None else reach.covers(source)
+    if rule.project_id is not None:
+        return reach.owner == rule.owner and not reach.is_bounded
+    return reach.covers(source)
 
 
 def _says(rule: Remembered) -> tuple[str | None, ...]:

@@ -19,7 +19,7 @@ from sbx.agent.approval_records import MemoryRecords, Records
 from sbx.agent.tools.rules import Rule, matches, rule_for
 from sbx.agent.tools.tool import Arguments
 from sbx.clock import Clock, SystemClock
-from sbx.errors import BadRequest, Conflict, NotFound, SbxError, TooLarge
+from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.isolation.patience import to_the_end
 from sbx.protocol.approvals import (
     ABORT,
@@ -52,8 +52,11 @@ class Place:
 class Pending:
     """A call that waits for an answer. Made by `Approvals.ask`."""
 
-    def __init__(self, approvals: "Approvals", approval: Approval) -> None:
+    def __init__(
+        self, approvals: "Approvals", approval: Approval, *, may_be_remembered: bool
+    ) -> None:
         self.approval = approval
+        self.may_be_remembered = may_be_remembered
         self._approvals = approvals
         self._answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
 
@@ -111,9 +114,11 @@ class Approvals:
         tool_name: str,
         tool_args: Arguments,
         rehearsal: dict[str, Any] | None = None,
+        may_be_remembered: bool = True,
     ) -> Pending:
         """Known, and ready to be decided, when this returns: only then tell anybody.
 
+        `may_be_remembered`: whether a rule would answer the same question the next time.
         A call is asked about once: a late answer to a first question would answer the second.
         Raises Conflict; NotFound `no_conversation` for one that was deleted; TooLarge.
         """
@@ -134,7 +139,9 @@ class Approvals:
         )
         if tool_call_id in self._waiting:
             raise Conflict(f"the call {tool_call_id} waits for an answer already")
-        pending = self._waiting[tool_call_id] = Pending(self, approval)
+        pending = self._waiting[tool_call_id] = Pending(
+            self, approval, may_be_remembered=may_be_remembered
+        )
         try:
             pending.approval = await to_the_end(self._records.add(approval))
         except asyncio.CancelledError:
@@ -149,11 +156,9 @@ class Approvals:
 
     async def remembers(self, place: Place, tool_name: str, subject: str) -> bool:
         """Whether a rule allows this call without a question; `subject` as of `rules.subject`."""
+        reach = Reach(place.owner, place.user_id, place.agent_id, place.conversation_id)
         rules = await self._records.rules_for(
-            owner=place.owner,
-            conversation_id=place.conversation_id,
-            project_id=place.project_id,
-            tool_name=tool_name,
+            reach, project_id=place.project_id, tool_name=tool_name
         )
         return any(
             matches(Rule(rule.kind, rule.text, rule.tool_name), subject, tool_name)
@@ -194,8 +199,10 @@ class Approvals:
         begin with `prefix`; in the call's project, or else in its conversation.
 
         `by` is the owner unless told otherwise. Raises NotFound; Conflict `already_decided`, whose
-        details say who did; BadRequest `prefix_missing`, `invalid_prefix`. What raises decides
-        nothing.
+        details say who did; BadRequest `prefix_missing`, `invalid_prefix`, and
+        `not_remembered` for a call whose changes are asked about; Denied
+        `rule_not_permitted` for a reach with bounds, which makes no rule: the rule would hold after
+        the token has ended, and in a project beyond its bounds. What raises decides nothing.
         """
         approval = await self._records.of_id(tool_call_id)
         if approval is None or not reach.covers(approval):
@@ -205,6 +212,22 @@ class Approvals:
             raise _already(tool_call_id, approval.decision)
         if now >= approval.expires_at:
             raise _already(tool_call_id, await self.deny(approval, TIMEOUT))
+        if remember is not None and reach.is_bounded:
+            raise Denied(
+                "a token may approve one call, and may not have the approval remembered",
+                code="rule_not_permitted",
+                hint="approve the call without remember, or decide with a key of the owner",
+                details={"field": "remember"},
+            )
+        pending = self._waiting.get(tool_call_id)
+        if remember is not None and pending is not None and not pending.may_be_remembered:
+            raise BadRequest(
+                f"{approval.tool_name} is asked about by its changes, which differ each time",
+                code="not_remembered",
+                hint="approve it for this once; the setting changes, or ask_outside for some"
+                " directories, allows changes without a question",
+                details={"field": "remember"},
+            )
         rule = _rule(approval, approved, remember, prefix, by, now)
         decision = Decision(approved, by, now, remember)
         return await to_the_end(self._decide(approval, decision, rule))
@@ -256,11 +279,12 @@ class Approvals:
         more = found and await page(found[-1].seq, 1)
         return found, str(found[-1].seq) if more else None
 
-    async def revoke(self, reach: Reach, rule_id: str) -> None:
-        """From now on it is asked again. Raises NotFound."""
-        dropped = await self._records.drop_rule(rule_id, reach)
-        if not dropped:
+    async def revoke(self, reach: Reach, rule_id: str) -> bool:
+        """From now on it is asked again; whether that is recorded yet. Raises NotFound."""
+        recorded = await to_the_end(self._records.drop_rule(rule_id, reach))
+        if recorded is None:
             raise NotFound(f"there is no rule {rule_id}", code="rule_not_found")
+        return recorded
 
     # -- for those who wait ------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from sbx.agent.sandbox import InProject, KeepsChanges, Rehearses, Sandbox, is_sa
 from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.results import failed
-from sbx.agent.tools.rules import subject
+from sbx.agent.tools.rules import COMMAND_TOOL, subject
 from sbx.agent.tools.tool import Arguments, Emit, Ruling, ToolResult
 from sbx.errors import SbxError, TooLarge, Unavailable
 from sbx.isolation.patience import to_the_end
@@ -109,6 +109,7 @@ class Calls:
             results[place] = await self._acted(one, what)
 
         try:
+            await self._tools.ready()
             for place, call in enumerate(calls):
                 begun.append(one := _Call(call, of=min(len(calls), CALLS_MAX)))
                 if place < CALLS_MAX:
@@ -163,11 +164,20 @@ class Calls:
     async def _ruling(self, one: "_Call") -> Ruling:
         tool = self._tools.get(one.call.name)
         ruling = self._permissions.of(tool, one.arguments)
-        if ruling in ("ask", "changes") and self._approvals is not None:
+        one.may_be_remembered = self._may_be_remembered(one, ruling)
+        if one.may_be_remembered and self._approvals is not None:
             text = subject(tool.name, one.arguments)
             if await self._approvals.remembers(self._place, tool.name, text):
                 return "allow"
         return ruling
+
+    def _may_be_remembered(self, one: "_Call", ruling: Ruling) -> bool:
+        """Whether "always" has a meaning: for a command, and for a call that is asked about as a
+        call. Other calls are asked about by their changes, and the same code or file is another
+        change next time, so no rule answers that question."""
+        if one.call.name == COMMAND_TOOL:
+            return ruling in ("ask", "changes")
+        return ruling == "ask" and self._trying_it(one, ruling) is None
 
     def _trying_it(
         self, one: "_Call", ruling: Ruling
@@ -259,7 +269,8 @@ class Calls:
             except (TooLarge, Unavailable):
                 return await self._made_untried(one, allowed=allowed and ruling != "ask")
             try:
-                if allowed and ruling != "ask":
+                # A tool that only writes files prints nothing, and may have to be asked about.
+                if allowed and ruling != "ask" and effect != "write":
                     self._tell_start(one)
                 emit = partial(self._tell_output, one) if one.open else one.later
                 result = await self._made(one, changes.sandbox, emit)
@@ -283,7 +294,8 @@ class Calls:
     async def _settled(self, one: "_Call", ruling: Ruling, trial: Trial) -> ToolResult:
         """Decide about the changes of a call, and make exactly these or none."""
         setting = await self._changes()
-        allowed = ruling != "ask" and (ruling == "allow" or trial.allowed_by(setting))
+        allowed = ruling == "allow" or (ruling != "ask" and trial.allowed_by(setting))
+        allowed = allowed and not trial.always_asked
         if not allowed:
             if self._approvals is None:
                 return _NOBODY_FOR_CHANGES
@@ -308,6 +320,7 @@ class Calls:
             tool_name=one.call.name,
             tool_args=one.arguments,
             rehearsal=shown,
+            may_be_remembered=one.may_be_remembered,
         )
         one.pending = pending
         self._tell_start(one, rehearsal=shown)
@@ -356,6 +369,7 @@ class _Call:
         self.arguments: Arguments = {}
         self.open = False
         self.pending: Pending | None = None
+        self.may_be_remembered = False
         self.took_s = 0.0
         self._held_back: list[tuple[str, str]] = []
 

@@ -4,7 +4,7 @@ A sandbox over a project does that for every call (`KeepsChanges`), others for c
 (`Rehearses`). Both give a `Trial`: the result, the changes, and a way to make or to drop them.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from sbx.agent.sandbox import Changes, FileChange, Rehearsal
@@ -28,7 +28,8 @@ async def ask_always() -> ChangesSetting:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """`shown` is what a person decides by; `is_empty`: no file would change. `denied` is what the
-    model is told beside a no."""
+    model is told beside a no. `always_asked`: a program of the host would obey a new file, and no
+    setting answers for a person."""
 
     result: Callable[[], Awaitable[ToolResult]]
     shown: Json
@@ -37,6 +38,7 @@ class Trial:
     commit: Callable[[], Awaitable[None]]
     discard: Callable[[], Awaitable[None]]
     denied: str = ""
+    always_asked: bool = False
 
     def allowed_by(self, setting: ChangesSetting) -> bool:
         """Whether these changes are made without a question."""
@@ -65,12 +67,13 @@ async def compared(changes: Changes, result: ToolResult, *, keeps_variables: boo
 
     return Trial(
         told,
-        _shown(there.run, there.changes, there.truncated, there.left_out),
+        _shown(there.run, there.changes, there.truncated, there.left_out, there.host_executables),
         there.is_empty,
         there.within,
         changes.commit,
         changes.rollback,
         _KEPT if keeps_variables else _DROPPED,
+        bool(there.host_executables),
     )
 
 
@@ -98,8 +101,9 @@ def _shown(
     changes: Sequence[FileChange],
     truncated: bool,
     left_out: Sequence[str],
+    host_executables: Mapping[str, str] | None = None,
 ) -> Json:
-    return {
+    shown: Json = {
         "status": "ok" if run is None else run.status.value,
         "exit_code": None if run is None else run.exit_code,
         "output": "" if run is None else cut(run.text, _OUTPUT_MAX),
@@ -107,3 +111,8 @@ def _shown(
         "truncated": truncated,
         "left_out": list(left_out),
     }
+    if host_executables:
+        shown["host_executables"] = [
+            {"path": path, "program": program} for path, program in host_executables.items()
+        ]
+    return shown

@@ -32,13 +32,14 @@ from sbx.protocol.agent import (
 )
 from sbx.protocol.approvals import ABORT, RESTART, TIMEOUT
 from sbx.telemetry import metrics
+from sbx.telemetry.host_paths import without_host_paths
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 5.0
 _ABORT_S = 10.0  # for an agent that was told to end; then its task is cancelled
 _ABORTED = RunEnd("aborted", "", {})
 
-Key = tuple[str, str]  # owner and conversation
+Key = tuple[str, ...]  # the owner first, the conversation last
 
 
 class Runner(Protocol):
@@ -250,29 +251,28 @@ class Chats:
             raise
         return run
 
-    def find(self, owner: str, conversation_id: str, run_id: str | None = None) -> ChatRun:
+    def find(self, key: Key, run_id: str | None = None) -> ChatRun:
         """The run that goes on in a conversation, or ended there a moment ago. With a `run_id` this
         one and no other. Raises NotFound `no_chat`."""
-        key = owner, conversation_id
         run = self._running.get(key) or self._ended.get(key)
         if run is None or run_id not in (None, run.run_id):
             raise NotFound(
-                f"no agent runs in the conversation {conversation_id[:80]!r}",
+                f"no agent runs in the conversation {key[-1][:80]!r}",
                 code="no_chat",
                 hint="what an agent said is kept in the conversation's messages",
             )
         return run
 
-    def running(self, owner: str, conversation_id: str) -> ChatRun | None:
-        return self._running.get((owner, conversation_id))
+    def running(self, key: Key) -> ChatRun | None:
+        return self._running.get(key)
 
     def every(self) -> list[ChatRun]:
         """All that go on."""
         return list(self._running.values())
 
-    async def abort(self, owner: str, conversation_id: str) -> bool:
+    async def abort(self, key: Key) -> bool:
         """End what goes on in a conversation, and wait for that; False where nothing does."""
-        run = self.running(owner, conversation_id)
+        run = self.running(key)
         return run is not None and await run.abort()
 
     async def close(self) -> None:
@@ -297,7 +297,7 @@ class Chats:
                 hint="follow it, wait for its end, or abort it",
                 details={"run_id": run.run_id},
             )
-        mine = sum(owner == ask.owner for owner, _ in self._running)
+        mine = sum(key[0] == ask.owner for key in self._running)
         for there, limit in ((len(self._running), self._most), (mine, self._per_owner)):
             if there >= limit:
                 raise Unavailable(
@@ -327,4 +327,4 @@ def _count(event: AgentEvent) -> None:
 def _failed(error: Exception) -> RunEnd:
     """What is told of a bug is that it is one: its cause is in the log."""
     told = error if isinstance(error, SbxError) else Broken("the agent failed")
-    return RunEnd("error", "", {}, told.to_dict())
+    return RunEnd("error", "", {}, without_host_paths(told))

@@ -3,7 +3,7 @@
 `sbx.Conversation` and its remote kin have these methods as they are.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -129,6 +129,7 @@ class ChangeSet(Protocol):
     changes: Sequence[FileChange]
     truncated: bool
     left_out: Sequence[str]
+    host_executables: Mapping[str, str]  # new paths, and which program of the host would obey each
 
     @property
     def is_empty(self) -> bool: ...

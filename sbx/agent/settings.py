@@ -1,23 +1,37 @@
 """Which model an agent asks, and which sandbox it works in.
 
-Each setting is read from the environment, then from `.env` in the working directory; by its own
-name, or with SBX_AGENT_ before it, which wins. An agent may have written that file, or who made the
-project it lies in: what it names is never sent a key that it does not hold itself.
+Sources, the first that names a setting wins:
+
+    options → environment → table [agent] of the user's sbx.toml → .env of the working directory
+
+In the environment and in `.env` a setting has its own name, or SBX_AGENT_ before it, which wins. In
+`sbx.toml` the names are in lower case. SBX_CONFIG names another `sbx.toml`.
+
+An agent, or the author of a project, may have written `.env`. It may not set what
+`NOT_IN_WORKING_DIRECTORY` lists, and its BASE_URL is never sent a key from another source.
 """
 
 import os
 from collections.abc import Mapping
-from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from dotenv import dotenv_values
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
-from sbx.errors import BadRequest, Denied
+from sbx import settings_files
+from sbx.errors import BadRequest
 
+TABLE = "agent"  # of sbx.toml
 _PREFIX = "SBX_AGENT_"
-_SENT_TO = {"api_key": "base_url", "sandbox_api_key": "sandbox_domain"}
+# Settings that `.env` of the working directory may not set, each with the reason: the author of the
+# file would decide this. tests/unit/test_agent_parts.py lists the others, so that each new setting
+# needs a decision.
+NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
+    "model_provider": "which provider is sent the key of the environment",
+    "sandbox_domain": "which service is sent the code and the uploads",
+    "sandbox_api_key": "as which owner a service keeps the code and the uploads",
+    "sandbox_image": "which policy the sandbox gets, and so which host directories it sees",
+}
 _SHOULD: Mapping[str, str] = {
     "MODEL_PROVIDER": "`openai`, for everything that speaks chat completions, or `anthropic`",
     "BASE_URL": "the http or https URL of the provider, as https://api.deepseek.com/v1",
@@ -85,26 +99,24 @@ class AgentSettings(BaseModel):
 def read_agent_settings(
     given: Mapping[str, Any] | None = None,
     *,
+    config: Path | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> AgentSettings:
-    """All settings; `given`, as of a command line, goes before both sources, and None in it is not
-    given. Raises as AgentSettings does, and Denied `setting_not_allowed_here`."""
-    in_file = _of(_dotenv((directory or Path.cwd()) / ".env"))
-    ours = _of(os.environ if environment is None else environment)
+    """Return all settings from all sources. `given` is the command line: None in it is not given.
+
+    Raises as AgentSettings does, NotFound for a `config` that does not exist, Denied
+    `settings_not_private` and `setting_not_allowed_here`.
+    """
+    environment = os.environ if environment is None else environment
+    if config is None and (named := environment.get("SBX_CONFIG")):
+        config = Path(named)
+    in_file = _of_dotenv(directory or Path.cwd())
+    ours = _of_toml(config) | _of(environment)
     ours |= {name: value for name, value in (given or {}).items() if value is not None}
-    for key, place in _SENT_TO.items():
-        if key in ours and place in in_file and place not in ours:
-            raise _key_elsewhere(key.upper(), place.upper())
-    chosen = in_file | ours
-    # Without a key of the agent's own, the client of the service takes this one.
-    client_key = (os.environ if environment is None else environment).get("SBX_API_KEY")
-    domain_in_file = "sandbox_domain" in in_file and "sandbox_domain" not in ours
-    if client_key and domain_in_file and "sandbox_api_key" not in chosen:
-        raise _key_elsewhere("SBX_API_KEY", "SANDBOX_DOMAIN")
-    if "sandbox_image" in in_file and "sandbox_image" not in ours:
-        _refuse_policy_file(in_file["sandbox_image"])
-    return AgentSettings(**chosen)
+    if "api_key" in ours and "base_url" in in_file and "base_url" not in ours:
+        raise _key_elsewhere()
+    return AgentSettings(**(in_file | ours))
 
 
 def _of(source: Mapping[str, str | None]) -> dict[str, Any]:
@@ -113,42 +125,61 @@ def _of(source: Mapping[str, str | None]) -> dict[str, Any]:
     return {name.lower(): text.strip() for name, text in found.items() if text and text.strip()}
 
 
-def _dotenv(path: Path) -> Mapping[str, str | None]:
-    try:
-        text = path.read_text()
-    except (FileNotFoundError, NotADirectoryError):
+def _of_toml(config: Path | None) -> dict[str, Any]:
+    file = settings_files.read_users(config)
+    if file is None:
         return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{path} cannot be read: {error}", code="invalid_settings") from error
-    return dotenv_values(stream=StringIO(text), interpolate=False)
-
-
-def _key_elsewhere(key: str, place: str) -> BadRequest:
-    return BadRequest(
-        f"{place} is from .env and {key} is not: who wrote that file would be sent the key",
-        code="invalid_settings",
-        hint=f"set {place} where {key} is set, or both in .env",
-        details={"setting": place},
-    )
-
-
-def _refuse_policy_file(image: str) -> None:
-    """Raise Denied for a policy file that `.env` names. The author of `.env` could write that file
-    too, and mount any host directory by it. A name is looked up among the user's policies."""
-    if "/" in image or image.endswith(".toml"):
-        raise Denied(
-            f".env may not set SANDBOX_IMAGE to a policy file, {image!r}: this would decide which"
-            " host directories the sandbox sees",
-            code="setting_not_allowed_here",
-            hint="name an installed policy, or set SBX_AGENT_SANDBOX_IMAGE in the environment",
-            details={"setting": "SANDBOX_IMAGE"},
+    path = file[0]
+    values = settings_files.toml(*file).get(TABLE, {})
+    if not isinstance(values, dict):
+        raise BadRequest(
+            f"{path} has a setting {TABLE} that is not a table",
+            code="invalid_settings",
+            hint=f"write [{TABLE}] on a separate line, and the settings below it",
+            details={"setting": TABLE, "source": str(path)},
         )
+    for name in values.keys() - AgentSettings.model_fields.keys():
+        raise BadRequest(
+            f"{path} has an unknown setting {name!r} in [{TABLE}]",
+            code="invalid_settings",
+            hint=f"there are {', '.join(AgentSettings.model_fields)}",
+            details={"setting": name, "source": str(path)},
+        )
+    return values
+
+
+def _of_dotenv(directory: Path) -> dict[str, Any]:
+    values = _of(settings_files.dotenv(settings_files.read_in(directory, ".env") or ""))
+    if settings_files.is_config_directory(directory):
+        return values
+    for name in values:
+        if (decision := NOT_IN_WORKING_DIRECTORY.get(name)) is not None:
+            variable = name.upper()
+            raise settings_files.not_allowed_here(
+                directory / ".env",
+                variable,
+                variable,
+                decision,
+                f"set {_PREFIX}{variable} in the environment, or {name} in the table [{TABLE}] of"
+                f" {settings_files.config_directory() / settings_files.NAME}",
+            )
+    return values
+
+
+def _key_elsewhere() -> BadRequest:
+    return BadRequest(
+        "BASE_URL is from .env and API_KEY is not: who wrote that file would be sent the key",
+        code="invalid_settings",
+        hint="set BASE_URL where API_KEY is set, or both in .env",
+        details={"setting": "BASE_URL"},
+    )
 
 
 def _wrong(name: str, what: str, *, code: str) -> BadRequest:
     return BadRequest(
         f"the setting {name} {what}: it should be {_SHOULD.get(name, 'left out, it is unknown')}",
         code=code,
-        hint=f"set {name} or {_PREFIX}{name}, in the environment or in .env",
+        hint=f"set {name} or {_PREFIX}{name} in the environment, or {name.lower()} in the table"
+        f" [{TABLE}] of {settings_files.config_directory() / settings_files.NAME}",
         details={"setting": name},
     )

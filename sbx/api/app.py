@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from sbx.agent.settings import AgentSettings
 from sbx.api import agent, bay, errors, native, sessions
-from sbx.api.callers import OperatorDep, caller
+from sbx.api.callers import HouseDep, OperatorDep, caller
 from sbx.api.index import Index
 from sbx.api.limits import Limits
 from sbx.api.settings import ServiceSettings
@@ -29,8 +29,12 @@ _CORS_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 class Health(BaseModel):
+    """`problems` are codes: `no_space` and `not_recording`, with which new work is refused. Without
+    a problem the member is not there."""
+
     status: str
     version: str
+    problems: list[str] = []
 
 
 class _Cors(CORSMiddleware):
@@ -53,7 +57,9 @@ class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             document = super().openapi()
-            schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
+            components = document.setdefault("components", {})
+            components.setdefault("schemas", {}).update(errors.schemas())
+            schemes = components.setdefault("securitySchemes", {})
             schemes["bearer"] = {
                 "type": "http",
                 "scheme": "bearer",
@@ -111,10 +117,18 @@ def _mount(app: FastAPI) -> None:
     app.router.routes.append(Index(routes))
     app.router.routes.extend(routes)
 
-    @app.get("/health", tags=["service"], responses=errors.documented())
-    async def health() -> Health:
-        """Whether the service answers; for everybody."""
-        return Health(status="ok", version=app.version)
+    @app.get(
+        "/health",
+        tags=["service"],
+        responses=errors.documented(),
+        response_model_exclude_defaults=True,
+    )
+    async def health(house: HouseDep) -> Health:
+        """Whether the service answers and its processes live. No key is needed. A 503 names the
+        process that failed; the service ends then, so that it is started again."""
+        if (failure := house.failure) is not None:
+            raise failure
+        return Health(status="ok", version=app.version, problems=list(house.recording.problems))
 
     @app.get(
         "/metrics",

@@ -14,9 +14,11 @@ from typing import Any, cast
 
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
+from sbx.api.admission import PLACE, Place
 from sbx.api.errors import error_response
 from sbx.api.peers import PEER, peer_of
 from sbx.errors import BadRequest
@@ -28,8 +30,10 @@ _GONE_S = 15.0  # from the end of what was told to that of the connection; uvico
 class Attachment(WebSocketsSansIOProtocol):
     """See the module."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, place: Place, *given: Any, **named: Any) -> None:
+        """`place`: of the connection, which this protocol gives back."""
         super().__init__(*given, **named)
+        self._place = place
         self.conn = ServerProtocol(max_size=MESSAGE_MAX, logger=logging.getLogger("uvicorn.error"))
         self.ping_interval = self.ping_timeout = PING_S
         self._peer: dict[str, int] | None = None
@@ -37,6 +41,10 @@ class Attachment(WebSocketsSansIOProtocol):
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)
         self._peer = peer_of(cast("asyncio.Transport", transport))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._place.leave()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """The first time it is all of the head, as it was parsed already."""
@@ -70,8 +78,25 @@ class Attachment(WebSocketsSansIOProtocol):
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
-        if self._peer is not None and not self.close_sent:  # the app is called after this turn
-            cast("dict[str, Any]", self.scope["extensions"])[PEER] = self._peer
+        if self.close_sent:
+            return
+        extensions = cast("dict[str, Any]", self.scope["extensions"])
+        extensions[PLACE] = self._place  # the app is called after this turn
+        if self._peer is not None:
+            extensions[PEER] = self._peer
+
+    def send_receive_event_to_app(self) -> None:
+        """Close by 1007 for text that is not UTF-8. uvicorn does so too, but logs it as an error:
+        any attached client could flood the log."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.send_close(CloseCode.INVALID_DATA)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
+from sbx.api.admission import PLACE, Place
 from sbx.api.peers import PEER
 from sbx.errors import Denied
 from sbx.runtime.access import Caller
@@ -61,15 +62,23 @@ async def _caller(request: HTTPConnection) -> Caller:
         scheme, _, bearer = given.partition(" ")
         if scheme.lower() != "bearer" or not bearer.strip():
             raise _unauthorized("the Authorization header must say: Bearer <key>")
-        return await access.of_bearer(bearer.strip())
+        return _with_place(await access.of_bearer(bearer.strip()), request)
     if (cookie := request.cookies.get(COOKIE)) is not None:
         if request.scope.get("method") not in _SAFE:
             check_origin(request)
-        return await access.of_bearer(cookie)
+        return _with_place(await access.of_bearer(cookie), request)
     peer = request.scope.get("extensions", {}).get(PEER)
     if peer is None:
         raise _unauthorized("a key is needed")
     return access.of_peer(peer["uid"])
+
+
+def _with_place(caller: Caller, request: HTTPConnection) -> Caller:
+    """Return the caller, and keep the place of the connection for it."""
+    place: Place | None = request.scope.get("extensions", {}).get(PLACE)
+    if place is not None:
+        place.authenticated()
+    return caller
 
 
 async def operator(caller: Annotated[Caller, Depends(caller)]) -> Caller:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sbx.api.sse import Encoded
 from sbx.protocol.bundles import weight
@@ -17,6 +17,7 @@ from sbx.protocol.events import encode, run_to_json, to_json
 from sbx.protocol.runs import Display, Event, MimeBundle, Result, Run, RunEnd
 
 Form = dict[str, Any]
+T = TypeVar("T")
 
 _LONG = 10_000  # values that are visited in Python: about 5 ms
 _worker = ThreadPoolExecutor(1, thread_name_prefix="sbx-encoding")
@@ -25,19 +26,32 @@ run_form: Callable[[Run], Form] = partial(run_to_json, encoded=True)
 event_form: Callable[[Event], Form] = partial(to_json, encoded=True)
 
 
-async def encoded_run(run: Run, form: Callable[[Run], Form] = run_form) -> bytes:
+async def encoded_run(
+    run: Run, form: Callable[[Run], Form] = run_form, *, recorded: bool = True
+) -> bytes:
     """Return the JSON of what `form` makes of the run."""
+    form = form if recorded else _unrecorded(form)
     if _is_long(run.outputs):
         return await asyncio.get_running_loop().run_in_executor(_worker, _encoded, form, run)
     return _encoded(form, run)
 
 
-async def encoded_event(event: Event, form: Callable[[Event], Form] = event_form) -> Encoded:
+async def encoded_event(
+    event: Event, form: Callable[[Event], Form] = event_form, *, recorded: bool = True
+) -> Encoded:
     """Return the JSON of what `form` makes of the event."""
+    if not recorded and isinstance(event, RunEnd):
+        form = _unrecorded(form)
     if _is_long(_bundles(event)):
         loop = asyncio.get_running_loop()
         return Encoded(event.type, await loop.run_in_executor(_worker, _encoded, form, event))
     return Encoded(event.type, _encoded(form, event))
+
+
+def _unrecorded(form: Callable[[T], Form]) -> Callable[[T], Form]:
+    """Return the form with `"recorded": false`: the history does not have the run yet. A reply
+    without it is about a run that is recorded."""
+    return lambda source: {**form(source), "recorded": False}
 
 
 def _encoded(form: Callable[[Any], Form], source: Any) -> bytes:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbx.api.errors import broken, error_response
-from sbx.errors import BadRequest, InvalidPath, SbxError, TooLarge
+from sbx.errors import BadRequest, InvalidPath, SbxError, TooLarge, out_of_files
 from sbx.telemetry.logs import bound
 from sbx.telemetry.metrics import requested
 
@@ -52,6 +52,11 @@ _CONTENT = re.compile(
     r"|POST /api/v1/conversations/[^/]+/import|POST /api/v1/tools/[^/]+/invoke"
 )
 _LOGIN = "POST /api/v1/login"
+# RFC 9112, 3.2, and RFC 3986, 3.2.2: a name or an address, perhaps empty, and perhaps a port.
+_HOST = re.compile(
+    rb"(\[[0-9A-Fa-f:.]+(%25[A-Za-z0-9._~-]+)?\]|([A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)"
+    rb"(:[0-9]{0,5})?"
+)
 _ONCE = frozenset(
     name.encode()
     for name in (
@@ -102,11 +107,13 @@ class Limits:
                 if started:
                     raise
                 await error_response(error, request_id)(scope, receive, sending)
-            except Exception:
+            except Exception as error:
                 if started:
                     raise
-                _log.exception("%s %s failed", scope["method"], scope["path"])
-                await error_response(broken(), request_id)(scope, receive, sending)
+                if (refusal := out_of_files(error)) is None:
+                    _log.exception("%s %s failed", scope["method"], scope["path"])
+                reply = error_response(refusal or broken(), request_id)
+                await reply(scope, receive, sending)
             finally:
                 seconds = time.monotonic() - began
                 requested(scope["method"], _template(scope), started or 499, seconds)
@@ -223,6 +230,10 @@ def _check(scope: Scope) -> int | None:
             seen.add(name)
             if name == b"content-length" and value.isdigit():
                 length = int(value[:20])
+            if name == b"host" and not _HOST.fullmatch(value):
+                raise _bad_host("the Host header is neither a name nor an address")
+    if b"host" not in seen and scope["http_version"] == "1.1":
+        raise _bad_host("a request of HTTP/1.1 must have a Host header")
     if size > HEADER_BYTES_MAX:
         raise _headers_too_large(f"at most {HEADER_BYTES_MAX} bytes of headers")
     raw_path, query = scope.get("raw_path") or b"", scope.get("query_string", b"")
@@ -266,6 +277,10 @@ def _too_large(most: int) -> SbxError:
 
 def _too_slow() -> SbxError:
     return BadRequest("the body came too slowly", code="request_timeout")
+
+
+def _bad_host(message: str) -> SbxError:
+    return BadRequest(message, hint="send Host: and the name of the server, with any port")
 
 
 def _headers_too_large(message: str) -> SbxError:

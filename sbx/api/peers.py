@@ -1,6 +1,8 @@
-"""Who made a connection over a Unix socket, as linux tells it (SO_PEERCRED, unix(7))."""
+"""The other end of a connection, as Linux reports it: its user (SO_PEERCRED, unix(7)), and whether
+it has hung up (poll(2))."""
 
 import asyncio
+import select
 import socket
 import struct
 
@@ -17,3 +19,10 @@ def peer_of(transport: asyncio.Transport) -> dict[str, int] | None:
         sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
     return {"uid": uid, "gid": gid, "pid": pid}
+
+
+def has_hung_up(transport: asyncio.Transport) -> bool:
+    """Return whether the client can no longer read: its Unix socket is closed, or an RST came."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), 0)  # POLLHUP, POLLERR in any case
+    return bool(poll.poll(0))

@@ -29,6 +29,7 @@ import pwd
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,12 +40,12 @@ from sbx.isolation.filters import load_filter, load_filters
 from sbx.isolation.grants import Projects, grants
 from sbx.isolation.launch import BrokerProcess
 from sbx.isolation.plan import Interpreter
-from sbx.linux import capabilities, landlock, prctl, procfs, seccomp
+from sbx.linux import capabilities, landlock, mountinfo, prctl, procfs, seccomp
 from sbx.linux.landlock import Files
 from sbx.policy import Policy, available, load
 from sbx.runtime.environments.directory import Environments
 from sbx.runtime.interpreter import interpreter_as, own_interpreter
-from sbx.workspace.allowed_paths import SYSTEM_TREES
+from sbx.workspace import allowed_paths
 
 _log = logging.getLogger(__name__)
 KEPT = (
@@ -63,7 +64,9 @@ _ETC = (
 _WHOLE = {*_PROGRAMS, "/etc", "/proc"}
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SHOWN_OF_RUN = ("/run/systemd/resolve", "/run/resolvconf")  # where resolv.conf may lead to
-_WRITTEN = Files.EDIT & ~(Files.EXECUTE | Files.MAKE_FIFO | Files.MAKE_SYM)
+# With symlinks: copies, checkpoints and commits of a workspace have those of its code. The broker,
+# which is root, follows none below the data directory.
+_WRITTEN = Files.EDIT & ~(Files.EXECUTE | Files.MAKE_FIFO)
 
 
 class Account(NamedTuple):
@@ -141,8 +144,11 @@ def confine(
     account: Account,
     *,
     writable: Sequence[Path],
+    private: Sequence[Path] = (),
 ) -> list[str]:
     """Tell the broker what the jails of every policy are made of; what of that `drop` has to show.
+
+    `private`: further paths of sbx that no project may hold or lie in.
 
     Once, before `drop`. A policy that cannot be loaded now is none, nor is one whose environment
     is not there yet, or lies where this process can still write afterwards.
@@ -159,7 +165,7 @@ def confine(
         data=settings.data,
         writable=writable,
         attachable=settings.attach_dirs,
-        projects=_projects(settings),
+        projects=_projects(settings, private),
     )
     broker.confine(granted)
     sources = {mount.source for policy, _ in policies for mount in policy.filesystem.mount}
@@ -170,18 +176,17 @@ def confine(
     return sorted(source for source in sources if os.path.exists(source))
 
 
-def _projects(settings: ServiceSettings) -> Projects | None:
+def _projects(settings: ServiceSettings, private: Sequence[Path]) -> Projects | None:
     if not settings.project_dirs or not settings.project_owners:
         return None
-    homes = []
-    for uid in {0, *settings.project_owners}:
-        with suppress(KeyError):
-            homes.append(os.path.realpath(pwd.getpwuid(uid).pw_dir))
+    own = settings.own_paths
+    host = allowed_paths.host_facts(
+        replace(own, private=(*own.private, *private)), settings.project_owners, mountinfo.read()
+    )
     return Projects(
         within=[os.path.realpath(path) for path in settings.project_dirs],
         owners=list(settings.project_owners),
-        apart=[*map(os.path.realpath, SYSTEM_TREES), *map(os.path.realpath, settings.private)],
-        homes=["/", *homes],
+        host=host,
     )
 
 
@@ -214,10 +219,12 @@ def drop(
     *,
     writable: Sequence[Path],
     shown: Sequence[str] = (),
+    projects: Sequence[Path] = (),
 ) -> None:
     """Give up everything but what the module's docstring names. For good, and all or nothing.
 
     `shown`: what `confine` gave; paths that are there, and no more readable than Landlock says.
+    `projects`: directories of users, which a project server may change.
     Raises Unavailable `cannot_drop` where this host lacks a layer: a service that would parse HTTP
     with more rights than said is not started. The program must end then: some of it may be done.
     """
@@ -233,12 +240,12 @@ def drop(
         show_only(
             _WHOLE,
             [*readable, *shown],
-            list(map(str, writable)),
+            list(map(str, (*writable, *projects))),
             devices=[f"/dev/{name}" for name in _DEVICES],
             links=dict(own_interpreter().links),
         )
         _become(account)
-        _confine(readable, writable)
+        _confine(readable, writable, projects)
         seccomp.install(program)
     except (OSError, RuntimeError) as error:
         raise _cannot(str(error), "`sbx doctor` says what this host gives") from error
@@ -278,13 +285,13 @@ def _become(account: Account) -> None:
     os.chdir("/")
 
 
-def _confine(readable: Iterable[str], writable: Iterable[Path]) -> None:
+def _confine(readable: Iterable[str], writable: Iterable[Path], projects: Sequence[Path]) -> None:
     with landlock.Ruleset(scope_signals=True, scope_abstract_sockets=True) as rules:
         for path in readable:
             rules.allow(path, Files.READ)
         for name in _DEVICES:
             rules.allow(f"/dev/{name}", Files.DEVICE)
-        for where in writable:
+        for where in (*writable, *projects):
             rules.allow(str(where), _WRITTEN)
         # The service connects to sockets of the host, as the resolver's: what it may not use is
         # not shown to it.

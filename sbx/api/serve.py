@@ -1,7 +1,8 @@
 """`sbx serve`: one process from its start to its end.
 
     sockets      opened first, as whoever started it
-    privileges   as root: the broker is started, then everything it needs is given up
+    privileges   as root: the broker is started, and the project server where the settings name
+                 owners of projects; then everything they need is given up
     house        inside the event loop: store, sandboxes, runs
     ready        systemd is told, and whoever watches
     drain        SIGTERM, SIGINT: no new connection, agents are ended, requests and runs end, or
@@ -16,7 +17,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import time
@@ -30,7 +30,7 @@ import uvloop
 from fastapi import FastAPI
 
 from sbx.agent.settings import AgentSettings, read_agent_settings
-from sbx.api import privileges
+from sbx.api import privileges, project_process
 from sbx.api.activation import Notifier, inherited_sockets
 from sbx.api.agent import Agents, agents_of
 from sbx.api.app import create_app
@@ -41,7 +41,9 @@ from sbx.api.sse import FOLLOWING
 from sbx.errors import BadRequest, Broken, SbxError
 from sbx.isolation.cgroups.aside import step_aside
 from sbx.isolation.launch import BrokerProcess, start_broker
+from sbx.linux.rlimits import raise_open_files
 from sbx.runtime.house import House
+from sbx.runtime.project_client import ProjectProcess
 from sbx.runtime.store.runs import SERVICE_ENDED
 from sbx.telemetry import logs, metrics
 
@@ -50,29 +52,38 @@ _LAST_WORDS_S = 5.0
 _KEEP_ALIVE_S = 75
 _LOOK_S = 0.2  # how soon a second signal is seen
 _LOOPBACK = ("127.", "::1")
-_FILES_MAX = 1 << 20  # more are of no use, and some programs close every number up to the limit
-_FILES_A_CONNECTION = 4  # of which a connection has one: the rest are for what it makes us open
+_FAILURES = {
+    "broker_died": "the broker died, so the service could no longer start kernels",
+    "broker_silent": "the broker did not answer, so the service could no longer start kernels",
+    "project_server_died": "the project server died, so the service could no longer open projects",
+    "project_server_silent": "the project server did not answer: no project could be opened",
+}
+FILES_MAX = 1 << 20  # more are of no use, and some programs close every number up to the limit
+# TCP and the Unix socket have as many places each: half are for connections, and the rest for the
+# files that requests open.
+_FILES_A_CONNECTION = 4
 
 
 OnKey = Callable[[str, Path], None]
 
 
-def serve(settings: ServiceSettings, on_first_key: OnKey) -> None:
+def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT, and return when all has ended.
 
     `on_first_key` hears the key that is made at the first start, once, and where it is kept. To be
     called with one thread, and no event loop. Raises what hinders the start: Conflict
-    (`already_running`, `data_dir_in_use`), Unavailable, Denied, BadRequest; Broken `broker_died`
-    when that ended it.
+    (`already_running`, `data_dir_in_use`), Unavailable, Denied, BadRequest; Broken with a
+    code of `_FAILURES` when that ended it. `config`: the file that `--config` names, for the
+    settings of agents.
     """
     logs.configure(form=settings.log_format, level=settings.log_level)
     metrics.enable()
     root = os.geteuid() == 0
-    agent_settings = _agent_settings()
+    agent_settings = _agent_settings(config)
     with ExitStack() as ending:
         notifier = Notifier()
         ending.callback(notifier.close)
-        files = raise_open_files()
+        files = raise_open_files(FILES_MAX)
         if (most := max(1, files // _FILES_A_CONNECTION)) < settings.connections_max:
             _log.warning("only %d files may be open, so only %d connections", files, most)
             settings = settings.model_copy(update={"connections_max": most})
@@ -84,28 +95,42 @@ def serve(settings: ServiceSettings, on_first_key: OnKey) -> None:
         listeners = _listeners(settings)
         for listener in listeners:
             ending.callback(listener.close)
-        broker = None
+        broker = project_server = None
         if root:
+            undo = ending.enter_context(ExitStack())
+            if settings.project_dirs and settings.project_owners:
+                project_server = project_process.start(settings)
+                undo.callback(project_server.close)
             broker = start_broker(
                 bwrap=str(settings.bwrap) if settings.bwrap else None,
                 uids=settings.uid_range,
                 groups=settings.cgroups,
             )
-            undo = ending.enter_context(ExitStack())
             undo.callback(broker.close)
             made = {one.path.parent for one in listeners if one.path is not None}
             writable = [settings.data, *sorted(made)]
-            shown = privileges.confine(broker, settings, account, writable=writable)
+            # It maps no project: the broker of the project server does that.
+            mine = settings.model_copy(update={"project_owners": ()})
+            shown = privileges.confine(broker, mine, account, writable=writable)
             privileges.drop(settings, account, writable=writable, shown=shown)
             undo.pop_all()  # from here on the house ends it
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, agent_settings, listeners, broker, notifier, on_first_key))
+            runner.run(
+                _serve(
+                    settings,
+                    agent_settings,
+                    listeners,
+                    (broker, project_server),
+                    notifier,
+                    on_first_key,
+                )
+            )
 
 
-def _agent_settings() -> AgentSettings | SbxError:
+def _agent_settings(config: Path | None) -> AgentSettings | SbxError:
     """What is wrong with them is told to who wants to chat: all else needs no model."""
     try:
-        return read_agent_settings()
+        return read_agent_settings(config=config)
     except SbxError as error:
         _log.warning("no agent can run: %s", error.message)
         return error
@@ -115,11 +140,12 @@ async def _serve(
     settings: ServiceSettings,
     agent_settings: AgentSettings | SbxError,
     listeners: Sequence[Listener],
-    broker: BrokerProcess | None,
+    started: tuple[BrokerProcess | None, ProjectProcess | None],
     notifier: Notifier,
     on_first_key: OnKey,
 ) -> None:
-    async with House(settings, broker=broker) as house:
+    broker, project_server = started
+    async with House(settings, broker=broker, project_server=project_server) as house:
         given = settings.api_key.get_secret_value() if settings.api_key else None
         key = await house.access.first_key(given, settings.credentials_path)
         if key is not None and given is None:
@@ -135,23 +161,12 @@ async def _serve(
         await agents.start()
         server = _Server(house, app, agents, settings, ready, notifier)
         await server.serve(sockets=[listener.sock for listener in listeners])
-        if not house.runtime.alive:
+        if (failure := house.failure) is not None:
             raise Broken(
-                "the broker died, so no kernel could be started any more",
-                code="broker_died",
-                hint="start the service again: sandboxes and their files are kept",
+                _FAILURES.get(failure.code, failure.message),
+                code=failure.code,
+                hint="start the service again: sandboxes, projects and their files are kept",
             )
-
-
-def raise_open_files() -> int:
-    """Let this process open as many files as it may; the default of 1024 is for select(2). Jails
-    have a limit of their own. How many that are."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _FILES_MAX)
-    if soft == resource.RLIM_INFINITY or soft >= most:
-        return most
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most
 
 
 def _listeners(settings: ServiceSettings) -> list[Listener]:
@@ -214,7 +229,7 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Whether to end: also when no kernel can be had any more, so that whoever runs the service
         (systemd by Restart=) starts it anew."""
-        return await super().on_tick(counter) or not self._house.runtime.alive
+        return await super().on_tick(counter) or self._house.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no connection and no run any more, let end what goes on, and cut off the rest."""
@@ -244,7 +259,7 @@ class _Server(uvicorn.Server):
     def _send_followers_away(self) -> None:
         """Whoever follows the events of a sandbox would do so for ever; all runs have ended."""
         for connection in list(self.server_state.connections):
-            cycle = getattr(connection, "cycle", None)
+            cycle = getattr(connection, "answering", None)
             if cycle is not None and cycle.scope.get(FOLLOWING):
                 connection.transport.close()
 

@@ -2,29 +2,28 @@
 
 Sources, the first that names a setting wins:
 
-    command line → environment (SBX_*) → .env → sbx.toml → default
+    command line → environment (SBX_*) → the user's sbx.toml
+        → .env, then sbx.toml of the working directory → default
 
-`.env` is looked for in the working directory; `sbx.toml` there, then in the user's configuration
-directory (/etc/sbx for root), unless `--config` or SBX_CONFIG names another. Only the service reads
-these files: a program that embeds sbx is not changed by where it was started.
+The user's `sbx.toml` is in the user's configuration directory (/etc/sbx for root). `--config` or
+SBX_CONFIG names another file, which replaces both. Only the service reads these files: a program
+that embeds sbx is not changed by where it was started. (`Settings.own_paths` is the exception.)
 
 The working directory may be a project: code in a sandbox, or the author of a cloned repository, can
-write its files. So its `.env` and `sbx.toml` may set limits and logging only. They may not set what
-`NOT_IN_WORKING_DIRECTORY` lists.
+write its files. As root this includes files that belong to root, since a project of root may be
+mapped. So these files come last, and may set limits and logging only: not what
+`NOT_IN_WORKING_DIRECTORY` lists. They may raise a limit, but only one that the user does not set.
 """
 
 import json
 import os
-import stat
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from dotenv import dotenv_values
-from platformdirs import user_config_path, user_data_path
+from platformdirs import user_data_path
 from pydantic import (
     BeforeValidator,
     Field,
@@ -35,8 +34,10 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
+from sbx import settings_files
+from sbx.agent.settings import TABLE as AGENT_TABLE
 from sbx.agent.settings import AgentSettings
-from sbx.errors import BadRequest, Denied, NotFound
+from sbx.errors import BadRequest
 from sbx.protocol.addresses import default_socket
 from sbx.runtime.sessions import TYPES
 from sbx.runtime.settings import Settings
@@ -77,6 +78,8 @@ NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
     "listen": "on which network address the service can be reached",
     "api_key": "which key gives the operator's rights",
     "cors_origins": "which web pages may call the service",
+    "history_max": "how much of the record of a sandbox is kept",
+    "tombstones_kept": "how long the record of a sandbox is kept",
 }
 
 
@@ -97,7 +100,8 @@ class ServiceSettings(Settings):
 
     Durations in seconds, sizes in bytes. `user`: as root, the account (or `uid`, `uid:gid`) that
     the process which parses HTTP becomes; None is the account `sbx` where there is one, else the
-    uid below `uid_range`. `connections_max`: at once, and fewer where few files may be open.
+    uid below `uid_range`. `connections_max`: at once over TCP, and as many on the Unix
+    socket; fewer where few files may be open.
     `*_per_owner`: at once, for all that one owner's key and tokens do. `sessions_*`: what a session
     of /api/v1 has, and a request may narrow.
     Made from values alone; `read_settings` looks at the sources.
@@ -170,9 +174,15 @@ class ServiceSettings(Settings):
         return self.data_dir
 
     @property
+    def projects_data(self) -> Path:
+        """Where the project server of a service that root started keeps copies of projects and its
+        quarantine: the service cannot write there."""
+        return self.data.with_name(f"{self.data.name}-projects")
+
+    @property
     def private(self) -> tuple[Path, ...]:
         """Whoever connects to the socket as its user is the operator."""
-        return (self.data, self.socket)
+        return (self.data, self.projects_data, self.socket)
 
     @property
     def credentials_path(self) -> Path:
@@ -211,9 +221,13 @@ def read_settings(
     layers = [
         ("the command line", {k: v for k, v in (given or {}).items() if v is not None}, {}),
         ("the environment", *_of_variables(environment)),
-        *_of_dotenv(directory / ".env"),
-        *_of_toml(config, directory),
+        *_of_users_toml(config),
     ]
+    file = directory / ".env"
+    dotenv = settings_files.dotenv(settings_files.read_in(directory, file.name) or "")
+    layers += _of_dotenv(file, dotenv)
+    if config is None and not settings_files.is_config_directory(directory):
+        layers += _of_toml_here(directory)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, found, names in layers:
@@ -222,7 +236,8 @@ def read_settings(
                 values[name] = value
                 sources[name] = f"{source} ({names[name]})" if name in names else source
     settings = _validated(values, sources)
-    return Found(settings, sources, tuple(_unknown(layers, environment, directory / ".env")))
+    unknown = [*_unknown(environment, "the environment"), *_unknown(dotenv, str(file))]
+    return Found(settings, sources, tuple(sorted(unknown)))
 
 
 def address(listen: str) -> tuple[str, int]:
@@ -282,113 +297,72 @@ def _parsed(field: str, text: str) -> Any:
     return text.split(os.pathsep if field == "policy_dirs" else ",")
 
 
-def _of_dotenv(path: Path) -> list[_Layer]:
-    if (text := _read(path)) is None:
-        return []
-    from io import StringIO
+def _of_users_toml(config: Path | None) -> list[_Layer]:
+    file = settings_files.read_users(config)
+    return [] if file is None else [(str(file[0]), _of_toml(*file), {})]
 
-    values, names = _of_variables(dotenv_values(stream=StringIO(text), interpolate=False))
-    if not _is_config_directory(path.parent):
+
+def _of_dotenv(path: Path, variables: Mapping[str, str | None]) -> list[_Layer]:
+    values, names = _of_variables(variables)
+    if not settings_files.is_config_directory(path.parent):
         _refuse_settings_here(path, values, names)
     return [(str(path), values, names)]
 
 
-def _of_toml(config: Path | None, directory: Path) -> list[_Layer]:
-    here, there = directory / "sbx.toml", _config_directory() / "sbx.toml"
-    for path in (config,) if config is not None else (here, there):
-        if (text := _read(path)) is None:
-            continue
-        try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise BadRequest(
-                f"{path} is no TOML: {error}",
-                code="invalid_settings",
-                hint="write it as name = value, one a line",
-                details={"source": str(path)},
-            ) from None
-        if "policies" in values:
-            values.setdefault("policy_dirs", values.pop("policies"))
-        for name in values.keys() - ServiceSettings.model_fields.keys():
-            raise BadRequest(
-                f"{path} names the setting {name}, and there is none of that name",
-                code="invalid_settings",
-                hint=_nearest(name, list(ServiceSettings.model_fields)),
-                details={"setting": name, "source": str(path)},
-            )
-        if config is None and path is here and not _is_config_directory(directory):
-            _refuse_settings_here(path, values, {})
-        return [(str(path), values, {})]
-    if config is not None:
-        raise NotFound(f"there is no file {config}", hint="name the file with the settings")
-    return []
+def _of_toml_here(directory: Path) -> list[_Layer]:
+    path = directory / settings_files.NAME
+    if (text := settings_files.read_in(directory, path.name)) is None:
+        return []
+    values = _of_toml(path, text, in_working_directory=True)
+    _refuse_settings_here(path, values, {})
+    return [(str(path), values, {})]
 
 
-def _config_directory() -> Path:
-    return Path("/etc/sbx") if os.geteuid() == 0 else user_config_path("sbx")
-
-
-def _is_config_directory(directory: Path) -> bool:
-    return os.path.realpath(directory) == os.path.realpath(_config_directory())
+def _of_toml(path: Path, text: str, *, in_working_directory: bool = False) -> dict[str, Any]:
+    values = settings_files.toml(path, text)
+    if values.pop(AGENT_TABLE, None) is not None and in_working_directory:
+        raise settings_files.not_allowed_here(
+            path,
+            AGENT_TABLE,
+            f"[{AGENT_TABLE}]",
+            "which model an agent asks, and in which sandbox it works",
+            f"put the table in {settings_files.config_directory() / settings_files.NAME}",
+        )
+    if "policies" in values:
+        values.setdefault("policy_dirs", values.pop("policies"))
+    for name in values.keys() - ServiceSettings.model_fields.keys():
+        raise BadRequest(
+            f"{path} names the setting {name}, which does not exist",
+            code="invalid_settings",
+            hint=_nearest(name, list(ServiceSettings.model_fields)),
+            details={"setting": name, "source": str(path)},
+        )
+    return values
 
 
 def _refuse_settings_here(path: Path, values: Mapping[str, Any], names: Mapping[str, str]) -> None:
     """Raise Denied for the first setting that a file of the working directory may not set."""
     for name in values:
         if (decision := NOT_IN_WORKING_DIRECTORY.get(name)) is not None:
-            raise Denied(
-                f"{path} may not set {names.get(name, name)}: it is a file of the working"
-                f" directory, and this setting decides {decision}",
-                code="setting_not_allowed_here",
-                hint=f"set it in {_config_directory() / 'sbx.toml'} or in the environment"
-                f" ({_variables_of(name)[0]}), or name a TOML file with --config (SBX_CONFIG)",
-                details={"setting": name, "source": str(path)},
+            raise settings_files.not_allowed_here(
+                path,
+                name,
+                names.get(name, name),
+                decision,
+                f"set it in {settings_files.config_directory() / settings_files.NAME} or in the"
+                f" environment ({_variables_of(name)[0]}), or name a TOML file with --config"
+                " (SBX_CONFIG)",
             )
 
 
-def _unknown(
-    layers: list[_Layer], environment: Mapping[str, str], dotenv: Path
-) -> list[tuple[str, str]]:
+def _unknown(variables: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
     """Variables that begin like ours and choose nothing: a typo, most likely."""
     known = {v for field in ServiceSettings.model_fields for v in _variables_of(field)}
-    found = [
-        (name, "the environment")
-        for name in environment
+    return [
+        (name, source)
+        for name in variables
         if name.startswith(PREFIX) and name not in known | _NO_SETTINGS
     ]
-    if any(source == str(dotenv) for source, _, _ in layers):
-        found += [
-            (name, str(dotenv))
-            for name in dotenv_values(dotenv, interpolate=False)
-            if name.startswith(PREFIX) and name not in known | _NO_SETTINGS
-        ]
-    return sorted(found)
-
-
-def _read(path: Path) -> str | None:
-    """The text of a settings file; None where there is none.
-
-    It may name programs to run, so it must be ours or root's, and nobody else's to write.
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            found = os.fstat(file.fileno())
-            if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
-                raise Denied(
-                    f"{path} can be written by other users, so its settings are not taken",
-                    code="settings_not_private",
-                    hint=f"make it your own: chown, and chmod go-w '{path}'",
-                    details={"source": str(path)},
-                )
-            return file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(
-            f"{path} cannot be read: {error}",
-            code="invalid_settings",
-            details={"source": str(path)},
-        ) from None
 
 
 def _nearest(name: str, names: list[str]) -> str:

@@ -2,26 +2,29 @@
 
 Each event has an id, so that a client that was cut off asks for the rest with `Last-Event-ID`. The
 status line is gone when something fails on the way: then the last event is `failure`, with the
-usual error body.
+usual error body. That is also how a stream ends when its key or token is revoked or expires.
 """
 
 import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
+from sbx.api.callers import known_now
 from sbx.api.errors import broken, error_body, status_of
 from sbx.api.shares import Share, share
-from sbx.errors import SbxError
+from sbx.errors import BadRequest, Denied, SbxError, Unavailable
 
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT_S = 15.0
 SEND_S = 60.0  # for a client to take what was sent
+KNOWN_S = 5.0  # after which the key or token of the client is looked at again
 FIRST_S = 5.0  # for the first event: then the reply begins without it, and sees the client go
 DOCUMENTED: dict[str, Any] = {  # as a `content` of the OpenAPI document: one event
     MEDIA_TYPE: {
@@ -32,6 +35,8 @@ DOCUMENTED: dict[str, Any] = {  # as a `content` of the OpenAPI document: one ev
     }
 }
 FOLLOWING = "sbx.following"  # in the scope of a request whose reply is a stream of events
+_EVENT_ID_DIGITS = 15
+_EVENT_ID = re.compile(rf"[0-9]{{1,{_EVENT_ID_DIGITS}}}")
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _log = logging.getLogger(__name__)
 
@@ -52,9 +57,19 @@ def wanted(request: Request) -> bool:
 
 
 def last_event_id(request: Request) -> int:
-    """What the client has seen; 0 when it says nothing, or nothing that is a number."""
-    asked = request.headers.get("last-event-id", "")
-    return int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 16 else 0
+    """Return the id of the last event that the client has, or 0 without the header. Raises
+    BadRequest `invalid_event_id`."""
+    text = request.headers.get("last-event-id")
+    if text is None:
+        return 0
+    if not _EVENT_ID.fullmatch(text):
+        raise BadRequest(
+            f"Last-Event-ID must be 1 to {_EVENT_ID_DIGITS} digits, not {text[:40]!r}",
+            code="invalid_event_id",
+            hint="send the id of the last event of this stream, or leave the header out",
+            details={"field": "Last-Event-ID"},
+        )
+    return int(text)
 
 
 async def stream(events: Events, *, request: Request | None = None) -> Response:
@@ -80,7 +95,7 @@ async def stream(events: Events, *, request: Request | None = None) -> Response:
         if held is not None:
             held.end()
         raise
-    return _Stream(_text(first, events, request_id), first, events, held)
+    return _Stream(_text(first, events, request_id), first, events, held, request)
 
 
 def encoded(number: int, event: Mapping[str, Any] | Encoded) -> bytes:
@@ -95,24 +110,27 @@ async def _text(
     first: "asyncio.Future[tuple[int, dict[str, Any] | Encoded]]",
     events: Events,
     request_id: str | None,
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[tuple[int, bytes], None]:
     number = 0
     try:
         try:
             number, event = await first
         except StopAsyncIteration:
-            yield b": nothing\n\n"
+            yield 0, b": nothing\n\n"
             return
-        yield encoded(number, event)
+        yield number, encoded(number, event)
         async for number, event in events:
-            yield encoded(number, event)
+            yield number, encoded(number, event)
     except SbxError as error:
-        told = {"type": "failure", "status": status_of(error), **error_body(error, request_id)}
-        yield encoded(number + 1, told)
+        yield number + 1, _failure(number + 1, error, request_id)
     except Exception:  # noqa: BLE001  # the reply has begun: this is all to be said
         _log.exception("a stream of events failed")
-        told = {"type": "failure", "status": 500, **error_body(broken(), request_id)}
-        yield encoded(number + 1, told)
+        yield number + 1, _failure(number + 1, broken(), request_id)
+
+
+def _failure(number: int, error: SbxError, request_id: str | None) -> bytes:
+    failure = {"type": "failure", "status": status_of(error), **error_body(error, request_id)}
+    return encoded(number, failure)
 
 
 class _Stream(Response):
@@ -123,10 +141,11 @@ class _Stream(Response):
 
     def __init__(
         self,
-        text: AsyncGenerator[bytes, None],
+        text: AsyncGenerator[tuple[int, bytes], None],
         first: "asyncio.Future[Any]",
         events: Events,
         held: Share | None,
+        request: Request | None,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -134,31 +153,42 @@ class _Stream(Response):
         self._first = first
         self._events = events
         self._held = held
+        self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[FOLLOWING] = True
         gone = asyncio.ensure_future(_gone(receive))
-        coming: asyncio.Future[bytes] | None = None
+        denied = asyncio.ensure_future(_denied(self._request))
+        coming: asyncio.Future[tuple[int, bytes]] | None = None
+        number = 0
         head = {"status": self.status_code, "headers": self.raw_headers}
         try:
             await send({"type": "http.response.start", **head})
             while True:
                 coming = coming or asyncio.ensure_future(anext(self._text))
                 await asyncio.wait(
-                    (coming, gone), timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED
+                    (coming, gone, denied),
+                    timeout=HEARTBEAT_S,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
                 if gone.done():
                     return
+                refusal = denied.result() if denied.done() else None
                 piece = b": \n\n"
-                if coming.done():
-                    piece = coming.result()
+                if refusal is not None:
+                    piece = _failure(number + 1, refusal, scope["state"].get("request_id"))
+                elif coming.done():
+                    number, piece = coming.result()
                     coming = None
+                more = refusal is None
                 async with asyncio.timeout(SEND_S):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": piece, "more_body": more})
+                if not more:
+                    return
         except StopAsyncIteration:
             await send({"type": "http.response.body", "body": b""})
         finally:
-            for task in (gone, coming, self._first):
+            for task in (gone, denied, coming, self._first):
                 if task is not None:
                     await _given_up(task)
             for source in (self._text, self._events):
@@ -171,6 +201,20 @@ class _Stream(Response):
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _denied(request: Request | None) -> Denied:
+    """Return the refusal of the client, as soon as its key or token stops being valid."""
+    while True:
+        await asyncio.sleep(KNOWN_S)
+        if request is None or not hasattr(request.state, "caller"):
+            continue
+        try:
+            await known_now(request)
+        except Denied as error:
+            return error
+        except Unavailable:
+            continue  # the store cannot be read: the key may still be valid
 
 
 async def _given_up(task: "asyncio.Future[Any]") -> None:

@@ -181,6 +181,8 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) -
 
 def _revoke(what: str, revoked: str, as_json: bool, socket: str | None, key: str | None) -> int:
     path = reach.of_admin(what, revoked)
-    reach.ask(socket, key, lambda client: client.request("DELETE", path))
-    report.outcome({"revoked": revoked}, one_line(revoked), as_json=as_json)
+    reply = reach.ask(socket, key, lambda client: client.request("DELETE", path))
+    body = {"revoked": revoked, **(reply or {})}  # the reply has a body if it is not recorded yet
+    line = one_line(revoked) + ("" if reply is None else " (not recorded yet)")
+    report.outcome(body, line, as_json=as_json)
     return exits.Exit.OK

@@ -20,7 +20,11 @@ def agent(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Save the files that it wrote there, at the end.", metavar="DIR"),
+        typer.Option(
+            help="Save the files that it wrote there, at the end; not hidden ones, and none that a "
+            "program of this host would obey.",
+            metavar="DIR",
+        ),
     ] = None,
     policy: agent_sandbox.Policy = None,
     model: agent_model.Name = None,
@@ -76,6 +80,7 @@ def agent(
         ),
         max_tokens=max_tokens,
         max_seconds=max_seconds,
+        as_json=as_json,
     )
     check_names(asked.files)
     face: Face = Lines() if as_json else Telling()

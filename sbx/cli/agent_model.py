@@ -39,8 +39,8 @@ def settings(
     connect: str | None = None,
     key: str | None = None,
 ) -> "AgentSettings":
-    """What the environment and `.env` say, and what an option says instead. Raises BadRequest,
-    which names the setting that is wrong."""
+    """Return the settings of an agent, with these options before all other sources. Raises as
+    `read_agent_settings`."""
     from sbx.agent.settings import read_agent_settings
 
     return read_agent_settings(

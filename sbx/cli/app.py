@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, ParamSpec
 
 import typer
+from typer.core import TyperGroup
 
 from sbx import __version__, errors
 from sbx.cli import (
@@ -35,6 +36,7 @@ from sbx.cli import (
     serve,
     shell,
     stats,
+    store,
     terminal,
     transfer,
     upkeep,
@@ -95,6 +97,7 @@ app.add_typer(access.keys, name="key")
 app.add_typer(access.tokens, name="token")
 app.command()(_interruptible(upkeep.gc))
 app.add_typer(upkeep.audit, name="audit")
+app.add_typer(store.app, name="store")
 
 
 def _version(asked: bool) -> None:
@@ -113,6 +116,14 @@ def _sbx(
     """Run code that an AI agent wrote inside walls, on this machine."""
 
 
+@functools.cache
+def _parser() -> TyperGroup:
+    """Return the parser of all commands. It takes 50 ms to build, and a program may run several."""
+    parser = typer.main.get_command(app)
+    assert isinstance(parser, TyperGroup)
+    return parser
+
+
 def run_command(arguments: Sequence[str] | None) -> int:
     """Run one command; its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -121,7 +132,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
         # What goes wrong is said once, in a sentence; without a handler, logging would print more.
         logging.getLogger().addHandler(logging.NullHandler())
     try:
-        code = app(words, prog_name="sbx", standalone_mode=False)
+        code = _parser()(words, prog_name="sbx", standalone_mode=False)
         return int(code or exits.Exit.OK)
     except exits.ReaderGone as error:
         return exits.for_error(error)

@@ -1,6 +1,7 @@
 """A person at the terminal is asked whether a call may be made."""
 
 import asyncio
+import sys
 import termios
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,6 @@ from sbx.protocol.agent import ToolStart
 from sbx.protocol.approvals import Reach, Remember
 
 _OUTPUT_LINES = 20
-_DIFF_LINES = 12
 _MARKS = {"added": "+", "changed": "~", "removed": "-"}
 
 Read = Callable[[], Awaitable[str]]
@@ -103,8 +103,11 @@ def show_rehearsal(event: ToolStart, telling: Telling) -> None:
     telling.head("it would change no file" if not changes else "it would change:")
     for change in changes:
         show_change(change, telling)
+    for one in told.get("host_executables", ()):
+        path, program = one_line(one["path"]), one_line(one["program"])
+        telling.block(f"{path}  (new, and {program} would obey it on this host)", mark="!")
     if told["truncated"]:
-        telling.block("… and more than can be listed: a yes makes that, too")
+        telling.block("… and more than is shown here: a yes makes that, too")
     for path in told.get("left_out", ()):
         telling.block(
             f"{one_line(path)}  (not in the copy: not a file, not readable, or attached)", mark="!"
@@ -115,29 +118,32 @@ def _is_cell(event: ToolStart) -> bool:
     return "code" in event.tool_args and event.tool_args.get("language", "python") == "python"
 
 
-def show_change(change: Mapping[str, Any], telling: Telling) -> None:
-    """One file, and what changed in it where that is a small text."""
+def show_change(change: Mapping[str, Any], telling: Telling, *, most: int = sys.maxsize) -> None:
+    """Show one file, and the first `most` lines of its diff: all where a person decides by it."""
     sizes = (change["size_before"], change["size_after"])
     size = " -> ".join(f"{one}" for one in sizes if one is not None)
     path = one_line(change["path"])
     telling.block(f"{path}  ({size} bytes)" if size else path, mark=_MARKS[change["kind"]])
     if change["diff"]:
-        telling.block(change["diff"], mark="    ", most=_DIFF_LINES)
+        telling.block(change["diff"], mark="    ", most=most)
 
 
 async def ask(event: ToolStart, read: Read) -> Answer:
-    """Yes, no, or always. What was typed before the question does not answer it."""
+    """Yes, no, or always. Text typed before the question does not answer it. No rule answers for
+    changes, except for those of a command."""
     forget_typed()
     question = "Make these changes?" if event.rehearsal is not None else "Allow this?"
+    may_be_remembered = event.rehearsal is None or "command" in event.tool_args
+    choices = "[y]es, [n]o, [a]lways" if may_be_remembered else "[y]es, [n]o"
     while True:
-        write(STDERR, f"{question} [y]es, [n]o, [a]lways: ")
+        write(STDERR, f"{question} {choices}: ")
         said = await read()
         match said.strip().lower():
             case "y" | "yes":
                 return Answer(True)
             case "n" | "no":
                 return Answer(False)
-            case "a" | "always":
+            case "a" | "always" if may_be_remembered:
                 return await _always(event, read)
         if said == END_OF_INPUT:
             return Answer(False)

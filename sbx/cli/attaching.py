@@ -33,8 +33,8 @@ def attach(
 
     Without SOURCE, list what is attached. For the operator of the service, who named in its setting
     attach_dirs what may be attached. It is read-only, and seen until sbx detach, the sandbox's
-    deletion, or the end of the service. --write takes a policy with shared = true, and a directory
-    in the sandbox's /workspace/shared that is there already.
+    deletion, or the end of the service. --write takes a policy with shared = true and
+    host_executables = "allow", and a directory in the sandbox's /workspace/shared that is there.
     """
     path = reach.of_admin("sandboxes", reach.not_empty(sandbox_id), "attachments")
     if source is None:

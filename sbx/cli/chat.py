@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbx.cli import agent_model, agent_sandbox, exits
+from sbx.cli import agent_model, agent_sandbox, exits, report
 from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest
 
@@ -93,7 +93,7 @@ def chat(
     """
     import asyncio
 
-    directory = data_dir or _default_directory()
+    directory = data_dir or chat_directory()
     if conversation is not None and not (resume or rm):
         raise BadRequest(
             f"{conversation} is no option", hint="sbx chat --resume ID; messages are typed later"
@@ -113,9 +113,11 @@ def chat(
         )
 
     from sbx.cli.chatting import converse
+    from sbx.cli.quarantine import offer, quarantine_of
     from sbx.cli.talk import Wanted
     from sbx.cli.talks import removed
     from sbx.protocol.changes import checked_prefixes
+    from sbx.workspace import quarantine
 
     settings = agent_model.settings(
         model=model, max_steps=max_steps, policy=policy, connect=connect, key=key
@@ -136,8 +138,16 @@ def chat(
         asyncio.run(removed(wanted))
         return exits.Exit.OK
     made = agent_model.made(settings, replay, record)
-    last = asyncio.run(converse(wanted, made, settings.max_steps))
-    return exits.Exit.OK if last is None else exits.for_agent(last)
+    store = quarantine_of(directory)
+    before = {item.id for item in quarantine.items(store)}
+    ended = asyncio.run(converse(wanted, made, settings.max_steps))
+    # One chat at a time uses the directory, so these are of this chat.
+    new = [item for item in quarantine.items(store) if item.id not in before]
+    if ended.asks_to_restore:
+        offer(new, store)
+    if data_dir is not None and any(item in new for item in quarantine.items(store)):
+        report.note(f"files wait for your consent: sbx quarantine list --data-dir {data_dir}")
+    return exits.Exit.OK if ended.last is None else exits.for_agent(ended.last)
 
 
 def _mode(changes: str | None) -> "ChangesMode | None":
@@ -158,7 +168,10 @@ def _list(directory: Path) -> int:
     return exits.Exit.OK
 
 
-def _default_directory() -> Path:
+def chat_directory() -> Path:
+    """Where conversations are kept: SBX_CHAT_DIR, else in the user's data directory. Raises
+    RuntimeError for a user without a home."""
     from platformdirs import user_data_path
 
-    return user_data_path("sbx") / "chat"
+    named = os.environ.get("SBX_CHAT_DIR")
+    return Path(named) if named else user_data_path("sbx") / "chat"

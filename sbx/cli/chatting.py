@@ -6,7 +6,7 @@ import select
 import shlex
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -33,6 +33,7 @@ _PROMPT = "> "
 _FILES_DEPTH = 4
 _FILES_MAX = 200
 _TOLD_MAX = 20  # files that were put back, by name
+_DIFF_LINES = 12  # of each file that was taken back
 _UNDONE = "(I took back the file changes of your last step. These are as before: "
 _HELP = """\
 /upload FILE…   give files to the agent, which it cannot change
@@ -51,8 +52,17 @@ class _Asking(Protocol):
     async def allow_commands(self) -> None: ...
 
 
-async def converse(wanted: Wanted, model: Model, max_steps: int) -> Reason | None:
-    """Talk to the end. At a terminal None; else how the last answer ended, None without one.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """`last`: how the last answer ended; None at a terminal, or without one. `asks_to_restore`: the
+    policy demands a question about the files in the quarantine."""
+
+    last: Reason | None
+    asks_to_restore: bool
+
+
+async def converse(wanted: Wanted, model: Model, max_steps: int) -> Ended:
+    """Talk to the end.
 
     Raises as `talks.opened`, Stopped for a signal, and ReaderGone.
     """
@@ -67,7 +77,7 @@ async def converse(wanted: Wanted, model: Model, max_steps: int) -> Reason | Non
                     await chat.close()
         finally:
             await model.close()
-    return None if chat.typed else chat.last
+    return Ended(None if chat.typed else chat.last, talk.asks_to_restore)
 
 
 class _Chat:
@@ -221,7 +231,7 @@ class _Chat:
         changes = await self._undo.back()
         self._telling.head("taken back:")
         for change in changes:
-            asking.show_change(asdict(change), self._telling)
+            asking.show_change(asdict(change), self._telling, most=_DIFF_LINES)
         paths = ", ".join(change.path for change in changes[:_TOLD_MAX])
         more = ", …" if len(changes) > _TOLD_MAX else ""
         await self._talk.history.append([Message("user", f"{_UNDONE}{paths}{more})")])

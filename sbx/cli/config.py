@@ -21,8 +21,9 @@ def config(
     """Show every setting of `sbx serve`, its value and its source.
 
     Sources, the first that names a setting wins: the command line of `sbx serve`, the environment
-    (SBX_*), .env, sbx.toml, the default. A .env or sbx.toml of the working directory may set limits
-    and logging only; sbx refuses other settings there. A file that --config names may set all.
+    (SBX_*), sbx.toml of your configuration directory, .env and then sbx.toml of the working
+    directory, the default. The files of the working directory may set limits and logging only; sbx
+    refuses other settings there. A file that --config names may set all; it replaces both sbx.toml.
     """
     from sbx.api.settings import ServiceSettings, read_settings
 

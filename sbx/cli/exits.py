@@ -28,7 +28,7 @@ exit codes:
   0    it went well
   1    the code raised; for doctor --attack: an attack escaped; for agent: it failed
   2    the call was wrong: an option, a file, a policy
-  3    refused: the policy says no, this machine cannot, or no service answers
+  3    refused: the policy says no, this machine cannot, or no service answers; cp -r left files out
   4    for agent: it took as many steps as it may, without an end
   5    for agent: its budget of tokens or of time was spent
   70   a bug of sbx

@@ -7,6 +7,7 @@ escaped before they reach the terminal.
 import os
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ import typer
 
 from sbx.cli import exits, reach, report
 from sbx.cli.terminal import STDERR, STDIN, STDOUT, Channel, one_line, write
-from sbx.errors import BadRequest, Denied, SbxError
+from sbx.errors import BadRequest, Denied, NotFound, SbxError
 
 if TYPE_CHECKING:
     from sbx.workspace.quarantine import QuarantineItem
@@ -51,9 +52,7 @@ def list_items(
     as_json: reach.Json = False,
 ) -> int:
     """List the items: the directory and path of each, and the program that would obey it."""
-    from sbx.workspace import quarantine
-
-    items = _of_directory(quarantine.items(_store(data_dir)), directory)
+    items = _of_directory(_every(_stores(data_dir)), directory)
     if as_json:
         report.document({"items": [_body(item) for item in items]})
     elif not items:
@@ -81,7 +80,7 @@ def show(
     """Print an item: the content of a file, or the list of a directory. No symlink is followed."""
     from sbx.workspace import quarantine
 
-    store = _store(data_dir)
+    store = _store_of(_stores(data_dir), item_id)
     item, _ = quarantine.get(store, item_id)
     below = (item.id, *(part for part in (path or "").split("/") if part))
     with quarantine.content_of(store, item_id) as tree:
@@ -115,10 +114,13 @@ def restore(
     """
     from sbx.workspace import quarantine
 
-    store = _store(data_dir)
-    items = _chosen(store, ids, directory, every=every)
+    def restored(item: "QuarantineItem") -> str:
+        return quarantine.restore(_store_of(stores, item.id), item.id)
+
+    stores = _stores(data_dir)
+    items = _chosen(stores, ids, directory, every=every)
     _demand_consent("restore", items, yes=yes)
-    return _each(items, "restored", lambda one: quarantine.restore(store, one.id), as_json=as_json)
+    return _each(items, "restored", restored, as_json=as_json)
 
 
 @app.command()
@@ -134,20 +136,55 @@ def drop(
     from sbx.workspace import quarantine
 
     def dropped(item: "QuarantineItem") -> str:
-        quarantine.drop(store, item.id)
+        quarantine.drop(_store_of(stores, item.id), item.id)
         return f"{item.directory}/{item.path}"
 
-    store = _store(data_dir)
-    items = _chosen(store, ids, directory, every=every)
+    stores = _stores(data_dir)
+    items = _chosen(stores, ids, directory, every=every)
     _demand_consent("drop", items, yes=yes)
     return _each(items, "dropped", dropped, as_json=as_json)
 
 
-def _store(data_dir: Path | None) -> Path:
+def _stores(data_dir: Path | None) -> list[Path]:
+    """The quarantines of this user's programs, of the service, of its project server, and of the
+    user's chats. A directory that the user names has no chats but its own."""
+    from sbx.api.settings import ServiceSettings
+    from sbx.cli.chat import chat_directory
     from sbx.runtime.settings import Settings
 
-    settings = Settings() if data_dir is None else Settings(data_dir=data_dir)
-    return settings.protection.quarantines
+    override: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
+    service = ServiceSettings(**override)
+    of_projects = service.model_copy(update={"data_dir": service.projects_data})
+    each = (Settings(**override), service, of_projects)
+    stores = [one.protection.quarantines for one in each]
+    if data_dir is None or str(data_dir) == os.environ.get("SBX_DATA_DIR"):
+        with suppress(RuntimeError):  # a user without a home
+            stores.append(quarantine_of(chat_directory()))
+    return list(dict.fromkeys(stores))
+
+
+def quarantine_of(data_dir: Path) -> Path:
+    """The quarantine of a runtime with this data directory."""
+    from sbx.runtime.settings import Settings
+
+    return Settings(data_dir=data_dir).protection.quarantines
+
+
+def _every(stores: Sequence[Path]) -> "list[QuarantineItem]":
+    from sbx.workspace import quarantine
+
+    return [item for store in stores for item in quarantine.items(store)]
+
+
+def _store_of(stores: Sequence[Path], item_id: str) -> Path:
+    """Where this item is; the first one, whose functions raise NotFound, if it is nowhere."""
+    from sbx.workspace import quarantine
+
+    for store in stores:
+        with suppress(NotFound):
+            quarantine.get(store, item_id)
+            return store
+    return stores[0]
 
 
 def _of_directory(
@@ -160,7 +197,7 @@ def _of_directory(
 
 
 def _chosen(
-    store: Path, ids: Sequence[str] | None, directory: Path | None, *, every: bool
+    stores: Sequence[Path], ids: Sequence[str] | None, directory: Path | None, *, every: bool
 ) -> "list[QuarantineItem]":
     """Raises BadRequest, NotFound."""
     from sbx.workspace import quarantine
@@ -171,8 +208,11 @@ def _chosen(
             hint="sbx quarantine list; --directory goes with --all",
         )
     if every:
-        return _of_directory(quarantine.items(store), directory)
-    return [quarantine.get(store, item_id)[0] for item_id in dict.fromkeys(ids or ())]
+        return _of_directory(_every(stores), directory)
+    return [
+        quarantine.get(_store_of(stores, item_id), item_id)[0]
+        for item_id in dict.fromkeys(ids or ())
+    ]
 
 
 def _demand_consent(verb: str, items: "Sequence[QuarantineItem]", *, yes: bool) -> None:
@@ -293,6 +333,8 @@ def _content(tree: "Tree", below: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _print(body: dict[str, Any]) -> None:
+    from sbx.workspace.telling import plain
+
     for name in ("id", "directory", "path", "kind", "why"):
         write(STDOUT, f"{name + ':':<11}{one_line(str(body[name]))}\n")
     if "target" in body:
@@ -301,7 +343,8 @@ def _print(body: dict[str, Any]) -> None:
         mode = "  (executable)" if body["executable"] else ""
         write(STDOUT, f"size:      {body['size']} bytes{mode}\n\n")
         page = Channel(STDOUT)
-        page.write(body["content"])
+        # A character that moves the cursor, or that is invisible, could hide text from the user.
+        page.write("\n".join(map(plain, body["content"].expandtabs(4).split("\n"))))
         page.fresh_line()
         page.end()
     for entry in body.get("entries", ()):

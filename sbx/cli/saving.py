@@ -1,11 +1,13 @@
 """Files that an agent wrote, as files of the host."""
 
 import os
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbx.cli import report
-from sbx.cli.trees import below
+from sbx.cli.host_executables import Arrivals, LeftOut
+from sbx.cli.trees import below, relative_to
 from sbx.errors import BadRequest, SbxError, Unavailable
 
 if TYPE_CHECKING:
@@ -15,6 +17,21 @@ if TYPE_CHECKING:
 _WORKSPACE = "/workspace"
 _UPLOADS = "/workspace/uploads/temparea/"  # what the caller put in
 _DEPTH_MAX = 100
+
+
+@dataclass(slots=True)
+class Saved:
+    """The files that were written here, and those that a program of the host would obey."""
+
+    paths: list[Path] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "type": "saved",
+            "paths": [str(path) for path in self.paths],
+            "left_out": [asdict(item) for item in self.left_out],
+        }
 
 
 def directory_for(path: Path) -> Path:
@@ -30,17 +47,23 @@ def directory_for(path: Path) -> Path:
     return path
 
 
-async def save_files(sandbox: "Sandbox", directory: Path) -> list[Path]:
-    """Copy what was written below /workspace; the paths here.
+async def save_files(sandbox: "Sandbox", directory: Path) -> Saved:
+    """Copy the files below /workspace.
 
-    Hidden files are left out, since what lies in `.git` or `.envrc` may be run by whoever enters
-    the directory; links too. What cannot be read is named on stderr. Raises Unavailable `no_space`.
+    Leave out hidden files, links, and files that a program of the host would obey, such as those of
+    a repository without a `.git`. What cannot be read is named on stderr. Raises Unavailable
+    `no_space`.
     """
     listing = await sandbox.files.list(_WORKSPACE, max_depth=_DEPTH_MAX)
     if not listing.complete:
         report.note("the workspace has more files than can be listed; some are not saved")
-    saved = []
-    for entry in filter(_wanted, listing):
+    saved = Saved()
+    arrivals = Arrivals([relative_to(_WORKSPACE, entry) for entry in listing], directory)
+    for entry in listing:
+        if _is_upload(entry) or not arrivals.permits(relative_to(_WORKSPACE, entry)):
+            continue
+        if _is_hidden(entry) or entry.kind != "file":
+            continue
         target = below(directory, _WORKSPACE, entry)
         try:
             content = await sandbox.files.read_bytes(entry.path)
@@ -48,13 +71,17 @@ async def save_files(sandbox: "Sandbox", directory: Path) -> list[Path]:
             report.note(f"{entry.path} is not saved: {error.message}")
             continue
         _write(target, content)
-        saved.append(target)
+        saved.paths.append(target)
+    saved.left_out += arrivals.left_out
     return saved
 
 
-def _wanted(entry: "Entry") -> bool:
-    hidden = any(part.startswith(".") for part in entry.path.split("/"))
-    return entry.kind == "file" and not hidden and not entry.path.startswith(_UPLOADS)
+def _is_hidden(entry: "Entry") -> bool:
+    return any(part.startswith(".") for part in entry.path.split("/"))
+
+
+def _is_upload(entry: "Entry") -> bool:
+    return entry.path.startswith(_UPLOADS)
 
 
 def _write(target: Path, content: bytes) -> None:

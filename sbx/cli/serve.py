@@ -93,8 +93,8 @@ def serve(
 ) -> int:
     """Serve sandboxes over HTTP on a Unix socket, until SIGTERM or Ctrl-C.
 
-    Every option is a setting, which may also come from the environment (SBX_SOCKET …), from .env
-    and from sbx.toml, in this order: see `sbx config`. A .env or sbx.toml of the working directory
+    Every option is a setting, which may also come from the environment (SBX_SOCKET …), then from
+    your own sbx.toml: see `sbx config`. A .env or sbx.toml of the working directory comes last, and
     may set limits and logging only; --config FILE names a file that may set all.
 
     Who connects to the socket is known by its user; a key is needed on TCP only. As root, this
@@ -128,7 +128,7 @@ def serve(
         report.note(f"{name} of {source} is no setting of sbx")
     from sbx.api.serve import serve
 
-    serve(found.settings, partial(_say_key, as_json=as_json))
+    serve(found.settings, partial(_say_key, as_json=as_json), config=config)
     return Exit.OK
 
 

@@ -42,7 +42,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """An open conversation."""
+    """An open conversation. `asks_to_restore`: its policy has `host_executables = "ask"`."""
 
     row: ChatRow
     sandbox: Sandbox
@@ -50,6 +50,7 @@ class Talk:
     approvals: Approvals
     sandboxed: bool = True
     changes: ChangesSetting = field(default_factory=ChangesSetting)
+    asks_to_restore: bool = False
 
     @property
     def id(self) -> str:
@@ -95,7 +96,7 @@ async def row_of(store: Store, wanted: Wanted, agent_id: str) -> ChatRow:
 
 async def _kept(store: Store, conversation_id: str, *, there: bool) -> ChatRow:
     if conversation_id:
-        found = await chats.of_conversation(store, OWNER, conversation_id)
+        found = next(iter(await chats.named(store, OWNER, conversation_id)), None)
     else:
         rows = await chats.of_owner(store, OWNER)
         found = next((row for row in rows if _is_there(row) == there), None)
@@ -123,7 +124,7 @@ async def approvals_of(store: Store, wanted: Wanted) -> Approvals:
             of_talk = why.setdefault(denied.conversation_id, {})
             of_talk[denied.tool_call_id] = denied.decision.why
     for conversation_id, calls in why.items():
-        if (row := await chats.of_conversation(store, OWNER, conversation_id)) is not None:
+        for row in await chats.named(store, OWNER, conversation_id):
             await mend(history_of(store, row), calls)
     return approvals
 

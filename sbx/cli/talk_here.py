@@ -24,6 +24,7 @@ from sbx.cli.talk import (
 from sbx.errors import BadRequest
 from sbx.runtime.access import Caller
 from sbx.runtime.house import House
+from sbx.runtime.project_box import ProjectBox
 from sbx.runtime.projects import Project
 from sbx.runtime.settings import Settings
 from sbx.runtime.store import chats
@@ -45,7 +46,8 @@ async def opened_here(wanted: Wanted) -> AsyncIterator[Talk]:
         try:
             async with AsyncExitStack() as held:
                 sandbox, sandboxed = await _sandbox(house, row, held)
-                yield Talk(row, sandbox, history, approvals, sandboxed, changes)
+                asks = isinstance(sandbox, ProjectBox) and sandbox.asks_about_host_executables
+                yield Talk(row, sandbox, history, approvals, sandboxed, changes, asks)
         finally:
             if not await history.messages(limit=1):
                 await drop(house, row)
@@ -127,6 +129,8 @@ async def _sandbox(house: House, row: ChatRow, held: AsyncExitStack) -> tuple[Sa
     box = await held.enter_async_context(
         house.projects.using(OWNER, row.project_id, name, policy=use.view.profile, uploads=talk)
     )
+    if isinstance(box, ProjectBox):
+        box.user_decides = True
     return box, box.sandboxed
 
 
@@ -135,8 +139,8 @@ async def drop(house: House, row: ChatRow) -> None:
         await house.sandboxes.delete_conversation(
             _caller(house), row.sandbox_id, row.conversation_id
         )
-    await chats.delete(house.store, OWNER, row.conversation_id)
+    await chats.delete(house.store, row.id)
 
 
 def _caller(house: House) -> Caller:
-    return house.access.of_peer(os.geteuid())
+    return house.access.of_service()

@@ -54,7 +54,7 @@ async def removed(wanted: Wanted) -> None:
             row = await row_of(store, wanted, "")
             with suppress(NotFound):  # the service has removed it already
                 await client.delete(row.agent_id)
-            await chats.delete(store, OWNER, row.conversation_id)
+            await chats.delete(store, row.id)
     else:
         async with house_at(wanted.directory) as house:
             await drop(house, await row_of(house.store, wanted, ""))
@@ -83,7 +83,7 @@ async def _opened_there(wanted: Wanted) -> AsyncIterator[Talk]:
             yield Talk(row, box.conversation(_DEFAULT), history, approvals)
         finally:
             if not await history.messages(limit=1):
-                await chats.delete(store, OWNER, row.conversation_id)
+                await chats.delete(store, row.id)
                 await box.close()
 
 
@@ -97,7 +97,7 @@ async def _store(directory: Path) -> AsyncIterator[Store]:
     with told_plainly(directory):
         data = await in_thread(partial(Data, directory, keep=True))
     try:
-        store = await Store.open(directory / "store.sqlite")
+        store = await Store.of_data(directory)
         try:
             yield store
         finally:

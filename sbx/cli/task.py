@@ -13,9 +13,12 @@ from sbx.agent.settings import AgentSettings
 from sbx.cli import report
 from sbx.cli.agent_sandbox import own_sandbox
 from sbx.cli.ending import Ending
+from sbx.cli.host_executables import report_left_out
 from sbx.cli.saving import save_files
 from sbx.cli.telling import Face
 from sbx.protocol.agent import AgentEvent, Reason, RunEnd
+
+_PACK_THEM = "the agent can pack them into an archive; look into it before you unpack it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Task:
     settings: AgentSettings
     max_tokens: int | None
     max_seconds: float | None
+    as_json: bool = False
 
 
 async def do(task: Task, model: Model, face: Face) -> Reason:
@@ -45,8 +49,12 @@ async def do(task: Task, model: Model, face: Face) -> Reason:
                 end = await shown(events, face)
                 ending.on_interrupt = None
                 if task.out is not None:
-                    for saved in await save_files(sandbox, task.out):
-                        report.note(f"saved: {saved}")
+                    saved = await save_files(sandbox, task.out)
+                    for path in saved.paths:
+                        report.note(f"saved: {path}")
+                    if task.as_json:
+                        report.document(saved.to_json())
+                    report_left_out(saved.left_out, _PACK_THEM)
         finally:
             await model.close()
     return end.reason

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 
 from sbx.cli.exits import ReaderGone
 from sbx.errors import SbxError, Unavailable
+from sbx.protocol.invisible import escaped
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 END_OF_INPUT = "\x04"  # what a kernel takes as EOF in an answer, as Jupyter has it
@@ -23,7 +24,7 @@ _SGR = r"\x1b\[[0-9;:]{0,32}m"
 _UNFINISHED = re.compile(r"\x1b(\[[0-9;:]{0,32})?\Z")
 # C1 (0x80-0x9f) are escape sequences of one character; a lone surrogate is not UTF-8.
 _CONTROL = re.compile(rf"({_SGR})|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-_REORDERS = re.compile("[\u2028-\u202e\u2066-\u2069]")  # other lines, and other directions
+_SEEN = " \n\r\t\u3000"  # U+3000 is the space of Chinese and Japanese text, as wide as a character
 _RESET = "\x1b[0m"
 _LINE_MAX = 1 << 16
 
@@ -62,7 +63,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def _in_order(text: str) -> str:
-    return _REORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), scrub(text))
+    return escaped(scrub(text), keep=_SEEN)
 
 
 class Channel:

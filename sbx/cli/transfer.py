@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from sbx.cli.terminal import STDERR, STDOUT, one_line, write
 from sbx.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
+    from sbx.cli.host_executables import LeftOut
     from sbx.client import Client
     from sbx.client.conversation import RemoteConversation
 
@@ -48,6 +49,7 @@ class Copied:
     source: str
     target: str
     size: int
+    left_out: "tuple[LeftOut, ...]" = ()
 
 
 def cp(
@@ -61,6 +63,14 @@ def cp(
     recursive: Annotated[
         bool, typer.Option("-r", "--recursive", help="Copy directories with all below them.")
     ] = False,
+    with_host_executables: Annotated[
+        bool,
+        typer.Option(
+            "--with-host-executables",
+            help="With -r out of a sandbox: also copy files that programs of this host obey, such "
+            "as .git and .envrc.",
+        ),
+    ] = False,
     conversation: reach.Conversation = "default",
     as_json: reach.Json = False,
     socket: reach.Socket = None,
@@ -71,6 +81,9 @@ def cp(
     A target that is a directory, or that ends with /, takes a file under its own name. What goes to
     ID:uploads/temparea/ becomes an upload: the code inside reads it and cannot change it. With -r a
     directory is copied too: into one that is there under its own name, else as the target.
+
+    A directory from a sandbox comes without files that a program of this host would obey: git
+    repositories, .envrc, .vscode and so on. Each is named, and the exit code is 3.
     """
     *sources, target = map(Place.read, places)
     _check(sources, target, recursive=recursive)
@@ -80,7 +93,13 @@ def cp(
         for source in sources:
             with _bar(source, shown=not as_json) as on_progress:
                 if recursive and await _is_directory(client, source, conversation):
-                    done = await _copy_tree(client, source, target, conversation)
+                    done = await _copy_tree(
+                        client,
+                        source,
+                        target,
+                        conversation,
+                        with_host_executables=with_host_executables,
+                    )
                 elif target.sandbox_id is not None:
                     done = await _put(client, source, target, conversation, on_progress)
                 else:
@@ -90,10 +109,15 @@ def cp(
                 write(STDOUT, f"{one_line(done.source)} -> {one_line(done.target)}\n")
 
     reach.ask(socket, key, copy)
+    left_out = [item for one in copied for item in one.left_out]
     if as_json:
         told = [{"source": c.source, "target": c.target, "size": c.size} for c in copied]
-        report.document({"copied": told})
-    return exits.Exit.OK
+        report.document({"copied": told, "left_out": [asdict(item) for item in left_out]})
+    elif left_out:
+        from sbx.cli.host_executables import report_left_out
+
+        report_left_out(left_out, "look at them first; --with-host-executables copies them too")
+    return exits.Exit.REFUSED if left_out else exits.Exit.OK
 
 
 def _check(sources: list[Place], target: Place, *, recursive: bool) -> None:
@@ -138,7 +162,14 @@ async def _is_directory(client: "Client", source: Place, conversation: str) -> b
     return (await where.files.stat(source.path or ".")).kind == "directory"
 
 
-async def _copy_tree(client: "Client", source: Place, target: Place, conversation: str) -> Copied:
+async def _copy_tree(
+    client: "Client",
+    source: Place,
+    target: Place,
+    conversation: str,
+    *,
+    with_host_executables: bool,
+) -> Copied:
     from sbx.cli.trees import get_tree, put_tree
 
     if target.sandbox_id is not None:
@@ -149,11 +180,18 @@ async def _copy_tree(client: "Client", source: Place, target: Place, conversatio
     else:
         where = client.sandbox(source.sandbox_id or "").conversation(conversation)
         local = _tree_here(target.path, source)
-        tally = await get_tree(where, source.path or ".", local)
-        copied = Copied(str(source), str(local), tally.size)
+        tally = await get_tree(
+            where, source.path or ".", local, with_host_executables=with_host_executables
+        )
+        left_out = tuple(replace(one, path=_joined(source, one.path)) for one in tally.left_out)
+        copied = Copied(str(source), str(local), tally.size, left_out)
     if tally.skipped:
         write(STDERR, f"{tally.skipped} entries were left out: links, devices and pipes\n")
     return copied
+
+
+def _joined(source: Place, path: str) -> str:
+    return os.path.normpath(os.path.join(source.path, path))
 
 
 def _own_name(path: str) -> str:

@@ -2,7 +2,8 @@
 
 What goes in is the caller's own, packed here and unpacked inside the walls. What comes out was made
 by the code inside, and no archive of that is opened on this side: each file is written under a name
-that was looked at, into directories made here, and links are left where they are.
+that was looked at, into directories made here, and links are left where they are. A file that a
+program of the host would obey is left out, unless the caller takes it all the same.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import os
 import stat
 import tarfile
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from sbx.errors import BadRequest, Conflict
 from sbx.protocol.files import Entry
 
 if TYPE_CHECKING:
+    from sbx.cli.host_executables import LeftOut
     from sbx.client.conversation import RemoteConversation
 
 _CHUNK = 256 * 1024
@@ -26,11 +28,12 @@ _DEPTH_MAX = 100
 
 @dataclass(slots=True)
 class Tally:
-    """What a copy took."""
+    """What a copy took. `left_out`: host executables that it did not take."""
 
     files: int = 0
     size: int = 0
     skipped: int = 0
+    left_out: "list[LeftOut]" = field(default_factory=list)
 
 
 async def put_tree(where: "RemoteConversation", source: Path, target: str) -> Tally:
@@ -41,9 +44,17 @@ async def put_tree(where: "RemoteConversation", source: Path, target: str) -> Ta
     return tally
 
 
-async def get_tree(where: "RemoteConversation", source: str, target: Path) -> Tally:
+async def get_tree(
+    where: "RemoteConversation",
+    source: str,
+    target: Path,
+    *,
+    with_host_executables: bool = False,
+) -> Tally:
     """Copy the directory `source` of a sandbox to `target`, made where it is missing. Raises
     Conflict `listing_incomplete`, BadRequest."""
+    from sbx.cli.host_executables import Arrivals  # not for `sbx --help`
+
     listing = await where.files.list(source, max_depth=_DEPTH_MAX)
     base = (await where.files.stat(source)).path
     if not listing.complete:
@@ -53,9 +64,12 @@ async def get_tree(where: "RemoteConversation", source: str, target: Path) -> Ta
             hint="copy its directories one by one",
         )
     tally = Tally()
+    placed = [(entry, below(target, base, entry)) for entry in listing]
+    arrivals = Arrivals([relative_to(base, entry) for entry in listing], target)
     _make(target)
-    for entry in listing:  # by path: a directory comes before what is in it
-        local = below(target, base, entry)
+    for entry, local in placed:  # by path: a directory comes before its entries
+        if not (with_host_executables or arrivals.permits(relative_to(base, entry))):
+            continue
         if entry.kind == "directory":
             _make(local)
         elif entry.kind == "file":
@@ -63,7 +77,13 @@ async def get_tree(where: "RemoteConversation", source: str, target: Path) -> Ta
             tally.files += 1
         else:
             tally.skipped += 1
+    tally.left_out += arrivals.left_out
     return tally
+
+
+def relative_to(base: str, entry: Entry) -> str:
+    """The path of an entry below `base`."""
+    return entry.path.removeprefix(f"{base}/")
 
 
 def _make(directory: Path) -> None:
@@ -73,7 +93,7 @@ def _make(directory: Path) -> None:
 def below(target: Path, base: str, entry: Entry) -> Path:
     """Where an entry below `base` in a sandbox belongs below `target` here. Raises BadRequest for
     what does not lie below `base`, and for a directory here that is a link."""
-    relative = entry.path.removeprefix(f"{base}/")
+    relative = relative_to(base, entry)
     parts = relative.split("/")
     if relative == entry.path or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise BadRequest(f"the service told of a path that is none: {entry.path[:200]!r}")

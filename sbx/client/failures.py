@@ -13,6 +13,7 @@ _CLASS_OF_CODE: dict[str, type[errors.SbxError]] = {
     "environment_unavailable": errors.PolicyError,
     "mount_unavailable": errors.PolicyError,
     "start_timeout": errors.Broken,
+    "broker_died": errors.Broken,
     "policy_shadows": errors.PolicyError,
     "closed": errors.Closed,
     "cannot_enforce": errors.CannotEnforce,

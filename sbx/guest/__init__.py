@@ -15,8 +15,9 @@ kernel's side is one IPython, spoken to over the kernel socket:
     supervisor    PID 1 of a jail: reaps, interrupts, runs shell commands
     seal          what a process does to itself before any code of the user's
     path_guard    the process that performs every change of a host directory, by
-                  guarded_calls (the calls), guarded_paths (resolving), path_rules (the decision)
-                  and quarantine_items (new names that a program of the host would obey)
+                  guarded_calls (the calls), guarded_paths (resolving), path_rules (the decision),
+                  quarantine_items (new names that a program of the host would obey) and hard_links
+                  (further names of a file)
     shares        bounds on what Linux counts per user: inotify, terminals
     frames        the words on both sockets: length, then JSON
     kernel        what a kernel is told at its start; `serve` turns a sealed process into one

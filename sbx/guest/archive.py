@@ -1,7 +1,7 @@
 """Pack a directory into an archive, or unpack one, inside the walls: a command like any other.
 
-    python -I archive.py pack DIRECTORY tar.gz|zip BYTES_MAX ENTRIES_MAX
-    python -I archive.py unpack DIRECTORY BYTES_MAX ENTRIES_MAX
+    python -I archive.py pack DIRECTORY tar.gz|zip BYTES_MAX ENTRIES_MAX FILE_BYTES_MAX
+    python -I archive.py unpack DIRECTORY BYTES_MAX ENTRIES_MAX FILE_BYTES_MAX
 
 Hostile archives are read here, with the rights of the code inside, and nowhere else. Bytes cross as
 lines of base64, since what a command says is text; neither side holds more than a few blocks: what
@@ -11,7 +11,7 @@ is packed waits in its pipe until it is taken, what is unpacked is sent as it is
     unpack    → a block, a line each      ← "+" for each that was taken; an empty line ends them
 
 The last line out is a JSON object that begins with "{": what was done, or `error` with one of the
-words of ERRORS. Standard library only.
+words of ERRORS; of `too_large` also `limit`, one of LIMITS. Standard library only.
 """
 
 import base64
@@ -35,6 +35,7 @@ from typing import Any, BinaryIO, NoReturn, cast
 BLOCK = 48 * 1024  # bytes; 64 KiB of base64, which is one frame
 _LEVEL = 3  # of zlib: on source text eight times as fast as 9, and 15 % larger
 _COPY = 256 * 1024
+_AHEAD = 8 << 20  # bytes of small files of a tar that are read before any of them is made
 _NO_PLACE = frozenset(
     {
         errno.EEXIST,
@@ -67,8 +68,15 @@ ERRORS = (
 )
 
 
+LIMITS = ("bytes", "entries", "file_bytes")
+
+
 class Refusal(Exception):
-    """Ends the work; its text is one of ERRORS."""
+    """Ends the work; its text is one of ERRORS, and `limit` one of LIMITS."""
+
+    def __init__(self, word: str, limit: str | None = None) -> None:
+        super().__init__(word)
+        self.limit = limit
 
 
 class _Out(io.RawIOBase):
@@ -136,21 +144,28 @@ class _In(io.RawIOBase):
 class _Budget:
     """What one archive may take, in either direction."""
 
-    def __init__(self, most_bytes: int, most_entries: int) -> None:
+    def __init__(self, most_bytes: int, most_entries: int, most_file_bytes: int) -> None:
         self._bytes = most_bytes
         self._entries = most_entries
+        self._file_bytes = most_file_bytes
         self.bytes = self.entries = self.skipped = 0
 
     def entry(self, size: int = 0) -> None:
         self.entries += 1
+        self.check(self.entries, size)
         self.take(size)
-        if self.entries > self._entries:
-            raise Refusal("too_large")
 
     def take(self, size: int) -> None:
         self.bytes += size
         if self.bytes > self._bytes:
-            raise Refusal("too_large")
+            raise Refusal("too_large", "bytes")
+
+    def check(self, entries: int, largest: int) -> None:
+        """Raise Refusal for so many entries, or for a file of so many bytes."""
+        if entries > self._entries:
+            raise Refusal("too_large", "entries")
+        if largest > self._file_bytes:
+            raise Refusal("too_large", "file_bytes")
 
 
 # -- pack ------------------------------------------------------------------------------------------
@@ -312,13 +327,34 @@ def _untar(source: "io.BufferedReader[_In]", directory: str, budget: _Budget) ->
         _plain(source) as plain,
         tarfile.open(mode="r|", fileobj=plain, bufsize=_COPY) as tar,
     ):
+        # To make a file takes four times as long as to read of it: read ahead, so that an archive
+        # of too many small ones is refused before they are made.
+        ahead: list[tuple[tarfile.TarInfo, BinaryIO]] = []
+        free = _AHEAD
         for member in tar:
             if not _stays(member):
                 budget.skipped += 1
                 continue
-            budget.entry(member.size if member.isreg() else 0)
-            with _skipping(budget):
-                _untar_one(tar, member, directory)
+            size = max(0, member.size) if member.isreg() else 0
+            budget.entry(size)
+            content = tar.extractfile(member) if member.isreg() else io.BytesIO()
+            assert content is not None
+            if size <= free:
+                ahead.append((member, io.BytesIO(content.read())))
+                free -= size
+                continue
+            _make(ahead, directory, budget)
+            _make([(member, cast("BinaryIO", content))], directory, budget)
+            ahead, free = [], _AHEAD
+        _make(ahead, directory, budget)
+
+
+def _make(
+    members: "list[tuple[tarfile.TarInfo, BinaryIO]]", directory: str, budget: _Budget
+) -> None:
+    for member, content in members:
+        with _skipping(budget):
+            _untar_one(member, content, directory)
 
 
 def _plain(source: "io.BufferedReader[_In]") -> BinaryIO:
@@ -352,7 +388,7 @@ def _stays(member: tarfile.TarInfo) -> bool:
     return not any(name.startswith("/") or name.split("/")[0] == ".." for name in folded)
 
 
-def _untar_one(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: str) -> None:
+def _untar_one(member: tarfile.TarInfo, content: BinaryIO, directory: str) -> None:
     target = os.path.join(directory, member.name)
     if member.isdir():
         os.makedirs(target, exist_ok=True)
@@ -363,8 +399,6 @@ def _untar_one(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: str) ->
         elif member.islnk():
             os.link(os.path.join(directory, member.linkname), temporary, follow_symlinks=False)
         else:
-            content = tar.extractfile(member)
-            assert content is not None
             with _made(temporary, member.mode & 0o777) as file:
                 while piece := content.read(_COPY):
                     file.write(piece)
@@ -415,7 +449,12 @@ def _unzip(source: BinaryIO, directory: str, budget: _Budget) -> None:
             whole.write(piece)
         budget.bytes = 0
         with zipfile.ZipFile(whole) as zipped:
-            for member in zipped.infolist():
+            members = zipped.infolist()
+            sizes = [member.file_size for member in members]
+            budget.check(len(members), max(sizes, default=0))  # before anything is made
+            budget.take(sum(sizes))
+            budget.bytes = 0  # counted again from the data: the head may be false
+            for member in members:
                 budget.entry()
                 with _skipping(budget):
                     _unzip_one(zipped, member, directory, budget)
@@ -438,7 +477,7 @@ def _unzip_one(
         zipped.open(member) as content,
         _made(temporary, mode) as file,
     ):
-        while piece := content.read(_COPY):  # by what comes, not by what its head says
+        while piece := content.read(_COPY):
             budget.take(len(piece))
             file.write(piece)
 
@@ -455,6 +494,8 @@ def _word(error: BaseException) -> str:
     match error:
         case Refusal():
             return str(error)
+        case OSError(errno=errno.EFBIG):
+            return "too_large"
         case FileNotFoundError():
             return "not_found"
         case NotADirectoryError() | FileExistsError():
@@ -469,18 +510,19 @@ def _word(error: BaseException) -> str:
 
 
 def main(words: list[str]) -> NoReturn:
-    told: dict[str, Any]
+    report: dict[str, Any]
     try:
+        *_, most_bytes, most_entries, most_file_bytes = words
+        budget = _Budget(int(most_bytes), int(most_entries), int(most_file_bytes))
         if words[0] == "pack":
-            budget = _Budget(int(words[3]), int(words[4]))
             pack(words[1], words[2], budget)
         else:
-            budget = _Budget(int(words[2]), int(words[3]))
             unpack(words[1], budget)
-        told = {"entries": budget.entries, "bytes": budget.bytes, "skipped": budget.skipped}
+        report = {"entries": budget.entries, "bytes": budget.bytes, "skipped": budget.skipped}
     except Exception as error:  # noqa: BLE001  # the border: it is told, in one of our words
-        told = {"error": _word(error), "why": str(error)[:200]}
-    _say(json.dumps(told).encode("ascii"))
+        limit = error.limit if isinstance(error, Refusal) else "file_bytes"  # of EFBIG
+        report = {"error": _word(error), "limit": limit, "why": str(error)[:200]}
+    _say(json.dumps(report).encode("ascii"))
     sys.stdout.buffer.flush()
     os._exit(0)  # not by the ends of archives that will not be
 

@@ -6,12 +6,13 @@ which is safe for all but modes: Landlock gives the caller no right to write to 
 
 import contextlib
 import errno
+import json
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from sbx.guest import hard_links
 from sbx.guest.guarded_paths import (
     AT_EMPTY_PATH,
     AT_REMOVEDIR,
@@ -20,6 +21,7 @@ from sbx.guest.guarded_paths import (
     ITEMS,
     QUARANTINE,
     RECORDS,
+    RULES,
     Outside,
     Resolver,
     Target,
@@ -29,16 +31,14 @@ from sbx.guest.guarded_paths import (
     own_view,
     signed,
 )
-from sbx.guest.path_rules import CONTENT_NAMES, Match, Parts, PathRules, leads_out
+from sbx.guest.path_rules import HEAD, Match, Parts, PathRules, leads_out
 from sbx.guest.quarantine_items import Items, recorded_name
-from sbx.linux import locks, procfs, seccomp_notify
+from sbx.linux import file_names, procfs, seccomp_notify
 from sbx.linux.seccomp_notify import Call
 
-_WALK_MAX = 20_000  # entries below a directory that is moved
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _SET_ID = 0o6000
-_LOCK_TRIES, _LOCK_S = 200, 0.005
 _CREATES = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
 
 
@@ -50,10 +50,10 @@ class Opened(NamedTuple):
 
 
 class SlowOpen(NamedTuple):
-    """A FIFO or a device: its open may wait for another process. `parent` is to be closed."""
+    """A FIFO or a device, whose open may wait for another process. `fd` is an O_PATH descriptor of
+    it, which is closed then."""
 
-    parent: int
-    name: str
+    fd: int
     flags: int
 
 
@@ -71,18 +71,19 @@ class GuardedCalls:
     """The calls of one jail, on its workspace. `walls` is the `guard` part of the boot frame:
 
     root            the workspace inside
-    rules           `PathRules.to_json()`
-    linked          (device, inode) of protected files that have further names
     link_prefixes   where an absolute symlink in the workspace may lead: read-only directories that
                     inside and the host have in common
     fifos           whether the jail may make FIFOs
+
+    The rules are in the file RULES, which the host replaces while the jail lives.
     """
 
     def __init__(self, walls: Mapping[str, Any]) -> None:
-        self._rules = PathRules.from_json(walls["rules"])
+        self._rules = PathRules((), ())
         self._paths = Resolver(walls["root"])
         self._items = Items()
-        self._linked = {tuple(identity) for identity in walls["linked"]}
+        self._linked: set[tuple[int, int]] = set()  # protected files that have further names
+        self._rules_seen: tuple[int, int] | None = None  # inode and mtime
         self._link_prefixes: tuple[str, ...] = tuple(walls["link_prefixes"])
         self._makes_fifos: bool = walls["fifos"]
         first, second = _At(None, 0), _At(0, 1)
@@ -112,69 +113,105 @@ class GuardedCalls:
             "fchmodat": lambda c: self._chmod(c, second, c.arguments[2], 0),
             "fchmodat2": lambda c: self._chmod(c, second, c.arguments[2], c.arguments[3]),
         }
-        self._locked = contextlib.ExitStack()
         numbers = seccomp_notify.path_calls()
         self._calls = {number: calls[name] for name, number in numbers.items()}
 
     def perform(self, call: Call) -> Answer:
         """Perform one call. Raises `Outside`, and OSError for the caller."""
-        with contextlib.ExitStack() as held:
-            self._locked = held
-            return self._calls[call.number](call)
+        self._take_rules()
+        return self._calls[call.number](call)
+
+    def _take_rules(self) -> None:
+        """Read the rules if the host has replaced them. Raises OSError EPERM without rules."""
+        try:
+            status = os.stat(RULES)
+            if (seen := (status.st_ino, status.st_mtime_ns)) == self._rules_seen:
+                return
+            with open(RULES, "rb") as file:
+                content = json.loads(file.read())
+            rules = PathRules.from_json(content["rules"])
+            linked = {(int(device), int(inode)) for device, inode in content["linked"]}
+        except (OSError, ValueError):
+            if self._rules_seen is None:
+                raise PermissionError(errno.EPERM, "the guard has no rules") from None
+            return  # the rules that it has stay in force
+        self._rules, self._linked, self._rules_seen = rules, linked, seen
 
     # -- decisions ------------------------------------------------------------------------------
 
-    def _check(self, target: Target) -> Match | None:
+    def _check(self, target: Target, *, is_directory: bool = False) -> Match | None:
         """Return the match if `target` would be new in the quarantine, None if it is free. Raises
         OSError EROFS if it is protected."""
-        if target.name.casefold() in CONTENT_NAMES:
-            self._locked.enter_context(only_guard())
-        match = self._rules.match(target.parts, self._paths.exists)
+        parts = target.parts
+        if target.name.casefold() == HEAD.casefold() and file_names.may_fold_case(target.parent):
+            parts = (*parts[:-1], HEAD)
+        match = self._rules.match(parts, target.exists, is_directory=is_directory)
         if match is not None and not match.is_new:
             raise _protected()
         return match
 
-    def _check_existing(self, target: Target) -> None:
+    def _check_existing(self, target: Target, *, is_directory: bool = False) -> None:
         """For a name that is to be linked, moved or removed: EROFS if the table protects it. A link
         to the quarantine is free."""
-        if target.item() is None and self._rules.match(target.parts, self._paths.exists):
+        if target.item() is None and self._rules.match(
+            target.parts, target.exists, is_directory=is_directory
+        ):
             raise _protected()
 
-    def _check_inode(self, target: Target) -> None:
+    def _check_inode(self, status: os.stat_result) -> None:
         """A protected file may have a second name. Raises OSError EROFS."""
-        if self._linked:
-            found = os.lstat(target.name, dir_fd=target.parent)
-            if (found.st_dev, found.st_ino) in self._linked:
-                raise _protected()
+        if (status.st_dev, status.st_ino) in self._linked:
+            raise _protected()
 
     def _check_link(self, link: str, parts: Parts) -> None:
         """A symlink may not lead out of the workspace on the host: whoever follows it there would
-        be in a directory that this or another sandbox filled. Raises OSError EPERM."""
-        if link.startswith("/"):
-            path = os.path.normpath(link)
-            if any(path == top or path.startswith(f"{top}/") for top in self._link_prefixes):
+        be in a directory that this or another sandbox filled. Raises OSError EPERM.
+
+        Nor may it give a directory of the workspace a name that the table has as a parent: EROFS.
+        `bin/python` and `bin/pip` stay free, which an environment has as links to programs.
+        """
+        if link.startswith("/"):  # with `..` behind a name that is a link it leads anywhere
+            is_below = any(link == top or link.startswith(f"{top}/") for top in self._link_prefixes)
+            if is_below and ".." not in link.split("/"):
                 return
         elif not leads_out(link, parts):
+            if self._rules.is_parent(parts) and parts[-2:-1] != ("bin",):
+                raise _protected()
             return
         raise PermissionError(errno.EPERM, "a symlink would lead out of the directory")
 
-    def _check_move(self, source: Target, destination: Target, mode: int) -> None:
+    def _check_above(self, target: Target) -> None:
+        """A symlink or a directory with content would put another file in place of a protected one
+        that is not there yet: `tools -> evil` for `tools/check`. Raises OSError EROFS."""
+        parts = target.parts
+        if self._rules.is_above_alias(parts) or self._rules.is_import_name(parts):
+            raise _protected()
+
+    def _check_move(
+        self, source: Target, destination: Target, path_fd: int, status: os.stat_result
+    ) -> None:
         """What lies below a directory keeps its meaning only where it stays. Raises OSError EXDEV,
         upon which mv(1) and others copy: then each name is checked; EROFS above an alias."""
-        if any(map(self._rules.is_above_alias, (source.parts, destination.parts))):
+        if self._rules.is_above_alias(source.parts):
             raise _protected()
-        if stat.S_ISLNK(mode) and source.item() is None:
-            self._check_link(os.readlink(source.name, dir_fd=source.parent), destination.parts)
-        if not stat.S_ISDIR(mode):
+        self._check_above(destination)
+        if stat.S_ISLNK(status.st_mode) and _item_of(path_fd, status) is None:
+            self._check_link(os.readlink("", dir_fd=path_fd), destination.parts)
+        if not stat.S_ISDIR(status.st_mode):
             return
         if self._zone(source) != self._zone(destination):
             raise OSError(errno.EXDEV, "into or out of a tree of packages")
+        # Whatever lies in it now: another process could add a name after a look.
+        if self._rules.is_parent(destination.parts):
+            raise OSError(errno.EXDEV, "the table has names below this one")
         if source.parts[:-1] == destination.parts[:-1]:
             return
         if ".git" in (*source.parts, *destination.parts):
             raise OSError(errno.EXDEV, "inside a repository")
         if len(source.parts) != len(destination.parts):
-            _check_no_links_below(source)
+            # A relative symlink below would lead elsewhere. Another context could make one during
+            # a search for them: so no directory ever changes its depth.
+            raise OSError(errno.EXDEV, "to another depth")
 
     def _zone(self, target: Target) -> tuple[bool, bool]:
         """Which scopes of the table hold below a directory."""
@@ -189,43 +226,50 @@ class GuardedCalls:
             raise Outside
         path = self._paths.path(call, at.path)
         if (own := own_view(call, path)) != path and "/fd/" in own:
-            return self._reopen(own, flags)
+            return self._reopen_descriptor(own, flags)
         if flags & os.O_TMPFILE == os.O_TMPFILE:
             return self._open_unnamed(call, at, path, flags, mode)
         exclusive = flags & os.O_CREAT and flags & os.O_EXCL
         follow = not flags & os.O_NOFOLLOW and not exclusive
         with self._paths.target(call, at.directory, path, follow=follow) as target:
-            found = target.mode()
-            if found is None:
+            try:
+                path_fd = target.hold()
+            except FileNotFoundError:
                 if not flags & os.O_CREAT:
-                    raise Outside  # Linux has the right errno
+                    raise Outside from None  # Linux has the right errno
                 return self._create(call, target, flags, mode)
-            if stat.S_ISLNK(found) or stat.S_ISDIR(found) or not flags & _WRITES:
-                raise Outside
-            if exclusive:
-                raise FileExistsError(errno.EEXIST, path)
-            self._check_existing(target)
-            self._check_inode(target)
-            flags = flags & ~os.O_CREAT | os.O_NOFOLLOW
-            if not stat.S_ISREG(found):
-                return SlowOpen(os.dup(target.parent), target.name, flags)
-            fd = os.open(target.name, flags | os.O_CLOEXEC, dir_fd=target.parent)
-            return Opened(fd, flags)
+            with _closing(path_fd):
+                return self._open_existing(path_fd, target, flags)
 
-    def _reopen(self, descriptor: str, flags: int) -> Opened:
+    def _open_existing(self, path_fd: int, target: Target, flags: int) -> Answer:
+        """Open an existing file by the O_PATH descriptor that is checked: another context may give
+        its name to a protected file at any time."""
+        status = os.fstat(path_fd)
+        if stat.S_ISLNK(status.st_mode) or stat.S_ISDIR(status.st_mode) or not flags & _WRITES:
+            raise Outside
+        if flags & os.O_CREAT and flags & os.O_EXCL:
+            raise FileExistsError(errno.EEXIST, target.name)
+        self._check_existing(target)
+        self._check_inode(status)
+        how = flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
+        if not stat.S_ISREG(status.st_mode):
+            return SlowOpen(os.dup(path_fd), how)
+        return Opened(_reopen(path_fd, target, status, how), flags)
+
+    def _reopen_descriptor(self, descriptor: str, flags: int) -> Opened:
         """/dev/stdout and the like, where they are a file of the workspace."""
-        fd = open_path(descriptor)
-        try:
-            own = f"/proc/self/fd/{fd}"
-            below, found = self._paths.below(os.readlink(own)), os.fstat(fd)
-            if below is None or not stat.S_ISREG(found.st_mode):
+        with _closing(open_path(descriptor)) as path_fd:
+            status = os.fstat(path_fd)
+            if not stat.S_ISREG(status.st_mode):
                 raise Outside
-            protected = self._rules.match(below, self._paths.exists)
-            if protected or (found.st_dev, found.st_ino) in self._linked:
-                raise _protected()
-            return Opened(os.open(own, flags & ~(os.O_CREAT | os.O_EXCL) | os.O_CLOEXEC), flags)
-        finally:
-            os.close(fd)
+            how = flags & ~(os.O_CREAT | os.O_EXCL)
+            target = self._paths.target_of(path_fd)
+            if target is None:
+                return Opened(_open_own(path_fd, how), flags)
+            with target:
+                self._check_existing(target)
+                self._check_inode(status)
+                return Opened(_reopen(path_fd, target, status, how), flags)
 
     def _create(self, call: Call, target: Target, flags: int, mode: int) -> Opened:
         mode = (mode & 0o7777 & ~_SET_ID) & ~procfs.umask(call.thread)
@@ -244,15 +288,19 @@ class GuardedCalls:
             return Opened(os.open(".", flags | os.O_CLOEXEC, mode, dir_fd=target.parent), flags)
 
     def _truncate(self, call: Call) -> None:
-        with self._paths.target(call, None, self._paths.path(call, 0), follow=True) as target:
+        size = signed(call.arguments[1], 64)
+        with (
+            self._paths.target(call, None, self._paths.path(call, 0), follow=True) as target,
+            _closing(target.hold()) as path_fd,
+        ):
+            status = os.fstat(path_fd)
             self._check_existing(target)
-            self._check_inode(target)
-            flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(target.name, flags, dir_fd=target.parent)
-            try:
-                os.ftruncate(fd, signed(call.arguments[1], 64))
-            finally:
-                os.close(fd)
+            self._check_inode(status)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            flags = os.O_WRONLY | (0 if size else os.O_TRUNC)
+            with _closing(_reopen(path_fd, target, status, flags)) as fd:
+                os.ftruncate(fd, size)
 
     # -- names ----------------------------------------------------------------------------------
 
@@ -261,7 +309,7 @@ class GuardedCalls:
             if target.mode() is not None:
                 raise FileExistsError(errno.EEXIST, target.name)
             mode = (mode & 0o1777) & ~procfs.umask(call.thread)
-            match = self._check(target)
+            match = self._check(target, is_directory=True)
             if match is None:
                 os.mkdir(target.name, mode, dir_fd=target.parent)
             else:
@@ -287,6 +335,7 @@ class GuardedCalls:
                 return
             if self._check(target) is not None or ".git" in target.parts:
                 raise _protected()
+            self._check_above(target)
             self._check_link(link, target.parts)
             os.symlink(link, target.name, dir_fd=target.parent)
 
@@ -300,76 +349,82 @@ class GuardedCalls:
                 self._link_descriptor(descriptor, target)
                 return
             follow = bool(flags & AT_SYMLINK_FOLLOW)
-            with self._paths.target(call, old.directory, path, follow=follow) as source:
-                self._check_existing(source)
+            with (
+                self._paths.target(call, old.directory, path, follow=follow) as source,
+                _closing(source.hold()) as path_fd,
+            ):
+                status = os.fstat(path_fd)
+                self._check_existing(source, is_directory=stat.S_ISDIR(status.st_mode))
                 match = self._check(target)
                 if match is not None:
                     self._items.copy(source, target, match)
                     return
-                os.link(
-                    source.name,
-                    target.name,
-                    src_dir_fd=source.parent,
-                    dst_dir_fd=target.parent,
-                    follow_symlinks=False,
-                )
+                self._check_linked(path_fd, status)
+                self._check_above(target)
+                hard_links.link(path_fd, target)
+
+    def _check_linked(self, path_fd: int, status: os.stat_result) -> None:
+        """A symlink may not get a name at another depth, where it would lead elsewhere."""
+        self._check_inode(status)
+        if stat.S_ISLNK(status.st_mode) and _item_of(path_fd, status) is None:
+            raise PermissionError(errno.EPERM, "a hard link to a symlink")
 
     def _link_descriptor(self, descriptor: str, target: Target) -> None:
         """Give a name to a file of O_TMPFILE, as linkat(2) describes it without a capability."""
-        fd = open_path(descriptor)
-        try:
-            own = f"/proc/self/fd/{fd}"
-            below = self._paths.below(os.readlink(own))
-            if below is None:
-                raise OSError(errno.EXDEV, "two mounts")
-            if self._rules.match(below, self._paths.exists) or self._check(target):
+        with _closing(open_path(descriptor)) as path_fd:
+            try:
+                source = self._paths.target_of(path_fd)
+            except Outside:
+                raise OSError(errno.EXDEV, "two mounts") from None
+            if source is not None:
+                with source:
+                    self._check_existing(source)
+            self._check_linked(path_fd, os.fstat(path_fd))
+            if self._check(target):
                 raise _protected()
-            os.link(own, target.name, dst_dir_fd=target.parent, follow_symlinks=True)
-        finally:
-            os.close(fd)
+            hard_links.link(path_fd, target)
 
     def _rename(self, call: Call, old: _At, new: _At, flags: int) -> None:
-        with contextlib.ExitStack() as held:
-            source = self._name_or_none(call, old, held)
-            destination = self._name_or_none(call, new, held)
+        with contextlib.ExitStack() as stack:
+            source = self._name_or_none(call, old, stack)
+            destination = self._name_or_none(call, new, stack)
             if source is None and destination is None:
                 raise Outside
             if source is None or destination is None:
                 raise OSError(errno.EXDEV, "two mounts")
-            mode = source.mode()
-            if mode is None:
-                raise FileNotFoundError(errno.ENOENT, source.name)
+            fd = stack.enter_context(_closing(source.hold()))
+            status = os.fstat(fd)
+            is_directory = stat.S_ISDIR(status.st_mode)
             if flags & _RENAME_NOREPLACE and destination.mode() is not None:
                 raise FileExistsError(errno.EEXIST, destination.name)
-            self._check_existing(source)
+            self._check_existing(source, is_directory=is_directory)
+            self._check_inode(status)
             item = destination.item()
-            match = None if item else self._check(destination)
+            match = None if item else self._check(destination, is_directory=is_directory)
             if flags & _RENAME_EXCHANGE:
                 raise OSError(errno.EINVAL, "not supported in a directory of the host")
-            moved = source.item()
-            if moved is not None and item is None:
-                if match is not None and match.name != recorded_name(moved):
-                    raise _protected()
-                match = None  # the link itself moves, and leads nowhere on the host there either
-            if item is None and match is None:
-                self._check_move(source, destination, mode)
-                os.rename(
-                    source.name,
-                    destination.name,
-                    src_dir_fd=source.parent,
-                    dst_dir_fd=destination.parent,
-                )
-            elif stat.S_ISREG(mode):
+            # The link of an item moves itself, and leads nowhere on the host there either.
+            moved = _item_of(fd, status)
+            if match is not None and moved is not None and match.name != recorded_name(moved):
+                raise _protected()
+            if item is None and (match is None or moved is not None):
+                self._check_move(source, destination, fd, status)
+                if match is None and len(source.parts) == len(destination.parts):
+                    _rename(source, destination)
+                else:
+                    hard_links.move(fd, source, destination)
+            elif stat.S_ISREG(status.st_mode):
                 self._items.move(source, destination, match, item)
             else:
                 raise OSError(errno.EXDEV, "goes to the quarantine")
 
     def _remove(self, call: Call, at: _At, *, is_directory: bool) -> None:
         with self._name(call, at) as target:
-            if target.mode() is None:
+            mode = target.mode()
+            if mode is None:
                 raise FileNotFoundError(errno.ENOENT, target.name)
             item = target.item()
-            self._check_existing(target)
+            self._check_existing(target, is_directory=stat.S_ISDIR(mode))
             if item is not None and is_directory:
                 os.rmdir(item)
                 os.unlink(target.name, dir_fd=target.parent)
@@ -383,9 +438,9 @@ class GuardedCalls:
         path = self._paths.path(call, at.path)
         return self._paths.target(call, at.directory, path.rstrip("/") or path, follow=False)
 
-    def _name_or_none(self, call: Call, at: _At, held: contextlib.ExitStack) -> Target | None:
+    def _name_or_none(self, call: Call, at: _At, stack: contextlib.ExitStack) -> Target | None:
         try:
-            return held.enter_context(self._name(call, at))
+            return stack.enter_context(self._name(call, at))
         except Outside:
             return None
 
@@ -406,66 +461,84 @@ class GuardedCalls:
             finally:
                 if base is not None:
                     os.close(base)
-        self._set_mode(fd, mode)
+        self._set_mode(fd, mode, by_path=bool(path))
 
     def _fchmod(self, call: Call, mode: int) -> None:
-        self._set_mode(open_path(f"/proc/{call.thread}/fd/{signed(call.arguments[0])}"), mode)
+        self._set_mode(
+            open_path(f"/proc/{call.thread}/fd/{signed(call.arguments[0])}"), mode, by_path=False
+        )
 
-    def _set_mode(self, fd: int, mode: int) -> None:
-        try:
+    def _set_mode(self, fd: int, mode: int, *, by_path: bool) -> None:
+        with _closing(fd), contextlib.ExitStack() as stack:
             own = f"/proc/self/fd/{fd}"
-            path, found = os.readlink(own), os.fstat(fd)
-            below = self._paths.below(path)
+            path, status = os.readlink(own), os.fstat(fd)
+            is_directory = stat.S_ISDIR(status.st_mode)
             # Without the right to search a directory the guard could not see what is in it.
-            if below == () or path in (QUARANTINE, ITEMS) or path.startswith(RECORDS):
-                raise PermissionError(errno.EPERM, "the guard needs this directory as it is")
-            if below and self._rules.match(below, self._paths.exists) is not None:
-                raise _protected()
-            if (found.st_dev, found.st_ino) in self._linked:
-                raise _protected()
-            if stat.S_ISLNK(found.st_mode):
+            is_needed = path in (QUARANTINE, ITEMS) or path.startswith((RECORDS, RULES))
+            if is_needed or self._paths.below(path) == ():
+                raise PermissionError(errno.EPERM, "the guard needs this as it is")
+            if stat.S_ISLNK(status.st_mode):
                 raise OSError(errno.EOPNOTSUPP, "a symlink has no mode")
-            if below and stat.S_ISDIR(found.st_mode):
-                mode |= 0o700
+            with contextlib.suppress(Outside):
+                target = self._paths.target_of(fd)
+                if is_directory:
+                    mode |= 0o700
+                if target is not None:
+                    stack.enter_context(target)
+                    self._check_existing(target, is_directory=is_directory)
+                    self._check_inode(status)
+                    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                        if stat.S_IMODE(status.st_mode) == mode & 0o1777:
+                            return
+                        if not by_path:  # the caller's descriptor would stay with the other names
+                            raise OSError(errno.EROFS, "the file has further names")
+                        separate = stack.enter_context(_closing(hard_links.separate(fd, target)))
+                        own = f"/proc/self/fd/{separate}"
             os.chmod(own, mode & 0o1777)
-        finally:
-            os.close(fd)
+
+
+def _reopen(path_fd: int, target: Target, status: os.stat_result, flags: int) -> int:
+    """Open a regular file for writing by its O_PATH descriptor; a copy of it, if it has further
+    names."""
+    if status.st_nlink > 1:
+        os.close(
+            _open_own(path_fd, flags & ~os.O_TRUNC)
+        )  # does the caller have the right to write?
+        empty = bool(flags & os.O_TRUNC)
+        with _closing(hard_links.separate(path_fd, target, empty=empty)) as copy:
+            return _open_own(copy, flags)
+    return _open_own(path_fd, flags)
+
+
+def _open_own(path_fd: int, flags: int) -> int:
+    return os.open(f"/proc/self/fd/{path_fd}", flags | os.O_CLOEXEC)
+
+
+def _rename(source: Target, destination: Target) -> None:
+    """Rename by the path, where it does not matter if another context puts another file there."""
+    os.rename(
+        source.name,
+        destination.name,
+        src_dir_fd=source.parent,
+        dst_dir_fd=destination.parent,
+    )
+
+
+def _item_of(path_fd: int, status: os.stat_result) -> str | None:
+    """Return the item that the symlink of an O_PATH descriptor leads to; None for anything else."""
+    if not stat.S_ISLNK(status.st_mode):
+        return None
+    link = os.readlink("", dir_fd=path_fd)
+    return link if is_item(link) else None
 
 
 @contextlib.contextmanager
-def only_guard() -> Iterator[None]:
-    """Be the only guard of this quarantine meanwhile: two kernels could each create one half of a
-    repository. Raises OSError EAGAIN after a second, if code inside holds the lock."""
-    fd = os.open(RECORDS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _closing(fd: int) -> Iterator[int]:
+    """Close the descriptor in the end."""
     try:
-        for _ in range(_LOCK_TRIES):
-            if locks.try_lock(fd):
-                break
-            time.sleep(_LOCK_S)
-        else:
-            raise BlockingIOError(errno.EAGAIN, "another guard is at work")
-        yield
+        yield fd
     finally:
         os.close(fd)
-
-
-def _check_no_links_below(source: Target) -> None:
-    """A relative symlink leads elsewhere after a move to another depth. Raises OSError EXDEV."""
-    seen = 0
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    top = os.open(source.name, flags, dir_fd=source.parent)
-    try:
-        for _, directories, files, directory in os.fwalk(".", dir_fd=top):
-            seen += len(directories) + len(files)
-            if seen > _WALK_MAX:
-                raise OSError(errno.EXDEV, "too many entries to look at")
-            for name in (*directories, *files):
-                if not stat.S_ISLNK(os.lstat(name, dir_fd=directory).st_mode):
-                    continue
-                if not is_item(os.readlink(name, dir_fd=directory)):
-                    raise OSError(errno.EXDEV, "a symlink lies below")
-    finally:
-        os.close(top)
 
 
 def _protected() -> OSError:

@@ -16,6 +16,7 @@ from sbx.linux.seccomp_notify import Call
 
 QUARANTINE = "/.sbx-quarantine"
 ITEMS, RECORDS = f"{QUARANTINE}/items", f"{QUARANTINE}/records"
+RULES = f"{QUARANTINE}/rules.json"  # by the host; Landlock lets no process of the jail write it
 AT_FDCWD = -100
 AT_SYMLINK_NOFOLLOW, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, AT_EMPTY_PATH = 0x100, 0x200, 0x400, 0x1000
 _ITEM = re.compile(re.escape(f"{ITEMS}/") + "([0-9a-f]{16})")
@@ -51,6 +52,26 @@ class Target:
         except FileNotFoundError:
             return None
 
+    def hold(self) -> int:
+        """Open the name itself with O_PATH: no process can exchange the file between a check of
+        this descriptor and its use. Raises FileNotFoundError."""
+        return open_path(self.name, self.parent, follow=False)
+
+    def exists(self, parts: Parts) -> bool:
+        """Return whether this exists in the workspace. A link to the quarantine does not count.
+
+        `parts` is a name in the target, or in a directory above it. It is looked up from the
+        directory that is held, because another context may rename a directory of the path now: no
+        program can move this one out of a directory that the table protects.
+        """
+        up = len(self.parts) - len(parts)
+        path = f"{self.name}/{parts[-1]}" if up < 0 else f"{'../' * up}{parts[-1]}"
+        try:
+            status = os.lstat(path, dir_fd=self.parent)
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # any other error means that it cannot be known: the caller gets it
+        return not stat.S_ISLNK(status.st_mode) or _item(path, self.parent) is None
+
     def item(self) -> str | None:
         """Return the item of the quarantine that the name leads to; None if it leads to none."""
         return _item(self.name, self.parent)
@@ -61,7 +82,6 @@ class Resolver:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def path(self, call: Call, argument: int) -> str:
         """Return the path that an argument points to. Raises OSError EFAULT, ENAMETOOLONG."""
@@ -112,14 +132,33 @@ class Resolver:
             return None
         return tuple(path[len(self._root) + 1 :].split("/"))
 
-    def exists(self, parts: Parts) -> bool:
-        """Return whether this exists in the workspace. A link to the quarantine does not count."""
-        path = "/".join(parts)
+    def target_of(self, path_fd: int) -> Target | None:
+        """Return the name that an O_PATH descriptor was opened by; None for the workspace itself
+        and for a file without a name. Raises `Outside`, OSError EROFS if it has only other names.
+        """
+        path = os.readlink(f"/proc/self/fd/{path_fd}")
+        below = self.below(path)
+        if below is None:
+            raise Outside
+        status = os.fstat(path_fd)
+        if not below or status.st_nlink == 0:
+            return None
         try:
-            found = os.lstat(path, dir_fd=self._root_fd)
+            target = Target(open_path(path.rpartition("/")[0]), below)
         except (FileNotFoundError, NotADirectoryError):
-            return False  # any other error means that it cannot be known: the caller gets it
-        return not stat.S_ISLNK(found.st_mode) or _item(path, self._root_fd) is None
+            raise _moved() from None
+        try:
+            is_there = os.path.samestat(status, os.lstat(target.name, dir_fd=target.parent))
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            os.close(target.parent)
+            raise _moved()
+        return target
+
+
+def _moved() -> OSError:
+    return OSError(errno.EROFS, "the file is no longer at its path")
 
 
 def signed(argument: int, bits: int = 32) -> int:
@@ -137,8 +176,8 @@ def open_path(path: str, base: int | None = None, *, follow: bool = True) -> int
 def is_item(link: str) -> bool:
     """Return whether this is the text of a link to a recorded item of this quarantine. The text and
     what lies below ITEMS are the jail's to choose, the records are not."""
-    found = _ITEM.fullmatch(link)
-    return found is not None and os.path.lexists(f"{RECORDS}/{found[1]}.json")
+    match = _ITEM.fullmatch(link)
+    return match is not None and os.path.lexists(f"{RECORDS}/{match[1]}.json")
 
 
 def own_view(call: Call, path: str) -> str:

@@ -28,6 +28,7 @@ domain may only trace processes in domains below it. It executes no program and 
 workspace.
 """
 
+import contextlib
 import errno
 import os
 import select
@@ -102,44 +103,51 @@ def _join(joining: socket.socket, poll: select.poll) -> None:
 
 
 def _answer(listener: int, call: Call, calls: GuardedCalls) -> None:
-    """Perform one call, and answer it whatever comes of it: the next one must be served."""
+    """Perform one call, and answer it whatever the result: the next one must be served."""
+    try:
+        _perform(listener, call, calls)
+    except Exception as error:  # noqa: BLE001  # one call's border: its path or numbers are hostile
+        _refuse(listener, call, error)
+
+
+def _perform(listener: int, call: Call, calls: GuardedCalls) -> None:
     try:
         answer = calls.perform(call)
     except Outside:
         seccomp_notify.let_run(listener, call.id)
-    except OSError as error:
-        seccomp_notify.fail(listener, call.id, error.errno or errno.EPERM)
-    except Exception:  # noqa: BLE001  # one call's border: its path or numbers are hostile
-        seccomp_notify.fail(listener, call.id, errno.EPERM)
+        return
+    if isinstance(answer, Opened):
+        _give(listener, call, answer)
+    elif isinstance(answer, SlowOpen):
+        try:
+            start_new_thread(_open_slowly, (listener, call, answer))
+        except RuntimeError:  # no task is left
+            os.close(answer.fd)
+            seccomp_notify.fail(listener, call.id, errno.EAGAIN)
     else:
-        if isinstance(answer, Opened):
-            _give(listener, call, answer)
-        elif isinstance(answer, SlowOpen):
-            try:
-                start_new_thread(_open_slowly, (listener, call, answer))
-            except RuntimeError:  # no task is left
-                os.close(answer.parent)
-                seccomp_notify.fail(listener, call.id, errno.EAGAIN)
-        else:
-            seccomp_notify.succeed(listener, call.id)
+        seccomp_notify.succeed(listener, call.id)
 
 
 def _open_slowly(listener: int, call: Call, slow: SlowOpen) -> None:
     try:
-        fd = os.open(slow.name, slow.flags | os.O_CLOEXEC, dir_fd=slow.parent)
-    except OSError as error:
-        seccomp_notify.fail(listener, call.id, error.errno or errno.EPERM)
-    else:
+        try:
+            fd = os.open(f"/proc/self/fd/{slow.fd}", slow.flags | os.O_CLOEXEC)
+        finally:
+            os.close(slow.fd)
         _give(listener, call, Opened(fd, slow.flags))
-    finally:
-        os.close(slow.parent)
+    except Exception as error:  # noqa: BLE001  # the same border, in a thread
+        _refuse(listener, call, error)
 
 
 def _give(listener: int, call: Call, opened: Opened) -> None:
     try:
         close_on_exec = bool(opened.flags & os.O_CLOEXEC)
         seccomp_notify.give_fd(listener, call.id, opened.fd, close_on_exec=close_on_exec)
-    except OSError as error:
-        seccomp_notify.fail(listener, call.id, error.errno or errno.EMFILE)
     finally:
         os.close(opened.fd)
+
+
+def _refuse(listener: int, call: Call, error: Exception) -> None:
+    number = error.errno if isinstance(error, OSError) else None
+    with contextlib.suppress(OSError):  # the listener itself may be unusable
+        seccomp_notify.fail(listener, call.id, number or errno.EPERM)

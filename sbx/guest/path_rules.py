@@ -8,6 +8,7 @@ Names are compared without case, because the file system of the host may fold it
 """
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase, translate
 from typing import Any, Literal, NamedTuple
@@ -18,12 +19,19 @@ Exists = Callable[[Parts], bool]
 
 _GIT_DIRECTORY = "git directory"
 _ENVIRONMENT = "Python environment"
-# git(1) takes a directory for a repository by these names in it: setup.c, is_git_directory.
-_GIT_DIRECTORIES = (("HEAD", "objects", "refs"), ("HEAD", "commondir"))
-CONTENT_NAMES = frozenset(
-    ("pyvenv.cfg", *(part.casefold() for kind in _GIT_DIRECTORIES for part in kind))
-)
-"""Names, in lower case, by which a directory becomes a repository or an environment."""
+# git(1) takes a directory for a repository if it holds a HEAD, which is not a directory, and one of
+# these sets of names: setup.c, is_git_directory. A new HEAD is never free. So no order of events
+# completes a repository: the parts can only come to a HEAD of the user, where they are not free.
+HEAD = "HEAD"
+_GIT_PARTS = (("objects", "refs"), ("commondir",))
+_ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
+# What `python -m NAME` looks for in its working directory first. The second set is of pre-commit,
+# whose hook is started in this way at the top of a repository.
+_IMPORTED = frozenset(name.casefold() for name in sys.stdlib_module_names) | {
+    "pre_commit", "cfgv", "identify", "nodeenv", "yaml", "_yaml", "virtualenv", "distlib",
+    "filelock", "platformdirs", "ruamel", "toml", "setuptools", "pkg_resources",
+    "importlib_metadata", "importlib_resources",
+}  # fmt: skip
 
 
 class Match(NamedTuple):
@@ -43,30 +51,55 @@ class NameRule(NamedTuple):
     tree       at any depth, but not inside a tree of packages: no program reads it there
     any        at any depth
     packages   directly in a tree of packages only
+
+    `parents`: the name counts only directly below a directory with one of these names. The scope is
+    then that of the parent.
+    `is_module`: the pattern is `x.py` and stands for every file that `import x` may execute:
+    `x.py`, `x.pyc`, `x.so`, `x.*.so`, and `__init__` with these endings in a directory `x`. Without
+    `__init__` Python prefers a module that lies later on its path.
     """
 
     pattern: str
     program: str
     scope: Literal["root", "tree", "any", "packages"]
+    parents: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+# Git takes no link for a HEAD: in the quarantine a bare repository works only as a whole.
+_BARE_REPOSITORY = NameRule("*.git", "git", "any")
 
 
 class PathRules:
     """The table as data. `package_trees`: names of directories that hold installed packages.
-    `aliases`: paths that an existing entry leads to (a symlink, a configured hook)."""
+    `aliases`: paths that an existing entry leads to (a symlink, a configured hook).
+    `import_roots`: directories from which a host executable in Python imports its modules. Only the
+    names of the standard library, and a few others, are protected there: the rest is the project's
+    own code."""
 
     def __init__(
         self,
         names: Sequence[NameRule],
         package_trees: Sequence[str],
         aliases: Sequence[str] = (),
+        import_roots: Sequence[str] = (),
     ) -> None:
         self.package_trees = frozenset(package_trees)
+        self.import_roots = frozenset(import_roots)
         self.aliases = frozenset(aliases)
         self._names = tuple(names)
         self._exact: dict[str, list[NameRule]] = {}
         self._patterns: list[NameRule] = []
-        for rule in names:
-            if any(sign in rule.pattern for sign in "*?["):
+        self._modules: dict[str, list[NameRule]] = {}
+        self._parents: dict[str, list[NameRule]] = {}
+        for rule in (*names, _BARE_REPOSITORY):
+            for parent in rule.parents:
+                self._parents.setdefault(parent, []).append(rule)
+            if rule.is_module:
+                module = rule.pattern.removesuffix(".py")
+                self._modules.setdefault(module, []).append(rule)
+                self._parents.setdefault(module, []).append(rule)
+            elif any(sign in rule.pattern for sign in "*?["):
                 self._patterns.append(rule)
             else:
                 self._exact.setdefault(rule.pattern, []).append(rule)
@@ -76,27 +109,36 @@ class PathRules:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "PathRules":
-        names = [NameRule(*rule) for rule in data["names"]]
-        return cls(names, data["package_trees"], data["aliases"])
+        names = [
+            NameRule(pattern, program, scope, tuple(parents), is_module)
+            for pattern, program, scope, parents, is_module in data["names"]
+        ]
+        return cls(names, data["package_trees"], data["aliases"], data["import_roots"])
 
     def to_json(self) -> dict[str, Any]:
         return {
             "names": [list(rule) for rule in self._names],
             "package_trees": sorted(self.package_trees),
             "aliases": sorted(self.aliases),
+            "import_roots": sorted(self.import_roots),
         }
 
-    def match(self, path: Sequence[str], exists: Exists) -> Match | None:
+    def match(
+        self, path: Sequence[str], exists: Exists, *, is_directory: bool = False
+    ) -> Match | None:
         """Return the first entry that forbids a change at `path`, or None if it is free.
 
-        The parent of `path` exists and has no symlink in it.
+        The parent of `path` exists and has no symlink in it. `is_directory`: `path` is one, or
+        will be.
         """
         parts = tuple(path)
         folded = tuple(part.casefold() for part in parts)
         return (
             self._by_name(parts, folded, exists)
-            or self._by_content(parts, folded, exists)
+            or self._by_content(parts, exists)
+            or _by_part(parts, folded[-1:], exists, is_directory=is_directory)
             or self._by_alias(parts)
+            or self._by_import(parts, folded, exists)
         )
 
     def match_name(self, path: Sequence[str]) -> Match | None:
@@ -109,42 +151,60 @@ class PathRules:
         top = "/".join(path) + "/"
         return any(alias.startswith(top) for alias in self.aliases)
 
+    def is_import_name(self, path: Sequence[str]) -> bool:
+        """Return whether a directory at this path would be a module of a host executable, if it had
+        `__init__.py`."""
+        return path[-1].casefold() in _IMPORTED and "/".join(path[:-1]) in self.import_roots
+
     def is_package_tree(self, name: str) -> bool:
         return name.casefold() in self.package_trees
 
-    def rules_for(self, name: str) -> list[NameRule]:
-        """The rules whose pattern a name fits, wherever it lies. `name` is in lower case."""
-        exact = self._exact.get(name, [])
-        if self._any_pattern(name) is None:
-            return exact
-        return [*exact, *(rule for rule in self._patterns if fnmatchcase(name, rule.pattern))]
+    def is_parent(self, path: Sequence[str]) -> bool:
+        """Return whether names directly below a directory would count for its name: one that gets
+        this path may bring a name that was free where it was."""
+        folded = tuple(part.casefold() for part in path)
+        in_packages = any(part in self.package_trees for part in folded[:-1])
+        at = len(folded) - 1
+        rules = self._parents.get(folded[-1], ()) if folded else ()
+        return any(_applies(rule, at, in_packages, False) for rule in rules)
+
+    def rules_for(self, name: str, parent: str) -> list[NameRule]:
+        """The rules whose pattern a name fits, at whatever depth. `parent` is the name of the
+        directory that holds it, "" for none. Both are in lower case."""
+        fits = self._exact.get(name, [])
+        if self._any_pattern(name) is not None:
+            fits = [*fits, *(rule for rule in self._patterns if fnmatchcase(name, rule.pattern))]
+        module = _module(name, parent)
+        if module in self._modules:
+            fits = [*fits, *self._modules[module]]
+        return [rule for rule in fits if not rule.parents or parent in rule.parents]
+
+    @property
+    def exact_names(self) -> tuple[str, ...]:
+        """The names of the table that are not patterns, in lower case."""
+        return tuple(self._exact)
 
     def _by_name(self, parts: Parts, folded: Parts, exists: Exists) -> Match | None:
         in_packages = False
         for at, name in enumerate(folded):
-            directly_in_packages = at > 0 and folded[at - 1] in self.package_trees
-            for rule in self.rules_for(name):
-                if not _applies(rule, at, in_packages, directly_in_packages):
+            parent = folded[at - 1] if at > 0 else ""
+            directly_in_packages = parent in self.package_trees
+            for rule in self.rules_for(name, parent):
+                by_parent = bool(rule.parents) or (rule.is_module and name.startswith("__init__."))
+                if not _applies(rule, at - by_parent, in_packages, directly_in_packages):
                     continue
                 is_new = at == len(parts) - 1 and not exists(parts)
                 return Match(at + 1, rule.pattern, rule.program, is_new)
             in_packages = in_packages or name in self.package_trees
         return None
 
-    def _by_content(self, parts: Parts, folded: Parts, exists: Exists) -> Match | None:
+    def _by_content(self, parts: Parts, exists: Exists) -> Match | None:
         for depth in range(len(parts) + 1):  # the directory itself too: it may be moved
             directory = parts[:depth]
-            if exists((*directory, "HEAD")) and _is_git_directory(directory, exists):
+            if exists((*directory, HEAD)) and _has_git_parts(directory, exists):
                 return Match(max(depth, 1), _GIT_DIRECTORY, "git", is_new=False)
-            if exists((*directory, "pyvenv.cfg")):
+            if any(exists((*directory, mark)) for mark in _ENVIRONMENT_MARKS):
                 return Match(max(depth, 1), _ENVIRONMENT, "python", is_new=False)
-        directory, name = parts[:-1], folded[-1]
-        if any(name == part.casefold() for kind in _GIT_DIRECTORIES for part in kind):
-            # The name that would complete a repository.
-            if _is_git_directory(directory, lambda p: p[-1].casefold() == name or exists(p)):
-                return Match(len(parts), _GIT_DIRECTORY, "git", is_new=not exists(parts))
-        elif name == "pyvenv.cfg":
-            return Match(len(parts), _ENVIRONMENT, "python", is_new=not exists(parts))
         return None
 
     def _by_alias(self, parts: Parts) -> Match | None:
@@ -152,6 +212,18 @@ class PathRules:
             if "/".join(parts[:depth]) in self.aliases:
                 return Match(depth, "/".join(parts[:depth]), "the link or setting to it", False)
         return None
+
+    def _by_import(self, parts: Parts, folded: Parts, exists: Exists) -> Match | None:
+        """`argparse.py`, `argparse.cpython-311-x86_64-linux-gnu.so`, `argparse/__init__.py`."""
+        stem, _, ending = folded[-1].partition(".")
+        if not self.import_roots or not ending.endswith(("py", "pyc", "so")):
+            return None
+        directory, name = parts[:-1], stem
+        if stem == "__init__" and len(parts) > 1:
+            directory, name = parts[:-2], folded[-2]
+        if not self.is_import_name((*directory, name)):
+            return None
+        return Match(len(parts), parts[-1], "python", is_new=not exists(parts))
 
 
 def leads_out(link: str, parts: Sequence[str]) -> bool:
@@ -163,8 +235,29 @@ def leads_out(link: str, parts: Sequence[str]) -> bool:
     return up >= len(parts) or ".." in steps[up:]
 
 
-def _is_git_directory(directory: Parts, exists: Exists) -> bool:
-    return any(all(exists((*directory, name)) for name in kind) for kind in _GIT_DIRECTORIES)
+def _has_git_parts(directory: Parts, exists: Exists) -> bool:
+    return any(all(exists((*directory, name)) for name in parts) for parts in _GIT_PARTS)
+
+
+def _by_part(
+    parts: Parts, folded_name: Parts, exists: Exists, *, is_directory: bool
+) -> Match | None:
+    """Return the match of a name that makes its directory a repository or an environment."""
+    name = folded_name[0] if folded_name else ""
+    if name in _ENVIRONMENT_MARKS:
+        return Match(len(parts), _ENVIRONMENT, "python", is_new=not exists(parts))
+    is_head = parts[-1:] == (HEAD,) and not is_directory
+    if is_head or (any(name in group for group in _GIT_PARTS) and exists((*parts[:-1], HEAD))):
+        return Match(len(parts), _GIT_DIRECTORY, "git", is_new=not exists(parts))
+    return None
+
+
+def _module(name: str, parent: str) -> str:
+    """Return the name of the module that a file would be, "" if Python imports no such file."""
+    stem, _, ending = name.partition(".")
+    if ending not in ("py", "pyc", "so") and not ending.endswith(".so"):
+        return ""
+    return parent if stem == "__init__" else stem
 
 
 def _applies(rule: NameRule, at: int, in_packages: bool, directly_in_packages: bool) -> bool:

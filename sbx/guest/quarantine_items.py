@@ -8,12 +8,11 @@ import errno
 import json
 import os
 import secrets
-import stat
 
+from sbx.guest import hard_links
 from sbx.guest.guarded_paths import ITEMS, RECORDS, Target
 from sbx.guest.path_rules import Match
 
-_COPY_MAX = 64 << 20  # bytes; a larger file is copied by the caller, who meets EXDEV
 _ITEMS_MAX = 1_000
 
 
@@ -76,18 +75,13 @@ def _record(target: Target, match: Match, kind: str) -> str:
 
 
 def _copy(source: Target, item: str, flag: int) -> None:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    reading = os.open(source.name, flags, dir_fd=source.parent)
+    reading = source.hold()
     try:
-        found = os.fstat(reading)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _COPY_MAX:
-            raise OSError(errno.EXDEV, "goes to the quarantine")
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flag
-        writing = os.open(item, flags, found.st_mode & 0o777)
+        hard_links.check_copied(reading)
+        writing = os.open(item, flags, os.fstat(reading).st_mode & 0o777)
         try:
-            done = 0
-            while done < _COPY_MAX and (sent := os.sendfile(writing, reading, done, 1 << 20)):
-                done += sent
+            hard_links.copy(reading, writing)
         finally:
             os.close(writing)
     finally:

@@ -7,6 +7,9 @@ beside the kernel or, where nothing may start a process, as a cell (see sbx/agen
     {"act": "write", "path", "content"}     → size; with parents, replaced in one step
     {"act": "list", "path", "pattern", "most"}   → entries, complete
 
+A list stays on the file system of its path: a virtual environment of the host that lies below /tmp
+is mounted there, and its tens of thousands of files would use up the list.
+
 The answer is one line of JSON; `error` in it is a sentence. Bytes are base64 in both directions.
 Standard library only.
 """
@@ -69,10 +72,13 @@ def _list(path: str, pattern: str, most: int) -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
     seen = 0
     deep = pattern != "*"
-    os.stat(path)  # for the reason, where it is not there
+    device = os.stat(path).st_dev
     for top, directories, files in os.walk(path):
-        directories.sort()
-        for name in sorted(directories + files):
+        names = sorted(directories + files)
+        directories[:] = [
+            name for name in sorted(directories) if _is_on(device, os.path.join(top, name))
+        ]
+        for name in names:
             seen += 1
             if seen > _WALK_MAX or len(entries) >= most:
                 return {"entries": entries, "complete": False}
@@ -84,6 +90,13 @@ def _list(path: str, pattern: str, most: int) -> dict[str, Any]:
         if not deep:
             break
     return {"entries": entries, "complete": True}
+
+
+def _is_on(device: int, path: str) -> bool:
+    try:
+        return os.lstat(path).st_dev == device
+    except OSError:
+        return False
 
 
 def _entry(path: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@
     argv.py      bwrap_argv(plan), zygote_argv(plan): pure, the security boundary as lists of words
     broker.py    the one process that acts: namespaces, mounts, cgroups, bwrap, signals
     confinement.py  … what a service that dropped its rights may order of it, and nothing else
+    mapped.py    … which directories of users it maps, by the rule of sbx.forbidden_directories
     grants.py    … made of the plans of its policies, before it drops them
     spawn.py     … how it starts a bwrap; slots.py numbers the descriptors
     staging.py   … where it puts what a jail's uid could not walk to
@@ -19,5 +20,5 @@
 
 `broker`, `confinement`, `probe`, `cgroups` and all of `sbx.linux` run in a process started with
 `python -I -S`: they import the standard library only. May import: sbx.policy, sbx.linux,
-sbx.errors, sbx.telemetry.
+sbx.forbidden_directories (standard library only, too), sbx.errors, sbx.telemetry.
 """

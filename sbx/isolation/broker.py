@@ -34,6 +34,7 @@ It talks on a SOCK_SEQPACKET socket, its fd 0: one JSON object a packet.
                                                                           ← {"limits"}
     → {"seq": n, "do": "inspect", "jail": id, "fresh": bool}
                             ← {"pid1": facts, "kernel": facts, "limits": {…}, "in_group": bool|null}
+    → {"seq": n, "do": "ping"}                                            ← {}
     → {"seq": n, "do": "attach", "jail": id, "source", "target", "read_only": bool,
        "expected": [dev, ino]|null, "mask": bool, "partly": bool}
                                                 ← {"masked": n}, once it can be seen inside
@@ -62,7 +63,6 @@ order against that, and says what such a runtime can still do.
 
 import json
 import os
-import resource
 import select
 import selectors
 import signal
@@ -78,6 +78,7 @@ from sbx.errors import Broken, Denied, SbxError, Unavailable
 from sbx.guest import shares
 from sbx.isolation import cgroups, facts, probe, spawn, staging, userns, zygotes
 from sbx.linux import mounts, namespaces, prctl, procfs
+from sbx.linux.rlimits import raise_open_files
 
 if TYPE_CHECKING:
     from sbx.isolation.confinement import Confinement
@@ -124,6 +125,7 @@ class _Sandbox:
     short_until: float = 0.0
     dying: set[str] = field(default_factory=set)
     dropped: bool = False
+    removed: bool = False  # its group, and those of its jails
 
     def make_spare(self) -> None:
         self.jails += 1
@@ -272,6 +274,8 @@ class Broker:
                 return None  # answered when the child that does it has ended
             case "unlinked":
                 return _unlinked(self._jail(order["jail"]), order["device"])
+            case "ping":
+                return {}
             case "counters":
                 return _counters(self._jail(order["jail"]))
             case "kill":
@@ -405,13 +409,18 @@ class Broker:
         return {}
 
     def _remove_group(self, sandbox: _Sandbox) -> None:
-        """A jail that takes long to die holds it, and takes it along when it is buried."""
+        """A jail that takes long to die holds it, and takes it along when it is buried.
+
+        Once: a sandbox that is opened again has groups of the same names.
+        """
         sandbox.dropped = True
         try:
             sandbox.group.remove(_REMOVE_S)
         except TimeoutError:
             if not any(jail.sandbox is sandbox for jail in self._jails.values()):
                 raise
+        else:
+            sandbox.removed = True
 
     def _is_short(self, sandbox: _Sandbox) -> None:
         assert sandbox.memory is not None
@@ -821,12 +830,15 @@ class Broker:
     def _monitor_said(self, started: spawn.Started) -> str:
         """Reap a bubblewrap that has ended; what it wrote as its last words."""
         self._unwatch(started.monitor_fd)
-        os.waitpid(started.monitor, 0)
+        _, status = os.waitpid(started.monitor, 0)
         os.close(started.monitor_fd)
         self._end_orphans()
         said = os.pread(started.stderr_fd, _STDERR_MAX, 0).decode(errors="replace").strip()
         os.close(started.stderr_fd)
-        return said
+        code = os.waitstatus_to_exitcode(status)
+        if said or code == 0:
+            return said
+        return f"killed by signal {-code}" if code < 0 else f"it ended with code {code}"
 
     def _bury(self, jail: _Jail) -> None:
         """Every process of the jail has ended, or will by the end of its sockets, where its zygote
@@ -884,11 +896,12 @@ class Broker:
 
     def _clear_away(self, jail: _Jail) -> None:
         """Its group and its binds. What cannot be removed now is swept by the next runtime."""
+        sandbox = jail.sandbox
         try:
-            if jail.group is not None:
+            if jail.group is not None and sandbox is not None and not sandbox.removed:
                 _remove(jail.group.group)
-            if jail.sandbox is not None and jail.sandbox.dropped:
-                self._remove_group(jail.sandbox)
+                if sandbox.dropped:
+                    self._remove_group(sandbox)
         except OSError as error:
             _say(f"the cgroup of jail {jail.name} is left: {error}")
         try:
@@ -1056,15 +1069,6 @@ def _network(jails: Sequence[int]) -> list[int] | None:
     return [received, sent, loopback] if seen or not jails else None
 
 
-def _raise_open_files() -> None:
-    """Let the broker and its zygotes pass descriptors while a jail has many in flight: Linux
-    compares the number that the user has in flight with the limit of the sender."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_MAX)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 def main() -> None:
     """Serve on fd 0 until the runtime ends."""
     sock = socket.socket(fileno=os.dup(0))
@@ -1072,6 +1076,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o022)  # the program's may be 077, and other uids must be able to walk the stage
     prctl.set_child_subreaper(True)
-    _raise_open_files()
+    # To pass descriptors while a jail has many in flight: Linux compares the number that the user
+    # has in flight with the limit of the sender.
+    raise_open_files(_OPEN_FILES_MAX)
     Broker(sock).serve()
     sys.exit(0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbx.errors import CannotEnforce
+from sbx.forbidden_directories import HostFacts
 from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.confinement import take_apart
 from sbx.isolation.plan import (
@@ -33,13 +34,15 @@ _PARTS = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands
 
 
 class Projects(NamedTuple):
-    """Directories that may be mapped: `within` these, of these `owners`. They may neither hold nor
-    lie in one that is `apart`, nor hold one of the `homes`."""
+    """Directories that may be mapped: `within` these, of these `owners`, if the rule about `host`
+    allows them."""
 
     within: list[str]
     owners: list[int]
-    apart: list[str]
-    homes: list[str]
+    host: HostFacts
+
+    def to_json(self) -> dict[str, Any]:
+        return {"within": self.within, "owners": self.owners, "host": self.host.to_json()}
 
 
 def grants(
@@ -88,7 +91,7 @@ def grants(
         "data": str(data),
         "attachable": [os.path.abspath(path) for path in attachable],
         "writable": [str(path.resolve()) for path in writable],
-        "projects": None if projects is None else projects._asdict(),
+        "projects": None if projects is None else projects.to_json(),
     }
 
 
@@ -97,7 +100,7 @@ def _of_project(paths: Paths) -> Iterator[Paths]:
     `confinement` looks at the mounts of a project one by one."""
     copied = replace(paths, shared=None, host_directory=True)
     yield copied
-    yield replace(copied, guard=GuardPaths("quarantine", {}))
+    yield replace(copied, guard=GuardPaths("quarantine"))
 
 
 def _variants(policy: Policy) -> Iterator[Policy]:

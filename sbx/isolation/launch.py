@@ -3,7 +3,7 @@
 A plan becomes processes by `launch`, or by `start_zygote`, `fork` and `enter`, and nowhere else.
 Everything here is asyncio and adds nothing to the embedding program but one child process; orders
 have deadlines, and when the broker dies every jail is known to be gone (bubblewrap dies with its
-parent).
+parent). A broker that answers nothing is killed (see `pulse`).
 """
 
 import asyncio
@@ -17,19 +17,21 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sbx import errors
-from sbx.isolation import cgroups, facts, spawn, staging, storage
+from sbx.isolation import cgroups, facts, spawn, staging, storage, watchdog
 from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.forked import check_process
 from sbx.isolation.masking import Masks
 from sbx.isolation.patience import in_thread, to_the_end
 from sbx.isolation.plan import Bind, GroupLimits, LaunchPlan, Mount, Tmpfs, ZygotePlan
 from sbx.isolation.probe import Capabilities
+from sbx.isolation.pulse import RETRY_AFTER_S, Pulse
+from sbx.isolation.watchdog import Watchdog
 from sbx.linux import procfs
 
 _log = logging.getLogger(__name__)
@@ -214,7 +216,7 @@ class Jail:
             return self._end.result()
         try:
             return End("", **await self._broker.order("counters", jail=self.name))
-        except errors.Broken:
+        except (errors.Broken, errors.Unavailable):
             async with asyncio.timeout(_END_S):
                 return await self.end()
 
@@ -296,6 +298,7 @@ class BrokerProcess:
     process: subprocess.Popen[bytes]
     sock: socket.socket
     capabilities: Capabilities
+    watchdog: Watchdog
 
     def confine(self, granted: Mapping[str, Any]) -> None:
         """Say what jails may be made of (`grants`), once and for good: before that it does nothing.
@@ -320,7 +323,7 @@ class BrokerProcess:
     def close(self) -> None:
         """End it, where nobody adopted it."""
         self.sock.close()
-        _wait_for(self.process)
+        watchdog.end(self.process, self.watchdog, _END_S)
 
 
 def start_broker(
@@ -328,7 +331,7 @@ def start_broker(
 ) -> BrokerProcess:
     """As `Broker.start`, for a program that has no event loop yet and gives up its privileges
     before it makes one: the broker gives it none of them back, whatever it is told. It does nothing
-    before `confine`.
+    before `confine`. A watchdog keeps the right to kill the broker.
 
     Blocks for as long as the broker looks at the host, 30 s at most.
     """
@@ -344,12 +347,13 @@ def start_broker(
             packet = ours.recv(_PACKET_MAX)
             if packet and "ok" in (said := json.loads(packet)):
                 ours.setblocking(False)
-                return BrokerProcess(process, ours, Capabilities.from_json(said["ok"]))
+                capabilities = Capabilities.from_json(said["ok"])
+                return BrokerProcess(process, ours, capabilities, Watchdog(process))
             error = _revive(said["error"]) if packet else _broker_died()
         except OSError:  # TimeoutError is one
             error = _broker_died()
         ours.close()
-        _wait_for(process)
+        watchdog.end(process, None, _END_S)
         if not words or error.code != "broker_died":
             raise error
     raise AssertionError  # the last round returned or raised
@@ -361,7 +365,9 @@ class Broker:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
-        self._closed = False
+        self._watchdog: Watchdog | None = None
+        self._pulse = Pulse(lambda: self.order("ping"), self._is_silent)
+        self._why: Callable[[], errors.SbxError] = _broker_died
         self._sock: socket.socket | None = None
         self._seq = 0
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -387,6 +393,7 @@ class Broker:
                     continue  # systemd-run could not, or waits: without a scope, without cgroups
                 raise
             broker.capabilities = Capabilities.from_json(raw)
+            broker._pulse.start()
             return broker
         raise AssertionError  # the last round returned or raised
 
@@ -395,14 +402,21 @@ class Broker:
         """Take over a broker that `start_broker` started, in the event loop that runs now."""
         broker = cls()
         broker._process, broker._sock = started.process, started.sock
+        broker._watchdog = started.watchdog
         broker.capabilities = started.capabilities
         asyncio.get_running_loop().add_reader(started.sock.fileno(), broker._receive)
+        broker._pulse.start()
         return broker
 
     @property
     def alive(self) -> bool:
         """Whether the process still answers; when not, every jail has ended with it."""
         return self._sock is not None
+
+    @property
+    def failure(self) -> errors.SbxError | None:
+        """Return why it is not alive: Broken `broker_died`, Unavailable `broker_silent`, Closed."""
+        return None if self.alive else self._why()
 
     async def make_sandbox(self, name: str, limits: GroupLimits, uid: int | None = None) -> Host:
         """Prepare the cgroup and the host uid that all jails of one sandbox share."""
@@ -579,7 +593,7 @@ class Broker:
         """Send one order and wait for its outcome. Raises what the broker answered, by its code."""
         check_process(self._pid)
         if self._sock is None:
-            raise _closed() if self._closed else _broker_died()
+            raise self._why()
         self._seq += 1
         seq = self._seq
         packet = json.dumps({"seq": seq, "do": do, **words}, ensure_ascii=False).encode()
@@ -591,7 +605,7 @@ class Broker:
             )
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[seq] = answer
-        deadline_s = deadline_s or _ORDER_S
+        deadline_s, sent_at = deadline_s or _ORDER_S, asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(deadline_s):
                 await self._send(packet, fds)
@@ -604,8 +618,8 @@ class Broker:
                     f"the zygote did not {_OF_A_ZYGOTE[do]} within {deadline_s:g} s",
                     code="zygote_silent",
                 ) from None
-            message = f"the broker did not {do} within {deadline_s:g} s"
-            raise errors.Broken(message, code="broker_silent") from None
+            self._pulse.unanswered(sent_at)
+            raise _broker_silent(f"the broker did not {do} within {deadline_s:g} s") from None
         finally:
             self._waiting.pop(seq, None)
 
@@ -642,15 +656,15 @@ class Broker:
                 if loop.time() > gives_up:
                     raise _too_many_in_flight() from error
                 await asyncio.sleep(_IN_FLIGHT_PAUSE_S)
-        raise _broker_died()
+        raise self._why()
 
     async def close(self) -> None:
         """End the broker and with it every jail. Never raises for what is gone already."""
-        self._closed = True
-        self._hang_up()
+        self._hang_up(_broker_died)
+        self._why = _closed
         process, self._process = self._process, None
         if process is not None:
-            await in_thread(_wait_for, process)
+            await in_thread(watchdog.end, process, self._watchdog, _END_S)
 
     async def _abandon(self, jail: Jail) -> None:
         """A launch whose caller went away: kill what it has started by now, leave no socket."""
@@ -668,8 +682,9 @@ class Broker:
         except OSError:
             packet = b""
         if not packet:
-            self._hang_up()
+            self._hang_up(_broker_died)
             return
+        self._pulse.answered()
         message = json.loads(packet)
         match message.get("event"):
             case "gone":
@@ -693,17 +708,26 @@ class Broker:
             end = End(message["stderr"], message["oom_kills"], message["pids_max_hits"])
             jail._ended(end)
 
-    def _hang_up(self) -> None:
+    def _is_silent(self) -> None:
+        """Give up the broker and kill it: jails end with it, and with their sockets."""
+        _log.error("the broker answers nothing, and is killed")
+        self._hang_up(_broker_silent)
+        if self._process is not None:
+            watchdog.kill(self._process, self._watchdog)
+
+    def _hang_up(self, why: Callable[[], errors.SbxError]) -> None:
         """The socket's end, from either side: no order is answered any more, every jail ends."""
+        self._pulse.stop()
         if self._sock is None:
             return
+        self._why = why
         sock, self._sock = self._sock, None
         with contextlib.suppress(RuntimeError):  # the loop may be closed when the process ends
             asyncio.get_running_loop().remove_reader(sock.fileno())
         sock.close()
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(_broker_died())
+                waiting.set_exception(why())
         for jail in self._jails.values():
             jail._ended(End("the broker ended"))
         self._jails.clear()
@@ -754,14 +778,6 @@ def _hello(
     }
 
 
-def _wait_for(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(_END_S)
-
-
 def _scope() -> list[str]:
     """The words that give the broker a delegated cgroup of its own, where systemd has to do it."""
     return cgroups.scope_command(cgroups.probe()) or []
@@ -797,6 +813,16 @@ def _broker_died() -> errors.Broken:
         "the broker ended, and every sandbox of this runtime with it",
         code="broker_died",
         hint="close this runtime and make a new one",
+        details={"retry_after_s": RETRY_AFTER_S},
+    )
+
+
+def _broker_silent(message: str = "the broker does not answer") -> errors.Unavailable:
+    return errors.Unavailable(
+        message,
+        code="broker_silent",
+        hint="try again; a service whose broker stays silent ends, so that it is started again",
+        details={"retry_after_s": RETRY_AFTER_S},
     )
 
 

@@ -2,16 +2,19 @@
 
 The operator of a service names them and their owners before the service drops its rights. The
 broker opens each one beneath them, once for a sandbox, and holds it open: later orders name paths,
-and the broker mounts what it holds.
+and the broker mounts what it holds. It judges each directory by the rule that the runtime uses
+(`sbx.forbidden_directories`), since code that took over the service could leave the check out.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from sbx.errors import Denied
-from sbx.linux import openat2
+from sbx.forbidden_directories import HostFacts, look, place_of, refusal
+from sbx.linux import mountinfo, openat2
 
 _WORKSPACE = "/workspace"
 _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
@@ -27,8 +30,8 @@ class MappedProjects:
             top: os.open(top, _DIRECTORY | os.O_NOFOLLOW) for top in within if os.path.isdir(top)
         }
         self._owners = frozenset(told["owners"]) if told is not None else frozenset()
-        self._apart = [*writable, *(told["apart"] if told is not None else ())]
-        self._homes = told["homes"] if told is not None else []
+        self._writable = tuple(writable)
+        self._host = HostFacts.from_json(told["host"]) if told is not None else HostFacts(0)
         self._held: dict[str, tuple[str, int]] = {}
 
     @contextmanager
@@ -76,7 +79,7 @@ class MappedProjects:
             if source == top or source.startswith(f"{top.rstrip('/')}/"):
                 fd = _beneath(opened, source[len(top) :].strip("/") or ".")
                 try:
-                    self._check(os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_uid)
+                    self._check(fd)
                 except BaseException:
                     os.close(fd)
                     raise
@@ -85,16 +88,17 @@ class MappedProjects:
             f"{source} is in none of the directories that may hold projects (project_dirs)"
         )
 
-    def _check(self, directory: str, uid: int) -> None:
-        """By the path that the open directory has now."""
+    def _check(self, fd: int) -> None:
+        """By the path and the mounts that the open directory has now."""
+        mounts = mountinfo.read()
+        directory = look(fd, mounts)
+        path, uid = directory.place.path, directory.owner
         if uid not in self._owners:
-            raise denied(f"{directory} belongs to uid {uid}, whom project_owners does not name")
-        for one in self._apart:
-            if _lies_in(one, directory) or _lies_in(directory, one):
-                raise denied(f"{directory} holds, or lies in, {one}")
-        for home in self._homes:
-            if _lies_in(home, directory):
-                raise denied(f"{directory} holds the home {home}")
+            raise denied(f"{path} belongs to uid {uid}, whom project_owners does not name")
+        writable = tuple(place_of(one, mounts) for one in self._writable)
+        host = replace(self._host, private=(*self._host.private, *writable))
+        if (reason := refusal(directory, host)) is not None:
+            raise denied(f"{path} cannot be shown to a sandbox: {reason}")
 
 
 def denied(why: str) -> Denied:
@@ -103,10 +107,6 @@ def denied(why: str) -> Denied:
         code="not_granted",
         hint="where a policy was changed or added, start the service again",
     )
-
-
-def _lies_in(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(f"{directory.rstrip('/')}/")
 
 
 def _beneath(top: int, relative: str) -> int:

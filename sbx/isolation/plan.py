@@ -64,12 +64,12 @@ class WayOut:
 
 @dataclass(frozen=True, slots=True)
 class GuardPaths:
-    """Where the workspace is a directory of the host: the directory of its quarantine, the rules as
-    `PathRules.to_json`, and (device, inode) of protected files that have further names."""
+    """Where the workspace is a directory of the host: the directory of its quarantine, in which
+    the guard finds its rules. `looked_at_most`: the number of entries after which the search for
+    the targets of host executables was cut off."""
 
     quarantine: str
-    rules: Mapping[str, Any]
-    linked: tuple[tuple[int, int], ...] = ()
+    looked_at_most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,13 +304,16 @@ def _walls_of_files(policy: Policy, paths: Paths) -> tuple[Wall, ...]:
     if not paths.host_directory:
         return walls
     demanded = policy.host_executables
+    weaker = demanded == "allow"
     if paths.guard is not None:
         means = "the path guard, under Landlock"
+        if (most := paths.guard.looked_at_most) is not None:
+            means += f"; links from host executables: searched in the first {most} entries only"
+            weaker = True
     elif demanded == "allow":
         means = "nothing: the policy allows them"
     else:
         means = "a copy of the directory; its changes are refused by name"
-    weaker = demanded == "allow"
     return (*walls, Wall("host_executables", demanded, means, weaker=weaker))
 
 
@@ -319,12 +322,11 @@ def _guard(policy: Policy, paths: Paths, filters: Filters) -> Mapping[str, Any] 
     if paths.guard is None:
         return None
     # Where both inside and the host have the same read-only directories, a link leads to the same.
-    common = (*policy.filesystem.read, *paths.interpreter.prefixes, WORKSPACE, "/dev/null")
+    # Not below the workspace: the host may have another directory of this name.
+    common = (*policy.filesystem.read, *paths.interpreter.prefixes, "/dev/null")
     return {
         "root": WORKSPACE,
         "filter": filters.guard.program.hex(),
-        "rules": paths.guard.rules,
-        "linked": paths.guard.linked,
         "link_prefixes": common,
         "fifos": policy.filter != "strict",
     }

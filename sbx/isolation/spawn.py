@@ -163,9 +163,10 @@ def memory_file(content: bytes, name: str) -> int:
 def _become(order: Start, report: int) -> None:
     """The child. Its cgroup first, so that all it ever does counts; its uid last before exec."""
     try:
+        os.dup2(report, _PARKED, inheritable=False)  # first: reports every later failure
         order.enter_group()
         os.umask(0o022)
-        _place(order.slots, report)
+        _place(order.slots)
         if order.become is not None:
             uid, gid = order.become
             os.setgroups([])
@@ -192,9 +193,8 @@ def _limit_shares() -> None:
     shares.limit_inotify()
 
 
-def _place(slots: Sequence[tuple[int, int]], report: int) -> None:
-    """Give each file its slot and close all others, whatever their numbers were."""
-    os.dup2(report, _PARKED, inheritable=False)
+def _place(slots: Sequence[tuple[int, int]]) -> None:
+    """Give each file its slot and close all others but `_PARKED`, whatever their numbers were."""
     parked = [
         (os.dup2(fd, _PARKED + 1 + index, inheritable=False), slot)
         for index, (fd, slot) in enumerate(slots)

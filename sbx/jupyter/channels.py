@@ -6,8 +6,10 @@
     beat, welcome       the two that need no kernel: echo heartbeats, greet subscribers
 
 Output is not thrown away while its clients read at all: a send waits for the slowest of them, and
-by that the kernel does. One that reads nothing is waited for a few seconds; then it alone misses
-what the others go on to get. What is held for it is bounded by `sockets`.
+by that the kernel does. A send waits a few seconds for a client that reads nothing. After that the
+client misses output, and a client that keeps up loses nothing. To keep up means to have at most a
+few unread messages: `sockets` bounds them for each client. ZeroMQ does not report which client is
+full, so a client that lags by more than that bound at such a time misses output as well.
 """
 
 import asyncio

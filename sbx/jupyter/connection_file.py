@@ -85,10 +85,16 @@ def telling(path: Path, bound: Connection) -> Iterator[None]:
 
 
 def _write(path: Path, bound: Connection) -> None:
-    """For its owner only."""
+    """Write it whole, for its owner only: a client may read the file at any moment."""
     values = {name: value for name, value in asdict(bound).items() if value is not None}
+    target = path.resolve()  # a link stays
+    staged = target.with_name(f".{secrets.token_hex(8)}.json")
     try:
-        write_connection_file(str(path), **values)
+        try:
+            write_connection_file(str(staged), **values)
+            staged.replace(target)
+        finally:
+            staged.unlink(missing_ok=True)
     except OSError as error:
         raise NotFound(
             f"the connection file {path} cannot be written: {error.strerror}",

@@ -33,6 +33,7 @@ from sbx.kernels import frames
 from sbx.kernels.budget import FrameBudget
 from sbx.kernels.channel import Channel, ChannelClosed
 from sbx.protocol.runs import Cause, RunError
+from sbx.telemetry.background import background_context
 
 _log = logging.getLogger(__name__)
 _BEYOND_WINDOW = 2 << 20  # bytes: what a pipe held when a command ended comes beyond its window
@@ -225,6 +226,17 @@ class Kernel:
     @classmethod
     async def attach(cls, jail: Jail) -> "Kernel":
         """Take over the sockets of a jail, which may be parked; `boot` and `ready` come next."""
+        attaching = asyncio.create_task(cls._attach(jail), context=background_context())
+        try:
+            # A task that is cancelled before its first step does not release the jail.
+            return await to_the_end(attaching)
+        except asyncio.CancelledError:
+            if not attaching.cancelled() and attaching.exception() is None:
+                await to_the_end(attaching.result().kill())
+            raise
+
+    @classmethod
+    async def _attach(cls, jail: Jail) -> "Kernel":
         async with AsyncExitStack() as undo:
             undo.push_async_callback(jail.kill)
             undo.callback(jail.close)
@@ -280,14 +292,16 @@ class Kernel:
                 raise errors.Broken(message, code="start_timeout") from None
             if isinstance(error, ChannelClosed):
                 end = await jail.end()
-                message = f"the kernel ended before it was ready: {end.stderr or error.cause}"
-                raise errors.Broken(message, code="start_failed") from None
+                why = "its memory ran out" if end.oom_kills else end.stderr or error.cause
+                message = f"the kernel ended before it was ready: {why}"
+                details = {"oom_kills": end.oom_kills}
+                raise errors.Broken(message, code="start_failed", details=details) from None
             raise
         # Also between two runs, when nobody reads: who was cut off, or hung up, must not live on.
         cells.on_closed = lambda: control.close("the kernel hung up")
         if cells.closed:
             control.close("the kernel hung up")
-        self._listening = asyncio.create_task(self._listen())
+        self._listening = asyncio.create_task(self._listen(), context=background_context())
 
     async def _mask(self) -> Masks:
         """Cover the host's sockets and FIFOs before the guest seals itself and runs any code."""

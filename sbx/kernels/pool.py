@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,6 +78,7 @@ class Pool:
         self._watching: dict[Kernel, asyncio.Task[None]] = {}
         self._furnished: Furnished | None = None
         self._moving = asyncio.Lock()
+        self._moved = 0  # kernels that are neither parked nor in a berth yet
         self._users = 0
         self._closed = False
         self.used_at = clock.time()
@@ -91,7 +93,7 @@ class Pool:
     @property
     def lacks(self) -> bool:
         """Whether there should be more."""
-        return not self._closed and self.parked < self.demand.target
+        return not self._closed and self.parked + self._moved < self.demand.target
 
     @property
     def lacks_berth(self) -> bool:
@@ -191,7 +193,7 @@ class Pool:
     @property
     def settled(self) -> bool:
         """Whether as many wait as should, and as they should."""
-        return not self.lacks and not self.lacks_berth
+        return not self.lacks and not self.lacks_berth and not self._moved
 
     async def park(self) -> None:
         """Fork one more and park it, if it is still wanted by then.
@@ -210,7 +212,7 @@ class Pool:
                     raise error
                 return
         self._parked.append(kernel)
-        self._watching[kernel] = asyncio.create_task(self._watch(kernel))
+        self._begin_watching(kernel)
         if not self.lacks and not self.demand.filled:
             self.demand = upkeep.Demand(self.demand.target, self.parked, self._clock.time(), True)
 
@@ -238,7 +240,11 @@ class Pool:
     ) -> None:
         try:
             if (kernel := self._take()) is not None:
-                await enter(kernel, home.order)
+                self._moved += 1
+                try:
+                    await enter(kernel, home.order)
+                finally:
+                    self._moved -= 1
         except BaseException:
             await to_the_end(home.give_up())
             raise
@@ -250,7 +256,7 @@ class Pool:
             await to_the_end(berth.give_up())
             return
         self._berths.append(berth)
-        self._watching[kernel] = asyncio.create_task(self._watch(kernel, berth))
+        self._begin_watching(kernel, berth)
         if len(self._berths) >= self.new.target and not self.new.filled:
             now = self._clock.time()
             self.new = upkeep.Demand(self.new.target, len(self._berths), now, True)
@@ -296,6 +302,10 @@ class Pool:
         kernel = self._parked.pop()
         self._watching.pop(kernel).cancel()
         return kernel
+
+    def _begin_watching(self, kernel: Kernel, berth: Berth | None = None) -> None:
+        watching = self._watch(kernel, berth)
+        self._watching[kernel] = asyncio.create_task(watching, context=Context())
 
     async def _watch(self, kernel: Kernel, berth: Berth | None = None) -> None:
         end = await kernel.jail.end()

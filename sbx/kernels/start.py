@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -40,6 +41,7 @@ _YIELD_S = 1.0
 _REST_S = 0.05  # who has a kernel uses it now: a fork beside it makes a first cell or a stop slower
 _AT_ONCE = (os.cpu_count() or 1) + 1  # more would only get ready together, and all of them late
 _TRIES = 3
+_COLD_TRIES = 5  # while all kernels were killed every 1.3 s, 3 were too few
 _FINAL = (errors.BadRequest, errors.NotFound, errors.Conflict, errors.Denied)
 _FINAL_CODES = ("broker_died", "broker_silent", "used_after_fork", "path_replaced")
 
@@ -232,20 +234,31 @@ class Starter:
         return kernel
 
     async def _cold(self, order: Order, tried: _Tried) -> Kernel:
+        """Launch another kernel if one is killed before it is ready, perhaps together with others.
+        One whose memory ran out would only repeat that."""
         tried.path = "cold"
-        try:
-            async with _deadline(tried.left_s):
-                jail = await self._broker.launch(order.sandbox, order.plan, order.identities)
-            kernel = await Kernel.start(jail, order.config, tried.left_s)
-        except errors.SbxError as error:
-            self.starts = self.starts.with_failed("cold", error.message)
-            raise
+        for left in reversed(range(_COLD_TRIES)):
+            try:
+                kernel = await self._launch(order, tried)
+            except errors.SbxError as error:
+                self.starts = self.starts.with_failed("cold", error.message)
+                is_killed = error.code == "start_failed" and not error.details.get("oom_kills")
+                if not is_killed or not left or not tried.left_s:
+                    raise
+                _log.warning("no kernel by the path cold, which is tried again: %s", error)
+            else:
+                break
         if tried.suspect is not None:
             # The order can be served, so it was the zygote. Had this failed, too, it might be the
             # caller's own workspace, which is no reason to make others wait.
             pool, failure, zygote = tried.suspect
             self._dismiss(pool.distrust(failure, zygote))
         return kernel
+
+    async def _launch(self, order: Order, tried: _Tried) -> Kernel:
+        async with _deadline(tried.left_s):
+            jail = await self._broker.launch(order.sandbox, order.plan, order.identities)
+        return await Kernel.start(jail, order.config, tried.left_s)
 
     def _failed(self, error: errors.SbxError, tried: _Tried) -> None:
         """Note it; raises it again when the next path would only repeat it."""
@@ -274,7 +287,7 @@ class Starter:
         lineage = Lineage(partial(self._start_zygote, key), self._clock, self._work.set)
         self._pools[key] = pool = Pool(key, lineage, self._clock, self._work.set)
         if self._refilling is None:
-            self._refilling = asyncio.create_task(self._refill())
+            self._refilling = asyncio.create_task(self._refill(), context=Context())
         if self._tick is None:
             self._tick = self._clock.call_later(upkeep.TICK_S, self._begin_tending)
         return pool
@@ -288,7 +301,7 @@ class Starter:
 
     def _dismiss(self, ending: Coroutine[Any, Any, None]) -> None:
         """Let something end by itself; `close` waits for it."""
-        task = asyncio.create_task(ending)
+        task = asyncio.create_task(ending, context=Context())
         self._ending.add(task)
         task.add_done_callback(self._dismissed)
 

@@ -24,6 +24,7 @@ from sbx.errors import SbxError
 from sbx.kernels.kernel import Kernel
 from sbx.linux import procfs
 from sbx.protocol.runs import Cause
+from sbx.telemetry.background import background_context
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.05  # at 2 GB/s, what one process can touch meanwhile is 100 MB
@@ -48,13 +49,14 @@ class Watcher:
         self._kernels: set[Kernel] = set()
         self._task: asyncio.Task[None] | None = None
         self._busy = asyncio.Event()
+        self._suspects: set[Kernel] = set()  # too many descriptors at the last look
 
     def watch(self, kernel: Kernel) -> None:
         """Watch one more; a kernel that has ended is forgotten by itself."""
         self._kernels.add(kernel)
         kernel.on_busy = self._busy.set
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._look())
+            self._task = asyncio.create_task(self._look(), context=background_context())
 
     def close(self) -> None:
         if self._task is not None:
@@ -64,9 +66,13 @@ class Watcher:
         while self._kernels:
             self._kernels = {kernel for kernel in self._kernels if kernel.alive}
             if self._descriptors:
-                for kernel in await asyncio.to_thread(self._find_greedy):
+                greedy = await asyncio.to_thread(self._find_greedy)
+                # A process that ends hides its files, and each then counts as a pipe: a single
+                # look took the sockets of one that ended for pipes.
+                for kernel in greedy & self._suspects:
                     _log.info("a jail held too many pipes or epoll instances: it is killed")
                     await _kill(kernel, Cause.DESCRIPTORS)
+                self._suspects = greedy
             if self._memory_max < math.inf:
                 used = await asyncio.to_thread(self._measure)
                 total = sum(used.values())
@@ -78,7 +84,7 @@ class Watcher:
 
     async def _pause(self) -> None:
         """Until the next look: soon while anything runs, and as soon as something begins to."""
-        if any(kernel.busy for kernel in self._kernels):
+        if self._suspects or any(kernel.busy for kernel in self._kernels):
             await asyncio.sleep(_PERIOD_S)
             return
         self._busy.clear()
@@ -86,9 +92,9 @@ class Watcher:
             async with asyncio.timeout(_IDLE_PERIOD_S):
                 await self._busy.wait()
 
-    def _find_greedy(self) -> list[Kernel]:
+    def _find_greedy(self) -> set[Kernel]:
         """Return the kernels whose jails hold too many pipes or epoll instances."""
-        return [kernel for kernel in self._kernels if _is_greedy(kernel.processes())]
+        return {kernel for kernel in self._kernels if _is_greedy(kernel.processes())}
 
     def _measure(self) -> Mapping[Any, int]:
         """Bytes of each kernel's jail. Cheap counts first; shared pages are told apart only when

@@ -16,6 +16,7 @@ import logging
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -242,7 +243,8 @@ class Lineage:
         return starting.result()
 
     def _begin(self) -> None:
-        self._starting = asyncio.create_task(self._succeed())
+        # Kernels of all callers come from it: its log lines name none of them.
+        self._starting = asyncio.create_task(self._succeed(), context=Context())
         self._starting.add_done_callback(self._begun)
 
     def _begun(self, task: "asyncio.Task[Zygote]") -> None:

@@ -21,6 +21,7 @@ _VERSION_3 = 0x20080522  # 64 bits a set, as two words of 32
 
 CAP_CHOWN = 0
 CAP_DAC_OVERRIDE = 1
+CAP_DAC_READ_SEARCH = 2
 CAP_FOWNER = 3
 CAP_SETPCAP = 8
 CAP_NET_ADMIN = 12
@@ -94,6 +95,18 @@ def keep_only(kept: int) -> None:
     words = (_Word * 2)()
     for index, word in enumerate(words):
         word.effective = word.permitted = kept >> 32 * index & 0xFFFFFFFF
+    libc.call("capset", ctypes.byref(_Header(_VERSION_3, 0)), words)
+
+
+def make_effective(used: int) -> None:
+    """Use those of the mask `used` that are permitted to this thread, and no others. Seteuid to 0
+    makes all of them effective again."""
+    _, permitted, inheritable = _capget()
+    words = (_Word * 2)()
+    for index, word in enumerate(words):
+        word.effective = (used & permitted) >> 32 * index & 0xFFFFFFFF
+        word.permitted = permitted >> 32 * index & 0xFFFFFFFF
+        word.inheritable = inheritable >> 32 * index & 0xFFFFFFFF
     libc.call("capset", ctypes.byref(_Header(_VERSION_3, 0)), words)
 
 

@@ -7,6 +7,8 @@ from enum import IntFlag
 
 from sbx.linux import libc
 
+_UIDS = 0xFFFFFFFF  # the number -1 is not a uid
+
 
 class Namespace(IntFlag):
     """CLONE_NEW* of linux/sched.h."""
@@ -36,6 +38,19 @@ def join(fd: int, namespaces: Namespace) -> None:
     threads, USER in one that is there already; PID moves only the children to come.
     """
     libc.call("setns", fd, int(namespaces))
+
+
+def unmapped_uid() -> int | None:
+    """Return the uid that stands for all users without one in the user namespace of the caller.
+
+    None where every uid is mapped, as in the initial namespace: there it is a user like others.
+    """
+    with open("/proc/self/uid_map") as file:
+        mapped = sum(int(line.split()[2]) for line in file)
+    if mapped >= _UIDS:
+        return None
+    with open("/proc/sys/kernel/overflowuid") as file:
+        return int(file.read())
 
 
 def map_ids(inside: tuple[int, int], outside: tuple[int, int]) -> None:

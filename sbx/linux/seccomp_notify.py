@@ -5,7 +5,7 @@ the call, and answers with a result, an errno, a new descriptor, or "let it run"
 leads to is read from the caller's memory and can change at any time. Therefore "let it run" is only
 safe where a second restriction (here: Landlock) holds whatever the caller does meanwhile.
 
-Linux 5.14 (SECCOMP_ADDFD_FLAG_SEND). Notifications end with ENOENT when the caller has ended.
+Linux 5.9 (SECCOMP_IOCTL_NOTIF_ADDFD). Notifications end with ENOENT when the caller has ended.
 """
 
 import errno
@@ -19,7 +19,7 @@ _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 _RESPONSE = struct.Struct("=QqiI")
 _ADDED_FD = struct.Struct("=QIIII")
 _FLAG_CONTINUE = 1
-_ADD_FD_SEND = 2
+_GONE = (errno.ENOENT, errno.EINPROGRESS)  # the caller has ended, or has an answer
 
 
 # The calls that change files by a path, by their numbers; fchmod by a descriptor.
@@ -91,23 +91,29 @@ def give_fd(listener: int, call: int, fd: int, *, close_on_exec: bool) -> bool:
     """Let the call return a copy of `fd` in the caller. False if the caller has ended.
 
     Raises OSError: EMFILE if the caller may not open another file.
+
+    Two steps, without SECCOMP_ADDFD_FLAG_SEND: with that flag a signal to this process (SIGCHLD, a
+    freezer) that comes before the caller takes the descriptor ends the call of the other with 0,
+    and Linux refuses every further answer with EINPROGRESS. A single step that is interrupted had
+    no effect.
     """
     flags = os.O_CLOEXEC if close_on_exec else 0
-    try:
-        request = _ADDED_FD.pack(call, _ADD_FD_SEND, fd, 0, flags)
-        fcntl.ioctl(listener, _ADD_FD, bytearray(request))
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return False
-        raise
-    return True
+    number = _answer(listener, _ADD_FD, _ADDED_FD.pack(call, 0, fd, 0, flags))
+    return number is not None and succeed(listener, call, number)
 
 
 def _send(listener: int, response: bytes) -> bool:
-    try:
-        fcntl.ioctl(listener, _SEND, bytearray(response))
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return False
-        raise
-    return True
+    return _answer(listener, _SEND, response) is not None
+
+
+def _answer(listener: int, request: int, argument: bytes) -> int | None:
+    """Return the result of the ioctl, or None if no call waits. Repeat it after a signal."""
+    while True:
+        try:
+            return int(fcntl.ioctl(listener, request, bytearray(argument)))
+        except InterruptedError:
+            continue
+        except OSError as error:
+            if error.errno in _GONE:
+                return None
+            raise

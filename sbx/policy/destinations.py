@@ -64,9 +64,18 @@ def is_name(text: str) -> bool:
 def is_address(text: str) -> bool:
     """Whether it is an address of one host, in its canonical form and without a zone."""
     try:
-        return str(ipaddress.ip_address(text)) == text and "%" not in text
+        return spelling(ipaddress.ip_address(text)) == text and "%" not in text
     except ValueError:
         return False
+
+
+def spelling(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    """Return the canonical form of an address. Python 3.13 ends a mapped address with dotted
+    digits, and earlier versions do not."""
+    if isinstance(address, ipaddress.IPv6Address) and (mapped := address.ipv4_mapped) is not None:
+        high, low = divmod(int(mapped), 1 << 16)
+        return f"::ffff:{high:x}:{low:x}"
+    return str(address)
 
 
 def host_covers(pattern: str, other: str) -> bool:

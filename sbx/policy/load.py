@@ -10,7 +10,6 @@ single value replaces the one below, so a list can shrink. `description` and `[[
 of their own file and are not inherited.
 """
 
-import errno
 import functools
 import os
 import re
@@ -24,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
-from sbx.errors import Broken, NotFound, Unavailable
+from sbx.errors import Broken, NotFound, out_of_files
 from sbx.policy.checks import policy_name
 from sbx.policy.imports import refusals
 from sbx.policy.model import SCHEMA, Policy
@@ -38,7 +37,6 @@ _RACY_NS = 2_000_000_000  # a file that changes twice within one tick of a clock
 _FILE_KEYS = ("schema", "extends", *(key for key in Policy.model_fields if key != "name"))
 _NOT_INHERITED = ("description", "expect")
 _ENVIRONMENT = "SBX_POLICIES"
-_NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +98,9 @@ def _with_files(read: Callable[P, T]) -> Callable[P, T]:
         try:
             return read(*args, **kwargs)
         except OSError as error:
-            if error.errno not in _NO_FILES:
+            if (refusal := out_of_files(error)) is None:
                 raise
-            raise Unavailable(
-                "this process has too many open files",
-                code="too_many_open_files",
-                hint="raise RLIMIT_NOFILE, or close sandboxes that are not in use",
-            ) from error
+            raise refusal from error
 
     return reading
 
@@ -235,10 +229,16 @@ def _named(search: Sequence[Path]) -> list[Path]:
     One that takes a shipped name is among them: it is in the way, and a list should show that."""
     own: dict[str, Path] = {}
     for directory in _own_directories(search):
-        for path in sorted(directory.glob("*.toml")):
+        for path in _files_of(directory):
             own.setdefault(path.stem, path)
-    shipped = sorted(shipped_directory().glob("*.toml"))
+    shipped = _files_of(shipped_directory())
     return [*shipped, *(path for path in own.values() if not any(_same(path, s) for s in shipped))]
+
+
+def _files_of(directory: Path) -> list[Path]:
+    """Return the policy files of a directory. Path.glob of Python 3.12 and later returns none of
+    them where the directory cannot be opened."""
+    return sorted(directory / name for name in os.listdir(directory) if name.endswith(".toml"))
 
 
 def _same(path: Path, other: Path) -> bool:
@@ -392,7 +392,7 @@ def _text(path: Path) -> str:
             f"there is no policy file {path}", code="policy_not_found", details={"file": str(path)}
         ) from None
     except (OSError, ValueError) as error:
-        if getattr(error, "errno", None) in _NO_FILES:
+        if out_of_files(error) is not None:
             raise
         raise _cannot_be_read(path, getattr(error, "strerror", str(error))) from error
     try:

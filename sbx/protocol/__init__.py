@@ -7,6 +7,7 @@
     receipt.py    which walls stand around a kernel
     addresses.py  where a service listens
     approvals.py  a person's yes or no to a tool call, and what is remembered of it
+    invisible.py  characters that a person cannot see
     handles.py    what may not be used after a fork
 
 Imports the standard library and sbx.errors only.

@@ -19,7 +19,8 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`by` is who decided: an owner, or `timeout`, `abort`, `restart`."""
+    """`by` is who decided: an owner, an owner and the id of a token, or `timeout`, `abort`,
+    `restart`."""
 
     approved: bool
     by: str
@@ -79,6 +80,11 @@ class Reach:
     user_id: str | None = None
     agent_id: str | None = None
     conversation_id: str | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether this reaches less than all that the owner has: it is that of a token."""
+        return self != Reach(self.owner)
 
     def covers(self, one: Approval) -> bool:
         return self.owner == one.owner and all(

@@ -14,12 +14,16 @@ ChangeKind = Literal["added", "changed", "removed"]
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """What became of one file. Sizes in bytes, None where there is none; `diff` is a unified diff
-    of a small text.
+    """The change of one file. Sizes in bytes, None for a side without a file.
 
-    `path` is absolute, as the code inside sees it; that of a directory ends with `/`. Characters
-    that cannot be seen, or move others, are told by their numbers: it is for a person to read. A
-    mode that changed, and what a symlink leads to, is told in `diff` too.
+    `diff` is a unified diff of a text, cut where it is long. Above it, it has the mode that changed
+    or that a new file has, and in its place the target of a symlink or the reason why the content
+    is not shown: `content not shown: binary`. A byte that is not UTF-8 is written as `\\xff`. None
+    where only the time changed, or a file is empty.
+
+    `path` is absolute, as the code inside sees it; that of a directory ends with `/`. It is for a
+    person to read: characters that cannot be seen, or move others, are written by their numbers,
+    and a backslash is doubled.
     """
 
     path: str

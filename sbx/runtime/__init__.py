@@ -47,13 +47,14 @@ A service's, which outlive its process:
     kernel_limits.py how many kernels live at once, and who makes room
     open_limit.py    how many conversations hold their files open
     reaper.py        what happens by itself: idle time-outs, expiry, collection, short memory
-    leftovers.py     files that are nobody's any more
+    leftovers.py     files that were deleted, and those that the store does not know
     recovery.py      what is mended after a kill
     runs.py          queued, recorded, followed from afar
     sessions.py      the rules of sessions; ids.py
     access.py        who calls, and what they may; secret_files.py
     replies.py       idempotency
     store/           what is remembered
+    maintenance/     check, back up, restore and repair the store, for `sbx store`
 
 May import: everything below it (kernels, isolation, workspace, policy, protocol, errors).
 """

@@ -11,20 +11,25 @@ import hashlib
 import json
 import logging
 import secrets
+import sqlite3
 from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import jwt
+from jwt.utils import base64url_decode, base64url_encode
 
 from sbx.clock import Clock
-from sbx.errors import BadRequest, Broken, Denied, NotFound
+from sbx.errors import BadRequest, Broken, Denied, NotFound, Unavailable
+from sbx.isolation.patience import to_the_end
 from sbx.runtime.ids import ID_MAX, check_id
 from sbx.runtime.secret_files import keep_secret, secret_at
 from sbx.runtime.store import Store, keys, tokens
 from sbx.runtime.store.keys import KeyRecord
+from sbx.runtime.store.pending import PendingWrites
 from sbx.runtime.store.tokens import TokenRecord
 
 SCOPES = ("files:read", "files:write", "execute", "admin")
@@ -89,15 +94,16 @@ class Caller:
 
     @property
     def space(self) -> str:
-        """What tells callers apart who share an owner: the space of their idempotency keys.
+        """Return the space of the caller's idempotency keys, as JSON: `[kind, owner, …]`.
 
-        Only callers with the very same bounds and scopes get each other's replies.
+        Only callers of one kind with the same owner, bounds and scopes get each other's replies.
+        An owner's name is data within the JSON, so no name can be another caller's space.
         """
         if self.via != "token":
-            return self.owner
+            return json.dumps([self.via, self.owner])
         scopes = None if self.scopes is None else sorted(self.scopes)
-        bounds = [self.owner, self.user_id, self.agent_id, self.conversation_id, scopes]
-        return json.dumps(bounds)
+        bounds = [self.user_id, self.agent_id, self.conversation_id, scopes]
+        return json.dumps([self.via, self.owner, *bounds])
 
 
 def _within(bound: str | None, asked: str | None) -> bool:
@@ -105,13 +111,28 @@ def _within(bound: str | None, asked: str | None) -> bool:
 
 
 class Access:
-    """Keys and tokens over a store. `secret_file` holds what signs tokens, made when missing."""
+    """Keys and tokens over a store. `secret_file` holds what signs tokens, made when missing.
 
-    def __init__(self, store: Store, clock: Clock, secret_file: Path, service_uid: int) -> None:
+    `shared_uid`: the uid that Linux reports of several users, see `unmapped_uid`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        secret_file: Path,
+        service_uid: int,
+        pending: PendingWrites | None = None,
+        *,
+        shared_uid: int | None = None,
+    ) -> None:
         self._store = store
+        self._pending = pending or PendingWrites(store)
+        self._revoked: dict[str, float] = {}  # keys and tokens, until the store has it
         self._clock = clock
         self._secret_file = secret_file
         self._service_uid = service_uid
+        self._shared_uid = shared_uid
         self._secret: bytes | None = None
         self._known: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
         self._revocations = 0
@@ -119,7 +140,24 @@ class Access:
     # -- who calls ---------------------------------------------------------------------------------
 
     def of_peer(self, uid: int) -> Caller:
-        """The other end of a Unix socket, by the uid that linux says it has."""
+        """Return the other end of a Unix socket, by the uid that Linux reports.
+
+        Raises Denied `unauthorized` for the uid that stands for all users without one of their own
+        in the user namespace of the service: they would be one owner.
+        """
+        if uid == self._shared_uid:
+            raise Denied(
+                "the user of this connection is unknown in the user namespace of the service",
+                code="unauthorized",
+                hint="use a key: Authorization: Bearer <key>",
+            )
+        return self._of_uid(uid)
+
+    def of_service(self) -> Caller:
+        """Return the user who runs this process."""
+        return self._of_uid(self._service_uid)
+
+    def _of_uid(self, uid: int) -> Caller:
         return Caller(f"uid:{uid}", "peer", operator=uid in (0, self._service_uid))
 
     async def of_bearer(self, bearer: str) -> Caller:
@@ -142,7 +180,7 @@ class Access:
         key = await keys.of_digest(self._store, digest)
         if key is None:
             return None
-        if key.revoked_at is not None:
+        if key.revoked_at is not None or key.id in self._revoked:
             raise _unauthorized()
         if key.last_used_at is None or now - key.last_used_at >= _USED_EVERY_S:
             keys.used(self._store, key.id, now)
@@ -155,6 +193,7 @@ class Access:
         if (
             token is None
             or token.revoked_at is not None
+            or token.id in self._revoked
             or token.owner != claims["sub"]
             or now >= min(token.expires_at, claims["exp"])
         ):
@@ -193,15 +232,47 @@ class Access:
         return key, text
 
     async def keys(self) -> list[KeyRecord]:
-        return await keys.every(self._store)
+        return [
+            replace(key, revoked_at=self._revoked[key.id]) if key.id in self._revoked else key
+            for key in await keys.every(self._store)
+        ]
 
-    async def revoke_key(self, key_id: str) -> KeyRecord:
-        """From now on the key opens nothing; again does nothing. Raises NotFound."""
-        key = await keys.revoke(self._store, key_id, self._clock.now())
+    async def revoke_key(self, key_id: str) -> bool:
+        """From now on the key opens nothing; again does nothing. Raises NotFound.
+
+        Return whether the store has it. Until it does, the revocation holds as long as this process
+        lives.
+        """
+        return await to_the_end(self._revoke(key_id, keys.of_id, keys.revoke))
+
+    async def _revoke(
+        self,
+        record_id: str,
+        of_id: Callable[[Store, str], Awaitable[object | None]],
+        revoke: Callable[[sqlite3.Connection, str, float], None],
+    ) -> bool:
+        """Hold it in memory first: the store may refuse it, or take long."""
+        is_new = record_id not in self._revoked
+        at = self._revoked.setdefault(record_id, self._clock.now())
         self._forget()
-        if key is None:
-            raise NotFound(f"there is no key {key_id}")
-        return key
+        with suppress(Unavailable):  # a store that cannot be read may know it
+            if await of_id(self._store, record_id) is None:
+                if is_new:
+                    del self._revoked[record_id]
+                raise NotFound(f"there is no {record_id}")
+
+        def on_done(stored: bool) -> None:
+            if stored:
+                self._revoked.pop(record_id, None)
+                self._forget()
+
+        stored = await self._pending.write(
+            f"the revocation of {record_id}",
+            lambda on: revoke(on, record_id, at),
+            on_done=on_done,
+        )
+        on_done(stored)
+        return stored
 
     async def first_key(self, given: str | None, keep_at: Path) -> str | None:
         """See that somebody can call. The clear text of a key that was made now, to show once.
@@ -295,15 +366,17 @@ class Access:
 
     async def tokens(self, owner: str | None = None) -> list[TokenRecord]:
         """The tokens of one owner, or of everyone; revoked and expired ones too."""
-        return await tokens.every(self._store, owner)
+        return [
+            replace(token, revoked_at=self._revoked[token.id])
+            if token.id in self._revoked
+            else token
+            for token in await tokens.every(self._store, owner)
+        ]
 
-    async def revoke_token(self, token_id: str) -> TokenRecord:
-        """From now on the token opens nothing; again does nothing. Raises NotFound."""
-        token = await tokens.revoke(self._store, token_id, self._clock.now())
-        self._forget()
-        if token is None:
-            raise NotFound(f"there is no token {token_id}")
-        return token
+    async def revoke_token(self, token_id: str) -> bool:
+        """From now on the token opens nothing; again does nothing. Raises and returns as
+        `revoke_key`."""
+        return await to_the_end(self._revoke(token_id, tokens.of_id, tokens.revoke))
 
     async def _signing_secret(self) -> bytes:
         if self._secret is None:
@@ -341,8 +414,13 @@ def _claims_in(bearer: str, secret: bytes) -> dict[str, Any]:
                 "verify_nbf": False,
             },
         )
+        signature = bearer.rpartition(".")[2]
+        # base64 has other texts of the same bytes, with padding for example: a token has one text.
+        canonical = base64url_encode(base64url_decode(signature)).decode() == signature
     except (jwt.PyJWTError, ValueError):
         raise _unauthorized() from None
+    if not canonical:
+        raise _unauthorized()
     if not isinstance(claims["jti"], str) or not isinstance(claims["exp"], int):
         raise _unauthorized()
     return claims

@@ -13,6 +13,7 @@ import json
 import signal
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from sbx import errors
@@ -37,6 +38,37 @@ _WINDOW = 1 << 20  # bytes of text on their way out
 _AHEAD = 16  # blocks on their way in
 _COUNT_MAX = 1 << 53  # of what is told: any reader's numbers hold that
 _SILENCE_S = 60.0  # of the guest, while it has something to do
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLimits:
+    """The limits of one archive: all bytes of its files, its entries, the bytes of one file."""
+
+    bytes: int
+    entries: int
+    file_bytes: int
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """Return the limits as arguments of the command."""
+        return str(self.bytes), str(self.entries), str(self.file_bytes)
+
+    def exceeded(self, name: object) -> errors.TooLarge:
+        """Return the error for the limit of this name, which comes from inside: only the name is
+        used."""
+        match name:
+            case "entries":
+                message, limit = f"more than {self.entries} entries", self.entries
+            case "file_bytes":
+                message, limit = f"a file of more than {self.file_bytes} bytes", self.file_bytes
+            case _:
+                name, message, limit = "bytes", f"more than {self.bytes} bytes", self.bytes
+        return errors.TooLarge(
+            f"the archive holds {message}",
+            code="archive_too_large",
+            hint="send or ask for a smaller directory, or use a policy with higher limits",
+            details={"limit": limit, "limit_name": name},
+        )
 
 
 class Archives:
@@ -65,7 +97,8 @@ class Archives:
         Raises NotFound, InvalidPath `not_a_directory`, Conflict `stopped`, and whatever it is, when
         the archive is not whole.
         """
-        words = ("pack", path, form, str(PACKED_MAX), str(_ENTRIES_MAX))
+        limits = ArchiveLimits(PACKED_MAX, _ENTRIES_MAX, PACKED_MAX)
+        words = ("pack", path, form, *limits.words)
         async with (
             self._command(words, stdin="", window=_WINDOW) as command,
             aclosing(_lines(command)) as lines,
@@ -73,7 +106,7 @@ class Archives:
             whole = True
             async for line in lines:
                 if line.startswith("{"):
-                    _told(line, path)
+                    _told(line, path, limits)
                     return
                 piece = _decoded(line)
                 # Only the last block may be short: a flood of lines would bring next to nothing.
@@ -90,13 +123,14 @@ class Archives:
         `archive_too_large`, Denied `file_not_permitted`, Unavailable `no_space`, Conflict
         `stopped`.
         """
-        limits = self._policy.limits
-        words = ("unpack", path, str(limits.workspace_max), str(limits.workspace_files))
+        most = self._policy.limits
+        limits = ArchiveLimits(most.workspace_max, most.workspace_files, most.file_size_max)
+        words = ("unpack", path, *limits.words)
         async with self._command(words, stdin=None, window=_WINDOW) as command:
             ahead = asyncio.BoundedSemaphore(_AHEAD)
             sending = asyncio.ensure_future(_send(command, chunks, ahead))
             try:
-                return await _taken(command, sending, ahead, path)
+                return await _taken(command, sending, ahead, path, limits)
             finally:
                 sending.cancel()
                 await asyncio.wait([sending])
@@ -140,7 +174,11 @@ async def _send(command: Command, chunks: AsyncIterable[bytes], ahead: asyncio.S
 
 
 async def _taken(
-    command: Command, sending: "asyncio.Future[None]", ahead: asyncio.Semaphore, path: str
+    command: Command,
+    sending: "asyncio.Future[None]",
+    ahead: asyncio.Semaphore,
+    path: str,
+    limits: ArchiveLimits,
 ) -> Unpacked:
     """Listen until it says what it did. A sender that fails ends it; one that is merely slow is
     for whoever sends to time."""
@@ -152,7 +190,7 @@ async def _taken(
                 except ValueError:
                     raise _failed("it took what was not sent") from None
             elif line.startswith("{"):
-                told = _told(line, path)
+                told = _told(line, path, limits)
                 return Unpacked(told["entries"], told["bytes"], told["skipped"])
             else:
                 raise _failed("it said what it should not")
@@ -205,7 +243,7 @@ def _decoded(line: str) -> bytes:
         raise _failed("it said what is no base64") from None
 
 
-def _told(line: str, path: str) -> dict[str, Any]:
+def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
     """What it says of its work; raises what it says of its failure, in words of ours only."""
     try:
         told = json.loads(line)
@@ -227,11 +265,7 @@ def _told(line: str, path: str) -> dict[str, Any]:
                 hint="uploads are read-only inside; choose another directory",
             )
         case "too_large":
-            raise errors.TooLarge(
-                "the archive holds more than the sandbox may have",
-                code="archive_too_large",
-                hint="archive a directory below, or ask for a policy with a larger workspace",
-            )
+            raise limits.exceeded(told.get("limit"))
         case "not_an_archive":
             raise errors.BadRequest(
                 "what was sent is no archive that can be read, or not all of one",

@@ -50,12 +50,20 @@ class Attachments:
     """Those of one sandbox. Its methods may be called concurrently from one event loop."""
 
     def __init__(
-        self, shares: bool, *, possible: bool, check: Check, grounds: Grounds | None = None
+        self,
+        shares: bool,
+        *,
+        guarded: bool,
+        possible: bool,
+        check: Check,
+        grounds: Grounds | None = None,
     ) -> None:
-        """`shares`: whether there is a /workspace/shared. `possible`: whether the broker has power
-        over the mounts of a jail that lives. `check` refuses directories that no sandbox may see.
-        `grounds`: where sources may lie; None is anywhere."""
+        """`shares`: whether there is a /workspace/shared. `guarded`: whether the policy keeps host
+        executables from code inside, so that nothing is attached to be written to. `possible`:
+        whether the broker has power over the mounts of a jail that lives. `check` refuses
+        directories that no sandbox may see. `grounds`: where sources may lie; None is anywhere."""
         self._shares = shares
+        self._guarded = guarded
         self._possible = possible
         self._check = check
         self._grounds = grounds
@@ -80,6 +88,7 @@ class Attachments:
         belongs to root is never attached so.
 
         Raises BadRequest `invalid_target` and `invalid_source`, Denied `directory_forbidden`,
+        `attachment_not_guarded`,
         `source_of_root` and `not_granted`, Conflict `already_attached`, `too_many_attached` and
         `target_moved`, Unavailable `attach_unavailable`, `attach_failed` and `sockets_not_masked`.
         It is seen nowhere then.
@@ -92,6 +101,13 @@ class Attachments:
         if self._grounds is not None:
             self._grounds.check(path, read_only=read_only)
         identity = await in_thread(_identity, path, read_only, self._check, self._grounds)
+        if not read_only and self._guarded:
+            raise errors.Denied(
+                f"code inside could create files in {path} that programs of the host obey",
+                code="attachment_not_guarded",
+                hint="attach it read-only, or make it the workspace; a policy with"
+                ' host_executables = "allow" allows it',
+            )
         told = Attachment(str(path), target, read_only)
         return await to_the_end(self._attach(_Attached(told, identity)))
 
@@ -258,7 +274,7 @@ def _identity(
         how = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(source, how) if grounds is None else grounds.open(source)
         try:
-            check(fd, read_only=read_only)
+            check(fd, read_only=read_only, guarded=False)
             found = os.fstat(fd)
         finally:
             os.close(fd)

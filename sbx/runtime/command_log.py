@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from sbx.errors import SbxError
 from sbx.protocol.commands import LogPiece
+from sbx.telemetry.background import background_context
 from sbx.workspace.logs import Ring
 
 _log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class LogBook:
         log.unwritten += len(data)
         self._waiting[log] = None
         if self._writing is None:
-            self._writing = asyncio.create_task(self._write())
+            self._writing = asyncio.create_task(self._write(), context=background_context())
 
     async def close(self) -> None:
         """To be called once nothing is added any more."""

@@ -29,6 +29,7 @@ from sbx.protocol.runs import Cause, Event, Quarantined, Run, RunError, Status
 from sbx.runtime import request, verdict
 from sbx.runtime.disk import DiskWatch
 from sbx.runtime.files import OpenFiles
+from sbx.runtime.link_watch import LinkWatch
 from sbx.runtime.live import LiveRun
 from sbx.runtime.questions import OnInput, Questions
 from sbx.runtime.relay import RelayedRun, Tell
@@ -110,8 +111,10 @@ class Context:
         *,
         disk: DiskWatch,
         had_kernel: bool = False,
+        ends_with_command: bool = False,
     ) -> None:
-        """`had_kernel`: one that was ended unasked, so that the next run says `state_lost`."""
+        """`had_kernel`: one that was ended unasked, so that the next run says `state_lost`.
+        `ends_with_command`: the jail is for one command, and has ended before the run has."""
         self.name = name
         self.conversation = conversation
         self._policy = policy
@@ -125,8 +128,10 @@ class Context:
         self._kernel: Kernel | None = None
         self._starter: asyncio.Task[object] | None = None
         self._had_kernel = had_kernel
+        self._ends_with_command = ends_with_command
         self._left_elsewhere = False
         self._disk = disk
+        self._links = LinkWatch()
         self._running: Ladder | None = None
         self._beside = 0
         self._ladders: dict[LiveRun, Ladder] = {}
@@ -397,6 +402,9 @@ class Context:
         self.used_at = time.monotonic()
         self._disk.run_ended()
 
+    def _last_use(self) -> float:
+        return time.monotonic() if self.busy or self._background else self.used_at
+
     async def close(self, gone: Gone = SANDBOX_GONE) -> None:
         """`stop`, for good: every later call raises Closed, which says what is gone."""
         self.leave(gone)
@@ -410,6 +418,7 @@ class Context:
     def leave_files(self) -> None:
         """They are about to be closed, while nothing lives here."""
         self._disk.leave()  # of a kernel that died by itself
+        self._links.leave()
 
     async def _end(self) -> None:
         ending = list(self._tasks.values())
@@ -740,6 +749,8 @@ class Context:
             counters = await kernel.counters()
             struck = counters.oom_kills - oom_kills
             refused = counters.pids_max_hits - pids_max_hits
+        if self._ends_with_command:  # and so does whatever it left running
+            await kernel.kill()
         status, cause = verdict.exited(code, why, oom_kills=struck, pids_max_hits=refused)
         return self._told(live, status, cause, state_lost=lost, exit_code=code)
 
@@ -774,6 +785,7 @@ class Context:
             self._kernel = await self._started(opened)
             self._had_kernel = True
             self._disk.watch(self._kernel, opened)
+            self._links.watch(opened, self._last_use)
             return self._kernel, lost
 
     async def _started(self, opened: OpenFiles) -> Kernel:
@@ -784,16 +796,25 @@ class Context:
             return await self._start(self.name, opened)
         except asyncio.CancelledError:
             if self._starter is None and task.uncancel() == 0:  # by us, and by nobody else
-                if self._halting is not None:
-                    raise errors.Conflict(self._halting.value, code="stopped") from None
-                raise self._closed("was closed while its kernel started") from None
+                raise self._start_ended() from None
+            raise
+        except errors.SbxError as error:
+            # The broker kills the jail of a sandbox that is dropped, and says that it did not start
+            if self._gone is not None or self._halting is not None:
+                raise self._start_ended() from error
             raise
         finally:
             self._starter = None
 
+    def _start_ended(self) -> errors.Conflict:
+        if self._halting is not None:
+            return errors.Conflict(self._halting.value, code="stopped")
+        return self._closed("was closed while its kernel started")
+
     async def _drop_kernel(self, why: RunError | None = None) -> None:
         kernel, self._kernel = self._kernel, None
         await self._disk.close()
+        await self._links.close()
         if kernel is not None:
             kernel.left = kernel.left or self._halting or why
             await kernel.kill()
@@ -853,6 +874,8 @@ def _as_ours(error: Exception) -> errors.SbxError:
     """What a run raises for it."""
     if isinstance(error, errors.SbxError):
         return error
+    if (refusal := errors.out_of_files(error)) is not None:
+        return refusal
     _log.error("a run failed in sbx itself", exc_info=error)
     broken = errors.Broken(f"the run failed in sbx itself: {error!r}")
     broken.__cause__ = error

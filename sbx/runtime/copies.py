@@ -6,7 +6,7 @@ runtime left of it is removed when the next one starts. Between uses nothing of 
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from sbx.workspace.changes import (
     Change,
     Manifest,
     Nodes,
+    Relative,
     changes,
     doubtful,
     missed,
@@ -52,7 +53,7 @@ from sbx.workspace.snapshot import (
     written_since,
 )
 from sbx.workspace.streams import Owner
-from sbx.workspace.telling import FILE_MAX, plain, tell
+from sbx.workspace.telling import FILE_MAX, plain, shown_in, tell
 
 T = TypeVar("T")
 _NAMES = 5  # of a workspace, which are there before anything is put into it
@@ -127,12 +128,24 @@ class Copies:
         bounds = self._bounds()
         return await _stoppable(opened, bounds, lambda: self._way_back(opened, copy, bounds))
 
-    async def commit(self, opened: OpenFiles, copy: Copy, effect: Effect, expected: Nodes) -> None:
+    async def commit(
+        self,
+        opened: OpenFiles,
+        copy: Copy,
+        effect: Effect,
+        expected: Nodes,
+        approved: Collection[Relative] = (),
+    ) -> None:
         """Make these changes, whose content the copy has. Once begun it is done to its end.
+        `approved`: new host executables that a person agreed to.
 
         Raises as `sbx.workspace.committing.commit`, and Denied `runs_on_the_host`.
         """
-        await to_the_end(opened.call(lambda: self._commit(opened, copy, effect.changed, expected)))
+
+        def act() -> None:
+            self._commit(opened, copy, effect.changed, expected, approved)
+
+        await to_the_end(opened.call(act))
 
     @asynccontextmanager
     async def shown(self, opened: OpenFiles, copy: Copy) -> AsyncIterator[OpenFiles]:
@@ -148,7 +161,7 @@ class Copies:
             left_out: tuple[str, ...] = ()
             if opened.shared is not None:
                 shared, base = await self._freeze_beside(opened, opened.shared, names)
-                left_out = tuple(map(_shown_in(opened.shared), base.left_out))
+                left_out = tuple(map(shown_in(opened.shared), base.left_out))
             if not await opened.call(partial(uploads_are_inert, opened)):
                 uploads, _ = await self._freeze_beside(opened, uploads_of(opened), names)
 
@@ -253,6 +266,7 @@ class Copies:
                 held.callback(directory.close)
                 identities[str(directory.path)] = directory.identity()
                 if opened.protection is not None and opened.quarantine is not None:
+                    directory.set_patterns_of(opened.host_directory)
                     store, shown = opened.protection.quarantines, opened.host_directory.path
                     quarantine = Quarantine.open(store, shown, directory.fd, self._owner())
                     held.callback(quarantine.close)
@@ -312,10 +326,10 @@ class Copies:
             changed = [
                 one for one in sparing(changed, after.left_out) if not protected(opened, one)
             ]
-            changed = [sealed(tree, one, check) for one in changed]
-            told, truncated = tell(changed, _shown_in(tree), before, partial(_recorded, tree))
+            changed = [_with_set_id(sealed(tree, one, check), copy.base.nodes) for one in changed]
+            told, truncated = tell(changed, shown_in(tree), before, partial(_recorded, tree))
             left_out = [*copy.base.left_out, *after.left_out]
-            named = tuple(plain(_shown_in(tree)(path)) for path in left_out[:CHANGES_MAX])
+            named = tuple(plain(shown_in(tree)(path)) for path in left_out[:CHANGES_MAX])
         return Effect(changed, was, told, truncated or len(left_out) > len(named), named)
 
     def _way_back(self, opened: OpenFiles, copy: Copy, bounds: Bounds) -> Effect:
@@ -336,15 +350,23 @@ class Copies:
                 _undigested(one) for one in sparing(changed, spared) if _may_change(opened, one)
             ]
             told, truncated = tell(
-                changed, _shown_in(tree), partial(_content, target), partial(_content, tree)
+                changed, shown_in(tree), partial(_content, target), partial(_content, tree)
             )
         return Effect(changed, is_now, told, truncated, ())
 
     def _commit(
-        self, opened: OpenFiles, copy: Copy, changed: Sequence[Change], expected: Nodes
+        self,
+        opened: OpenFiles,
+        copy: Copy,
+        changed: Sequence[Change],
+        expected: Nodes,
+        approved: Collection[Relative],
     ) -> None:
         if opened.host_directory is not None and opened.quarantine is not None:
-            opened.host_directory.refuse_changes([one.relative for one in changed])
+            opened.host_directory.refuse_changes([one.relative for one in changed], approved)
+            for one in changed:
+                if one.after is not None and one.after.kind == "symlink":
+                    opened.host_directory.refuse_link(one.relative)
         target, staging = _tree_of(opened), opened.own.staging
         host = opened.host_directory
         journal = Journal(
@@ -432,8 +454,12 @@ def _may_change(opened: OpenFiles, one: Change) -> bool:
     return True
 
 
-def _shown_in(tree: Tree) -> Callable[[str], str]:
-    return lambda path: tree.shown(relative(path))
+def _with_set_id(one: Change, base: Nodes) -> Change:
+    """Return the change with the set-id bits that the original has: the copy has none."""
+    was = base.get(one.path)
+    if one.before is None or was is None:
+        return one
+    return replace(one, before=replace(one.before, set_id=was.set_id))
 
 
 def _undigested(one: Change) -> Change:

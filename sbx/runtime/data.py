@@ -2,24 +2,30 @@
 
 A runtime without a `data_dir` has a temporary directory of its own. One that was killed leaves it
 behind; the next runtime of the same user finds that nobody holds its lock any more and removes it,
-once what it was committing to a directory of the host is undone.
+once what it was committing to a directory of the host is undone. It finds it by a record in the
+user's own data directory: code in a sandbox can make a directory that looks like one, with a
+journal of its choice in it, and a user may have a directory of such a name.
 In one with a `data_dir` sandboxes are left over by a killed runtime too, and removed by the next
-one: unless it keeps them, because a store says which of them live on.
+one: unless it keeps them, or there is a store, which names those that are kept.
 """
 
 import os
 import tempfile
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from platformdirs import user_data_path
 
 from sbx.errors import Conflict, SbxError, Unavailable
 from sbx.linux import locks
+from sbx.runtime.store import FILE_NAME, marks
 from sbx.workspace import DataDirectory
 from sbx.workspace.refusals import translated
 from sbx.workspace.removal import remove_tree
 
 _PREFIX = "sbx-"
-_LOCK = "lock"
+LOCK = "lock"
 _UNHELD = "lock.new"
 _SWEEP_S = 5.0
 
@@ -36,24 +42,20 @@ class Data:
         with ExitStack() as held, translated(str(path or tempfile.gettempdir())):
             if path is None:
                 top = Path(tempfile.gettempdir())
-                _sweep(top)
+                _sweep()
                 path = _make_temporary(top)
                 held.callback(_remove, path)
+                if (record := _recorded(path)) is not None:
+                    held.callback(record.unlink, missing_ok=True)
             self.directory = DataDirectory(path)
             held.callback(self.directory.close)
-            name = path / (_UNHELD if self._temporary else _LOCK)
-            lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            held.callback(os.close, lock)
-            if not locks.try_lock(lock):
-                raise Conflict(
-                    f"another runtime uses the data directory {path}",
-                    code="data_dir_in_use",
-                    hint="give each runtime a data_dir of its own, or end the other one",
-                )
+            name = path / (_UNHELD if self._temporary else LOCK)
+            held.enter_context(locked(name))
             self.directory.sweep_egress(_SWEEP_S)
             if self._temporary:
-                name.rename(path / _LOCK)  # a sweeper takes what has this name and nobody holds
-            elif not keep:
+                # Sweepers remove a directory whose file of this name is unlocked.
+                name.rename(path / LOCK)
+            elif not keep and not _has_store(path):
                 for sandbox in self.directory.sandboxes():
                     if self.directory.roll_back(sandbox):
                         self.directory.remove(sandbox, deadline_s=_SWEEP_S)
@@ -62,6 +64,30 @@ class Data:
 
     def close(self) -> None:
         self._held.close()
+
+
+@contextmanager
+def locked(
+    name: Path, refusal: Conflict | None = None, *, directory: bool = False
+) -> Iterator[None]:
+    """Hold the lock file of a data directory, or with `directory` the lock of a directory itself.
+    Raises OSError, and `refusal` if it is held; without one Conflict `data_dir_in_use`."""
+    kind = os.O_RDONLY | os.O_DIRECTORY if directory else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    lock = os.open(name, kind | os.O_CLOEXEC, 0o600)
+    try:
+        if not locks.try_lock(lock):
+            raise refusal or Conflict(
+                f"another runtime uses the data directory {name.parent}",
+                code="data_dir_in_use",
+                hint="give each runtime a data_dir of its own, or end the other one",
+            )
+        yield
+    finally:
+        os.close(lock)
+
+
+def _has_store(path: Path) -> bool:
+    return (path / FILE_NAME).exists() or (path / marks.FILE).exists()
 
 
 def _make_temporary(top: Path) -> Path:
@@ -78,18 +104,48 @@ def _make_temporary(top: Path) -> Path:
     return path
 
 
-def _sweep(top: Path) -> None:
+def _records() -> Path:
+    """Raises RuntimeError where there is neither HOME nor an account."""
+    return user_data_path("sbx") / "temporary"
+
+
+def _recorded(path: Path) -> Path | None:
+    """The new record of a temporary directory; None where the user has no place for it: nobody
+    removes it then."""
+    found = path.stat()
+    with suppress(OSError, RuntimeError):
+        records = _records()
+        records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        record = records / f"{found.st_dev}-{found.st_ino}"
+        record.write_text(str(path))
+        return record
+    return None
+
+
+def _sweep() -> None:
     """Remove what runtimes of this user left when they were killed."""
-    for path in top.glob(f"{_PREFIX}*/{_LOCK}"):
-        with suppress(OSError):
-            if path.parent.lstat().st_uid != os.geteuid():
-                continue
-            lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                if locks.try_lock(lock) and _rolled_back(path.parent):
-                    _remove(path.parent)
-            finally:
-                os.close(lock)
+    with suppress(OSError, RuntimeError):
+        for record in _records().iterdir():
+            with suppress(OSError, ValueError):
+                _sweep_one(record)
+
+
+def _sweep_one(record: Path) -> None:
+    path = Path(record.read_text())
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        record.unlink()
+        return
+    if record.name != f"{found.st_dev}-{found.st_ino}" or found.st_uid != os.geteuid():
+        return  # another file system is mounted there now
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if locks.try_lock(lock) and _rolled_back(path):
+            _remove(path)
+            record.unlink()
+    finally:
+        os.close(lock)
 
 
 def _rolled_back(path: Path) -> bool:

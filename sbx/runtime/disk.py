@@ -9,6 +9,9 @@ A look walks the files and asks the jail's processes for files that have no name
 every half second, and sooner when the file system has lost as much room as the files had left: so
 who writes fast is found fast. Not seen are unlinked files on their way through a socket, and by an
 unprivileged runtime those that are mapped and not open.
+
+The quarantine of a directory of the host is looked at, too. No quota holds for it, and what lies in
+it counts with the files.
 """
 
 import asyncio
@@ -28,7 +31,8 @@ from sbx.linux import procfs
 from sbx.policy.model import Limits
 from sbx.protocol.runs import Cause
 from sbx.runtime.files import OpenFiles
-from sbx.workspace import Usage
+from sbx.telemetry.background import background_context
+from sbx.workspace import Tree, Usage
 from sbx.workspace.measure import Enough
 
 _log = logging.getLogger(__name__)
@@ -78,9 +82,10 @@ class DiskWatch:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, kernel: Kernel, opened: OpenFiles) -> None:
-        """From now on watch what this kernel does, until `close`; nothing where linux does."""
-        if opened.measured is not None and not opened.has_quota:
-            self._task = asyncio.create_task(self._look(kernel, opened))
+        """From now on watch what this kernel does, until `close`; nothing where Linux does."""
+        if _limited(opened) or opened.quarantine is not None:
+            looking = self._look(kernel, opened)
+            self._task = asyncio.create_task(looking, context=background_context())
 
     def run_began(self) -> None:
         """Look often, until as many `run_ended` were called."""
@@ -169,10 +174,10 @@ class _Room:
             await asyncio.sleep(min(self._tick_s, wait_s))
 
     async def _is_taken(self, opened: OpenFiles) -> bool:
-        tree = opened.measured
-        assert tree is not None
+        trees = _limited(opened)
+        fd = trees[0].fd if trees else _quarantine(opened).fd
         try:
-            told = await opened.call(lambda: os.fstatvfs(tree.fd))
+            told = await opened.call(lambda: os.fstatvfs(fd))
         except OSError:
             return False
         free = told.f_bfree * told.f_frsize, told.f_ffree
@@ -243,7 +248,7 @@ async def _measured(
     try:
         used, quiet, unlinked = await opened.call(lambda: _look(kernel, opened, scan_s, enough))
         if unlinked is None:
-            unlinked = await kernel.unlinked(_device(opened))
+            unlinked = await kernel.unlinked(os.fstat(_limited(opened)[0].fd).st_dev)
     except (OSError, errors.SbxError) as error:
         _log.warning("a workspace could not be measured: %s", error)
         return Usage(0, 0, complete=False), _Quiet(kernel)
@@ -257,20 +262,34 @@ def _look(
     before the look, as what is written meanwhile is for the next one; and the bytes and the number
     of unlinked files, None where only the broker may look."""
     quiet = _Quiet(kernel)
-    trees = [tree for tree in (opened.measured, opened.shared) if tree is not None]
-    looks = [tree.measure(max_entries=_ENTRIES, deadline_s=scan_s, enough=enough) for tree in trees]
-    used = replace(
-        looks[0],
-        bytes=max(one.bytes for one in looks),
-        files=max(one.inodes for one in looks) - looks[0].directories,
+    trees = _limited(opened)
+    aside = [] if opened.quarantine is None else [opened.quarantine.tree]
+    looks, extra = (
+        [tree.measure(max_entries=_ENTRIES, deadline_s=scan_s, enough=enough) for tree in some]
+        for some in (trees, aside)
     )
+    used = Usage(
+        max((one.bytes for one in looks), default=0) + sum(one.bytes for one in extra),
+        max((one.inodes for one in looks), default=0) + sum(one.inodes for one in extra),
+        complete=all(one.complete for one in (*looks, *extra)),
+    )
+    if not trees:  # files without a name may be of the directory, which has no limit
+        return used, quiet, (0, 0)
     try:
-        unlinked = procfs.unlinked_of(kernel.processes(), _device(opened), _HELD_S)
+        device = os.fstat(trees[0].fd).st_dev
+        unlinked = procfs.unlinked_of(kernel.processes(), device, _HELD_S)
     except PermissionError:
         return used, quiet, None
     return used, quiet, unlinked
 
 
-def _device(opened: OpenFiles) -> int:
-    assert opened.measured is not None
-    return os.fstat(opened.measured.fd).st_dev
+def _limited(opened: OpenFiles) -> list[Tree]:
+    """Return the trees of the files, where they have a limit and Linux does not keep it."""
+    if opened.measured is None or opened.has_quota:
+        return []
+    return [opened.measured] if opened.shared is None else [opened.measured, opened.shared]
+
+
+def _quarantine(opened: OpenFiles) -> Tree:
+    assert opened.quarantine is not None
+    return opened.quarantine.tree

@@ -1,9 +1,11 @@
 """A house: everything that one `sbx serve` process holds, over one data directory.
 
 {data}/store.sqlite        what is remembered
+{data}/store_mark.json     which store that is (store/marks.py)
 {data}/audit.jsonl         who did what
 {data}/audit_key           what signs it
 {data}/token_secret        what signs tokens
+{data}/reserve             space for records on a full disk
 {data}/sandboxes/ removed/ files (workspace/layout.py)
 """
 
@@ -19,29 +21,37 @@ from typing import Self
 from platformdirs import user_data_path
 
 from sbx.clock import Clock, SystemClock
+from sbx.errors import SbxError
 from sbx.isolation.launch import BrokerProcess
 from sbx.isolation.patience import to_the_end
+from sbx.linux.namespaces import unmapped_uid
 from sbx.runtime.access import Access
+from sbx.runtime.project_client import ProjectProcess, ProjectServerLink
 from sbx.runtime.projects import Projects
 from sbx.runtime.reaper import Reaper
+from sbx.runtime.recording import Recording
 from sbx.runtime.recovery import recover
 from sbx.runtime.replies import Replies
+from sbx.runtime.reserve import Reserve
 from sbx.runtime.runs import Runs
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandboxes import Sandboxes
 from sbx.runtime.secret_files import secret_at
 from sbx.runtime.settings import Settings
 from sbx.runtime.store import Store
+from sbx.runtime.store.pending import PendingWrites
 from sbx.runtime.store.runs import SERVICE_ENDED
 from sbx.telemetry import metrics
 from sbx.telemetry.audit import Audit
+from sbx.telemetry.host_paths import hide_below
 
 
 class House:
     """`async with House(settings) as house`. Its parts are there from then on, until it is closed.
 
     Raises what they raise when they open: Conflict `data_dir_in_use`, Unavailable `store_corrupt`,
-    `store_newer`, `no_space` and what a broker says. What opened is closed again then.
+    `store_newer`, `store_missing`, `store_older`, `store_of_another`, `no_space` and what a broker
+    says. What opened is closed again then.
     """
 
     runtime: Runtime
@@ -52,6 +62,8 @@ class House:
     projects: Projects
     replies: Replies
     audit: Audit
+    pending: PendingWrites
+    recording: Recording
     reaper: Reaper
 
     def __init__(
@@ -59,16 +71,27 @@ class House:
         settings: Settings | None = None,
         clock: Clock | None = None,
         broker: BrokerProcess | None = None,
+        project_server: ProjectProcess | None = None,
     ) -> None:
-        """Without a `data_dir` the settings mean the user's own for sbx. `broker`: see Runtime."""
+        """Without a `data_dir` the settings mean the user's own for sbx. `broker`: see Runtime.
+        `project_server`: the process that has the directories of projects, where it is another."""
         settings = settings or Settings()
-        if settings.data_dir is None:
-            settings = settings.model_copy(update={"data_dir": user_data_path("sbx")})
-        self.settings = settings
+        data_dir = settings.data_dir or user_data_path("sbx")
+        self.settings = settings.model_copy(update={"data_dir": data_dir})
+        hide_below(data_dir)
         self.clock: Clock = clock or SystemClock()
         self.instance_id = f"sbx-{secrets.token_hex(4)}"
         self._broker = broker
+        self._project_process = project_server
+        self._project_server: ProjectServerLink | None = None
         self._held = AsyncExitStack()
+
+    @property
+    def failure(self) -> SbxError | None:
+        """Return the error of a process that has ended or answers nothing, which this service
+        cannot start again; None while it has all its processes."""
+        server = self._project_server
+        return self.runtime.failure or (server.failure if server is not None else None)
 
     @property
     def data_dir(self) -> Path:
@@ -86,15 +109,31 @@ class House:
         settings, clock, data = self.settings, self.clock, self.data_dir
         self.runtime = Runtime(settings, broker=self._broker, keep_files=True)
         await held.enter_async_context(self.runtime)  # whose lock says that the data are ours
-        self.store = await Store.open(data / "store.sqlite")
+        reserve = await asyncio.to_thread(Reserve, data / "reserve")
+        held.callback(reserve.close)
+        self.store = await Store.of_data(data, on_full=reserve.give_up)
         held.push_async_callback(self.store.close)
+        self.pending = PendingWrites(self.store)
+        held.push_async_callback(self.pending.close)
         key = await asyncio.to_thread(secret_at, data / "audit_key")
-        self.audit = await Audit.open(data / "audit.jsonl", clock=clock.now, key=key)
+        self.audit = await Audit.open(
+            data / "audit.jsonl", clock=clock.now, key=key, on_full=reserve.give_up
+        )
         held.push_async_callback(self.audit.close)
+        self.recording = Recording(reserve, self.audit, self.pending)
         await recover(self.store, clock, self.runtime)
-        self.access = Access(self.store, clock, data / "token_secret", os.geteuid())
+        self.access = Access(
+            self.store,
+            clock,
+            data / "token_secret",
+            os.geteuid(),
+            self.pending,
+            shared_uid=await asyncio.to_thread(unmapped_uid),
+        )
         self.replies = Replies(self.store, clock)
-        self.sandboxes = Sandboxes(self.store, clock, self.runtime, settings, self.audit)
+        self.sandboxes = Sandboxes(
+            self.store, clock, self.runtime, settings, self.audit, self.recording
+        )
         await self.sandboxes.load()
         await self.sandboxes.leftovers.collect(briefly=True)
         self.runs = Runs(
@@ -103,12 +142,16 @@ class House:
             self.sandboxes,
             queue_max=settings.queue_max,
             history_max=settings.history_max,
+            pending=self.pending,
         )
         held.push_async_callback(self.runs.close)
         held.push_async_callback(self.sandboxes.close, SERVICE_ENDED)
-        self.projects = Projects(self.store, clock, self.runtime, settings)
+        if self._project_process is not None:
+            link = ProjectServerLink(self._project_process)
+            self._project_server = await held.enter_async_context(link)
+        self.projects = Projects(self.store, clock, self.runtime, settings, self._project_server)
         held.push_async_callback(self.projects.close)
-        self.reaper = Reaper(self.sandboxes, clock, settings, self.projects)
+        self.reaper = Reaper(self.sandboxes, clock, settings, self.projects, reserve=reserve)
         reaping = asyncio.create_task(self.reaper.run())
         held.push_async_callback(_cancelled, reaping)
         metrics.watch(
@@ -116,6 +159,8 @@ class House:
             sandboxes=lambda: float(len(self.sandboxes.every())),
             parked=lambda: float(self.runtime.parked),
             starts=lambda: self.runtime.starts,
+            reserve=lambda: float(reserve.allocated),
+            unrecorded=lambda: float(self.pending.count + self.audit.waiting),
         )
 
     def close_first(self, close: Callable[[], Awaitable[None]]) -> None:

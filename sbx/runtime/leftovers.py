@@ -1,6 +1,7 @@
-"""Files that are nobody's any more: removed at once where that is quick, else by a later round.
+"""Files that were deleted: removed at once where that is quick, else by a later round.
 
-The store is asked which directories are somebody's; whatever else lies in the data directory goes.
+The store names the directories to remove. A directory that it does not name at all is removed only
+if no user has a file in it; else it is moved to `unclaimed`, where it is kept for an operator.
 A removal first takes the directory out of reach, then empties it, so what fails is merely late.
 """
 
@@ -50,13 +51,20 @@ class Leftovers:
             )
         )
 
+    async def remove_files(self, cargo: CargoRow) -> None:
+        """Remove the files of a sandbox that is about to be deleted."""
+        await self._removed(cargo.directory)
+
     async def remove_cargo(self, cargo: CargoRow) -> None:
         if await self._removed(cargo.directory):
+            self._store.write_later(partial(rows.is_removed, directory=cargo.directory))
             self._store.write_later(partial(rows.free_uid, cargo_id=cargo.id))
 
     async def remove_conversations(self, cargo: CargoRow, directories: Sequence[str]) -> None:
         for directory in directories:
-            await self._removed(cargo.directory, directory)
+            if await self._removed(cargo.directory, directory):
+                done = partial(rows.is_removed, directory=cargo.directory, conversation=directory)
+                self._store.write_later(done)
 
     async def collect(self, *, briefly: bool = False) -> list[TaskReport]:
         """What a collection does here: `orphan_cargo` and `orphan_container` of the contract.
@@ -85,7 +93,7 @@ class Leftovers:
         failed: tuple[str, ...] = ()
         found = 0
         try:
-            found = await self.remove_unknown()
+            found = await self._removed_later() + await self.clear_unknown()
             swept = await in_thread(self._runtime.data.sweep, sweep_s)
             if not swept:
                 failed = ("not everything could be removed yet",)
@@ -96,35 +104,61 @@ class Leftovers:
         await tokens.forget_ended(self._store, before)
         return TaskReport("orphan_container", found, 0, failed)
 
-    async def remove_unknown(self) -> int:
-        """Remove what the store does not know; how many directories that were.
+    async def _removed_later(self) -> int:
+        """Finish the removals that failed, or that a kill cut off; how many those were."""
+        done = 0
+        for directory, conversation in await rows.removals(self._store):
+            names = (directory, conversation) if conversation else (directory,)
+            if (conversation or await self._rolled_back(directory)) and await self._removed(*names):
+                gone = partial(rows.is_removed, directory=directory, conversation=conversation)
+                await self._store.write(gone)
+                done += 1
+        return done
+
+    async def clear_unknown(self) -> int:
+        """Remove or set apart each directory that the store does not name; how many those were.
 
         Safe beside whatever goes on: a directory is known before it is made, and what is there is
         listed before the store is asked. Homes that nobody owns yet are asked for in between, as
         are frozen copies: one that got an owner before is known to the store by now.
         """
-        data = self._runtime.data
         there = await in_thread(self._listed)
         homes, copies = self._runtime.homes, self._runtime.copies
         known = await rows.directories(self._store)
+        removing = set(await rows.removals(self._store))
         found = 0
         for sandbox, conversations in there.items():
-            if sandbox in homes:
+            if sandbox in homes or (sandbox, "") in removing:
                 continue
             if sandbox not in known:
-                found += 1
-                await in_thread(self._remove_unknown, sandbox)
+                found += await self._cleared(sandbox)
                 continue
             for conversation in conversations - known[sandbox] - copies:
-                found += 1
-                gone = partial(data.remove, sandbox, conversation, deadline_s=self._remove_s)
-                await in_thread(gone)
+                if (sandbox, conversation) not in removing:
+                    found += await self._cleared(sandbox, conversation)
         return found
 
-    def _remove_unknown(self, sandbox: str) -> None:
+    async def _cleared(self, *names: str) -> bool:
         data = self._runtime.data
-        if data.roll_back(sandbox):  # a killed service may have worked on a directory of the host
-            data.remove(sandbox, deadline_s=self._remove_s)
+        if len(names) == 1 and not await self._rolled_back(*names):
+            return False
+        if await in_thread(data.has_no_files, *names):
+            return await self._removed(*names)
+        try:
+            moved = await in_thread(partial(data.set_apart, *names, at=self._clock.now()))
+        except SbxError as error:
+            _log.warning("a directory that the store does not know stays: %s", error)
+            return False
+        _log.warning(
+            "the store does not know the directory %s: it is kept as %s; see sbx store unclaimed",
+            "/".join(names),
+            moved,
+        )
+        return True
+
+    async def _rolled_back(self, sandbox: str) -> bool:
+        """Undo what a killed service left half done in directories of the host."""
+        return await in_thread(self._runtime.data.roll_back, sandbox)
 
     def _listed(self) -> dict[str, frozenset[str]]:
         data = self._runtime.data

@@ -135,6 +135,12 @@ class LiveRun:
             position += 1
             yield position, self._events[position - 1]
 
+    async def since(self, after: int, most: int) -> list[Event]:
+        """At most so many of the events after the first `after`, once there is one; none when there
+        will be none. Raises as `result` where the run could not be started."""
+        await self._goes_on(after)
+        return self._events[after : after + most]
+
     async def _goes_on(self, position: int) -> bool:
         """Wait for the event at this position; False when there will be none, and what `result`
         raises, where the run could not even be started."""

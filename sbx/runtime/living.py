@@ -45,6 +45,7 @@ from sbx.runtime.uids import own_uid
 from sbx.runtime.views import SandboxView
 from sbx.telemetry import metrics
 from sbx.telemetry.audit import Audit
+from sbx.telemetry.host_paths import hide_in, without_host_paths
 from sbx.workspace import allowed_paths
 
 CONVERSATIONS_MAX = 1000
@@ -178,7 +179,7 @@ class Living:
         except errors.SbxError as error:  # its file was taken away, or does not hold any more
             nothing = Policy.model_validate({"name": self.row.profile})
             state = State.FAILED if state is State.IDLE else state
-            return self._view(nothing, state, error.to_dict())
+            return self._view(nothing, state, without_host_paths(error))
 
     def _view(self, policy: Policy, state: State, failure: dict[str, Any] | None) -> SandboxView:
         row = self.row
@@ -342,6 +343,7 @@ class Living:
             runtime = self._keep.runtime
             self._attachments = Attachments(
                 policy.shared,
+                guarded=policy.host_executables != "allow",
                 possible=runtime.capabilities.own_namespaces,
                 check=partial(allowed_paths.check, own=runtime.own_paths),
                 grounds=runtime.grounds,
@@ -445,9 +447,10 @@ class Living:
             self.check(Act.START)
             yield
         except errors.SbxError as error:
+            hide_in(error)
             if error.code not in _NO_FAILURE:
                 self._failed(error)
-            if error.code == "start_timeout":
+            if error.code in ("start_timeout", "start_failed"):
                 raise _not_ready(self.id, error) from error
             raise
         else:
@@ -491,8 +494,9 @@ class Living:
         return True
 
     def _failed(self, error: errors.SbxError) -> None:
-        self._remember(stopped=False, failure=error.to_dict())
-        self.tell("failed", error.code, message=error.message)
+        shown = without_host_paths(error)
+        self._remember(stopped=False, failure=shown)
+        self.tell("failed", error.code, message=shown["message"])
 
     def ended_one(self, one: Context, cause: str) -> None:
         """A kernel of it was ended to make room."""

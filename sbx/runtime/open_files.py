@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sbx.isolation.plan import GuardPaths, Wall
+from sbx.isolation.staging import replaced
 from sbx.policy import Policy
 from sbx.runtime.streams import Intakes
 from sbx.runtime.watches import Watches
@@ -22,7 +24,7 @@ from sbx.workspace import (
     Uploads,
 )
 from sbx.workspace.allowed_paths import Check
-from sbx.workspace.host_executable_links import ENTRIES_MAX
+from sbx.workspace.host_executable_links import ENTRIES_MAX, ExecutableLinks
 from sbx.workspace.paths import UPLOADS, UPLOADS_APART
 from sbx.workspace.quarantine import HostProtection, Quarantine
 
@@ -75,6 +77,7 @@ class OpenFiles:
     users: int = 0
     left_out: list[str] = field(default_factory=list)
     mapped: bool = False
+    looking: threading.Lock = field(default_factory=threading.Lock)
 
     async def call(self, act: Callable[[], T]) -> T:
         """`act` in a worker thread. A call that is cancelled leaves its thread at work, and what
@@ -102,7 +105,7 @@ class OpenFiles:
     @property
     def any_guard(self) -> GuardPaths | None:
         """A guard of this kind, as far as a zygote has to know it."""
-        return GuardPaths("", {}) if self.quarantine is not None else None
+        return GuardPaths("") if self.quarantine is not None else None
 
     async def prepare(self) -> Ready:
         """See to the mount points and look at what is there, before each start of a jail.
@@ -119,7 +122,7 @@ class OpenFiles:
         self.own.prepare(shared=self.shared_path is not None)
         if self.host_directory is None or self.quarantine is None:
             return Ready(self.identities)
-        links = self.host_directory.find_links()
+        links = self.look_at_links()
         if not links.complete:
             _log.warning(
                 "%s has more than %d entries: a link from a host executable to a file there may be"
@@ -129,8 +132,23 @@ class OpenFiles:
             )
         inside = str(self.quarantine.inside)
         found = os.stat(inside)
-        guard = GuardPaths(inside, self.host_directory.rules.to_json(), tuple(links.linked))
+        guard = GuardPaths(inside, None if links.complete else ENTRIES_MAX)
         return Ready({**self.identities, inside: (found.st_dev, found.st_ino)}, guard)
+
+    def look_at_links(self) -> ExecutableLinks:
+        """Find the targets of host executables, and write the rules of the path guards. Blocks as
+        `HostDirectory.find_links`. Raises OSError.
+
+        The start of a kernel and the watch of the links do this in two threads. A call waits for an
+        earlier one, so that the rules of the later walk remain.
+        """
+        assert self.host_directory is not None
+        assert self.quarantine is not None
+        with self.looking:
+            links = self.host_directory.find_links()
+            rules = self.host_directory.rules.to_json()
+            self.quarantine.set_rules({"rules": rules, "linked": sorted(links.linked)})
+        return links
 
     def put_away(self) -> None:
         """Close what is not busy. A stream that is read has a descriptor of its own."""
@@ -158,15 +176,18 @@ def open_files(
     new: bool = True,
     check: Check | None = None,
     mapped: bool = False,
+    owner_uid: int | None = None,
 ) -> OpenFiles:
     """Open the files of a conversation: of a `new` one, or of one in which jails have run.
 
     `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails,
     `protection` is about host executables of a `workspace`. `check` refuses directories of the host
     by their descriptors. `mapped`: jails see the owner of the `workspace` as `host`, and files that
-    are made from outside get the owner that the directory has on disk.
+    are made from outside get the owner that the directory has on disk. `owner_uid`: the owner of
+    the `workspace` from which the caller chose `host` and `mapped`.
 
-    Raises Denied `directory_forbidden` and `workspace_owned_by_root`, NotFound, InvalidPath.
+    Raises Denied `directory_forbidden` and `workspace_owned_by_root`, NotFound, InvalidPath, and
+    Broken `path_replaced` for a workspace of another owner.
     """
     owner = host if host[0] != os.geteuid() else None
     largest = policy.limits.file_size_max
@@ -210,6 +231,9 @@ def open_files(
         else:
             directory = HostDirectory.open(workspace, jail_uid=host[0], mapped=mapped)
             held.callback(directory.close)
+            # The uid of the jail was chosen by path: another user may have exchanged the directory.
+            if owner_uid is not None and directory.owner[0] != owner_uid:
+                raise replaced(str(workspace))
             if check is not None:
                 check(directory.fd, read_only=False)
             identities[str(directory.path)] = directory.identity()

@@ -24,7 +24,8 @@ from sbx.runtime.rehearsals import Rehearsal
 
 class ProjectBox:
     """Its kernels start with the first run that needs one; `close` ends all of it, and leaves the
-    directory as it is. `commands_allowed` is what `allow_commands` made of it."""
+    directory as it is. `commands_allowed` is what `allow_commands` made of it. `user_decides`: the
+    user of this machine, and no client of a service, decides about changes."""
 
     sandboxed = True
 
@@ -42,6 +43,7 @@ class ProjectBox:
         self._talk = talk
         self._uploads: UploadsShown = uploads if uploads is not None else talk.uploads
         self.commands_allowed = commands_allowed
+        self.user_decides = False
         self._copied = True  # cells run on the working copy, as far as it can be made
 
     @property
@@ -62,6 +64,11 @@ class ProjectBox:
         """Whether Python has, or had, variables that would be missed."""
         every = (self._python, self._talk.computing, self._talk.working.python)
         return any(one.state_is_kept for one in every)
+
+    @property
+    def asks_about_host_executables(self) -> bool:
+        """Whether the policy says to ask the user about files that a program of the host obeys."""
+        return self.sandbox.policy.host_executables == "ask"
 
     async def allow_commands(self) -> None:
         """The person allowed commands: from now on Python may start processes too. Variables it had
@@ -85,7 +92,10 @@ class ProjectBox:
         policy = self.sandbox.policy
         if effect == "write":
             opened = await self._talk.opened_in_place()
-            return WriteChanges(self, opened, self._talk.copies, policy)
+            asks = self.user_decides and self.asks_about_host_executables
+            return WriteChanges(
+                self, opened, self._talk.copies, policy, asks_about_host_executables=asks
+            )
         try:
             transaction = await self._talk.working.begin()
         except (errors.TooLarge, errors.Unavailable):
@@ -103,10 +113,17 @@ class ProjectBox:
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> LiveRun:
-        return self._talk.start_shell(command, timeout=timeout, cwd=cwd)
+        """A command in a jail that ends with it; nothing that it left running goes on. Once
+        commands are allowed, in the jail that lives."""
+        if self.commands_allowed:
+            return self._talk.start_shell(command, timeout=timeout, cwd=cwd)
+        return self._talk.start_command(command, timeout=timeout, cwd=cwd)
 
     def start_script(self, code: str, language: str, *, timeout: float | None = None) -> LiveRun:
-        return self._talk.start_script(code, language, timeout=timeout)
+        """A script, in a jail as that of a command."""
+        if self.commands_allowed:
+            return self._talk.start_script(code, language, timeout=timeout)
+        return self._talk.start_script_alone(code, language, timeout=timeout)
 
     async def give_up(self, run: LiveRun, /) -> None:
         await self._talk.give_up(run)

@@ -19,6 +19,7 @@ from sbx.isolation.patience import in_thread, to_the_end
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.host_box import HostBox
 from sbx.runtime.project_box import ProjectBox, python_in
+from sbx.runtime.project_client import ProjectServerLink, RemoteBox
 from sbx.runtime.project_grounds import ProjectGrounds
 from sbx.runtime.project_uploads import ProjectUploads
 from sbx.runtime.runtime import Runtime
@@ -26,7 +27,7 @@ from sbx.runtime.settings import Settings
 from sbx.runtime.store.projects import ProjectRow
 from sbx.workspace.paths import UPLOADS_APART
 
-Box = ProjectBox | HostBox
+Box = ProjectBox | RemoteBox | HostBox
 Key = tuple[str, str]  # owner, conversation
 _KERNELS_A_BOX = 2
 _RETRY_AFTER_S = 5.0
@@ -85,9 +86,16 @@ class ProjectBoxes:
     """See the module. Its methods may be called concurrently from one event loop."""
 
     def __init__(
-        self, runtime: Runtime, clock: Clock, settings: Settings, grounds: ProjectGrounds
+        self,
+        runtime: Runtime,
+        clock: Clock,
+        settings: Settings,
+        grounds: ProjectGrounds,
+        server: ProjectServerLink | None = None,
     ) -> None:
+        """`server`: where another process has the directories."""
         self._runtime = runtime
+        self._server = server
         self._clock = clock
         self._settings = settings
         self._grounds = grounds
@@ -178,7 +186,10 @@ class ProjectBoxes:
         if project.id in self._leaving:
             raise _in_use("the project is being deleted")
         directory = Path(project.working_directory)
-        await in_thread(self._grounds.look_at, directory)
+        if self._server is not None:
+            await self._server.look_at(directory)
+        else:
+            await in_thread(self._grounds.look_at, directory)
         path = (await uploads.opened()).uploads_path if uploads is not None else None
         made = _Made(project.id, str(directory), project.sandbox_enabled, walls, path)
         if held.made != made:
@@ -211,7 +222,9 @@ class ProjectBoxes:
 
     async def _sandboxed(
         self, held: _Held, made: _Made, uploads: Conversation | None
-    ) -> ProjectBox:
+    ) -> ProjectBox | RemoteBox:
+        if self._server is not None:
+            return await self._remote(self._server, held, made, uploads)
         mounted = made.uploads if not self._runtime.capabilities.root else None
         sandbox = await self._runtime.open_project(
             made.walls.policy,
@@ -225,6 +238,22 @@ class ProjectBoxes:
             copies = None if mounted is not None else sandbox.uploads
             held.uploads = ProjectUploads(uploads.uploads, copies, view=UPLOADS_APART)
         return ProjectBox(sandbox, held.uploads, commands_allowed=held.allowed)
+
+    async def _remote(
+        self, server: ProjectServerLink, held: _Held, made: _Made, uploads: Conversation | None
+    ) -> RemoteBox:
+        box = await server.open(
+            made.walls.policy,
+            Path(made.directory),
+            narrower=made.walls.narrower,
+            env=made.walls.env,
+            commands_allowed=held.allowed,
+            lost=held.lost,
+        )
+        if uploads is not None:
+            held.uploads = ProjectUploads(uploads.uploads, box.own_uploads, view=UPLOADS_APART)
+            box.shown = held.uploads
+        return box
 
     async def _make_room(self, owner: str) -> None:
         """Raises Unavailable `too_many_kernels` where every other box is used."""

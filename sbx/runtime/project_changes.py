@@ -7,6 +7,7 @@ Both end by `commit` or `rollback`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -21,9 +22,10 @@ from sbx.runtime.open_files import OpenFiles
 from sbx.runtime.project_sandbox import ProjectConversation, in_project
 from sbx.runtime.tripwires import look
 from sbx.runtime.working_copy import COMMAND_ENV, ChangeSet, Transaction, effect_of
-from sbx.workspace.changes import Change, Manifest, Node, relative
+from sbx.workspace.changes import Change, Manifest, Node, Relative, relative
 from sbx.workspace.refusals import translate, wrong_path
 from sbx.workspace.snapshot import Scope, digest, node_at
+from sbx.workspace.telling import plain
 
 
 class UploadsShown(Protocol):
@@ -142,12 +144,24 @@ class WriteChanges:
     sandboxed = True
     commands_allowed = False
 
-    def __init__(self, box: Beside, opened: OpenFiles, copies: Copies, policy: Policy) -> None:
+    def __init__(
+        self,
+        box: Beside,
+        opened: OpenFiles,
+        copies: Copies,
+        policy: Policy,
+        *,
+        asks_about_host_executables: bool = False,
+    ) -> None:
+        """`asks_about_host_executables`: a new one is a change that a person decides about; else it
+        is refused. One that exists is refused in any case."""
         self.uploads = box.uploads
         self.save_result = box.save_result
         self.start_run = box.start_run
         self.give_up = box.give_up
-        self.files = _StagedFiles(box.files, opened, copies, policy)
+        self.files = _StagedFiles(
+            box.files, opened, copies, policy, asks=asks_about_host_executables
+        )
         self.compare = self.files.compare
         self.commit = self.files.commit
         self.rollback = self.files.rollback
@@ -169,9 +183,17 @@ class _StagedFiles:
     """The files of the project, with the files that were written staged beside them."""
 
     def __init__(
-        self, project: WorkspaceFiles, opened: OpenFiles, copies: Copies, policy: Policy
+        self,
+        project: WorkspaceFiles,
+        opened: OpenFiles,
+        copies: Copies,
+        policy: Policy,
+        *,
+        asks: bool,
     ) -> None:
         self._project = project
+        self._asks = asks
+        self._created: dict[Relative, str] = {}  # new host executables, each with its program
         self._opened = opened
         self._copies = copies
         self._tree, _ = copies.original(opened)
@@ -230,7 +252,8 @@ class _StagedFiles:
             self._effect = Effect((), {}, (), False, ())
         else:
             self._effect = await self._opened.call(lambda: self._compared(stage))
-        return ChangeSet(self._effect)
+        shown = {plain(self._tree.shown(path)): why for path, why in self._created.items()}
+        return ChangeSet(self._effect, host_executables=shown)
 
     async def commit(self) -> None:
         """Make exactly the changes that `compare` gave. Raises as `Transaction.commit`."""
@@ -241,7 +264,9 @@ class _StagedFiles:
                 none = Manifest({})
                 copy = Copy(self._stage, Path(), Scope(), none, none, False)
                 with self._opened.in_use():
-                    await self._copies.commit(self._opened, copy, self._effect, self._expected)
+                    await self._copies.commit(
+                        self._opened, copy, self._effect, self._expected, self._created.keys()
+                    )
         finally:
             await self.rollback()
 
@@ -277,22 +302,14 @@ class _StagedFiles:
         except OSError as error:
             raise translate(error, tree.shown(relative(name))) from error
         if node is not None and node.kind == "file":
-            node = Node(
-                node.kind,
-                node.mode,
-                node.size,
-                node.mtime_ns,
-                identity=node.identity,
-                sha256=digest(tree, relative(name)),
-            )
+            node = replace(node, sha256=digest(tree, relative(name)))
         if node is not None:
             self._expected[name] = node
         return node
 
     def _write(self, stage: str, path: str, name: str, data: bytes) -> int:
-        files = self._opened.files
-        files.view(path, changing=True)  # refuses what no tool may change
         parts = relative(name)
+        self._refuse(path, parts)
         for depth in range(1, len(parts)):
             above = "/".join(parts[:depth])
             node = self._expect(above)
@@ -313,6 +330,16 @@ class _StagedFiles:
         self._changed[name] = Change(name, before, after)
         return size
 
+    def _refuse(self, path: str, parts: Relative) -> None:
+        """Refuse a write that no tool may make."""
+        try:
+            self._opened.files.view(path, changing=True)
+        except errors.Denied as error:
+            host = self._opened.host_directory
+            if not self._asks or host is None or error.code != "runs_on_the_host":
+                raise
+            host.created_by(parts)
+
     def _compared(self, stage: str) -> Effect:
         changed: list[Change] = []
         for name in sorted(self._changed, key=lambda path: path.replace("/", "\0")):
@@ -322,6 +349,10 @@ class _StagedFiles:
                 changed += (Change(name, before, None), Change(name, None, after))
             elif before is None or after is None or before.sha256 != after.sha256:
                 changed.append(one)
+        host = self._opened.host_directory
+        if self._asks and host is not None:
+            created = host.created_by_all([one.relative for one in changed])
+            self._created = {path: match.program for path, match in created.items()}
         with self._copies.tree(stage) as tree:
             return effect_of(changed, (), self._tree, tree)
 

@@ -24,7 +24,8 @@ _PATH_MAX = 4095
 @dataclass(frozen=True, slots=True)
 class ProjectGrounds:
     """`within`: directories of which, and of what lies below them, any may be a project. `own`: the
-    paths of sbx. `owners`: whose directories may be mapped; root's are refused without it.
+    paths of sbx. `owners`: whose directories may be mapped; root's are refused without it, and with
+    `mapped_only` everybody's.
 
     Its methods look at the disk. They raise BadRequest `invalid_directory`, and Denied
     `not_granted`, `directory_forbidden` and `workspace_owned_by_root`.
@@ -33,6 +34,7 @@ class ProjectGrounds:
     within: Sequence[Path]
     own: OwnPaths
     owners: Collection[int] = ()
+    mapped_only: bool = False
 
     def resolve(self, asked: str) -> Path:
         """The directory that is meant, by the one path that has no symlink."""
@@ -69,9 +71,8 @@ class ProjectGrounds:
         for top in map(Path, map(os.path.realpath, self.within)):
             if directory.is_relative_to(top):
                 return top
-        said = ", ".join(map(str, self.within)) or "none"
         raise Denied(
-            f"{directory} lies in none of the directories that may hold projects here: {said}",
+            f"{directory} lies in none of the directories that may hold projects here",
             code="not_granted",
             hint="the operator names them in the setting project_dirs (SBX_PROJECT_DIRS)",
         )
@@ -85,6 +86,13 @@ class ProjectGrounds:
                 code="workspace_owned_by_root",
                 hint="the operator names root in the setting project_owners (SBX_PROJECT_OWNERS);"
                 " or give the directory to another user (chown)",
+            )
+        if self.mapped_only and found.st_uid not in self.owners:
+            raise Denied(
+                f"'{directory}' belongs to uid {found.st_uid}, whom the operator does not name",
+                code="not_granted",
+                hint="the operator names the owner in the setting project_owners"
+                " (SBX_PROJECT_OWNERS)",
             )
 
 

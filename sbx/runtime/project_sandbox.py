@@ -1,9 +1,11 @@
-"""The sandbox of one conversation in a project: the working directory, and two jails over it.
+"""The sandbox of one conversation in a project: the working directory, and the jails over it.
 
     computing   where Python runs until a person allowed commands: nothing in it starts a process
-    default     where commands run, and Python from then on: the policy as it is
+    command/…   where one command runs until then; it ends with the command, and with it whatever
+                the command left running, which would change files after it was approved
+    default     where Python and commands run from then on: the policy as it is
 
-What a tool does is done on a copy of the directory first (working_copy.py); these two are for what
+What a tool does is done on a copy of the directory first (working_copy.py); these are for what
 cannot be tried, and was approved before. They see the same files and uploads, and share the limits.
 Nothing of ours is written into the directory: what a tool has to keep lies beside it, and is seen
 at /mnt/results.
@@ -12,6 +14,7 @@ at /mnt/results.
 import asyncio
 import logging
 import os
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -20,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from sbx import errors
+from sbx.isolation.patience import in_thread, to_the_end
 from sbx.isolation.plan import Interpreter
 from sbx.kernels.zygotes import Key
 from sbx.policy import Policy, narrow
 from sbx.protocol.files import Entry, Listing
-from sbx.runtime.context import Context, StartKernel
+from sbx.runtime.context import Context, Gone, StartKernel
 from sbx.runtime.contexts import Memory
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.copies import Copies
@@ -39,6 +43,8 @@ from sbx.workspace.paths import Part, resolve
 
 COMPUTING = "computing"
 RESULTS = "/mnt/results"
+_COMMAND = "command/"  # no context of a caller's has such a name
+_OVER = Gone("the command", "its jail is gone")
 _KEPT = ("uploads", "generated")  # of the conversation's own files, which no jail is shown
 _log = logging.getLogger(__name__)
 
@@ -77,6 +83,7 @@ class ProjectSandbox(AsyncSandbox):
         means.homes.add(self._directory)  # no row knows of it, and it is no leftover
 
     async def prepare(self) -> None:
+        await in_thread(self._means.data.mark_temporary, self._directory)
         await super().prepare()
         opened = await self._default.opened()
         paths = self._means.paths(opened, Ready({}, opened.any_guard), self._interpreter)
@@ -84,12 +91,14 @@ class ProjectSandbox(AsyncSandbox):
             self._without_processes, paths, foreign_uid=not self._mapped
         )
 
-    def _check_directory(self, directory: int | Path, *, read_only: bool = False) -> None:
+    def _check_directory(
+        self, directory: int | Path, *, read_only: bool = False, guarded: bool = True
+    ) -> None:
         """Pass the uploads and the results of a conversation, which are in the data directory."""
         path = f"/proc/self/fd/{directory}" if isinstance(directory, int) else directory
         data = os.path.realpath(self._means.data.path)
         if not read_only or not Path(os.path.realpath(path)).is_relative_to(data):
-            super()._check_directory(directory, read_only=read_only)
+            super()._check_directory(directory, read_only=read_only, guarded=guarded)
 
     def _make_conversation(self, name: str) -> "ProjectConversation":
         return ProjectConversation(
@@ -145,6 +154,46 @@ class ProjectConversation(Conversation):
         self._attach = attach
         self._attaching = asyncio.Lock()
         self._attached = False
+        self._jails: dict[Context, asyncio.Task[None]] = {}
+
+    def start_command(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> LiveRun:
+        """Start a shell command in a jail of its own. Raises as `start_shell`."""
+        jail = self._jail()
+        return self._alone(jail, jail.start_shell(command, timeout=timeout, cwd=cwd))
+
+    def start_script_alone(
+        self, code: str, language: str, *, timeout: float | None = None
+    ) -> LiveRun:
+        """Start a script in a jail of its own. Raises as `start_script`."""
+        make = self.prepare_script(code, language)
+        jail = self._jail()
+        return self._alone(jail, jail.start_program(make, self.time_for_script(timeout)))
+
+    def _jail(self) -> Context:
+        self._default.check_open()
+        return Context(
+            f"{_COMMAND}{secrets.token_hex(8)}",
+            self.name,
+            self._policy,
+            self.opened,
+            self._start,
+            self._grace_s,
+            disk=DiskWatch(self._policy.limits, self._disk),
+            ends_with_command=True,
+        )
+
+    def _alone(self, jail: Context, live: LiveRun) -> LiveRun:
+        async def leave() -> None:
+            try:
+                await live.ended()
+            finally:
+                await to_the_end(jail.close(_OVER))
+                self._jails.pop(jail, None)
+
+        self._jails[jail] = asyncio.create_task(leave())
+        return live
 
     def copy_by(self, copies: Copies, start: StartKernel) -> None:
         super().copy_by(copies, start)
@@ -172,19 +221,23 @@ class ProjectConversation(Conversation):
 
     @property
     def ending(self) -> list[Context]:
-        return [*super().ending, *self.working.contexts]
+        return [*super().ending, *self.working.contexts, *self._jails]
 
     @property
     def busy(self) -> bool:
-        return super().busy or self.working.busy
+        return super().busy or self.working.busy or bool(self._jails)
 
     async def give_up(self, live: LiveRun) -> None:
         await super().give_up(live)
-        for one in self.working.contexts:
+        for one in (*self.working.contexts, *self._jails):
             await one.give_up(live)
 
     async def _end(self, ending: list[Context]) -> None:
         try:
+            for jail in list(self._jails):
+                await jail.close()
+            if self._jails:
+                await asyncio.wait(list(self._jails.values()))
             await self.working.close()
         finally:
             await super()._end(ending)

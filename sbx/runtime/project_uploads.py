@@ -5,13 +5,25 @@ project, its directory is mounted; else (as root, where each has one of its own)
 """
 
 import asyncio
+from collections.abc import AsyncIterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from sbx.protocol.files import Upload
 from sbx.runtime.files import WorkspaceUploads
 from sbx.workspace import UploadLimits
+
+
+class Copies(Protocol):
+    """Where they are copied to."""
+
+    async def put_stream(
+        self, name: str, chunks: AsyncIterable[bytes], limits: UploadLimits | None = None
+    ) -> Upload: ...
+    async def list(self) -> Sequence[Upload]: ...
+    async def delete(self, name: str) -> None: ...
 
 
 class ProjectUploads:
@@ -21,7 +33,7 @@ class ProjectUploads:
     def __init__(
         self,
         theirs: WorkspaceUploads,
-        copies: WorkspaceUploads | None = None,
+        copies: Copies | None = None,
         *,
         view: str,
     ) -> None:
@@ -52,7 +64,7 @@ class ProjectUploads:
             for name in {name for name, _ in there} - {name for name, _ in wanted}:
                 await self._copies.delete(name)
 
-    async def _copy(self, copies: WorkspaceUploads, name: str) -> None:
+    async def _copy(self, copies: Copies, name: str) -> None:
         async with (
             await self._theirs.open_stream(name) as stream,
             aclosing(stream.chunks()) as chunks,

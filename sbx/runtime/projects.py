@@ -17,6 +17,7 @@ from sbx.clock import Clock
 from sbx.isolation.patience import in_thread
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.project_boxes import Box, ProjectBoxes, Walls
+from sbx.runtime.project_client import ProjectServerLink
 from sbx.runtime.project_grounds import ProjectGrounds
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
@@ -33,18 +34,28 @@ _NAME_MAX = 200  # characters
 
 
 class Projects:
-    """The projects of every owner; what another owner has is not there. Its methods may be called
-    concurrently from one event loop."""
+    """The projects of every owner; what another owner has is not there. Two owners never have the
+    same directory, nor one that lies in the other's. Its methods may be called concurrently from
+    one event loop."""
 
-    def __init__(self, store: Store, clock: Clock, runtime: Runtime, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        runtime: Runtime,
+        settings: Settings,
+        server: ProjectServerLink | None = None,
+    ) -> None:
+        """`server`: the process that has the directories, of a service that was started as root."""
         self._store = store
         self._clock = clock
         self._settings = settings
-        self._refusal = partial(refusal, settings, runtime)
+        self._server = server
+        self._refusal = partial(refusal, settings, runtime, served=server is not None)
         grounds = ProjectGrounds(settings.project_dirs, settings.own_paths, settings.project_owners)
         self._grounds = grounds
-        self._boxes = ProjectBoxes(runtime, clock, settings, grounds)
-        if settings.project_dirs and (why := refusal(settings, runtime, True)) is not None:
+        self._boxes = ProjectBoxes(runtime, clock, settings, grounds, server)
+        if settings.project_dirs and (why := self._refusal(True)) is not None:
             _log.warning("project_dirs are of no use here: %s", why.message)
 
     async def create(
@@ -54,8 +65,8 @@ class Projects:
 
         Raises BadRequest `invalid_name` and `invalid_directory`, Denied `not_granted`,
         `directory_forbidden`, `workspace_owned_by_root`, `host_mode_not_allowed`,
-        `host_mode_refused`, and Unavailable `projects_need_rights` in a service that was started as
-        root.
+        `host_mode_refused`, Conflict `directory_in_use` for one that another owner's project has,
+        and Unavailable `projects_need_rights` in a service that was started as root.
         """
         self._check(sandbox_enabled)
         row = Project(
@@ -168,16 +179,22 @@ class Projects:
             raise why
 
     async def _directory(self, asked: str) -> str:
+        if self._server is not None:
+            return str(await self._server.resolve(asked))
         return str(await in_thread(self._grounds.resolve, asked))
 
 
-def refusal(settings: Settings, runtime: Runtime, sandbox_enabled: bool) -> errors.SbxError | None:
-    """Why there is no such project here; None where there may be."""
-    if runtime.confined:
+def refusal(
+    settings: Settings, runtime: Runtime, sandbox_enabled: bool, *, served: bool = False
+) -> errors.SbxError | None:
+    """Why there is no such project here; None where there may be. `served`: a project server has
+    the directories."""
+    if runtime.confined and not served:
         return errors.Unavailable(
-            "a service that was started as root has given up the rights that projects need",
+            "a service that was started as root has projects only of owners that are named to it",
             code="projects_need_rights",
-            hint="serve as the user whose directories they are: sbx serve, without root",
+            hint="name the owners of the directories in the setting project_owners"
+            " (SBX_PROJECT_OWNERS), or serve as the user whose directories they are",
         )
     if sandbox_enabled:
         return None
@@ -186,6 +203,12 @@ def refusal(settings: Settings, runtime: Runtime, sandbox_enabled: bool) -> erro
             "the sandbox of a project cannot be turned off here",
             code="host_mode_not_allowed",
             hint="the operator allows it by the setting allow_host_mode (SBX_ALLOW_HOST_MODE)",
+        )
+    if runtime.confined:
+        return errors.Denied(
+            "a service that was started as root has given up the rights to work on the host",
+            code="host_mode_refused",
+            hint="turn the sandbox of the project on, or serve as the user whose directory it is",
         )
     if runtime.as_root and 0 not in settings.project_owners:
         return errors.Denied(

@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from sbx.clock import Clock
 from sbx.errors import Conflict, SbxError
+from sbx.isolation.patience import in_thread
 from sbx.linux import memory
 from sbx.runtime.projects import Projects
+from sbx.runtime.reserve import Reserve
 from sbx.runtime.sandboxes import Sandboxes
 from sbx.runtime.settings import Settings
 
@@ -32,12 +34,14 @@ class Reaper:
         settings: Settings,
         projects: Projects | None = None,
         available: Callable[[], tuple[int, int]] = memory.available,
+        reserve: Reserve | None = None,
     ) -> None:
         self._sandboxes = sandboxes
         self._clock = clock
         self._settings = settings
         self._projects = projects
         self._available = available
+        self._disk_reserve = reserve
         self._collect_at = clock.now() + settings.gc_interval
         self._collection: asyncio.Task[None] | None = None
 
@@ -63,6 +67,8 @@ class Reaper:
         if self._projects is not None:
             await self._projects.close_idle()
         await self._make_room()
+        if self._disk_reserve is not None and self._disk_reserve.full:
+            await in_thread(self._disk_reserve.allocate)
         if self._settings.gc_interval > 0 and self._clock.now() >= self._collect_at:
             self._collect_at = self._clock.now() + self._settings.gc_interval
             if self._collection is None or self._collection.done():

@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sbx import errors
 from sbx.isolation.patience import to_the_end
@@ -29,6 +30,8 @@ from sbx.runtime.context import Context, Gone, StartKernel
 from sbx.runtime.copies import Copies, Copy, Effect, outcome
 from sbx.runtime.disk import DiskWatch
 from sbx.runtime.open_files import OpenFiles
+from sbx.telemetry.background import background_context
+from sbx.workspace.quarantine import drop_all
 
 _log = logging.getLogger(__name__)
 _PREFIX = "rehearsal/"  # no context of a caller's has such a name
@@ -66,6 +69,7 @@ class Rehearsal:
     _of: "Rehearsals" = field(repr=False)
     _copy: Copy = field(repr=False)
     _effect: Effect = field(repr=False)
+    _quarantine: Path | None = field(repr=False)
 
     async def commit(self) -> None:
         """Make the very same changes, all or none. Once begun it is done to its end.
@@ -161,7 +165,7 @@ class Rehearsals:
     async def discard(self, one: Rehearsal) -> None:
         """See `Rehearsal.discard`."""
         if self._forget(one):
-            await to_the_end(self._copies.remove(one._copy.name))
+            await to_the_end(self._remove(one._copy, one._quarantine))
 
     async def close(self) -> None:
         """Discard all of them, for good; what is being made ends."""
@@ -180,12 +184,13 @@ class Rehearsals:
         opened = await self._opened()
         with opened.in_use():
             copy = await self._copies.make(opened)
+            quarantine: Path | None = None
             try:
                 name = f"rehearsal-{secrets.token_hex(8)}"
-                run, unseen = await self._run(name, opened, copy, command, timeout, cwd)
+                run, unseen, quarantine = await self._run(name, opened, copy, command, timeout, cwd)
                 effect = await self._copies.effect(opened, copy)
             except BaseException:
-                await to_the_end(self._copies.remove(copy.name))
+                await to_the_end(self._remove(copy, quarantine))
                 raise
         left_out = (*effect.left_out, *unseen)
         made = Rehearsal(
@@ -198,6 +203,7 @@ class Rehearsals:
             self,
             copy,
             effect,
+            quarantine,
         )
         self._keep(made)
         return made
@@ -210,35 +216,46 @@ class Rehearsals:
         command: str,
         timeout: float | None,
         cwd: str | None,
-    ) -> tuple[Run, Sequence[str]]:
-        """Run it in a jail that has ended when this returns, and name what the jail did not see.
+    ) -> tuple[Run, Sequence[str], Path | None]:
+        """Run it in a jail that has ended when this returns, and name what the jail did not see and
+        where its quarantine lies.
 
         A process elsewhere may hold a descriptor of a file of the copy even then, so the contents
         are digested next, and compared at the commit.
         """
-        async with self._copies.shown(opened, copy) as files:
+        quarantine: Path | None = None
+        try:
+            async with self._copies.shown(opened, copy) as files:
+                quarantine = None if files.quarantine is None else files.quarantine.top
+                run = await self._run_in(name, files, command, timeout, cwd)
+                return run, tuple(files.left_out), quarantine
+        except BaseException:
+            await to_the_end(_drop(quarantine))
+            raise
 
-            async def shown() -> OpenFiles:
-                return files
+    async def _run_in(
+        self, name: str, files: OpenFiles, command: str, timeout: float | None, cwd: str | None
+    ) -> Run:
+        async def shown() -> OpenFiles:
+            return files
 
-            context = Context(
-                f"{_PREFIX}{name}",
-                self._conversation,
-                self._policy,
-                shown,
-                self._start,
-                self._grace_s,
-                disk=DiskWatch(self._policy.limits),
-            )
-            self.contexts.add(context)
+        context = Context(
+            f"{_PREFIX}{name}",
+            self._conversation,
+            self._policy,
+            shown,
+            self._start,
+            self._grace_s,
+            disk=DiskWatch(self._policy.limits),
+        )
+        self.contexts.add(context)
+        try:
+            return await context.shell(command, timeout=timeout, cwd=cwd)
+        finally:
             try:
-                run = await context.shell(command, timeout=timeout, cwd=cwd)
+                await to_the_end(context.close(_OVER))
             finally:
-                try:
-                    await to_the_end(context.close(_OVER))
-                finally:
-                    self.contexts.discard(context)
-            return run, tuple(files.left_out)
+                self.contexts.discard(context)
 
     async def _commit(self, one: Rehearsal) -> None:
         try:
@@ -250,9 +267,14 @@ class Rehearsals:
             self._keep(one)
             raise
         except BaseException:
-            await self._copies.remove(one._copy.name)
+            await self._remove(one._copy, one._quarantine)
             raise
         await self._copies.remove(one._copy.name)
+
+    async def _remove(self, copy: Copy, quarantine: Path | None) -> None:
+        """Remove a copy whose changes are dropped, with what is in its quarantine."""
+        await self._copies.remove(copy.name)
+        await _drop(quarantine)
 
     def _keep(self, one: Rehearsal) -> None:
         left_s = max(0.0, one.expires_at - time.time())
@@ -267,7 +289,7 @@ class Rehearsals:
         return found is not None
 
     def _expire(self, one: Rehearsal) -> None:
-        task = asyncio.create_task(self._leave(one))
+        task = asyncio.create_task(self._leave(one), context=background_context())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
@@ -280,6 +302,14 @@ class Rehearsals:
     def _check_open(self) -> None:
         if self._closed:
             raise _closed()
+
+
+async def _drop(quarantine: Path | None) -> None:
+    if quarantine is not None:
+        try:
+            await asyncio.to_thread(drop_all, quarantine)
+        except (errors.SbxError, OSError) as error:
+            _log.warning("the quarantine of a rehearsal is left over: %s", error)
 
 
 def _closed() -> errors.Closed:

@@ -2,7 +2,8 @@
 
 A run belongs to nobody's call: whoever started it may go away, and it goes on. Its events have
 numbers, so that a follower who comes back gets what was missed, while the run lives and a minute
-after its end. Its result is told only once the store has it.
+after its end. Its result is returned once the store has it. Where the store refuses it, the result
+is returned as not recorded, and its end is kept in memory and written later.
 
     start       checked and queued; cells of a conversation are served in order, commands beside
     RunHandle   what one holds: result, events, interrupt, the answers to input()
@@ -12,7 +13,8 @@ after its end. Its result is told only once the store has it.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,11 +39,15 @@ from sbx.runtime.access import Caller
 from sbx.runtime.context import Context
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.live import LiveRun, SharedRoom
+from sbx.runtime.recording import refusal
 from sbx.runtime.sandboxes import InUse, Sandboxes, SandboxView
 from sbx.runtime.store import Store
 from sbx.runtime.store import runs as rows
+from sbx.runtime.store.idempotency import Slot
+from sbx.runtime.store.pending import PendingWrites
 from sbx.runtime.store.runs import RunRow, Wanted
 from sbx.telemetry import logs, metrics, spans
+from sbx.telemetry.host_paths import without_host_paths
 
 Kind = Literal["python", "shell"] | Language
 
@@ -65,7 +71,8 @@ class Ask:
     """What is to be run. `timeout_s` None: the policy's wall_time. `cwd`, `env` and `stdin` are for
     a command or a script only, `args` for a script. `interactive`: input() asks by an InputRequest
     event, answered by `RunHandle.answer`; without it, input() raises inside. `stdin_open`: a
-    command also reads what `RunHandle.write` is given."""
+    command also reads what `RunHandle.write` is given. `reservation`: the space and the idempotency
+    key of the call, which is recorded with the run."""
 
     kind: Kind
     code: str
@@ -79,6 +86,7 @@ class Ask:
     tags: str | None = None
     context: str = DEFAULT_CONTEXT
     args: Sequence[str] = ()
+    reservation: Slot | None = None
 
     @property
     def size(self) -> int:
@@ -88,7 +96,7 @@ class Ask:
 
 class RunHandle:
     """One run of the service. All who hold it, and all who attach to it, hold the same. `ended`
-    says that it is over and recorded.
+    says that it is over, and `recorded` whether the store has its end.
 
     A cell begins with the next turn of the loop, or with the first wait for its result before that:
     on a kernel that is free the waiter then drives it in its own task, see `Conversation.run_here`.
@@ -121,6 +129,7 @@ class RunHandle:
         self._late: asyncio.TimerHandle | None = None
         self._told: asyncio.Event | None = None  # made by the first who waits
         self.ended = False
+        self.recorded = True
 
     async def result(self) -> Run:
         """Wait for the end, which a waiter that is cancelled does not bring about.
@@ -280,8 +289,11 @@ class Runs:
         history_max: int = 10_000,
         replay_max: int = _REPLAY_MAX,
         output_max: int = _OUTPUT_MAX,
+        pending: PendingWrites | None = None,
     ) -> None:
         self._store = store
+        self._pending = pending or PendingWrites(store)
+        self._unrecorded: dict[str, RunRow] = {}  # ended, and the store does not have it yet
         self._clock = clock
         self._sandboxes = sandboxes
         self._queue_max = queue_max
@@ -411,7 +423,21 @@ class Runs:
             running=running,
         )
         within, wanted = await self._history_of(caller, sandbox_id, wanted)
-        return await rows.of_sandbox(self._store, within, wanted, limit=limit, offset=offset)
+        first = [
+            row
+            for row in reversed(self._unrecorded.values())
+            if row.sandbox_id == within and rows.matches(row, wanted)
+        ]
+        page, count = await rows.of_sandbox(
+            self._store,
+            within,
+            wanted,
+            limit=max(0, limit - len(first[offset:])),
+            offset=max(0, offset - len(first)),
+        )
+        known = {row.id for row in first}  # a query for running ones has their beginnings, too
+        rest = [row for row in page if row.id not in known]
+        return first[offset : offset + limit] + rest, count + len(first) - (len(page) - len(rest))
 
     async def last(
         self, caller: Caller, sandbox_id: str, *, exec_type: str | None = None
@@ -425,7 +451,9 @@ class Runs:
     async def entry(self, caller: Caller, sandbox_id: str, run_id: str) -> RunRow:
         """One run, also while it goes on. Raises NotFound."""
         within, wanted = await self._history_of(caller, sandbox_id, Wanted())
-        found = await rows.of_id(self._store, within, run_id)
+        found = self._unrecorded.get(run_id)
+        if found is None or found.sandbox_id != within:
+            found = await rows.of_id(self._store, within, run_id)
         if found is None or wanted.conversation not in (None, found.conversation):
             raise _no_run(run_id)
         return found
@@ -444,6 +472,10 @@ class Runs:
         for text, what in ((description, "description"), (tags, "tags"), (notes, "notes")):
             _check_note(text, what)
         found = await self.entry(caller, sandbox_id, run_id)
+        if run_id in self._unrecorded:
+            await self._pending.flush()
+        if run_id in self._unrecorded:
+            raise refusal("not_recording")
         await rows.annotate(
             self._store,
             found.sandbox_id,
@@ -510,6 +542,7 @@ class Runs:
             started_at=self._clock.now(),
             description=ask.description,
             tags=ask.tags,
+            reservation=ask.reservation,
         )
         handle = RunHandle(self, talk, live, begun, ask, using)
         logs.bind(sandbox=sandbox_id, conversation=talk.conversation, run=live.run_id)
@@ -547,15 +580,32 @@ class Runs:
             handle._late.cancel()
         run = await _outcome(live)
         at = self._clock.now()
-        try:
-            await self._store.write(partial(rows.end, begun=handle._begun, run=run, at=at))
-        except Exception as error:  # noqa: BLE001  # the border: its waiters are told all the same
-            _log.error("the end of %s was not recorded: %s", handle.run_id, error, exc_info=error)
+        await self._record_end(handle, run, at)
         await handle._leave()
         _count(handle, run)
         self._keep_for_replay(handle)
         handle._tell()
         self._prune_sometimes(handle.sandbox_id)
+
+    async def _record_end(self, handle: RunHandle, run: Run, at: float) -> None:
+        """Record the end, or keep it in memory until the store takes it."""
+        begun, run_id = handle._begun, handle.run_id
+
+        def kept() -> tuple[Callable[[sqlite3.Connection], None], int]:
+            row = self._unrecorded[run_id] = rows.ended(begun, run, at)
+            put = partial(rows.put, row=row, reservation=begun.reservation)
+            return put, rows.size_of(row)
+
+        def on_done(stored: bool) -> None:
+            handle.recorded = stored
+            self._unrecorded.pop(run_id, None)
+
+        act = partial(rows.end, begun=begun, run=run, at=at)
+        handle.recorded = False
+        try:
+            handle.recorded = await self._pending.write(run_id, act, kept=kept, on_done=on_done)
+        except Exception as error:  # noqa: BLE001  # the border: its waiters are told all the same
+            _log.error("the end of %s was not recorded: %s", run_id, error, exc_info=error)
 
     def _leaves_queue(self, handle: RunHandle) -> None:
         key = (handle.sandbox_id, handle.conversation, handle.context)
@@ -603,7 +653,8 @@ async def _outcome(live: LiveRun) -> Run:
     except SbxError as error:
         stopped = isinstance(error, Closed) or error.code == "stopped"
         status = Status.INTERRUPTED if stopped else Status.ERROR
-        return Run(live.run_id, status, error=RunError(error.code, error.message, ""))
+        shown = without_host_paths(error)
+        return Run(live.run_id, status, error=RunError(error.code, shown["message"], ""))
 
 
 def _full(what: str, limit: int) -> Unavailable:

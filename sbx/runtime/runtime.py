@@ -112,8 +112,14 @@ class Runtime:
 
     @property
     def alive(self) -> bool:
-        """Whether it can run anything: started, not closed, and its broker has not died."""
+        """Return whether it can run anything: started, not closed, and its broker answers."""
         return self._means is not None and self._means.broker.alive
+
+    @property
+    def failure(self) -> errors.SbxError | None:
+        """Return why it can run nothing: Broken `broker_died`, Unavailable `broker_silent`, Closed.
+        None while it is alive."""
+        return _not_running() if self._means is None else self._means.broker.failure
 
     @property
     def capabilities(self) -> Capabilities:
@@ -376,10 +382,7 @@ class Runtime:
     def _started(self) -> Means:
         check_process(self._pid)
         if self._means is None:
-            raise errors.Closed(
-                "the runtime is not running",
-                hint="use it within `async with Runtime() as runtime`",
-            )
+            raise _not_running()
         return self._means
 
     async def _interpreter_of(self, policy: Policy) -> Interpreter:
@@ -413,3 +416,9 @@ class Runtime:
                     hint="make the directory, or name the one that is meant",
                 )
         return loaded, policy
+
+
+def _not_running() -> errors.Closed:
+    return errors.Closed(
+        "the runtime is not running", hint="use it within `async with Runtime() as runtime`"
+    )

@@ -109,6 +109,7 @@ class AsyncSandbox:
             self._outlet = Outlet(self.id, policy, means.data, self._decided, wires)
         self._attachments = Attachments(
             policy.shared and workspace is None,
+            guarded=policy.host_executables != "allow",
             possible=means.capabilities.own_namespaces,
             check=self._check_directory,
         )
@@ -117,6 +118,7 @@ class AsyncSandbox:
         )
         self._frame_budget = FrameBudget()
         self._host: Host
+        self._owner_uid: int | None = None  # of the workspace, when the uid of jails was chosen
         self._mapped = False  # whether jails see the owner of the workspace as their own uid
         self._key: Key | None = None
         self._pid = os.getpid()
@@ -129,15 +131,14 @@ class AsyncSandbox:
 
         Whoever calls it closes the sandbox where this raises.
         """
-        uid = None
         if self._uploads is not None:
             await asyncio.to_thread(self._check_directory, self._uploads, read_only=True)
         if self._workspace is not None:
             await asyncio.to_thread(self._check_directory, self._workspace)
-            uid = await asyncio.to_thread(_owner_of, self._workspace)
-            may_map = self._means.capabilities.root and uid is not None
-            self._mapped = may_map and (uid == 0 or self._means.confined)
-        await self._make_group(None if self._mapped else uid or None)
+            self._owner_uid = await asyncio.to_thread(_owner_of, self._workspace)
+            may_map = self._means.capabilities.root and self._owner_uid is not None
+            self._mapped = may_map and (self._owner_uid == 0 or self._means.confined)
+        await self._make_group(None if self._mapped else self._owner_uid or None)
         opened = await self._default.opened()
         if self._mapped:
             path = str(opened.files_path)
@@ -444,9 +445,12 @@ class AsyncSandbox:
 
     # -- what conversations ask for -------------------------------------------------------------
 
-    def _check_directory(self, directory: int | Path, *, read_only: bool = False) -> None:
+    def _check_directory(
+        self, directory: int | Path, *, read_only: bool = False, guarded: bool = True
+    ) -> None:
         """Raise Denied `directory_forbidden` for a host directory that no sandbox may see."""
-        allowed_paths.check(directory, self._means.own_paths, read_only=read_only)
+        own = self._means.own_paths
+        allowed_paths.check(directory, own, read_only=read_only, guarded=guarded)
 
     async def _open_files(self) -> OpenFiles:
         if self._home is not None and (opened := self._home.take_files()) is not None:
@@ -467,6 +471,7 @@ class AsyncSandbox:
             new=new,
             check=self._check_directory,
             mapped=self._mapped,
+            owner_uid=self._owner_uid,
         )
         return await limited(self._means, self.policy, opened)
 

@@ -30,6 +30,7 @@ from sbx.runtime.leftovers import Leftovers
 from sbx.runtime.lifecycle import Act, State
 from sbx.runtime.living import Keep, Living
 from sbx.runtime.open_limit import OpenLimit
+from sbx.runtime.recording import Recording
 from sbx.runtime.registry import Registry, unknown
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
@@ -76,7 +77,10 @@ class Sandboxes:
         runtime: Runtime,
         settings: Settings,
         audit: Audit | None = None,
+        recording: Recording | None = None,
     ) -> None:
+        """With `recording`, new work that cannot be recorded is refused."""
+        self._recording = recording
         self._registry = Registry(settings)
         self.kernels = KernelLimits(settings.kernels_max, settings.kernels_per_owner, self.every)
         self._cargos = Cargos(store, clock, runtime, settings.cargos_per_owner)
@@ -154,6 +158,7 @@ class Sandboxes:
         `too_many_sandboxes`, Conflict `session_exists`.
         """
         _demand_creation(caller, session)
+        self._check_recording(runs=False)
         with self._registry.making(caller.owner):
             return await to_the_end(
                 self._create(
@@ -266,17 +271,34 @@ class Sandboxes:
         *,
         scope: str,
         starts: bool = True,
+        frees: bool = False,
         conversation: str | None = None,
     ) -> Using:
         """An `async with` around any use of its files or kernels; gives InUse.
 
-        It keeps the idle time-out away. With `starts` a stop by request is over. `conversation`:
-        the one that is used, where whoever calls does not mind a token's bounds itself.
+        It keeps the idle time-out away. With `starts` a stop by request is over. `frees`: it only
+        deletes, which a full disk does not hinder. `conversation`: the one that is used, where
+        whoever calls does not mind a token's bounds itself.
 
-        Raises NotFound, Conflict `sandbox_expired`, and what opening it raises. What ends while it
-        is used raises the same instead of Closed.
+        Raises NotFound, Conflict `sandbox_expired`, Unavailable `no_space` and `not_recording`, and
+        what opening it raises. What ends while it is used raises the same instead of Closed.
         """
-        return Using(self._registry, caller, sandbox_id, scope, starts, conversation)
+        check = None
+        if scope == "execute" and starts and not frees:
+            check = self._check_run
+        elif scope == "files:write" and not frees:
+            check = self._check_change
+        return Using(self._registry, caller, sandbox_id, scope, starts, conversation, check)
+
+    def _check_run(self) -> None:
+        self._check_recording(runs=True)
+
+    def _check_change(self) -> None:
+        self._check_recording(runs=False)
+
+    def _check_recording(self, *, runs: bool) -> None:
+        if self._recording is not None:
+            self._recording.check(runs=runs)
 
     async def keepalive(self, caller: Caller, sandbox_id: str) -> SandboxView:
         """Put off its idle time-out, and start nothing. Raises Conflict `sandbox_expired`."""
@@ -370,7 +392,14 @@ class Sandboxes:
         for leave in self._leaving:
             await leave(one.id, None)
         try:
-            mine = await one.delete(cause)
+            try:
+                mine = await one.delete(cause)
+            except errors.Unavailable as error:
+                if error.code != "no_space" or cargo.managed_by is None:
+                    raise
+                await one.stop()  # its files make the room for the record of its end
+                await self.leftovers.remove_files(cargo)
+                mine = await one.delete(cause)
         finally:
             if one.row.deleted_at is not None:  # whatever became of the rest of its end
                 self._registry.forget(one)
@@ -394,9 +423,11 @@ class Sandboxes:
 
     async def delete_conversation(self, caller: Caller, sandbox_id: str, name: str) -> None:
         """Kill its kernel, and remove its files, which are out of reach at once; one that is not
-        there is nothing. Raises NotFound for the sandbox, Conflict `sandbox_expired`."""
+        there is nothing. Raises NotFound for the sandbox, also without the scope `files:write` or
+        `execute`; Conflict `sandbox_expired`."""
         one = self._registry.found(caller, sandbox_id, "files:write")
-        if not caller.sees(one.row.user_id, one.row.agent_id, name):
+        within = caller.sees(one.row.user_id, one.row.agent_id, name)
+        if not within or not caller.may("execute"):  # it ends runs
             raise unknown(sandbox_id)
         one.check(Act.USE)
         for leave in self._leaving:
@@ -483,6 +514,7 @@ class Sandboxes:
 
     async def create_cargo(self, caller: Caller, size_limit_mb: int | None = 1024) -> CargoView:
         """A workspace that no sandbox takes along. Raises as `Cargos.create`."""
+        self._check_recording(runs=False)
         return await self._cargos.create(caller, size_limit_mb)
 
     async def cargos(

@@ -10,6 +10,7 @@ refused, never served the first one's sandbox.
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextvars import Context
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
@@ -315,7 +316,7 @@ class Sessions:
     def _warm(self, policy: str) -> None:
         """Bring up what the policy's kernels are forked from, once, with nobody waiting."""
         if policy not in self._warming:
-            self._warming[policy] = asyncio.create_task(self._warmed(policy))
+            self._warming[policy] = asyncio.create_task(self._warmed(policy), context=Context())
 
     async def _warmed(self, policy: str) -> None:
         try:

@@ -3,6 +3,7 @@
 import os
 import pwd
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +12,8 @@ from platformdirs import user_config_path, user_data_path
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from sbx.errors import BadRequest
+from sbx import settings_files
+from sbx.errors import BadRequest, SbxError
 from sbx.policy import directories
 from sbx.protocol.addresses import default_socket
 from sbx.workspace.allowed_paths import OwnPaths
@@ -37,6 +39,52 @@ def _uid(value: Any) -> Any:
         return pwd.getpwnam(value).pw_uid
     except KeyError:
         raise ValueError(f"this host has no account {value!r}") from None
+
+
+def _own_paths_in_files() -> OwnPaths:
+    """Return the paths of services that the user's and the system's sbx.toml name: a workspace may
+    contain them. Raises as `settings_files` does for the user's file."""
+    files = [settings_files.SYSTEM / settings_files.NAME]
+    with suppress(RuntimeError):  # neither HOME nor an account
+        files.append(settings_files.config_directory() / settings_files.NAME)
+    if named := os.environ.get("SBX_CONFIG"):
+        files.append(Path(named))
+    each = [own_paths_of(_values_of(path)) for path in dict.fromkeys(files)]
+    private = tuple(path for own in each for path in own.private)
+    return OwnPaths(private, tuple(path for own in each for path in own.code))
+
+
+def _values_of(path: Path) -> Mapping[str, Any]:
+    try:
+        text = settings_files.read(path)
+        return settings_files.toml(path, text) if text is not None else {}
+    except SbxError as error:
+        # The system's file may be for root only, and this process may have dropped its rights.
+        unreadable = isinstance(error.__context__, PermissionError)
+        of_another = path.parent == settings_files.SYSTEM and os.geteuid() != 0
+        if unreadable or of_another:
+            return {}
+        raise
+
+
+def own_paths_of(values: Mapping[str, Any]) -> OwnPaths:
+    """Return the paths of a service with these settings. A relative path counts from the directory
+    in which the service starts: such a data directory is known by its marker only. Pure but for
+    the home."""
+    data, sockets = _absolute(values.get("data_dir")), _absolute(values.get("socket"))
+    of_projects = (Path(f"{path}-projects") for path in data)
+    policies = values.get("policy_dirs", values.get("policies", ()))
+    code = _absolute(values.get("environments"))
+    for directory in policies if isinstance(policies, list) else ():
+        code += _absolute(directory)
+    return OwnPaths((*data, *of_projects, *sockets), code)
+
+
+def _absolute(value: Any) -> tuple[Path, ...]:
+    if not isinstance(value, str) or "\0" in value:
+        return ()
+    path = Path(os.path.expanduser(value))
+    return (path,) if path.is_absolute() else ()
 
 
 class Settings(BaseSettings):
@@ -134,7 +182,8 @@ class Settings(BaseSettings):
         with suppress(RuntimeError):  # neither HOME nor an account
             with_defaults.append(default_socket())
         code = (*directories(self.policy_dirs), self.environments)
-        return OwnPaths(tuple(with_defaults), code)
+        in_files = _own_paths_in_files()
+        return OwnPaths((*with_defaults, *in_files.private), (*code, *in_files.code))
 
     @property
     def private(self) -> tuple[Path, ...]:

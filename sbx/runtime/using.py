@@ -1,5 +1,6 @@
 """Around any use of a sandbox: it is opened, kept from its idle time-out, and let go."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -50,7 +51,10 @@ class Using:
         scope: str,
         starts: bool,
         conversation: str | None,
+        check: Callable[[], None] | None = None,
     ) -> None:
+        """`check` raises where the use must not begin now, once the caller may see the sandbox."""
+        self._check = check
         self._registry = registry
         self._caller = caller
         self._sandbox_id = sandbox_id
@@ -65,6 +69,8 @@ class Using:
         name = self._conversation
         if name is not None and not caller.sees(one.row.user_id, one.row.agent_id, name):
             raise unknown(self._sandbox_id)
+        if self._check is not None:
+            self._check()
         one.users += 1
         try:
             to_start = None

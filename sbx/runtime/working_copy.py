@@ -1,12 +1,14 @@
 """The copy of a project on which the tools of one conversation act.
 
-    begin       bring the copy up to date with the project; the project wins
+    begin       make the copy what the project is: whatever else was written to it is dropped
     act         a cell in the kernel over the copy, a command or script in a jail of its own
     compare     take out of the copy what was changed: nothing of it is in the project yet
     commit      make exactly these changes in the project, all or none
-    rollback    drop them; the copy is restored before the next use
+    rollback    drop them
 
 The kernel lives as long as the conversation, so variables stay whatever becomes of the changes.
+A thread of an earlier cell can write to the copy at any time. `begin` drops what it wrote between
+two calls, so that no permission of the next call covers it.
 Commands have no network: what goes out cannot be dropped. One transaction has the copy at a time.
 """
 
@@ -14,7 +16,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
@@ -30,14 +32,16 @@ from sbx.runtime.live import LiveRun
 from sbx.runtime.open_files import OpenFiles
 from sbx.runtime.rehearsals import offline, rehearsal_name
 from sbx.runtime.scripts import Program
-from sbx.workspace.changes import Change, relative, within
+from sbx.workspace.changes import Change, within
 from sbx.workspace.freezing import take
 from sbx.workspace.mirroring import Mirror
+from sbx.workspace.quarantine import Quarantine
 from sbx.workspace.snapshot import Bounds
-from sbx.workspace.telling import FILE_MAX, plain, tell
+from sbx.workspace.telling import FILE_MAX, plain, shown_in, tell
 from sbx.workspace.tree import Tree
 
 _log = logging.getLogger(__name__)
+_TRIES = 3  # to restore a copy that live code writes to
 _RETRY_S = 300.0  # until a project that could not be copied is tried again
 _OVER = Gone("the command", "its jail is gone")
 _RENEWED = RunError("KernelStopped", "the copy of the project that it ran on was made anew", "")
@@ -83,8 +87,7 @@ class WorkingCopy:
         self._copy: Copy | None = None
         self._files: OpenFiles | None = None
         self._mirror: Mirror | None = None
-        self._dropped: set[str] = set()
-        self._all_dropped = False
+        self._items: frozenset[str] = frozenset()  # of the quarantine, by calls that were committed
         self._refusal: tuple[errors.SbxError, float] | None = None
         self._jails: set[Context] = set()
         self._closed = False
@@ -135,6 +138,7 @@ class WorkingCopy:
             opened = await self._opened()
             if not new:
                 try:
+                    await self.drop_items()
                     await self._update(opened)
                 except errors.TooLarge:
                     await self.drop()
@@ -200,7 +204,6 @@ class WorkingCopy:
             original, _ = self._copies.original(opened)
             with self._copies.tree(copy.name) as tree, self._copies.tree(stage) as staged:
                 changed, left_out = mirror.compare(original, tree, bounds)
-                self._dropped.update(one.path for one in changed)
                 changed = [one for one in changed if not protected(opened, one)]
                 changed = take(changed, tree, staged, mirror.scope, bounds)
                 return effect_of(changed, left_out, original, staged)
@@ -216,15 +219,28 @@ class WorkingCopy:
         await to_the_end(
             opened.call(lambda: mirror.accept(effect.changed, self._copies.original(opened)[0]))
         )
-        self._dropped.clear()
 
-    def restore(self) -> None:
-        """Drop whatever differs from the project, before the next use."""
-        self._all_dropped = True
+    async def keep_items(self) -> None:
+        """Keep what lies in the quarantine now: the call that made it was committed."""
+        if (quarantine := self._quarantine()) is not None:
+            self._items = await asyncio.to_thread(quarantine.names)
+
+    async def drop_items(self) -> None:
+        """Drop what came into the quarantine since: it belongs to changes that are gone."""
+        if (quarantine := self._quarantine()) is None:
+            return
+        try:
+            await to_the_end(asyncio.to_thread(quarantine.drop_others, self._items))
+        except OSError as error:
+            _log.warning("items of the quarantine are left over: %s", error)
+
+    def _quarantine(self) -> Quarantine | None:
+        return None if self._files is None else self._files.quarantine
 
     async def end(self, stage: str | None) -> None:
         """Whoever had the copy leaves it."""
         try:
+            await self.drop_items()
             if stage is not None:
                 await self._copies.remove(stage)
         finally:
@@ -249,35 +265,33 @@ class WorkingCopy:
             held.push_async_callback(self._copies.remove, copy.name)
             held.callback(self._forget)
             files = await held.enter_async_context(self._copies.shown(opened, copy))
+            held.push_async_callback(self.drop_items)
+            self._items = frozenset()
             self._mirror = Mirror(copy.base, copy.frozen, copy.scope)
             self._copy, self._files = copy, files
             self._refusal = None
-            self._dropped.clear()
-            self._all_dropped = False
             self._held = held.pop_all()
 
     def _forget(self) -> None:
         self._copy = self._files = self._mirror = None
 
     async def _update(self, opened: OpenFiles) -> None:
-        copy, mirror, again = self._copy, self._mirror, set(self._dropped)
+        copy, mirror = self._copy, self._mirror
         assert copy is not None
         assert mirror is not None
 
         def act(bounds: Bounds) -> None:
             with self._copies.tree(copy.name) as tree:
-                (original, _), journal = (
-                    self._copies.original(opened),
-                    self._copies.journal(opened, tree),
-                )
-                if self._all_dropped:
-                    changed, _ = mirror.compare(original, tree, bounds)
-                    again.update(one.path for one in changed)
-                mirror.update(original, tree, journal, bounds, again)
+                original, _ = self._copies.original(opened)
+                mirror.restore(original, tree, self._copies.journal(opened, tree), bounds)
 
-        await self._copies.work(opened, act)
-        self._dropped.clear()
-        self._all_dropped = False
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                await self._copies.work(opened, act)
+                return
+            except errors.Conflict as error:  # live code writes to the copy at the same time
+                if error.code != "workspace_changed" or not tries_left:
+                    raise
 
 
 class Transaction:
@@ -327,6 +341,7 @@ class Transaction:
         try:
             if self._effect.changed:
                 await to_the_end(self._of.commit(self._opened, self._stage, self._effect))
+            await to_the_end(self._of.keep_items())
         finally:
             await self.rollback()
 
@@ -340,7 +355,6 @@ class Transaction:
         try:
             if self._effect is None:  # the call was given up
                 await self._over()
-                self._of.restore()
         finally:
             await self._of.end(self._stage)
 
@@ -360,23 +374,30 @@ class Transaction:
 
 
 class ChangeSet:
-    """The changes of one tool call, as a person decides by them."""
+    """The changes of one tool call, as a person decides by them. `host_executables`: the new paths
+    that a program of the host would obey, each with the program."""
 
-    def __init__(self, effect: Effect, run: Run | None = None) -> None:
+    def __init__(
+        self,
+        effect: Effect,
+        run: Run | None = None,
+        host_executables: Mapping[str, str] | None = None,
+    ) -> None:
         self.run = run
+        self.host_executables = host_executables or {}
         self.changes: Sequence[FileChange] = effect.told
         self.truncated = effect.truncated
         self.left_out: Sequence[str] = effect.left_out
-        self._changed = effect.changed
+        self.made: Sequence[Change] = effect.changed
 
     @property
     def is_empty(self) -> bool:
         """Whether no file of the project would change."""
-        return not self._changed
+        return not self.made
 
     def within(self, prefixes: Sequence[str]) -> bool:
         """Whether every change lies below one of these directories."""
-        return within(self._changed, prefixes)
+        return within(self.made, prefixes)
 
 
 def effect_of(
@@ -385,16 +406,12 @@ def effect_of(
     """These changes, told by the content that the original has now and that is staged."""
     told, truncated = tell(
         changed,
-        _shown_in(original),
+        shown_in(original),
         lambda one: _content(original, one),
         lambda one: _content(staged, one),
     )
-    named = tuple(plain(_shown_in(original)(path)) for path in left_out[:CHANGES_MAX])
+    named = tuple(plain(shown_in(original)(path)) for path in left_out[:CHANGES_MAX])
     return Effect(changed, {}, told, truncated or len(left_out) > len(named), named)
-
-
-def _shown_in(tree: Tree) -> Callable[[str], str]:
-    return lambda path: tree.shown(relative(path))
 
 
 def _content(tree: Tree, change: Change) -> bytes | None:

@@ -16,6 +16,11 @@ SHA-256 of what was torn in its details, so that `verify` can tell the mishap fr
 
 Lines are handed to the operating system one by one and not synced: they survive the death of the
 service at any instant; a power cut may take the last moments.
+
+A line that cannot be written (a full disk) is kept in memory, and tried again until it is: the act
+was done, and its caller gets the outcome of the act. What waits is bounded. A line that is lost is
+logged, and counted by a line `audit.missed`. `refused` says that lines wait, so that new work can
+be refused before it begins.
 """
 
 import asyncio
@@ -36,7 +41,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from sbx.errors import Closed, Unavailable
+from sbx.errors import Closed, Unavailable, is_disk_full
+from sbx.telemetry import metrics
 
 FIRST = "0" * 64
 TORN = "audit.torn"
@@ -49,6 +55,7 @@ _END = b'"}\n'
 _WINDOW = 1024 * 1024  # bytes at the end of the log in which the last whole line is looked for
 _SIGNED = re.compile(rb',"sig":"([0-9a-f]{64})"$')  # no text in a line has a quote unescaped
 _NOTES_MAX = 1000  # that wait to be written
+_RETRY_S = 0.5
 _NOTED_AFTER_S = 0.05  # so that who is just starting something does not share the CPU with it
 _WHOLE = re.compile(rb'^\{.*,"hash":"([0-9a-f]{64})"\}\n', re.MULTILINE)
 
@@ -60,10 +67,20 @@ _Note = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # a line, and its d
 class Audit:
     """An audit log that is open. One process writes to it, from one event loop."""
 
-    def __init__(self, path: Path, fd: int, clock: Callable[[], float], key: bytes | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fd: int,
+        clock: Callable[[], float],
+        key: bytes | None,
+        on_full: Callable[[], bool] | None = None,
+    ) -> None:
         self._path = path
         self._key = key
+        self._on_full = on_full
+        self.refused = False  # lines wait, because the last one could not be written
         self._notes: deque[_Note] = deque()
+        self._waiting: deque[_Note] = deque()  # of the writer's thread
         self._missed = 0
         self._soon: asyncio.TimerHandle | None = None
         self._fd = fd
@@ -74,13 +91,19 @@ class Audit:
 
     @classmethod
     async def open(
-        cls, path: Path, *, clock: Callable[[], float] = time.time, key: bytes | None = None
+        cls,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        key: bytes | None = None,
+        on_full: Callable[[], bool] | None = None,
     ) -> Self:
         """Open the log at `path`, or make it (mode 0600). With a `key` every line is signed.
 
-        Raises Unavailable `audit_unusable`, `no_space`.
+        `on_full` is called, in any thread, when a line meets a full disk. It makes room, and
+        returns whether the line is tried again. Raises Unavailable `audit_unusable`, `no_space`.
         """
-        log = cls(path, await asyncio.to_thread(_opened, path), clock, key)
+        log = cls(path, await asyncio.to_thread(_opened, path), clock, key, on_full)
         if key is not None:
             try:
                 await asyncio.to_thread(log._begin_to_sign)
@@ -90,22 +113,26 @@ class Audit:
                 raise
         return log
 
-    async def record(self, who: str, what: str, object: str, **details: Any) -> None:
-        """Add a line, and return once linux has it. Details are data of JSON.
+    @property
+    def waiting(self) -> int:
+        """Lines that are kept in memory because they could not be written."""
+        return len(self._waiting)
 
-        Raises Unavailable `no_space` or `audit_unusable`: what could not be recorded should not be
-        done.
+    async def record(self, who: str, what: str, object: str, **details: Any) -> bool:
+        """Add a line, and return once Linux has it; False where it is only kept in memory yet.
+
+        Details are data of JSON.
         """
         if self._closed:
             raise Closed("the audit log was closed")
         self._write_notes()
-        entry = self._entry(who, what, object, details)
-        await asyncio.get_running_loop().run_in_executor(self._writing, self._append, entry)
+        entry = self._entry(who, what, object, {})
+        return await self._submit(deque([(entry, lambda: details)]))
 
     def note(self, who: str, what: str, object: str, **details: Any) -> None:
         """Add a line in a moment, for what is done already and must not wait for it. Lines keep
-        their order. Where too many wait, or the disk is full, what is lost is logged, and counted
-        by a line `audit.missed`."""
+        their order. Where too many wait, what is lost is logged, and counted by a line
+        `audit.missed`."""
         self.note_by(who, what, object, lambda: details)
 
     def note_by(
@@ -113,7 +140,7 @@ class Audit:
     ) -> None:
         """The same with `details` that take time to tell, which the writer's thread does."""
         if self._closed or len(self._notes) >= _NOTES_MAX:
-            self._missed += 1
+            self._miss()
             return
         self._notes.append((self._entry(who, what, object, {}), details))
         if self._soon is None:
@@ -141,32 +168,76 @@ class Audit:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        if self._notes or self._missed:
+        if self._notes or self._missed or self.refused:
             notes, self._notes = self._notes, deque()
-            self._writing.submit(self._append_notes, notes)
+            self._submit(notes)
 
-    def _append_notes(self, notes: deque[_Note]) -> None:
-        """In the writer's thread. First the line about those that are missing."""
-        missed, self._missed = self._missed, 0
+    def _submit(self, notes: deque[_Note]) -> "asyncio.Future[bool]":
+        loop = asyncio.get_running_loop()
+        written = loop.run_in_executor(self._writing, self._append_all, notes)
+        written.add_done_callback(self._retry_if_refused)
+        return written
+
+    def _retry_if_refused(self, written: "asyncio.Future[bool]") -> None:
+        if not written.cancelled() and (error := written.exception()) is not None:
+            _log.error("the audit log failed", exc_info=error)
+        elif (written.cancelled() or not written.result()) and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._soon = self._soon or loop.call_later(_RETRY_S, self._write_notes)
+
+    def _append_all(self, notes: deque[_Note]) -> bool:
+        """In the writer's thread: return whether these are written, and all that waited before."""
+        is_written = self._append_waiting()
+        for note in notes:
+            if len(self._waiting) < _NOTES_MAX:
+                self._waiting.append(note)
+            else:
+                self._miss()
+        return is_written and self._append_waiting()
+
+    def _append_waiting(self) -> bool:
+        """First the line about those that are missing."""
+        waiting = self._waiting
         try:
-            if missed:
+            if missed := self._missed:
                 self._append(self._entry("sbx", MISSED, "audit", {"count": missed}))
-                missed = 0
-            while notes:
-                entry, details = notes[0]
+                self._missed -= missed
+            while waiting:
+                entry, details = waiting[0]
                 self._append(entry | {"details": _data(details)})
-                notes.popleft()
+                waiting.popleft()
         except Unavailable as error:
-            self._missed += missed + len(notes)
-            _log.error("%d lines of the audit log are lost: %s", self._missed, error)
+            if not self.refused:
+                _log.error("lines of the audit log are kept in memory: %s", error)
+            self.refused = True
+            return False
+        if self.refused:
+            _log.info("the audit log is written again, with all lines that waited")
+        self.refused = False
+        return True
+
+    def _miss(self) -> None:
+        if not self._missed:
+            _log.error("lines of the audit log are lost: too many wait")
+        self._missed += 1
+        metrics.record_lost()
 
     def _append(self, entry: dict[str, Any]) -> None:
         with _translated(self._path):
-            head = self._head or self._mend()
-            self._head = None  # until the line is written whole
-            line, made = _line(entry, head, self._key)
-            _write(self._fd, line)
-            self._head = made
+            while True:
+                try:
+                    self._append_once(entry)
+                    return
+                except OSError as error:
+                    if not is_disk_full(error) or self._on_full is None or not self._on_full():
+                        raise
+
+    def _append_once(self, entry: dict[str, Any]) -> None:
+        head = self._head or self._mend()
+        self._head = None  # until the line is written whole
+        line, made = _line(entry, head, self._key)
+        _write(self._fd, line)
+        self._head = made
 
     def _begin_to_sign(self) -> None:
         """The last line of a log that has a key is signed, also when nothing was done since."""
@@ -200,6 +271,9 @@ class Audit:
         return head
 
     def _end(self) -> None:
+        if lost := len(self._waiting) + self._missed:
+            metrics.record_lost(len(self._waiting))
+            _log.error("%d lines of the audit log are lost: it could not be written", lost)
         try:
             with _translated(self._path):
                 os.fsync(self._fd)
@@ -378,8 +452,7 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise Unavailable(
             f"the audit log {path} cannot be used: {error.strerror or error}",
-            code="no_space" if full else "audit_unusable",
+            code="no_space" if is_disk_full(error) else "audit_unusable",
         ) from error

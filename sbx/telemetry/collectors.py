@@ -26,6 +26,8 @@ _WATCHED = {
     "kernels": "Live kernels.",
     "parked": "Kernels that wait in pools, ready for whoever asks first.",
     "sandboxes": "Sandboxes that are neither deleted nor expired.",
+    "disk_reserve_bytes": "Space reserved for records on a full disk; less while the disk is full.",
+    "unrecorded": "Ends of runs, revocations and audit lines in memory that could not be written.",
 }
 
 
@@ -90,6 +92,9 @@ class Collectors:
             "sbx_approvals", "Calls that waited for a person, by outcome.", ["outcome"],
             registry=registry,
         )  # fmt: skip
+        self.records_lost = Counter(
+            "sbx_records_lost", "Records that could never be written.", registry=registry
+        )
         self._watched = _Watched()
         registry.register(self._watched)
 

@@ -47,11 +47,27 @@ def watch(
     parked: Callable[[], float] | None = None,
     sandboxes: Callable[[], float] | None = None,
     starts: Callable[[], Starts] | None = None,
+    reserve: Callable[[], float] | None = None,
+    unrecorded: Callable[[], float] | None = None,
 ) -> None:
-    """What to ask whenever somebody reads: live kernels, kernels ready in pools, sandboxes, and how
-    kernels came to be. The last one told counts."""
+    """Set the functions that return the gauges: live kernels, kernels ready in pools, sandboxes,
+    how kernels came to be, bytes of the reserve, and records that wait in memory. Each call
+    replaces the functions of the one before."""
     if (by := _Counting.by) is not None:
-        by.watch({"kernels": kernels, "parked": parked, "sandboxes": sandboxes}, starts=starts)
+        gauges = {
+            "kernels": kernels,
+            "parked": parked,
+            "sandboxes": sandboxes,
+            "disk_reserve_bytes": reserve,
+            "unrecorded": unrecorded,
+        }
+        by.watch(gauges, starts=starts)
+
+
+def record_lost(count: int = 1) -> None:
+    """Count lines of the audit log, ends of runs or revocations that could never be recorded."""
+    if (by := _Counting.by) is not None:
+        by.records_lost.inc(count)
 
 
 def acquired(path: str, seconds: float) -> None:

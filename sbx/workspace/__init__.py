@@ -11,8 +11,8 @@ also for who is killed meanwhile (`journal`, `rollback`).
 The code inside changes the files at the same time and against us: every name is taken as racing.
 
 Everything here is synchronous and bounded; the runtime calls it in worker threads. Imports only
-the standard library, `sbx.linux`, `sbx.protocol` and `sbx.errors`. Errors of linux become sbx's
-own in `refusals`.
+the standard library, `sbx.linux`, `sbx.protocol`, `sbx.forbidden_directories` and `sbx.errors`.
+Errors of linux become sbx's own in `refusals`.
 """
 
 from sbx.protocol.files import Entry, Listing, Upload

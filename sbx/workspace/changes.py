@@ -18,7 +18,8 @@ Relative = tuple[str, ...]
 class Node:
     """One name of a tree. `mode` without set-id bits; `size` and `mtime_ns` of files, `text` of
     symlinks; `special` are FIFOs, sockets and devices, which are never copied. `identity` is inode
-    and ctime in ns, to be compared within one tree only."""
+    and ctime in ns, to be compared within one tree only. Of files: `set_id` are the bits that no
+    commit sets, and `links` is the number of names that the file has."""
 
     kind: Kind
     mode: int = 0
@@ -27,6 +28,8 @@ class Node:
     text: bytes | None = None
     identity: tuple[int, int] = field(default=(0, 0), compare=False)
     sha256: bytes | None = field(default=None, compare=False)
+    set_id: int = field(default=0, compare=False)
+    links: int = field(default=1, compare=False)
 
     def holds_what(self, other: "Node") -> bool:
         """Whether both are files with the same content, as far as can be told without reading."""

@@ -24,7 +24,7 @@ from sbx.errors import Broken, Conflict, InvalidPath, NotFound
 from sbx.linux.renameat2 import exchange
 from sbx.linux.syncfs import syncfs
 from sbx.workspace.changes import Change, Node, Nodes
-from sbx.workspace.freezing import copy_content, give
+from sbx.workspace.freezing import copy_content, give, keep_attributes
 from sbx.workspace.intents import Intent, in_order
 from sbx.workspace.journal import Entry, Journal, Record
 from sbx.workspace.refusals import translate, translated
@@ -40,18 +40,26 @@ _REMOVE_S = 30.0
 
 
 def commit(
-    changed: Sequence[Change], expected: Nodes, target: Tree, source: Tree, journal: Journal
+    changed: Sequence[Change],
+    expected: Nodes,
+    target: Tree,
+    source: Tree,
+    journal: Journal,
+    *,
+    digests: dict[str, bytes] | None = None,
+    forced: bool = False,
 ) -> None:
     """Make these changes, in the order of `changes`, in `target`; files get the content that they
     have in `source`, which must be that of their digest where they have one. `expected` is what
-    `target` held when the changes were decided.
+    `target` held when the changes were decided. `digests` gets that of each new file, by path.
+    `forced`: live code may write to these names meanwhile, and what it writes is dropped, too.
 
     Raises Conflict `workspace_changed`, Denied `file_not_permitted`, Unavailable `no_space` and
     `io_error`; nothing is changed then. Broken `commit_not_undone` where that failed, too.
     """
     if changed:
         with _begun(target, journal) as begun:
-            doing = _Doing(expected, source, begun.stage)
+            doing = _Doing(expected, source, begun.stage, digests, forced=forced)
             intents = doing.prepare(changed)
             with begun.undoing(intents):
                 doing.do(intents)
@@ -146,12 +154,24 @@ def _begun(target: Tree, journal: Journal) -> Iterator[_Begun]:
 class _Doing:
     """The steps before anything is seen, and those that are."""
 
-    def __init__(self, expected: Nodes, source: Tree, stage: Stage) -> None:
+    def __init__(
+        self,
+        expected: Nodes,
+        source: Tree,
+        stage: Stage,
+        digests: dict[str, bytes] | None,
+        *,
+        forced: bool,
+    ) -> None:
+        self._digests = digests
+        self._forced = forced
         self._expected = expected
         self._source = source
         self._stage = stage
         self._target = stage.target
-        self._linked: dict[int, tuple[bytes, bytes | None]] = {}  # name in the stage, digest
+        self._kept: set[str] = set()  # the files that are replaced, and whose content stays
+        # By inode: the name in the stage, the digest that was asked for, the digest of the content.
+        self._linked: dict[int, tuple[bytes, bytes | None, bytes | None]] = {}
 
     def prepare(self, changed: Sequence[Change]) -> list[Intent]:
         """Check all of it, and make in the stage what is to come."""
@@ -200,9 +220,15 @@ class _Doing:
                 return Intent(serial, one)
             if expected is None or found is None or not self._is_same(one, expected, found):
                 raise _changed(self._target, one)
+            if not one.content and found.links > 1:
+                # To change its mode would change that of its other names, which nobody was shown.
+                one = replace(one, content=True)
+                self._kept.add(one.path)
             return Intent(serial, one, old=found.identity[0], mode=found.mode)
 
     def _is_same(self, one: Change, expected: Node, found: Node) -> bool:
+        if self._forced:
+            return found.kind == expected.kind
         if expected.kind == "directory":
             same = found.kind == "directory" and found.identity[0] == expected.identity[0]
             return same and (one.after is None or found.mode == expected.mode)
@@ -238,12 +264,19 @@ class _Doing:
 
     def _make_file(self, one: Intent, after: Node) -> None:
         fd = self._stage.fd
-        with self._source.open(one.change.relative) as file:
+        source = self._target if one.change.path in self._kept else self._source
+        with source.open(one.change.relative) as file:
             found = os.fstat(file.fd)
-            if (first := self._linked.get(found.st_ino)) is not None:
+            if source is self._target:
+                found_now = found.st_ino, found.st_ctime_ns
+                if found_now != self._expected[one.change.path].identity:
+                    raise _changed(self._target, one.change)
+            elif (first := self._linked.get(found.st_ino)) is not None:
                 if first[1] != after.sha256:
                     raise written_since(self._source, one.change)
                 os.link(first[0], one.made, src_dir_fd=fd, dst_dir_fd=fd)
+                if self._digests is not None and first[2] is not None:
+                    self._digests[one.change.path] = first[2]
                 return
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             made = os.open(one.made, flags, 0o600, dir_fd=fd)
@@ -251,11 +284,18 @@ class _Doing:
                 copy_content(file.fd, made, after.size)
                 if not _has_content(made, after):
                     raise written_since(self._source, one.change)
+                content = None
+                if self._digests is not None:
+                    content = digest_of(made, os.fstat(made).st_size, None)
+                    self._digests[one.change.path] = content
                 give(made, after, self._target.owner)
+                if one.old and not self._forced:
+                    with self._target.open(one.change.relative) as old:
+                        keep_attributes(old.fd, made, after.mode)
             finally:
                 os.close(made)
-            if found.st_nlink > 1:
-                self._linked[found.st_ino] = one.made, after.sha256
+            if found.st_nlink > 1 and source is self._source:
+                self._linked[found.st_ino] = one.made, after.sha256, content
 
     # -- do -------------------------------------------------------------------------------------
 
@@ -310,6 +350,8 @@ class _Doing:
     def _check_taken(self, one: Intent, staged: bytes) -> None:
         """What we hold now is what was checked: nobody put another one there in between. Its ctime
         is that of the rename."""
+        if self._forced:
+            return
         expected = self._expected[one.change.path]
         found = self._stage.staged(staged)
         if (

@@ -182,7 +182,7 @@ class Files:
         `set_id_refused`, `file_not_permitted`, BadRequest `invalid_mode`."""
         check_mode(mode)
         tree, relative = self._at(path, changing=True)
-        chmod(tree, relative, mode)
+        chmod(tree, relative, mode, in_host_directory=self._host is not None)
 
     def places(self, path: str) -> tuple[str, Places]:
         """Where `path` is as the code inside sees it, and every tree that is seen there, with what

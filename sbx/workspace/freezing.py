@@ -9,6 +9,7 @@ the manifest says which one that was. Not seen is a write to a page that was map
 already before the copy.
 """
 
+import errno
 import os
 import stat
 import time
@@ -39,6 +40,7 @@ from sbx.workspace.snapshot import (
 from sbx.workspace.tree import Relative, Tree
 
 _CHUNK = 1 << 20
+_ACL = "system.posix_acl_access"
 
 
 def freeze(source: Tree, target: Tree, scope: Scope, bounds: Bounds) -> tuple[Manifest, Manifest]:
@@ -248,6 +250,28 @@ def give(made: int, like: Node, owner: tuple[int, int] | None) -> None:
     os.fchmod(made, like.mode)
     if owner is not None:
         os.fchown(made, *owner)
+
+
+def keep_attributes(old: int, made: int, mode: int) -> None:
+    """Give the open file `made`, which is to replace `old`, its group, its ACL and its `user.*`
+    attributes. Capabilities and the like are rights of the old content. Raises OSError where one of
+    them cannot be kept."""
+    was, now = os.fstat(old), os.fstat(made)
+    if was.st_gid != now.st_gid:
+        os.fchown(made, -1, was.st_gid)
+    for name in _attributes(old):
+        if name == _ACL or name.startswith("user."):
+            os.setxattr(made, name, os.getxattr(old, name))
+    os.fchmod(made, mode)  # an ACL sets it, too
+
+
+def _attributes(fd: int) -> list[str]:
+    try:
+        return os.listxattr(fd)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        return []
 
 
 def settle(survey: Survey | None = None) -> int:

@@ -1,19 +1,23 @@
 """A directory of the host as the workspace: `--workspace DIR`, projects, notebooks.
 
 The user owns it and keeps it, so sbx creates nothing of its own in it. Programs of the host obey
-some of its files (`host_executables`), and sbx itself may run from it, since a project may hold its
-environment: `rules` names these paths.
+some of its files (`host_executables`). sbx itself may run from it, since a project may hold its
+environment, and the user may have a directory of it on PATH: `rules` names these paths.
 """
 
 import functools
 import os
 import stat
 import sys
-from collections.abc import Collection
+import threading
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Self
 
 from sbx.errors import Denied
+from sbx.guest.path_rules import HEAD, Match
+from sbx.linux.file_names import may_fold_case
 from sbx.workspace import beneath
 from sbx.workspace.host_executable_links import ExecutableLinks, find_links
 from sbx.workspace.host_executable_trees import find_below, matches
@@ -23,6 +27,9 @@ from sbx.workspace.refusals import translated, wrong_path
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
 
+_FRESH_S = 3.0
+_LINKS_MAX = 40  # as Linux, see path_resolution(7)
+
 
 class HostDirectory:
     """A directory that the user named, held open; `close` lets go of it."""
@@ -30,8 +37,11 @@ class HostDirectory:
     def __init__(self, fd: int, path: Path) -> None:
         self.fd = fd
         self.path = path
-        self.rules = path_rules(aliases=own_code(path))
-        self._linked: set[tuple[int, int]] | None = None  # None: `find_links` was not called yet
+        self._executed = executed_paths(path)
+        self.rules = path_rules(aliases=self._executed)
+        self._links: ExecutableLinks | None = None  # None: `find_links` was not called yet
+        self._merging = threading.Lock()
+        self._found_at = 0.0
         self._add: tuple[str, ...] = ()
         self._remove: tuple[str, ...] = ()
 
@@ -81,17 +91,32 @@ class HostDirectory:
     def set_patterns(self, *, add: tuple[str, ...], remove: tuple[str, ...]) -> None:
         """Take the operator's patterns for the table."""
         self._add, self._remove = add, remove
-        self.rules = path_rules(add=add, remove=remove, aliases=own_code(self.path))
+        self.rules = path_rules(add=add, remove=remove, aliases=self._executed)
+
+    def set_patterns_of(self, other: "HostDirectory") -> None:
+        """Take the patterns of the directory that this one is a copy of, and protect what of ours
+        lies there."""
+        self._executed = other._executed
+        self.set_patterns(add=other._add, remove=other._remove)
 
     def find_links(self) -> ExecutableLinks:
-        """Look at what existing host executables lead to; `rules` covers it from then on. Blocks as
-        `find_links` does."""
-        rules = path_rules(add=self._add, remove=self._remove, aliases=own_code(self.path))
+        """Look at what existing host executables lead to; `rules` covers it until `close`, also
+        where a later walk does not find it again: code inside may have made the directory too large
+        for one, or moved a part of it meanwhile. Blocks as `find_links` does."""
+        rules = path_rules(add=self._add, remove=self._remove, aliases=self._executed)
         links = find_links(self.fd, rules)
-        aliases = (*own_code(self.path), *links.aliases)
-        add = (*self._add, *((".gitattributes",) if links.drivers else ()))
-        self.rules = path_rules(add=add, remove=self._remove, aliases=aliases)
-        self._linked = links.linked
+        with self._merging:  # calls come from several threads
+            if self._links is not None:
+                links.add(self._links)
+            aliases = (*self._executed, *links.aliases)
+            add = (*self._add, *((".gitattributes",) if links.drivers else ()))
+            self.rules = path_rules(
+                add=add,
+                remove=self._remove,
+                aliases=aliases,
+                import_roots=tuple(links.import_roots),
+            )
+            self._links, self._found_at = links, time.monotonic()
         return links
 
     def is_in_place(self) -> bool:
@@ -107,57 +132,94 @@ class HostDirectory:
     # it. Each of these raises Denied `runs_on_the_host`.
 
     def refuse_change(self, relative: Relative) -> None:
-        """Refuse a write to the path, with the directories it needs. The first call blocks as
-        `find_links` does."""
-        if self._linked is None:
+        """Refuse a write to the path, with the directories it needs. Blocks as `find_links` does
+        where that was some seconds ago: the user works in the directory too."""
+        match = self.created_by(relative)
+        if match is not None:
+            raise _runs_on_the_host(relative, match.program, match.name)
+
+    def created_by(self, relative: Relative) -> Match | None:
+        """Return the entry of the table that a write to the path would create; None if there is
+        none. Refuse a write to an entry that exists. Blocks as `refuse_change` does."""
+        if self._links is None or time.monotonic() > self._found_at + _FRESH_S:
             self.find_links()
         for depth in range(1, len(relative) + 1):
             part = relative[:depth]
             if part == relative or not self._exists(part):
-                match = self.rules.match(part, self._exists)
-                if match is not None:
+                named = self._as_head(part)
+                match = self.rules.match(named, self._exists, is_directory=part != relative)
+                if match is not None and not match.is_new:
                     raise _runs_on_the_host(relative, match.program, match.name)
-        if self._linked and relative and self._is_linked(relative):
+                if match is not None:
+                    return match
+        if self._links and self._links.linked and relative and self._is_linked(relative):
             raise _runs_on_the_host(relative, "a program", "another name of the same file")
+        return None
 
     def refuse_below(self, tree: Tree, of: Relative, *, at: Relative | None = None) -> None:
         """Refuse to delete or move a directory with a host executable in it; with `at`, to put it
         there. Raises NotFound, TooLarge `tree_too_large`."""
-        if self.rules.is_above_alias(of if at is None else at):
+        is_import_name = bool(at) and self.rules.is_import_name(at or ())
+        if is_import_name or self.rules.is_above_alias(of if at is None else at):
             raise _runs_on_the_host(of if at is None else at, "a program", "a file below it")
         match = find_below(tree, of, self.rules, self._exists, at=at)
         if match is not None:
             raise _runs_on_the_host(match[0], match[1].program, match[1].name)
 
-    def refuse_changes(self, relatives: Collection[Relative]) -> None:
-        """Refuse changes that are made together: each of them sees the others."""
+    def created_by_all(self, relatives: Collection[Relative]) -> dict[Relative, Match]:
+        """Return the entries that changes would create which are made together: each of them sees
+        the others. Refuse them if one is to an entry that exists."""
+        found: dict[Relative, Match] = {}
         for relative in relatives:
-            self.refuse_change(relative)
+            if (match := self.created_by(relative)) is not None:
+                found[relative] = match
         for path, match in matches(relatives, self.rules, self._exists):
-            raise _runs_on_the_host(path, match.program, match.name)
+            found.setdefault(path, match)
+        return found
+
+    def refuse_changes(
+        self, relatives: Collection[Relative], approved: Collection[Relative] = ()
+    ) -> None:
+        """Refuse changes that are made together. `approved`: a person agreed to these new paths."""
+        for path, match in self.created_by_all(relatives).items():
+            if path not in approved:
+                raise _runs_on_the_host(path, match.program, match.name)
+
+    def refuse_link(self, relative: Relative) -> None:
+        """Refuse a symlink in place of a directory above a protected file that is not there yet."""
+        if self.rules.is_above_alias(relative) or self.rules.is_import_name(relative):
+            raise _runs_on_the_host(relative, "a program", "a file below it")
 
     def is_protected(self, relative: Relative) -> bool:
         """Return whether code inside cannot write there. What a copy shows changed is a time."""
         return self.rules.match(relative, self._exists) is not None
 
     def keeps_meaning(self, of: Relative, at: Relative) -> bool:
-        """Return whether the same entries of the table hold below both directories."""
+        """Return whether the same entries of the table hold below both directories, and a relative
+        symlink below leads to the same place: code inside may make one meanwhile."""
+        if self.rules.is_parent(at):
+            return False
 
         def zone(relative: Relative) -> tuple[bool, bool]:
             trees = [self.rules.is_package_tree(part) for part in relative]
             return any(trees), trees[-1]
 
-        return zone(of) == zone(at)
+        return len(of) == len(at) and zone(of) == zone(at)
+
+    def _as_head(self, relative: Relative) -> Relative:
+        """Return the path as git would see it, if `head` is HEAD for this file system."""
+        is_head = relative[-1].casefold() == HEAD.casefold() and may_fold_case(self.fd)
+        return (*relative[:-1], HEAD) if is_head else relative
 
     def _is_linked(self, relative: Relative) -> bool:
-        assert self._linked is not None
+        assert self._links is not None
         try:
             fd = _held(self.fd, relative)
         except OSError:
             return False
         try:
             found = os.fstat(fd)
-            return (found.st_dev, found.st_ino) in self._linked
+            return (found.st_dev, found.st_ino) in self._links.linked
         finally:
             os.close(fd)
 
@@ -221,6 +283,42 @@ def own_code(directory: Path) -> tuple[str, ...]:
     could write there would run on the host, with the next start of a process."""
     top = f"{str(directory).rstrip('/')}/"
     return tuple(sorted(home[len(top) :] for home in _homes_of_ours() if home.startswith(top)))
+
+
+def directories_on_path() -> tuple[Path, ...]:
+    """Return the directories on the caller's PATH. Relative and empty entries are ignored."""
+    entries = os.environ.get("PATH", "").split(os.pathsep)
+    return tuple(Path(entry) for entry in dict.fromkeys(entries) if entry.startswith("/"))
+
+
+def _steps_to(path: Path) -> Iterator[str]:
+    """Yield each symlink on the way to a path, and the real path."""
+    at, pending = "/", [*reversed(path.parts[1:])]
+    links = 0
+    while pending:
+        part = pending.pop()
+        at = os.path.normpath(os.path.join(at, part))
+        try:
+            target = os.readlink(at)
+        except OSError:
+            continue
+        yield at
+        links += 1
+        if links > _LINKS_MAX:
+            return
+        at = "/" if target.startswith("/") else os.path.dirname(at)
+        pending += [part for part in reversed(target.split("/")) if part]
+    yield at
+
+
+def executed_paths(directory: Path) -> tuple[str, ...]:
+    """Return the relative paths in it that decide which programs the host executes: our own code,
+    directories on the caller's PATH, and each symlink that leads to one. `directory` has no symlink
+    in it."""
+    top = f"{str(directory).rstrip('/')}/"
+    steps = (step for entry in directories_on_path() for step in _steps_to(entry))
+    below = {step.removeprefix(top) for step in steps if step.startswith(top)}
+    return tuple(sorted(below | {*own_code(directory)}))
 
 
 def _held(root: int, relative: tuple[str, ...]) -> int:

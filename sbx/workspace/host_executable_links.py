@@ -1,89 +1,194 @@
-"""Find what an existing host executable of a directory leads to, by a link or by its configuration.
+"""Find what an existing host executable of a directory leads to, by a link or by its text.
 
-The path guard protects by name. Three things need a look at the directory before a kernel starts:
+The path guard protects by name. These things need a look at the directory before a kernel starts:
 
     symlink      `.envrc -> config/envrc`: the target is as good as the name
     hard link    a protected file with a second name: protected by its inode
     git config   `core.hooksPath = tools/hooks`, `core.fsmonitor`, drivers, `include.path`: each
                  file or directory of the tree that a value names, also one that is not there yet;
-                 and `.gitattributes`, where the configuration defines a driver
-    .envrc       the files that it reads, by the words of its text
+                 of the user's own settings each relative path. `.gitattributes`, where a driver is
+                 defined
+    .envrc       the files that it reads, the directories that it puts on PATH
+    hooks        of git, husky, pre-commit and lefthook: the files that they execute. The rule for
+                 words of commands is in `executed_words`: `npm test`, `make` and the arguments of
+                 a linter do not count. Of the modules that a Python program imports from its own
+                 directory, or `python -m` from the working directory, those of the standard
+                 library count
     environment  a directory with `pyvenv.cfg`: its path stays protected when it is moved
 
-The walk follows no symlink and has limits. A link that the user makes while a kernel lives counts
-from the next start of one.
+Repositories and `.envrc` above the directory count too, since git and direnv look for them upwards.
+
+The walk follows no symlink and has limits, which code inside can exhaust. So the names of the table
+in the directory itself are looked up before the walk, and those of a large directory before the
+rest of its entries. It is repeated while code runs (`runtime.link_watch`).
 """
 
 import os
-import re
 import stat
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sbx.guest.path_rules import Parts, PathRules
+from sbx.workspace.host_executable_texts import (
+    HOOK_CONFIGURATIONS,
+    HOOK_DIRECTORIES,
+    HostExecutableTexts,
+)
 
 ENTRIES_MAX = 100_000
 DEADLINE_S = 3.0
-_CONFIG_MAX = 256 << 10
-_ALIASES_MAX = 2_000
-_DRIVER = re.compile(r'^\s*\[\s*(?:filter|diff|merge)\s+"', re.IGNORECASE | re.MULTILINE)
-_VALUE = re.compile(r"^\s*[A-Za-z][A-Za-z0-9-]*\s*=\s*(.+?)\s*$", re.MULTILINE)
-_INCLUDE = re.compile(r"^\s*path\s*=\s*(.+?)\s*$", re.IGNORECASE | re.MULTILINE)
-_HOOKS = re.compile(r"^\s*hookspath\s*=\s*(.+?)\s*$", re.IGNORECASE | re.MULTILINE)
-_INCLUDES_MAX = 20
-_WORDS = re.compile(r"[^\s\"'!;&|()=]+")
+_TURN = 1_000  # entries of one directory, until the others have their turn
+_ABOVE = (".git", ".envrc", *HOOK_DIRECTORIES, *HOOK_CONFIGURATIONS)
 
 
 @dataclass(slots=True)
 class ExecutableLinks:
-    """`aliases`: further paths to protect. `linked`: (device, inode) of protected files with more
-    than one name. `protected`: the existing names of the table. `drivers`: whether a configuration
-    of git defines a driver. `complete`: whether the walk saw the whole directory."""
+    """`aliases`: further paths to protect. `import_roots`: directories from which a host executable
+    in Python imports its modules, "" for the directory itself. `linked`: (device, inode) of
+    protected files with more than one name. `protected`: the existing names of the table.
+    `drivers`: whether a configuration of git defines a driver. `complete`: whether the walk saw the
+    whole directory."""
 
     aliases: set[str] = field(default_factory=set)
+    import_roots: set[str] = field(default_factory=set)
     linked: set[tuple[int, int]] = field(default_factory=set)
     protected: list[str] = field(default_factory=list)
     drivers: bool = False
     complete: bool = True
 
+    def add(self, earlier: "ExecutableLinks") -> None:
+        """Keep what an earlier walk found. `protected` and `complete` are of this walk only."""
+        self.aliases |= earlier.aliases
+        self.import_roots |= earlier.import_roots
+        self.linked |= earlier.linked
+        self.drivers = self.drivers or earlier.drivers
+
 
 def find_links(root: int, rules: PathRules) -> ExecutableLinks:
     """Walk the directory that the fd `root` holds. Blocks for `DEADLINE_S` seconds at most."""
-    links = ExecutableLinks()
-    until = time.monotonic() + DEADLINE_S
-    top = os.path.realpath(f"/proc/self/fd/{root}")
-    seen = 0
-    pending: list[Parts] = [()]
-    while pending:
-        directory = pending.pop()
-        for entry in _entries(root, directory):
-            seen += 1
-            if seen > ENTRIES_MAX or time.monotonic() > until:
-                links.complete = False
-                return links
-            parts = (*directory, entry.name)
-            if entry.name == "pyvenv.cfg" and directory:
-                links.aliases.add("/".join(directory))
-            is_directory = entry.is_dir(follow_symlinks=False)
-            fits = rules.rules_for(entry.name.casefold())
-            if not fits or rules.match_name(parts) is None:
-                if is_directory:
-                    pending.append(parts)
-                continue
-            links.protected.append("/".join(parts))
-            if entry.is_symlink():
-                _follow(top, parts, links)
-            elif is_directory:
-                _look_into(root, parts, links)
-            else:
-                _note_inode(entry, links)
-            if entry.name.startswith(".envrc"):
-                _read_envrc(top, parts, links)
-            if entry.name == ".git" and len(links.aliases) < _ALIASES_MAX:
-                _read_git_config(top, parts, links)
-    return links
+    walk = _Walk(root, rules)
+    walk.look_above()
+    walk.look_at_names(())
+    walk.look_at_entries(time.monotonic() + DEADLINE_S)
+    return walk.links
+
+
+class _Walk:
+    def __init__(self, root: int, rules: PathRules) -> None:
+        self._root = root
+        self._rules = rules
+        self._top = os.path.realpath(f"/proc/self/fd/{root}")
+        self._texts = HostExecutableTexts(self._top, os.fstat(root).st_uid)
+        self._aliases = self._texts.aliases
+        self._protected: dict[Parts, None] = {}
+        self._linked: set[tuple[int, int]] = set()
+        self._complete = True
+
+    @property
+    def links(self) -> ExecutableLinks:
+        return ExecutableLinks(
+            self._aliases.paths,
+            self._aliases.import_roots,
+            self._linked,
+            ["/".join(parts) for parts in self._protected],
+            self._texts.drivers,
+            self._complete and not self._texts.is_cut_off,
+        )
+
+    def look_above(self) -> None:
+        """Look at what holds for the directory and is configured elsewhere."""
+        self._texts.read_user_settings()
+        directory = self._top
+        while directory != (parent := os.path.dirname(directory)):
+            directory = parent
+            for name in _ABOVE:
+                path = os.path.join(directory, name)
+                if os.path.lexists(path):
+                    self._aliases.protect(path)
+                    self._texts.read(path)
+
+    def look_at_names(self, directory: Parts) -> None:
+        """Look for the exact names of the table, without a walk over the entries."""
+        for name in self._rules.exact_names:
+            parts = (*directory, name)
+            with suppress(OSError):
+                mode = os.lstat("/".join(parts), dir_fd=self._root).st_mode
+                if self._rules.match_name(parts) is not None:
+                    self._take(parts, mode)
+
+    def look_at_entries(self, until: float) -> None:
+        """Breadth first, and of a large directory `_TURN` entries at a time."""
+        seen, rules_for = 0, self._rules.rules_for
+        pending: deque[tuple[Parts, Iterator[os.DirEntry[str]] | None]] = deque([((), None)])
+        while pending:
+            directory, rest = pending.popleft()
+            entries = rest or _entries(self._root, directory)
+            parent = directory[-1].casefold() if directory else ""
+            last = seen + _TURN
+            for entry in entries:
+                seen += 1
+                if seen > ENTRIES_MAX or time.monotonic() > until:
+                    self._complete = False
+                    return
+                name = entry.name
+                if name != "pyvenv.cfg" and not rules_for(name.casefold(), parent):
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(((*directory, name), None))
+                elif self._look_at(directory, entry):
+                    pending.append(((*directory, name), None))
+                if seen == last:
+                    if rest is None and directory:
+                        self.look_at_names(directory)
+                    pending.append((directory, entries))
+                    break
+
+    def _look_at(self, directory: Parts, entry: os.DirEntry[str]) -> bool:
+        """Look at a name of the table; return whether to walk into the entry."""
+        parts = (*directory, entry.name)
+        if entry.name == "pyvenv.cfg" and directory:
+            self._aliases.paths.add("/".join(directory))
+        if self._rules.match_name(parts) is None:
+            return entry.is_dir(follow_symlinks=False)
+        with suppress(OSError):
+            self._take(parts, entry.stat(follow_symlinks=False).st_mode)
+        return False
+
+    def _take(self, parts: Parts, mode: int) -> None:
+        """Follow a protected name, look into it, read it."""
+        if parts in self._protected:
+            return
+        self._protected[parts] = None
+        path = os.path.join(self._top, *parts)
+        if stat.S_ISLNK(mode):
+            self._follow(parts)
+        elif stat.S_ISDIR(mode):
+            self._look_into(parts)
+        else:
+            self._note_inode(os.lstat(path))
+        self._texts.read(path)
+
+    def _follow(self, parts: Parts) -> None:
+        """Protect the target of a protected symlink, where it lies in the directory."""
+        self._aliases.protect(os.path.join(self._top, *parts))
+        self._aliases.paths.discard("/".join(parts))  # by its name already
+
+    def _look_into(self, parts: Parts) -> None:
+        """Follow the links in a protected directory: `.git/hooks/update -> ../../tools/check`."""
+        inner = (parts, (*parts, "hooks")) if parts[-1] == ".git" else (parts,)
+        for directory in inner:
+            for entry in _entries(self._root, directory):
+                if entry.is_symlink():
+                    self._follow((*directory, entry.name))
+                else:
+                    with suppress(OSError):
+                        self._note_inode(entry.stat(follow_symlinks=False))
+
+    def _note_inode(self, status: os.stat_result) -> None:
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            self._linked.add((status.st_dev, status.st_ino))
 
 
 def _entries(root: int, directory: Parts) -> Iterator[os.DirEntry[str]]:
@@ -98,100 +203,3 @@ def _entries(root: int, directory: Parts) -> Iterator[os.DirEntry[str]]:
                 yield from entries
         finally:
             os.close(fd)
-
-
-def _follow(top: str, parts: Parts, links: ExecutableLinks) -> None:
-    """The target of a protected symlink, where it lies in the directory."""
-    _protect(top, os.path.join(top, *parts), links)
-    links.aliases.discard("/".join(parts))  # by its name already
-
-
-def _protect(top: str, path: str, links: ExecutableLinks) -> None:
-    """The file that a path leads to, and each symlink on the way, which code could replace."""
-    real = os.path.realpath(path)
-    if real.startswith(f"{top}/") and "/.git/" not in real:  # that is protected by its name
-        links.aliases.add(real[len(top) + 1 :])
-    plain = os.path.normpath(path)
-    if plain.startswith(f"{top}/"):
-        parts = plain[len(top) + 1 :].split("/")
-        for depth in range(1, len(parts) + 1):
-            step = "/".join(parts[:depth])
-            if os.path.islink(f"{top}/{step}"):
-                links.aliases.add(step)
-
-
-def _look_into(root: int, parts: Parts, links: ExecutableLinks) -> None:
-    """Links in a protected directory: `.git/hooks/pre-commit -> ../../tools/check`."""
-    top = os.path.realpath(f"/proc/self/fd/{root}")
-    wanted = (parts, (*parts, "hooks")) if parts[-1] == ".git" else (parts,)
-    for directory in wanted:
-        for entry in _entries(root, directory):
-            if entry.is_symlink():
-                _follow(top, (*directory, entry.name), links)
-            else:
-                _note_inode(entry, links)
-
-
-def _note_inode(entry: os.DirEntry[str], links: ExecutableLinks) -> None:
-    with suppress(OSError):
-        found = entry.stat(follow_symlinks=False)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-            links.linked.add((found.st_dev, found.st_ino))
-
-
-def _read_git_config(top: str, parts: Parts, links: ExecutableLinks) -> None:
-    """Protect each file of the tree that a value of the repository's configuration names."""
-    work_tree = os.path.join(top, *parts[:-1])
-    with suppress(OSError, ValueError):
-        git, text = _config_of(os.path.join(top, *parts))
-        for name in ("config.worktree", "info/attributes"):
-            with suppress(OSError):
-                text += _read(os.path.join(git, name))
-        for path in _INCLUDE.findall(text)[:_INCLUDES_MAX]:
-            with suppress(OSError):
-                text += _read(os.path.join(git, os.path.expanduser(path)))
-        links.drivers = links.drivers or _DRIVER.search(text) is not None
-        for value in _VALUE.findall(text):
-            for word in _WORDS.findall(value):
-                _protect_named(top, work_tree, word, links)
-                _protect_named(top, git, word, links)  # an include
-        for path in _HOOKS.findall(text):
-            _protect(top, os.path.join(work_tree, os.path.expanduser(path)), links)
-
-
-def _read_envrc(top: str, parts: Parts, links: ExecutableLinks) -> None:
-    """direnv(1) asks about `.envrc` only, not about the files that it reads."""
-    directory = os.path.join(top, *parts[:-1])
-    with suppress(OSError, ValueError):
-        text = _read(os.path.join(top, *parts))
-        if "dotenv" in text:
-            links.aliases.add("/".join((*parts[:-1], ".env")))
-        for word in _WORDS.findall(text):
-            _protect_named(top, directory, word, links)
-
-
-def _protect_named(top: str, base: str, word: str, links: ExecutableLinks) -> None:
-    """A word that names a file, or that can only be a path of one that is not there yet."""
-    path = os.path.join(base, os.path.expanduser(word))
-    is_path = "/" in word.strip("/") and "://" not in word
-    # The tree itself, or a directory above it, is not a program.
-    above = f"{base}/".startswith(f"{os.path.realpath(path)}/")
-    if (os.path.lexists(path) or is_path) and not above and len(links.aliases) < _ALIASES_MAX:
-        _protect(top, path, links)
-
-
-def _config_of(git: str) -> tuple[str, str]:
-    """The directory of a repository that has its configuration, and the text of that. `git` is the
-    directory in its work tree, or the file of a worktree or submodule that leads to it."""
-    if os.path.isfile(git):
-        gitdir = _read(git).partition("gitdir:")[2].strip()
-        git = os.path.join(os.path.dirname(git), gitdir)
-    with suppress(OSError):
-        git = os.path.join(git, _read(os.path.join(git, "commondir")).strip())
-    return git, _read(os.path.join(git, "config"))
-
-
-def _read(path: str) -> str:
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(path, flags), encoding="utf-8", errors="replace") as file:
-        return file.read(_CONFIG_MAX)

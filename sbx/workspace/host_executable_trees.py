@@ -49,7 +49,7 @@ def find_below(
         )
     top = of if at is None else at
     for link in links if at is not None else ():
-        _refuse_link(_text(tree, link), (*top, *link[len(of) :]))
+        _refuse_link(_text(tree, link), (*top, *link[len(of) :]), rules)
     placed = {(*top, *path[len(of) :]): path for path in below}
     for path, match in matches(placed, rules, exists):
         if at is not None or not _is_item(tree, placed[path]):
@@ -68,9 +68,18 @@ def matches(
             yield path, match
 
 
-def _refuse_link(text: str, at: Relative) -> None:
-    """Whoever follows a link out of the directory would be where another sandbox may write."""
-    if not text.startswith("/") and leads_out(text, at):
+def _refuse_link(text: str, at: Relative, rules: PathRules) -> None:
+    """Whoever follows a link out of the directory would be where another sandbox may write. A link
+    within it may give a directory a name below which the table has names."""
+    if text.startswith("/"):
+        return
+    if not leads_out(text, at) and rules.is_parent(at) and at[-2:-1] != ("bin",):
+        raise Denied(
+            f"the symlink '{'/'.join(at)}' would give a directory a name that the host obeys",
+            code="runs_on_the_host",
+            hint="give the symlink another name",
+        )
+    if leads_out(text, at):
         raise Denied(
             f"the symlink '{'/'.join(at)}' would lead out of the directory",
             code="symlink_leads_out",

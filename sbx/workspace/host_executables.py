@@ -7,6 +7,11 @@ host's API may write below an existing name of this table, and a new one goes to
 Two kinds need the content, not the name, and are part of the matching: a directory that *is* a git
 repository (HEAD next to objects and refs) and a Python environment (`pyvenv.cfg`).
 
+The line is: a program obeys the file although the user did not ask it to run the project. The user
+looks at the directory (git status), opens it in an editor, starts an interpreter, installs a
+package, converts a notebook. So the settings of linters and formatters that editors start by
+themselves belong to the table, where the file is code or names code.
+
 Left out, for a reason:
 
     .editorconfig              no editor executes a program that it names
@@ -14,8 +19,22 @@ Left out, for a reason:
                                belongs to saved models
     .gitattributes             names only drivers that the repository's configuration defines; it is
                                protected where that configuration defines one (`aliases`)
-    Makefile, package.json, conftest.py, build.rs, …
+    Makefile, package.json, conftest.py, build.rs, Vagrantfile, …
                                the project's own code: to run it is to run what the sandbox wrote
+    pyproject.toml, setup.cfg, tox.ini, package.json
+                               the same linters read their settings there too, and some settings
+                               name code: [tool.pylint.main] init-hook, flake8 local-plugins. But a
+                               project needs these files to work. A user whose editor lints the
+                               directory by itself runs the project's code
+    .prettierrc, .stylelintrc  data in most projects. `prettier` in package.json can do the same
+    .bundle                    a Gemfile is Ruby code, which each bundle command executes anyway
+    .nvmrc, .node-version, .ruby-version
+                               a version of an installed program
+    .psqlrc, .my.cnf, .terraformrc, .condarc
+                               read in the home only
+    .env                       data for the project's code
+    modules in subdirectories  a `types.py` in a package is ordinary. In the directory itself it
+                               would break Python for the project, so only there it counts
 
 Inside `node_modules`, `site-packages` and similar trees the settings of editors, package managers
 and hooks do not count: each program reads them in the directory in which it is started, or above.
@@ -29,13 +48,45 @@ from sbx.guest.path_rules import NameRule, PathRules
 PACKAGE_TREES = ("node_modules", "site-packages", "dist-packages", "bower_components")
 
 
+# The names of nbconvert's templates. nbconvert looks for them in the current directory first.
+_NBCONVERT_TEMPLATES = (
+    "asciidoc", "base", "basic", "classic", "compatibility", "lab", "latex", "markdown", "python",
+    "reveal", "rst", "script", "webpdf",
+)  # fmt: skip
+# Modules that Python 3.8 to 3.13 look for in the current directory, measured with `python3 -vv`, by
+# `python3` (interactive), `python3 -m` pip, venv, json.tool, http.server and ipykernel_launcher.
+_MODULES = (
+    "__future__", "_bisect", "_bz2", "_colorize", "_compression", "_curses", "_datetime", "_heapq",
+    "_json", "_lzma", "_opcode", "_opcode_metadata", "_posixsubprocess", "_pyrepl", "_random",
+    "_sha2", "_sha512", "_socket", "_ssl", "_struct", "_typing", "_weakrefset", "_winapi", "_wmi",
+    "argparse", "array", "ast", "base64", "binascii", "bisect", "bz2", "calendar", "code", "codeop",
+    "collections", "contextlib", "copy", "copyreg", "dataclasses", "datetime", "dis", "email",
+    "enum", "fcntl", "fnmatch", "functools", "gettext", "grp", "heapq", "html", "http", "importlib",
+    "inspect", "ipaddress", "json", "keyword", "linecache", "locale", "logging", "lzma", "math",
+    "mimetypes", "msvcrt", "nt", "ntpath", "opcode", "operator", "org", "pathlib", "pkgutil",
+    "platform", "quopri", "random", "re", "reprlib", "runpy", "select", "selectors", "shlex",
+    "shutil", "signal", "socket", "socketserver", "sre_compile", "sre_constants", "sre_parse",
+    "ssl", "string", "struct", "subprocess", "sysconfig", "termios", "textwrap", "threading",
+    "token", "tokenize", "traceback", "types", "typing", "unicodedata", "urllib", "uu", "venv",
+    "warnings", "weakref", "winreg", "zlib",
+)  # fmt: skip
+# By ipython: at an error, or to complete a name.
+_IPYTHON_MODULES = (
+    "_typeshed", "astroid", "asttokens", "colorama", "ctags", "executing", "jedi", "numpydoc",
+    "parso", "pure_eval", "stack_data", "typing_extensions",
+)  # fmt: skip
+
+
 class HostExecutable(NamedTuple):
-    """Names that one program obeys. `names` are patterns of one path component, in lower case."""
+    """Names that one program obeys. `names` are patterns of one path component, in lower case.
+    `parents` and `is_module` are those of `NameRule`."""
 
     names: tuple[str, ...]
     program: str
     reference: str
     scope: str = "tree"
+    parents: tuple[str, ...] = ()
+    is_module: bool = False
 
 
 TABLE = (
@@ -70,7 +121,8 @@ TABLE = (
     HostExecutable((".npmrc",), "npm", "npmrc(5) node-options, script-shell, git"),
     HostExecutable((".yarnrc*", ".yarn", ".pnp.*", ".pnpmfile.*"), "yarn, pnpm", "yarnPath, hooks"),
     HostExecutable((".cargo",), "cargo", "config.toml build.rustc-wrapper, target.runner"),
-    HostExecutable((".pypirc", "pip.conf", ".netrc"), "pip, twine", "index, credentials"),
+    HostExecutable((".pypirc", "pip.conf", ".netrc", "uv.toml"), "pip, twine, uv",
+                   "index, credentials"),
     HostExecutable(
         (
             ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile",
@@ -103,15 +155,70 @@ TABLE = (
     HostExecutable((".helix", ".bsp"), "helix, build servers", "language servers of a project"),
     HostExecutable((".jj", ".sl", "_darcs"), "version control", "configuration of a repository"),
     HostExecutable(
-        ("readline.py", "rlcompleter.py", "pip.py"),
-        "python", "imported by an interactive interpreter and by python -m pip",
+        ("readline.py", "rlcompleter.py", "pip.py", "ipykernel_launcher.py", "storemagic.py"),
+        "python", "imported by python, ipython, python -m pip, a Jupyter kernel", is_module=True,
     ),
+    HostExecutable(
+        tuple(f"{module}.py" for module in (*_MODULES, *_IPYTHON_MODULES)),
+        "python", "imported by an interactive interpreter, python -m pip and the like", "root",
+        is_module=True,
+    ),
+    HostExecutable(
+        ("nt", "msvcrt", "winreg", "_winapi", "_wmi", "_sysconfigdata_*"),
+        "python", "modules of other systems: a directory is enough, `from nt import x`", "root",
+    ),
+    HostExecutable(
+        ("python", "python.*"), "python", "copy, pickle: org.python.core of Jython", "root",
+        parents=("org",),
+    ),
+    HostExecutable(
+        (
+            "index.*.j2", "base.*.j2", "script.j2", "style_*.tex.j2", "report.tex.j2",
+            "document_contents.tex.j2", "display_priority.j2", "null.j2", "celltags.j2",
+            "cell_id_anchor.j2", "cellslidedata.j2", "jupyter_widgets.html.j2", "mathjax.html.j2",
+            "mermaidjs.html.j2", "display_priority.tpl", "full.tpl",
+        ),
+        "nbconvert", "TemplateExporter.extra_template_basedirs", parents=_NBCONVERT_TEMPLATES,
+    ),
+    # nbconvert makes one exporter with the template "", whose directory is the current one.
+    HostExecutable(("conf.json",), "nbconvert", "type and arguments of preprocessors"),
     HostExecutable(
         ("jupyter_*config.py", "jupyter_*config.json", "ipython_config.py"),
         "jupyter", "configuration in the current directory",
     ),
     HostExecutable((".venv", "venv"), "python", "interpreter that editors choose by its name"),
-    HostExecutable(("sitecustomize.py", "usercustomize.py"), "python", "module site"),
+    HostExecutable(
+        ("sitecustomize.py", "usercustomize.py"), "python", "module site", is_module=True
+    ),
+    HostExecutable((".python-version", ".python-versions"), "uv", "a path of an interpreter"),
+    HostExecutable(
+        (".pylintrc", "pylintrc", ".pylintrc.toml", "pylintrc.toml"), "pylint",
+        "init-hook, load-plugins",
+    ),
+    HostExecutable((".flake8",), "flake8", "local-plugins"),
+    HostExecutable((".mypy.ini", "mypy.ini"), "mypy", "plugins, python_executable"),
+    HostExecutable(
+        (".eslintrc", ".eslintrc.*", "eslint.config.*"), "ESLint", "code; parser and plugins"
+    ),
+    HostExecutable(
+        (
+            ".prettierrc.*js", ".prettierrc.*ts", "prettier.config.*", ".stylelintrc.*js",
+            "stylelint.config.*",
+        ),
+        "prettier, stylelint", "settings that are code",
+    ),
+    HostExecutable(
+        (".rubocop", ".rubocop.yml", ".solargraph.yml"), "rubocop, solargraph", "require, plugins"
+    ),
+    HostExecutable((".latexmkrc", "latexmkrc"), "latexmk", "latexmk(1): Perl code"),
+    HostExecutable((".renviron",), "R", "Startup: R_PROFILE_USER, R_LIBS_USER"),
+    HostExecutable(("rust-toolchain", "rust-toolchain.toml"), "rustup", "path of a toolchain"),
+    HostExecutable(("ansible.cfg",), "ansible", "plugin paths, vault_password_file, inventory"),
+    HostExecutable((".mvn",), "maven", "jvm.config: -javaagent; extensions.xml"),
+    HostExecutable(("bunfig.toml",), "bun", "preload"),
+    HostExecutable((".bazelrc", ".bazeliskrc", ".bazelversion"), "bazel",
+                   "startup --host_jvm_args, BAZELISK_BASE_URL"),
+    HostExecutable(("hie.yaml",), "haskell-language-server", "cradle: bios: shell"),
     HostExecutable(("*.pth",), "python", "module site", "packages"),
     HostExecutable(("*.desktop",), "desktops", "Exec= of a desktop entry"),
 )  # fmt: skip
@@ -122,14 +229,21 @@ def path_rules(
     add: tuple[str, ...] = (),
     remove: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
+    import_roots: tuple[str, ...] = (),
 ) -> PathRules:
     """The table as rules. `add` and `remove` are patterns from the operator's settings."""
     removed = {pattern.casefold() for pattern in remove}
     rules = [
-        NameRule(name, entry.program, entry.scope)  # type: ignore[arg-type]  # a literal of TABLE
+        NameRule(
+            name,
+            entry.program,
+            entry.scope,  # type: ignore[arg-type]  # a literal of TABLE
+            entry.parents,
+            entry.is_module,
+        )
         for entry in TABLE
         for name in entry.names
         if name not in removed
     ]
     rules += [NameRule(name.casefold(), "the operator's setting", "any") for name in add]
-    return PathRules(rules, PACKAGE_TREES, aliases)
+    return PathRules(rules, PACKAGE_TREES, aliases, import_roots)

@@ -61,11 +61,12 @@ class Entry:
 
     @classmethod
     def begin(cls, journal: Journal, record: Record) -> Self:
-        """Nothing is left where it raises."""
+        """Nothing is left where it raises. The entry has its name once it is whole on the disk."""
         entry = cls(journal.directory, f"journal-{secrets.token_hex(16)}")
         try:
             entry._write(record, entry._settled)  # now: later there may be no room for it
-            entry._write(record, entry._name)
+            entry._write(record, entry._half, sync=True)
+            entry._rename(entry._half)
         except BaseException:
             with suppress(OSError):
                 entry.forget()
@@ -82,6 +83,11 @@ class Entry:
         """Where it raises, it is undone by who comes next."""
         syncfs(stage)
         self._rename(self._settled)
+
+    def is_empty(self) -> bool:
+        """Return whether it was never written, as an entry of an older version may be: nothing was
+        staged for it."""
+        return os.stat(self._name, dir_fd=self._directory, follow_symlinks=False).st_size == 0
 
     def forget(self) -> None:
         for name in (self._half, self._settled, self._name):

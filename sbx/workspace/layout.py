@@ -2,15 +2,19 @@
 
     {data}/sandboxes/{opaque}/                a sandbox
     {data}/sandboxes/{opaque}/shared/         … when its policy shares files
+    {data}/sandboxes/{opaque}/temporary/      … empty: it ends with the process that made it
     {data}/sandboxes/{opaque}/{opaque}/       a conversation
         files/                                /workspace inside, the jail's own
         files/uploads/{temparea,generated}/   … its mount points
         uploads/                              mounted read-only on temparea
         staging/                              in no view: files half written, trees half removed
         commands/                             in no view: what background commands printed
-    {data}/sandboxes/{opaque}/{opaque}/files/ also a frozen copy of one, for a rehearsal or an undo
+    {data}/sandboxes/{opaque}/{opaque}/files/ also a frozen copy of one, for a rehearsal or an undo,
+    {data}/sandboxes/{opaque}/{opaque}/copy/  … which this empty directory marks
     {data}/egress/{opaque}/                   where the proxy of a live sandbox listens
+    {data}/unclaimed/                         what no row of the store names (unclaimed.py)
     {data}/removed/                           what is deleted, unreachable and on its way out
+    {data}/.sbx-data                          empty: by its name no sandbox is shown {data}
 
 Opaque names are random: no id of a caller is ever a path component. With an `owner` (the runtime
 is root, the jail has a uid of its own) directories on the way are 0711: passed through by name,
@@ -18,7 +22,6 @@ never listed; without one everything is 0700.
 """
 
 import os
-import re
 import secrets
 import stat
 from contextlib import ExitStack, suppress
@@ -26,18 +29,19 @@ from pathlib import Path
 from typing import Self
 
 from sbx.errors import Broken, Denied, NotFound
+from sbx.forbidden_directories import DATA_MARKER
 from sbx.linux import capabilities
 from sbx.protocol.files import Kind
-from sbx.workspace import beneath, paths
+from sbx.workspace import beneath, paths, unclaimed
 from sbx.workspace.logs import CommandLogs
 from sbx.workspace.refusals import translated
 from sbx.workspace.removal import empty_directory, remove_tree
 from sbx.workspace.rollback import roll_back
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
+from sbx.workspace.unclaimed import OPAQUE_NAME
 from sbx.workspace.uploads import Uploads
 
-_OPAQUE = re.compile(r"[0-9a-f]{32}")
 _MOUNT_POINTS = (("uploads",), ("uploads", "temparea"), ("uploads", "generated"))
 
 
@@ -145,6 +149,7 @@ class DataDirectory:
                 held.callback(os.close, self._egress)
                 self._removed = _directory(root, "removed", 0o700)
                 held.callback(os.close, self._removed)
+                _mark(root)
             finally:
                 os.close(root)
             self._held = held.pop_all()
@@ -190,6 +195,7 @@ class DataDirectory:
             finally:
                 os.close(parent)
             try:
+                os.close(_directory(root, unclaimed.COPY, 0o700))  # first: no copy is without it
                 fd = _directory(root, "files", 0o700, owner, keep_mode=True)
             finally:
                 os.close(root)
@@ -235,12 +241,41 @@ class DataDirectory:
         """Remove what earlier removals left, and say whether nothing is left now."""
         return empty_directory(self._removed, deadline_s)
 
+    def mark_temporary(self, sandbox: str) -> None:
+        """Make the directory of a sandbox that ends with this process, and mark it as such."""
+        with translated(str(self.path)):
+            parent = _directory(self._sandboxes, _opaque(sandbox), self._passed)
+            try:
+                os.close(_directory(parent, unclaimed.TEMPORARY, 0o700))
+            finally:
+                os.close(parent)
+
+    def has_no_files(self, sandbox: str, conversation: str | None = None) -> bool:
+        """Return whether certainly no user has a file in a conversation, or in a whole sandbox."""
+        conversation = conversation and _opaque(conversation)
+        return unclaimed.has_no_files(self._sandboxes, _opaque(sandbox), conversation)
+
+    def set_apart(self, sandbox: str, conversation: str | None = None, *, at: float) -> str:
+        """Move a directory that no row names to `unclaimed`, and return its id there."""
+        item_id = unclaimed.new_id(at, _opaque(sandbox), conversation and _opaque(conversation))
+        with ExitStack() as held, translated(str(self.path / unclaimed.UNCLAIMED)):
+            root = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=self._sandboxes)
+            held.callback(os.close, root)
+            target = _directory(root, unclaimed.UNCLAIMED, 0o700)
+            held.callback(os.close, target)
+            parent = self._sandboxes
+            if conversation is not None:
+                parent = beneath.opener()(parent, (sandbox,), os.O_PATH | os.O_DIRECTORY)
+                held.callback(os.close, parent)
+            unclaimed.move(parent, conversation or sandbox, target, item_id)
+        return item_id
+
     def sandboxes(self) -> tuple[str, ...]:
         """The opaque names that exist, for a caller that looks for leftovers at its start."""
         with translated(str(self.path)):
             fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._sandboxes)
             try:
-                return tuple(name for name in os.listdir(fd) if _OPAQUE.fullmatch(name))
+                return tuple(name for name in os.listdir(fd) if OPAQUE_NAME.fullmatch(name))
             finally:
                 os.close(fd)
 
@@ -254,7 +289,7 @@ class DataDirectory:
             except FileNotFoundError:
                 return ()
             try:
-                return tuple(name for name in os.listdir(fd) if _OPAQUE.fullmatch(name))
+                return tuple(name for name in os.listdir(fd) if OPAQUE_NAME.fullmatch(name))
             finally:
                 os.close(fd)
 
@@ -298,7 +333,7 @@ class DataDirectory:
 
 
 def _opaque(name: str) -> str:
-    if not _OPAQUE.fullmatch(name):
+    if not OPAQUE_NAME.fullmatch(name):
         raise Broken(f"'{name}' is no opaque name; ids of callers never reach the disk")
     return name
 
@@ -326,6 +361,13 @@ def _directory(
         os.close(fd)
         raise
     return fd
+
+
+def _mark(root: int) -> None:
+    """Make the marker by which every sbx of this host knows the directory."""
+    how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(FileExistsError):
+        os.close(os.open(DATA_MARKER, how, 0o600, dir_fd=root))
 
 
 def _gives_away() -> bool:

@@ -1,11 +1,13 @@
 """A copy of a tree that is used many times, and brought up to date before each use.
 
-    update    the copy gets what changed in the original since the last time; the original wins
+    restore   the copy becomes what the original is now
     compare   what was changed in the copy, and is not in the original yet
     accept    a commit has made these changes in the original too
 
 The code that uses the copy may write to it at any time. Therefore nothing of the copy is trusted:
-a comparison reads it anew, and what is to be committed is taken out of it first (`freezing.take`).
+a comparison reads it again, and what is to be committed is taken out of it first (`freezing.take`).
+It compares with the original, and uses inode and ctime of the copy only to skip reading a file
+whose content was compared after that ctime.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -30,6 +32,8 @@ from sbx.workspace.journal import Journal
 from sbx.workspace.snapshot import Bounds, Scope, Survey, digest, look, node_at
 from sbx.workspace.tree import Tree
 
+_NOWHERE = (-1, -1)  # the identity of no file
+
 
 class Mirror:
     """What the copy and the original held when both were the same.
@@ -43,25 +47,19 @@ class Mirror:
         self.scope = scope
         self._copied: dict[str, Node] = dict(copied.nodes)
         self._seen: Nodes = {}
+        self._settled_ns = 0
 
-    def update(
-        self,
-        original: Tree,
-        copy: Tree,
-        journal: Journal,
-        bounds: Bounds,
-        again: Collection[str] = (),
-    ) -> None:
-        """Bring the copy up to date. Paths of `again` become what they are in the original, even
-        if only the copy was changed there.
+    def restore(self, original: Tree, copy: Tree, journal: Journal, bounds: Bounds) -> None:
+        """Make the copy what the original is now, whatever was changed in either.
 
         Raises as `commit`, and TooLarge `workspace_too_large`.
         """
+        changed, _ = self.compare(original, copy, bounds)
         survey = Survey(original, self.scope, bounds)
         now = look(original, self.scope, bounds)
         nodes = _exact(original, now.nodes, survey)
         paths = {one.path for one in changes(_plain(self.base), _plain(nodes))}
-        paths.update(again, self._rewritten(original, nodes, survey))
+        paths.update((one.path for one in changed), self._rewritten(original, nodes, survey))
         if paths:
             self._bring(original, copy, nodes, paths, journal, bounds)
         self.base, self.left_out = nodes, now.left_out
@@ -69,12 +67,14 @@ class Mirror:
     def compare(
         self, original: Tree, copy: Tree, bounds: Bounds
     ) -> tuple[list[Change], tuple[str, ...]]:
-        """How the copy differs from the original as of the last update, and what is left out."""
+        """How the copy differs from the original as of the last restore, and what is left out."""
         check = Survey(copy, self.scope, bounds)
+        settled_ns = stamps.now_ns() - 2 * stamps.TICK_NS
         after = look(copy, self.scope, bounds)
-        paths = doubtful(self._copied, after.nodes)
+        expected = self._expected()
+        paths = doubtful(expected, after.nodes)
         was = with_digests(
-            self._copied,
+            expected,
             paths,
             lambda path: (
                 digest(original, relative(path), check)
@@ -83,16 +83,28 @@ class Mirror:
             ),
         )
         becomes = with_digests(after.nodes, paths, lambda path: digest(copy, relative(path), check))
+        for path in paths:
+            if was[path].holds_what(becomes[path]) and becomes[path].identity[1] < settled_ns:
+                self._copied[path] = replace(was[path], identity=becomes[path].identity)
         specials = {path: one for path, one in self.base.items() if one.kind == "special"}
         changed = changes({**was, **specials}, with_specials(becomes, specials))
-        self._seen = after.nodes
-        return sparing(changed, after.left_out), (*self.left_out, *after.left_out)
+        self._seen, self._settled_ns = after.nodes, settled_ns
+        changed = [self._from_base(one, was) for one in sparing(changed, after.left_out)]
+        return changed, (*self.left_out, *after.left_out)
 
     def accept(self, changed: Iterable[Change], original: Tree) -> None:
         """Note that a commit made these changes in the original. What the original does not hold
-        as it was committed is brought into the copy by the next update."""
+        as it was committed is brought into the copy by the next restore."""
         for one in changed:
-            _set(self._copied, one.path, self._seen.get(one.path))
+            seen = self._seen.get(one.path)
+            if seen is not None and seen.kind == "file" and one.after is not None:
+                # The file may have been written again in the clock tick in which it was seen.
+                sure = seen.identity[1] < self._settled_ns
+                identity = seen.identity if sure else _NOWHERE
+                seen = replace(
+                    seen, set_id=0, identity=identity, sha256=one.after.sha256 or seen.sha256
+                )
+            _set(self._copied, one.path, seen)
             try:
                 now = node_at(original, one.relative)
             except OSError:
@@ -101,7 +113,7 @@ class Mirror:
             _set(self.base, one.path, now if same else None)
 
     def is_as_it_was(self, original: Tree, path: str) -> bool:
-        """Return whether the original has the same node there as at the last update."""
+        """Return whether the original has the same node there as at the last restore."""
         was = self.base.get(path)
         try:
             now = node_at(original, relative(path))
@@ -109,8 +121,30 @@ class Mirror:
             return False
         return was is not None and now == was and now.identity == was.identity
 
+    def _expected(self) -> dict[str, Node]:
+        """Return the nodes that an unchanged copy has. Modes, kinds and symlinks are those of the
+        original: live code may have changed the copy before its node was noted."""
+        expected: dict[str, Node] = {}
+        for path, node in _plain(self.base).items():
+            noted = self._copied.get(path)
+            if node.kind != "file":
+                expected[path] = node
+            elif noted is None or noted.kind != "file":
+                expected[path] = _foreign(node)
+            else:
+                expected[path] = replace(noted, mode=node.mode)
+        return expected
+
+    def _from_base(self, one: Change, was: Nodes) -> Change:
+        """Return the change with the size and time that the original has."""
+        node = self.base.get(one.path)
+        if one.before is None or node is None or node.kind != "file":
+            return one
+        before = was[one.path]
+        return replace(one, before=replace(node, identity=before.identity, sha256=before.sha256))
+
     def _rewritten(self, original: Tree, now: Nodes, survey: Survey) -> list[str]:
-        """The files whose stamps could not prove at the last update that they would not be written
+        """The files whose stamps could not prove at the last restore that they would not be written
         again within the same tick of the clock, and whose content is another one now."""
         return [
             path
@@ -137,10 +171,11 @@ class Mirror:
             _set(wanted, path, None if node is None or node.kind == "special" else _foreign(node))
         wanted = _reachable(wanted)
         todo = sparing(changes(there.nodes, wanted), there.left_out)
-        commit(todo, there.nodes, copy, original, journal)
-        settle()
+        digests: dict[str, bytes] = {}
+        commit(todo, there.nodes, copy, original, journal, digests=digests, forced=True)
+        until_ns = settle()
         for path in {*paths, *(one.path for one in todo)}:
-            _set(self._copied, path, _held(copy, path))
+            _set(self._copied, path, _noted(copy, path, digests.get(path), until_ns))
 
 
 def _plain(nodes: Nodes) -> dict[str, Node]:
@@ -150,7 +185,7 @@ def _plain(nodes: Nodes) -> dict[str, Node]:
 
 def _foreign(node: Node) -> Node:
     """The node of another tree: its identity and digest say nothing here."""
-    return replace(node, identity=(-1, -1), sha256=None)
+    return replace(node, identity=_NOWHERE, sha256=None)
 
 
 def _reachable(nodes: Mapping[str, Node]) -> dict[str, Node]:
@@ -175,11 +210,17 @@ def _exact(tree: Tree, nodes: Nodes, survey: Survey) -> dict[str, Node]:
     return with_digests(nodes, paths, lambda path: digest(tree, relative(path), survey))
 
 
-def _held(tree: Tree, path: str) -> Node | None:
+def _noted(copy: Tree, path: str, sha256: bytes | None, until_ns: int) -> Node | None:
+    """Return the node of a file that was just brought. It has no identity if live code may have
+    written the file since: `sha256` is the digest of the content that was brought."""
     try:
-        return node_at(tree, relative(path))
+        node = node_at(copy, relative(path))
     except OSError:
         return None
+    if node is None or node.kind != "file":
+        return node
+    sure = node.identity[1] <= until_ns and digest(copy, relative(path)) == sha256
+    return replace(node, identity=node.identity if sure else _NOWHERE, sha256=sha256)
 
 
 def _set(nodes: dict[str, Node], path: str, node: Node | None) -> None:

@@ -11,8 +11,9 @@ from sbx.workspace.refusals import not_a_file, translated, wrong_path
 from sbx.workspace.tree import Relative, Tree
 
 
-def chmod(tree: Tree, relative: Relative, mode: int) -> None:
-    """Set the permissions to `mode`, 0 to 0o777.
+def chmod(tree: Tree, relative: Relative, mode: int, *, in_host_directory: bool = False) -> None:
+    """Set the permissions to `mode`, 0 to 0o777. `in_host_directory`: not of a file that has
+    further names, because they may lie outside.
 
     Raises Denied `set_id_refused` for a set-user-id, set-group-id or sticky bit, BadRequest
     `invalid_mode`, and Denied `file_not_permitted` for a file that is not the sandbox's own.
@@ -33,6 +34,12 @@ def chmod(tree: Tree, relative: Relative, mode: int) -> None:
                     f"'{path}' belongs to another user of the host",
                     code="file_not_permitted",
                     hint="only files of the sandbox's own can be changed",
+                )
+            if in_host_directory and stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+                raise Denied(
+                    f"'{path}' has further names, which may lie outside of the directory",
+                    code="file_not_permitted",
+                    hint="replace it by a copy of its own first",
                 )
             os.chmod(f"/proc/self/fd/{fd}", mode)
         finally:

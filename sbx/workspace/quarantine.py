@@ -16,11 +16,11 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.guest.guarded_paths import ITEMS
@@ -81,7 +81,10 @@ class Quarantine:
         self.top = top
         self._directory = directory
         self._held = lock
+        self._tree = Tree.at(top / "inside", view="")
+        lock.callback(self._tree.close)
         self._reported: set[str] = set()
+        self._rules = ""
 
     @classmethod
     def open(cls, store: Path, directory: Path, fd: int, owner: Owner | None) -> Self:
@@ -119,6 +122,39 @@ class Quarantine:
     def inside(self) -> Path:
         """The directory that is mounted into the jails."""
         return self.top / "inside"
+
+    def set_rules(self, rules: Mapping[str, Any]) -> None:
+        """Let the path guards of the jails, which read it before each call, follow these rules.
+        Nothing is written where they are the same. Raises OSError."""
+        told = json.dumps(rules)
+        if told != self._rules:
+            made = self.top / "rules.json"
+            made.write_text(told)
+            made.chmod(0o644)
+            made.replace(self.inside / "rules.json")
+            self._rules = told
+
+    @property
+    def tree(self) -> Tree:
+        """The directory that is mounted into the jails, to be measured; open until `close`."""
+        return self._tree
+
+    def names(self) -> frozenset[str]:
+        """Return the names of all items; code inside may have made some without a record. Raises
+        OSError."""
+        return frozenset(os.listdir(self.inside / "items")) | frozenset(_recorded(self.top))
+
+    def drop_others(self, kept: Set[str]) -> None:
+        """Remove each item that is not `kept`, and its link. What cannot be removed stays. Raises
+        OSError."""
+        others = self.names() - kept
+        if not others:
+            return
+        _remove_links_to(others, self._directory)
+        for name in others:
+            _remove(self.inside / "items", name)
+            (self.inside / "records" / f"{name}.json").unlink(missing_ok=True)
+            self._reported.discard(name)
 
     def unreported(self) -> tuple[Quarantined, ...]:
         """The items that came since the last call."""
@@ -216,6 +252,12 @@ def drop(store: Path, item_id: str) -> None:
         _discard(top, item)
 
 
+def drop_all(top: Path) -> None:
+    """Remove a whole quarantine that no sandbox uses. Raises Conflict `quarantine_in_use`."""
+    with translated(str(top)), _claimed(top):
+        _remove(top.parent, top.name)
+
+
 def items_of(top: Path, without: Set[str] = frozenset()) -> Iterator[QuarantineItem]:
     """Yield the items of one quarantine. Ignores a record that is damaged, or of a removed item."""
     directory = _directory_of(top)
@@ -303,6 +345,20 @@ def _note_moved(top: Path, directory: int) -> None:
         written = top / "moved.json.new"
         written.write_text(json.dumps(moved))
         written.rename(top / "moved.json")
+
+
+def _remove_links_to(names: Set[str], directory: int) -> None:
+    """Remove the links of these items, wherever in the directory code has moved them."""
+    links = []
+    with Tree(os.dup(directory), view="") as tree, suppress(SbxError):
+        for path, found in tree.walk(Walk()):
+            if stat.S_ISLNK(found.st_mode):
+                with suppress(OSError, ValueError):
+                    link = _link(directory, path)
+                    if link.startswith(f"{ITEMS}/") and link.removeprefix(f"{ITEMS}/") in names:
+                        links.append((path, link))
+    for path, link in links:
+        _remove_link(directory, path, link)
 
 
 def _moved(top: Path) -> dict[str, str]:

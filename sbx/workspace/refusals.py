@@ -5,7 +5,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sbx.errors import Conflict, Denied, InvalidPath, NotFound, SbxError, TooLarge, Unavailable
+from sbx.errors import (
+    Conflict,
+    Denied,
+    InvalidPath,
+    NotFound,
+    SbxError,
+    TooLarge,
+    Unavailable,
+    out_of_files,
+)
 
 _WRONG_PATH = {
     errno.ELOOP: (
@@ -90,6 +99,8 @@ def file_exists(path: str) -> Conflict:
 
 def translate(error: OSError, path: str) -> SbxError:
     """The error of ours for what linux said about `path`, as the code inside would name it."""
+    if (refusal := out_of_files(error)) is not None:
+        return refusal
     number = error.errno or errno.EIO
     if number in _WRONG_PATH:
         return wrong_path(path, *_WRONG_PATH[number])
@@ -121,12 +132,6 @@ def translate(error: OSError, path: str) -> SbxError:
                 f"'{path}' or its directory does not permit that: {os.strerror(number)}",
                 code="file_not_permitted",
                 hint="have the code inside change its permissions (chmod), or choose another place",
-            )
-        case errno.EMFILE | errno.ENFILE:
-            return Unavailable(
-                "this process has too many open files",
-                code="too_many_open_files",
-                hint="raise RLIMIT_NOFILE, or close sandboxes that are not in use",
             )
     return Unavailable(
         f"the disk failed at '{path}': {os.strerror(number)}",

@@ -36,6 +36,9 @@ def roll_back(staging: int, files: int) -> bool:
     left = False
     for entry in unforgotten(staging):
         try:
+            if entry.is_empty():
+                entry.forget()
+                continue
             record = entry.read()
             with _tree(files, record) as tree:
                 _roll_back(tree, tree.fd if record.in_tree else staging, entry, record)

@@ -271,6 +271,8 @@ def file_node(found: os.stat_result, sha256: bytes | None = None) -> Node:
         found.st_mtime_ns,
         identity=identity_of(found),
         sha256=sha256,
+        set_id=stat.S_IMODE(found.st_mode) & 0o6000,
+        links=found.st_nlink,
     )
 
 

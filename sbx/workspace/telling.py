@@ -1,20 +1,26 @@
-"""Changes as a person is shown them: small diffs of small texts, and only so many of all.
+"""Changes as a person is shown them: diffs of texts, and only so many of all. Whatever is not shown
+is named, with the reason.
 
 The texts are hostile, and comparing lines takes time that grows with the square of their number: so
 what is equal at both ends is left out first, and what is left may only have so many lines.
 """
 
 import difflib
+import json
 import time
 from collections.abc import Callable, Sequence
 
+from sbx.protocol.invisible import escaped
 from sbx.protocol.rehearsals import CHANGES_MAX, FileChange
 from sbx.workspace.changes import Change, Node
+from sbx.workspace.tree import Tree
 
-FILE_MAX = 64 << 10  # bytes of a file whose lines are compared
-DIFF_MAX = 4 << 10  # characters of one diff
+FILE_MAX = 1 << 20  # bytes of a file whose lines are compared
+DIFF_MAX = 64 << 10  # characters of one diff
+_ALL_MAX = 1 << 20  # characters of all diffs together, as JSON has them
 _LINES_MAX = 400  # on either side, that are not equal at both ends
-_ALL_S = 0.5
+_ALL_S = 2.0
+_FOREIGN = 0.3  # of the bytes of a text may be no UTF-8; where more are, it is no text
 _CONTEXT = 3
 
 Read = Callable[[Change], bytes | None]  # what a file holds, None where that is not to be had
@@ -23,55 +29,97 @@ Read = Callable[[Change], bytes | None]  # what a file holds, None where that is
 def tell(
     changed: Sequence[Change], shown: Callable[[str], str], before: Read, after: Read
 ) -> tuple[tuple[FileChange, ...], bool]:
-    """The first of them, and whether there are more. A directory is told by what lies in it, and
-    itself where that is nothing, or its mode was changed."""
-    end = time.monotonic() + _ALL_S
+    """Return the first of them, and whether there is more. A directory is shown by what lies in it,
+    and itself where that is nothing, or its mode is not the usual one."""
+    budget = _Budget()
     full = {one.path.rpartition("/")[0] for one in changed}
     told: list[FileChange] = []
     for one in changed:
-        if one.node.kind == "directory" and one.kind != "changed" and one.path in full:
+        modes = _modes(one)
+        is_shown = one.node.kind != "directory" or one.kind == "changed" or bool(modes)
+        if not is_shown and one.path in full:
             continue
         if len(told) >= CHANGES_MAX:
             return tuple(told), True
-        diff = _diff(one, before, after) if time.monotonic() < end else None
+        diff = "\n".join([*modes, *budget.spend(one, before, after)]) or None
         path = plain(shown(one.path)) + ("/" if one.node.kind == "directory" else "")
         told.append(FileChange(path, one.kind, _size(one.before), _size(one.after), diff))
-    return tuple(told), False
+    return tuple(told), budget.is_cut
+
+
+class _Budget:
+    """How much of all changes is shown. `is_cut`: a diff is not whole."""
+
+    def __init__(self) -> None:
+        self._end = time.monotonic() + _ALL_S
+        self._left = _ALL_MAX
+        self.is_cut = False
+
+    def spend(self, one: Change, before: Read, after: Read) -> list[str]:
+        """Return the diff of one change, or the reason why it is not shown."""
+        if one.node.kind == "symlink":
+            return [f"{sign}symlink to {_leads_to(node)}" for sign, node in _sides(one)]
+        if one.node.kind != "file" or not one.content:
+            return []
+        if time.monotonic() > self._end:
+            return self._cut("the other changes took too long to compare")
+        if self._left <= 0:
+            return self._cut("the other changes are too large")
+        try:
+            lines = unified(_lines(one.before, before, one), _lines(one.after, after, one))
+        except _NotShownError as error:
+            return [f"content not shown: {error}"]
+        text = "\n".join(map(_legible, lines))
+        if len(text) > DIFF_MAX:
+            self.is_cut = True
+            left_out = text.count("\n", DIFF_MAX) + 1
+            text = f"{text[:DIFF_MAX]}\n… (cut: {left_out} more lines)"
+        self._left -= len(json.dumps(text))
+        return [text] if text else []
+
+    def _cut(self, reason: str) -> list[str]:
+        self.is_cut = True
+        return [f"content not shown: {reason}"]
+
+
+class _NotShownError(Exception):
+    """The reason why a content has no diff."""
+
+
+def shown_in(tree: Tree) -> Callable[[str], str]:
+    """Return the function that gives the path of a change as the code inside sees it."""
+    return lambda path: f"{tree.view}/{path}"
 
 
 def plain(text: str) -> str:
-    """One line in which no character hides, reorders or begins another line: such ones are told by
-    their numbers."""
-    if text.isprintable():
-        return text
-    told = (one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-    return "".join(told)
+    """Return the text as one line in which no character hides, reorders or begins another line:
+    such a character is written by its number, and a backslash is doubled."""
+    return escaped(text.replace("\\", "\\\\"))
 
 
 def _size(node: Node | None) -> int | None:
     return node.size if node is not None and node.kind == "file" else None
 
 
-def _diff(one: Change, before: Read, after: Read) -> str | None:
-    lines = [*_modes(one)]
-    if one.node.kind == "symlink":
-        lines += [f"{sign}symlink to {_leads_to(node)}" for sign, node in _sides(one)]
-    elif one.node.kind == "file" and one.content:
-        old = _lines(one.before, before, one)
-        new = _lines(one.after, after, one)
-        if old is not None and new is not None:
-            lines += unified(old, new)
-    text = "\n".join(lines)
-    if len(text) > DIFF_MAX:
-        text = f"{text[:DIFF_MAX]}\n… (cut)"
-    return text or None
-
-
 def _modes(one: Change) -> list[str]:
+    """Return the modes that a commit changes, or sets to others than a new file has as a rule."""
     before, after = one.before, one.after
-    if before is None or after is None or before.mode == after.mode:
+    if after is None:
         return []
-    return [f"old mode {before.mode:04o}", f"new mode {after.mode:04o}"]
+    lines = _new_mode(after) if before is None else []
+    if before is not None and before.mode != after.mode:
+        lines = [f"old mode {before.mode:04o}", f"new mode {after.mode:04o}"]
+    if set_id := after.set_id | (0 if before is None else before.set_id):
+        lines.append(f"set-id bits {set_id:04o}: not kept")
+    return lines
+
+
+def _new_mode(node: Node) -> list[str]:
+    if node.kind == "file" and node.mode != 0o644:
+        return [f"new file mode {0o100000 | node.mode:06o}"]
+    if node.kind == "directory" and node.mode != 0o755:
+        return [f"new directory mode {0o040000 | node.mode:06o}"]
+    return []
 
 
 def _sides(one: Change) -> list[tuple[str, Node]]:
@@ -79,21 +127,28 @@ def _sides(one: Change) -> list[tuple[str, Node]]:
 
 
 def _leads_to(node: Node) -> str:
-    return plain((node.text or b"").decode("utf-8", "backslashreplace"))
+    return plain((node.text or b"").decode("utf-8", "surrogateescape"))
 
 
-def _lines(node: Node | None, read: Read, one: Change) -> list[str] | None:
-    """None for what is no small text."""
+def _lines(node: Node | None, read: Read, one: Change) -> list[str]:
+    """Return the lines of a text, in which a byte that is not UTF-8 is a lone surrogate."""
     if node is None or node.size == 0:
         return []
-    content = read(one) if node.size <= FILE_MAX else None
-    if content is None or b"\0" in content:
-        return None
-    try:
-        *lines, last = content.decode().split("\n")
-    except UnicodeDecodeError:
-        return None
+    if node.size > FILE_MAX:
+        raise _NotShownError(f"too large, {node.size} bytes")
+    content = read(one)
+    if content is None:
+        raise _NotShownError("it cannot be read")
+    foreign = len(content) - len(content.decode("utf-8", "ignore").encode())
+    if b"\0" in content or foreign > _FOREIGN * len(content):
+        raise _NotShownError("binary")
+    *lines, last = content.decode("utf-8", "surrogateescape").split("\n")
     return [*lines, f"{last}\n\\ No newline at end of file"] if last else lines
+
+
+def _legible(line: str) -> str:
+    """Return a line with each byte that is not UTF-8 written as `\\xff`."""
+    return line.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def unified(old: Sequence[str], new: Sequence[str]) -> list[str]:

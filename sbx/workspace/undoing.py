@@ -125,6 +125,8 @@ def _there(stage: Stage, one: Intent) -> os.stat_result | None:
 
 
 def _is(there: os.stat_result | None, inode: int) -> bool:
+    """Compare inode numbers. A file system may give the number of a deleted file to a new one: such
+    a file is then taken for ours and moved to the stage, where `not_put_back` keeps it."""
     return there is not None and there.st_ino == inode
 
 

@@ -155,7 +155,6 @@ def _build(top: Path, text: str, *, later: bool) -> None:
     top.mkdir(parents=True)
     for name in ("changed", "stays", "stamped"):
         (top / name).write_text("same" if name != "changed" else text)
-    os.utime(top / "stamped", ns=(1, 2 if later else 1))
     (top / "becomes").symlink_to(text)
     (top / "kept").mkdir()
     (top / "kept" / text).write_text(text)
@@ -172,3 +171,13 @@ def _build(top: Path, text: str, *, later: bool) -> None:
     else:
         (top / "kind").write_text("a file")
         (top / "dir").mkdir(mode=0o555)
+    _set_times(top, later=later)
+
+
+def _set_times(top: Path, *, later: bool) -> None:
+    """Give the files times of their own. The file system's clock gives two writes the same time, or
+    two times, as the machine is quick or busy, and a commit has one step more for each time."""
+    for path in top.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            written = 2 if later and path.name != "stays" else 1
+            os.utime(path, ns=(written, written))

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from sbx import Runtime
 from sbx.policy import Policy, load
 from sbx.policy.model import Mount
 
 Preloading = Callable[[str], Policy]
+
+
+@pytest.fixture
+async def runtime(own_runtime: Runtime) -> Runtime:
+    """One of its own for each test: what it started is killed."""
+    return own_runtime
 
 
 @pytest.fixture

@@ -34,10 +34,8 @@ def test_a_child_that_is_killed_is_told_of(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attaching, "DEADLINE_S", 0.2)
-    began = time.monotonic()
-    said = outcome(lambda *_: time.sleep(60), monkeypatch)
+    said = outcome(lambda *_: time.sleep(600), monkeypatch)
     assert said.endswith("it was ended by signal 14")
-    assert time.monotonic() - began < 20  # of 60
 
 
 def test_a_child_that_may_not_join_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

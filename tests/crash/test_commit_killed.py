@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,19 +19,22 @@ def names(top: Path) -> list[str]:
     return sorted(os.listdir(top))
 
 
-def half_done(trees: Trees, before: int) -> Nodes:
-    """The files as they were; by now some of them are not."""
-    was = trees.now
-    assert killed(trees.commit, before)
-    assert trees.now not in (was, trees.wanted)
-    return was
+@contextmanager
+def half_done(top: Path, at: int, **how: Any) -> Iterator[tuple[Trees, Nodes]]:
+    """Trees whose commit was killed before its first step from `at` on that leaves some files as
+    they were and others not, and the files as they were."""
+    for step in range(at, STEPS_MAX):
+        with made(top / str(step), **how) as trees:
+            was = trees.now
+            assert killed(trees.commit, step), "no later step leaves it half done"
+            if trees.now not in (was, trees.wanted):
+                yield trees, was
+                return
 
 
 @contextmanager
 def exchanged(top: Path, *paths: str) -> Iterator[tuple[Trees, Nodes]]:
-    """Trees whose commit was killed as soon as these had their new content, and what was there. The
-    number of steps until then differs from run to run: digests are taken again where the clock of
-    the file system could not tell two writes apart."""
+    """Trees whose commit was killed as soon as these had their new content, and what was there."""
     for step in range(1, STEPS_MAX):
         with made(top / str(step), in_tree=True) as trees:
             was = trees.now
@@ -65,8 +69,7 @@ def test_killed_before_any_step_all_is_undone_or_all_was_done(
 
 def test_undoing_may_be_killed_before_any_of_its_steps(tmp_path: Path) -> None:
     for step in (22, 30, 38):
-        with made(tmp_path / str(step)) as trees:
-            was = half_done(trees, step)
+        with half_done(tmp_path / f"from-{step}", step) as (trees, was):
             kills = 1
             while killed(trees.roll_back, kills):
                 kills += 1
@@ -77,8 +80,10 @@ def test_undoing_may_be_killed_before_any_of_its_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_tree", [False, True], ids=["beside", "in the tree"])
 def test_links_put_in_the_way_lead_nobody_out_of_the_tree(tmp_path: Path, in_tree: bool) -> None:
-    with made(tmp_path / "outside") as outside, made(tmp_path / "inside", in_tree=in_tree) as trees:
-        half_done(trees, 30)
+    with (
+        made(tmp_path / "outside") as outside,
+        half_done(tmp_path / "inside", 30, in_tree=in_tree) as (trees, _),
+    ):
         untouched = outside.now
         for path in (*trees.path.glob("*/*"), *trees.path.glob("*")):
             path.rename(tmp_path / f"moved-{path.name}-{path.parent.name}")
@@ -90,8 +95,7 @@ def test_links_put_in_the_way_lead_nobody_out_of_the_tree(tmp_path: Path, in_tre
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_nothing_is_given_away_of_a_directory_put_in_the_place_of_the_stage(tmp_path: Path) -> None:
     """Code inside names a file that is not its own as that which is to be given to it."""
-    with made(tmp_path, in_tree=True, owner=(JAIL, JAIL)) as trees:
-        half_done(trees, 40)
+    with half_done(tmp_path, 40, in_tree=True, owner=(JAIL, JAIL)) as (trees, _):
         [stage] = trees.path.glob(".sbx-*")
         stage.rename(trees.path / "moved")
         stage.mkdir()
@@ -106,8 +110,10 @@ def test_nothing_is_given_away_of_a_directory_put_in_the_place_of_the_stage(tmp_
 
 def test_what_the_owner_of_a_directory_did_since_stays(tmp_path: Path) -> None:
     with exchanged(tmp_path, "becomes", "changed") as (trees, was):
-        (trees.path / "becomes").unlink()
-        (trees.path / "becomes").write_text("mine")
+        # As editors save: the old file is still there while the new one is written, so the new one
+        # has another inode number.
+        (trees.path / "becomes.new").write_text("mine")
+        (trees.path / "becomes.new").replace(trees.path / "becomes")
         (trees.path / "changed").write_text("mine, in what was just made")
         assert trees.roll_back()
         now = trees.now
@@ -127,8 +133,7 @@ def test_what_the_owner_of_a_directory_did_since_stays(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_the_host_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
-    with made(tmp_path, in_tree=True) as trees:
-        was = half_done(trees, 38)
+    with half_done(tmp_path, 38, in_tree=True) as (trees, was):
         trees.path.rename(tmp_path / "unmounted")
         trees.path.mkdir()  # where it is mounted, as a rule
         assert not trees.roll_back()

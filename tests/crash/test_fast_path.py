@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from sbx import AsyncSandbox, Runtime
 from sbx.errors import Broken
 from sbx.isolation.receipt import Receipt
 from sbx.policy import load
+from tests.tiers import rows
 
 pytestmark = pytest.mark.needs("namespaces")
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,6 +143,16 @@ SERVED_BY = {
 }
 
 
+EACH_STEP_AND_EACH_VICTIM = (
+    ("importing", "monitor"),
+    ("importing", "zygote"),
+    ("forking", "broker"),
+    ("parking", "supervisor"),
+    ("entering", "zygote"),
+    ("entering", "kernel"),
+    ("booting", "keeper"),
+    ("booting", "supervisor"),
+)
 AFTER_THE_POOL = ("entering", "booting")
 
 
@@ -181,7 +191,10 @@ async def held(step: Step, runtime: Runtime, box: AsyncSandbox) -> AsyncIterator
 
 @pytest.mark.parametrize(
     ("step", "victim"),
-    [(step, victim) for step, (_, victims) in STEPS.items() for victim in victims],
+    rows(
+        ((step, victim) for step, (_, victims) in STEPS.items() for victim in victims),
+        ci_tier=EACH_STEP_AND_EACH_VICTIM,
+    ),
 )
 async def test_killed_at_a_step_of_a_start_it_is_served_or_told_why_and_nothing_is_left(
     step: str, victim: str, request: pytest.FixtureRequest
@@ -189,7 +202,7 @@ async def test_killed_at_a_step_of_a_start_it_is_served_or_told_why_and_nothing_
     policy = FORK
     if step == "importing":
         policy = request.getfixturevalue("preloading")(SLEEPS_IN_THE_ZYGOTE)
-    async with Runtime() as runtime, asyncio.timeout(30):
+    async with Runtime() as runtime, asyncio.timeout(90):
         async with await runtime.create(FORK) as other, await runtime.create(policy) as box:
             await other.run("kept = 1")
             async with held(STEPS[step][0], runtime, box) as now:
@@ -243,13 +256,16 @@ async def main():
         narrower = {"pool": {"max_idle": 0}} if "forking" in sys.argv else {}
         async with await runtime.create(narrower=narrower) as box:
             await box.start()
-            await box.run("import time; time.sleep(60)")
+            await box.run("import time; time.sleep(600)")
 
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("step", ["importing", "forking", "entering", "booting", "running"])
+@pytest.mark.parametrize(
+    "step",
+    rows(["importing", "forking", "entering", "booting", "running"], ["forking", "running"]),
+)
 async def test_everything_ends_with_the_program_at_any_step_of_a_start(
     step: str, own_temporary_directory: Path
 ) -> None:
@@ -264,9 +280,7 @@ async def test_everything_ends_with_the_program_at_any_step_of_a_start(
         await _reach(step, itself)
         below = [itself, *descendants(itself)]
         program.kill()
-        began = time.monotonic()
         await gone(*below)
-        assert time.monotonic() - began < 20  # the run would take a minute
     async with Runtime():  # sweeps the data directory that nobody could remove
         assert len(_data_directories(own_temporary_directory)) == 1
 

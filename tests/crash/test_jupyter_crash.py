@@ -23,6 +23,7 @@ from jupyter_specs import DEFAULT, STANDALONE, jupyter_kernels
 from notebooks import Told, execute, finished
 
 from sbx import Runtime
+from tests.tiers import rows
 
 __all__ = ["jupyter_kernels"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,7 +107,7 @@ def below(process: psutil.Process) -> list[psutil.Process]:
 # -- what is inside, or below ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victim", ["supervisor", "kernel", "keeper"])
+@pytest.mark.parametrize("victim", rows(["supervisor", "kernel", "keeper"], ["kernel"]))
 async def test_the_jail_killed_in_a_cell_its_client_is_told_and_the_next_kernel_has_the_files(
     victim: str,
 ) -> None:
@@ -123,7 +124,7 @@ async def test_the_jail_killed_in_a_cell_its_client_is_told_and_the_next_kernel_
         assert (await it.starts_again()).stdout == "True\n"
 
 
-@pytest.mark.parametrize("victim", ["supervisor", "kernel"])
+@pytest.mark.parametrize("victim", rows(["supervisor", "kernel"], ["supervisor"]))
 async def test_the_jail_killed_at_rest_whoever_started_it_notices(victim: str) -> None:
     """Nobody asks it anything: that it is gone must show by itself."""
     async with started(DEFAULT) as it:

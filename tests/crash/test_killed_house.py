@@ -166,6 +166,7 @@ async def test_killed_in_the_middle_of_everything_the_next_one_is_whole(tmp_path
         assert (await house.sandboxes.events(ME, said["gone"])).items[-1].cause == "requested"
 
         assert len(list(sandbox.iterdir())) == 2  # and that of the conversation
+        assert not (data / "unclaimed").exists()  # nothing of what was deleted is kept
         found = await house.sandboxes.conversations(ME, said["id"])
         assert [one.name for one in found] == ["default", "second"]
 
@@ -191,7 +192,7 @@ async def test_killed_at_any_moment_nothing_that_was_told_is_lost(tmp_path: Path
         assert len(owned(house)) <= len(there)
 
 
-async def test_what_the_store_does_not_know_is_removed(tmp_path: Path) -> None:
+async def test_what_the_store_does_not_know_is_kept_apart(tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with House(Settings(data_dir=data)) as house:
         made = await house.sandboxes.create(ME)
@@ -207,5 +208,7 @@ async def test_what_the_store_does_not_know_is_removed(tmp_path: Path) -> None:
     async with House(Settings(data_dir=data)) as house:
         assert list((data / "sandboxes").iterdir()) == [known]
         assert len(list(known.iterdir())) == 1
+        kept = [path.read_text() for path in (data / "unclaimed").rglob("file")]
+        assert kept == ["nobody's", "nobody's"]
         async with house.sandboxes.using(ME, made.id, scope="files:read") as use:
             assert await use.box.files.read("kept") == "1"

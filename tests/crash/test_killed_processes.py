@@ -20,12 +20,14 @@ from sbx.errors import Broken, SbxError
 from sbx.isolation import launch
 from sbx.isolation.cgroups import probe
 from sbx.protocol.runs import Cause, RunEnd, Stdout
+from tests.tiers import rows
 
 ROOT = Path(__file__).resolve().parents[2]
 VICTIMS = [
     *(("fork", name) for name in ("monitor", "keeper", "supervisor", "kernel")),
     *(("cold", name) for name in ("monitor", "supervisor", "kernel")),
 ]
+EACH_VICTIM = [("fork", "monitor"), ("fork", "keeper"), ("cold", "supervisor"), ("fork", "kernel")]
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ async def victim_box(runtime: Runtime, start: str) -> AsyncIterator[AsyncSandbox
 # -- what is inside a jail -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("start", "victim"), VICTIMS)
+@pytest.mark.parametrize(("start", "victim"), rows(VICTIMS, EACH_VICTIM))
 async def test_killed_during_a_run_the_run_says_so_and_the_next_works(
     victim: str, victim_box: AsyncSandbox
 ) -> None:
@@ -56,7 +58,10 @@ async def test_killed_during_a_run_the_run_says_so_and_the_next_works(
 
 @pytest.mark.parametrize(
     ("start", "victim"),
-    [("fork", "keeper"), ("fork", "supervisor"), ("fork", "kernel"), ("cold", "supervisor")],
+    rows(
+        [("fork", "keeper"), ("fork", "supervisor"), ("fork", "kernel"), ("cold", "supervisor")],
+        ci_tier=[("fork", "keeper"), ("fork", "kernel"), ("cold", "supervisor")],
+    ),
 )
 async def test_killed_at_rest_the_next_run_says_that_the_state_is_lost(
     victim: str, victim_box: AsyncSandbox
@@ -72,7 +77,11 @@ async def test_killed_at_rest_the_next_run_says_that_the_state_is_lost(
 
 
 @pytest.mark.parametrize(
-    ("start", "victim"), [("fork", "keeper"), ("fork", "supervisor"), ("cold", "monitor")]
+    ("start", "victim"),
+    rows(
+        [("fork", "keeper"), ("fork", "supervisor"), ("cold", "monitor")],
+        ci_tier=[("fork", "supervisor")],
+    ),
 )
 async def test_killed_beneath_a_command_the_command_says_so(
     victim: str, victim_box: AsyncSandbox
@@ -88,7 +97,7 @@ async def test_killed_beneath_a_command_the_command_says_so(
     assert (await box.shell("true")).ok
 
 
-@pytest.mark.parametrize("delay_s", [0, 0.001, 0.003, 0.01])
+@pytest.mark.parametrize("delay_s", rows([0, 0.001, 0.003, 0.01], [0.003]))
 async def test_bwrap_killed_while_it_starts_leaves_nothing_and_the_next_start_works(
     delay_s: float,
 ) -> None:
@@ -197,7 +206,7 @@ from sbx import Sandbox
 box = Sandbox()
 box.run("x = 1")
 print(box.receipt.host_uid, flush=True)
-print(*[event for event in box.stream("import time; time.sleep(60)")])
+print(*[event for event in box.stream("import time; time.sleep(600)")])
 """
 
 
@@ -228,11 +237,9 @@ async def test_everything_inside_dies_with_the_program(
 ) -> None:
     below = psutil.Process(embedding.pid).children(recursive=True)
     assert len(below) >= 4
-    began = time.monotonic()
     embedding.kill()
     for process in below:
         await gone(process)
-    assert time.monotonic() - began < 20  # it would have run for a minute
 
 
 async def test_the_next_runtime_sweeps_what_a_dead_one_left(

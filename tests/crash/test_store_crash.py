@@ -36,7 +36,8 @@ async def main(directory):
     def both(on, number):
         for space in ("left", "right"):
             on.execute(
-                "INSERT INTO idempotency VALUES (?, ?, 'f', 200, randomblob(3000), 1)",
+                "INSERT INTO idempotency (owner, key, fingerprint, status, body, created_at)"
+                " VALUES (?, ?, 'f', 200, randomblob(3000), 1)",
                 (space, str(number)),
             )
 

@@ -20,20 +20,20 @@ import platform
 import re
 import shlex
 import struct
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import psutil
 import pytest
 
+from sbx import Runtime
 from sbx.isolation import argv
 from sbx.isolation import plan as plan_of
 from sbx.isolation.filters import Filter
@@ -227,40 +227,29 @@ def alter_binds(plan: LaunchPlan, change: Callable[[Bind], Bind | None]) -> Laun
 
 PATHS = ("pool", "fork", "cold")
 POLICIES = ("default", "strict")
-USERS = ("self", "unprivileged")
+CI_CELLS = (("pool", "default"), ("fork", "strict"), ("cold", "default"))
 _start = Starter.start
 
 
 def attacked_paths(config: pytest.Config) -> tuple[str, ...]:
-    """By which paths the kernels start that the escape tests attack."""
-    if config.getoption("--full"):
-        return PATHS
-    return (config.getoption("--path") or PATHS[turn() % len(PATHS)],)
+    """Return the paths by which the kernels start that the escape tests attack. The CI tier attacks
+    kernels of the pool."""
+    if path := config.getoption("--path"):
+        return (path,)
+    return PATHS if config.getoption("--full") else PATHS[:1]
 
 
-def attacked_policies(config: pytest.Config) -> tuple[str, ...]:
-    """Under which policies the attack set is tried."""
-    if config.getoption("--full"):
-        return POLICIES
-    return (config.getoption("--policy") or POLICIES[turn() // len(PATHS) % len(POLICIES)],)
-
-
-def attacked_users(config: pytest.Config) -> tuple[str, ...]:
-    """As whom the attack set is tried: `self` is who runs the tests; for the other see
-    test_attack_set_as_another.py."""
-    if config.getoption("--by-turns") and not config.getoption("--full"):
-        return (USERS[turn() // len(PATHS) // len(POLICIES) % len(USERS)],)
-    return USERS
-
-
-@cache
-def turn() -> int:
-    """A number that is another one with each commit, and for all processes of a run the same."""
-    try:
-        words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-        return int(subprocess.check_output(words, stderr=subprocess.DEVNULL, timeout=10), 16)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return 0  # no checkout
+def attacked_cells(
+    config: pytest.Config, ci_tier: Sequence[tuple[str, str]] = CI_CELLS
+) -> list[tuple[str, str]]:
+    """Return the cells (path, policy) of the matrix in which the attack set is tried."""
+    path, policy = config.getoption("--path"), config.getoption("--policy")
+    every = path or policy or config.getoption("--full")
+    return [
+        cell
+        for cell in (product(PATHS, POLICIES) if every else ci_tier)
+        if path in (None, cell[0]) and policy in (None, cell[1])
+    ]
 
 
 @contextmanager
@@ -296,13 +285,37 @@ def one_path(path: str = "pool") -> pytest.MarkDecorator:
     return pytest.mark.parametrize("started_by", [path], indirect=True, scope="module")
 
 
+_KEPT_ZYGOTES = 3
+
+
+async def leave_few_zygotes(runtime: Runtime) -> None:
+    """End the zygotes of earlier modules, but the latest few: a runtime has eight at most, and
+    starts a kernel by the cold path while all of them were used a moment ago."""
+    assert runtime._means is not None
+    starter = runtime._means.starter
+    oldest_first = sorted(starter._pools, key=lambda key: starter._pools[key].used_at)
+    for key in oldest_first[:-_KEPT_ZYGOTES]:
+        starter._drop(key)
+    if starter._ending:
+        await asyncio.wait(starter._ending)
+
+
+_is_altering: ContextVar[bool] = ContextVar("_is_altering", default=False)
+
+
 @contextmanager
 def altered(*walls: str, change: Alter | None = None) -> Iterator[None]:
-    """What is launched within lacks these walls; `NAMESPACES` are then shared with the host."""
+    """What is launched within lacks these walls; `NAMESPACES` are then shared with the host.
+
+    A kernel that the runtime prepares meanwhile for other tests has all walls: its task has a
+    context of its own.
+    """
     real_plan, real_namespaces = plan_of.plan, argv._NAMESPACES
 
     def plan(*words: Any) -> LaunchPlan:
         made = real_plan(*words)
+        if not _is_altering.get():
+            return made
         for wall in walls:
             if wall in WALLS:
                 made = WALLS[wall](made)
@@ -314,7 +327,9 @@ def altered(*walls: str, change: Alter | None = None) -> Iterator[None]:
     patch.setattr(argv, "_NAMESPACES", kept)
     if len(kept) < len(real_namespaces):  # which a receipt would refuse
         patch.setattr(kernel_of, "own_namespaces", dict)
+    token = _is_altering.set(True)
     try:
         yield
     finally:
+        _is_altering.reset(token)
         patch.undo()

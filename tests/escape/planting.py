@@ -145,7 +145,8 @@ METHODS: Mapping[str, Method] = {
 @dataclass(frozen=True)
 class Attack:
     """`prepare` is what the user has done before, `plant` the files of the sandbox (a script, or
-    path → text), `trigger` the commands of the user. {marker} stands for the marker."""
+    path → text), `trigger` the commands of the user. {marker} stands for the marker. A slow trigger
+    is run only while the sandbox lives."""
 
     name: str
     plant: str | Mapping[str, str]
@@ -155,6 +156,7 @@ class Attack:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = "."
     needs: str = "git"
+    is_slow: bool = False
 
     def planted_by(self, method: Method, marker: Path) -> str:
         if isinstance(self.plant, str):
@@ -162,3 +164,27 @@ class Attack:
         return "\n".join(
             method(path, text.replace("{marker}", str(marker))) for path, text in self.plant.items()
         )
+
+
+async def attacked(runtime: Runtime, place: Place, attack: Attack, method: str, mode: str) -> str:
+    """Prepare, plant inside, and trigger on the host; the output of the sandbox."""
+    for path, text in attack.files.items():
+        place.write(path, text.replace("{marker}", str(place.marker)))
+    for command in attack.prepare:
+        words = [word.replace("{marker}", str(place.marker)) for word in command]
+        done = place.user(*words, env=attack.env)
+        assert done.returncode == 0, (words, done.stderr)
+    assert not place.executed
+    script = attack.planted_by(METHODS[method], place.marker)
+    async with sandbox(runtime, place, mode) as box:
+        run = await box.shell(script)
+        _use(place, attack)  # while the sandbox lives
+    if not (place.executed or attack.is_slow):
+        _use(place, attack)
+    return run.text
+
+
+def _use(place: Place, attack: Attack) -> None:
+    for command in attack.trigger:
+        if Path(place.directory / attack.cwd).is_dir():
+            place.user(*command, cwd=attack.cwd, env=attack.env)

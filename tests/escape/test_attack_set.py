@@ -2,8 +2,8 @@
 seen to get through where its wall is missing, or this host has nothing there.
 
 All of them are tried once for the module, in one sandbox, and once for each control; a test is what
-became of one. Which cell has its turn is told in attacking.py, and test_attack_set_as_another.py
-runs this as another user.
+became of one. `attacked_cells` in attacking.py has the cells of each tier, and
+test_attack_set_as_another.py runs this as another user.
 """
 
 import os
@@ -27,8 +27,6 @@ from sbx.runtime.attacks.catalogue import TOGETHER
 from sbx.runtime.attacks.host_side import HOST_SIDE
 from sbx.runtime.attacks.resources import RUNS
 from sbx.runtime.attacks.trial import FEW, attack, outcome_of
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 JAILS = {  # what each control jail lacks
     "no seccomp": ("seccomp",),
@@ -109,14 +107,14 @@ def baits() -> Iterator[Baits]:
         yield baits
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def attacked_runtime(baits: Baits, started_by: str) -> AsyncIterator[Runtime]:
     """Started when the baits are laid out, so that its environment has theirs."""
     async with Runtime() as runtime:
         yield runtime
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def tried(
     attacked_runtime: Runtime, attacked_policy: str, baits: Baits, started_by: str
 ) -> Tried:

@@ -9,7 +9,7 @@ from attacking import Fresh
 from sbx.runtime.context import Context
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 
 
 async def pair(box: AsyncSandbox) -> tuple[Context, Context]:

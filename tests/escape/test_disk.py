@@ -5,21 +5,18 @@ has them. The controls are the same attacks under a wider limit.
 """
 
 import os
-import time
 from typing import Any
 
 import pytest
-from attacking import Fresh, attack, one_path, run, tell
+from attacking import Fresh, attack, one_path, tell
 
 from sbx import Runtime
 from sbx.policy import load
-from sbx.protocol.runs import Cause, Status
 from sbx.runtime import disk
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = [
     pytest.mark.core,
-    pytest.mark.asyncio(loop_scope="module"),
     one_path(),  # the disk is measured on the host
 ]
 MIB = 1 << 20
@@ -111,12 +108,6 @@ def more(n):
 GROW = """
 for n in range({count}):
     more(n)
-    if n == {limit}:
-        crossed = time.monotonic()
-        fd = os.open('/tmp/crossed', os.O_WRONLY | os.O_CREAT)
-        os.write(fd, repr(crossed).encode())
-        os.close(fd)
-        print(crossed, flush=True)
     time.sleep(0.002)
 """
 
@@ -127,32 +118,19 @@ async def with_limits(fresh: Fresh, on: Runtime | None = None, **limits: Any) ->
     return await fresh(policy.model_copy(update={"limits": wider}), on=on)
 
 
-async def seconds_to_the_end(box: AsyncSandbox, code: str) -> float:
-    """From the moment at which the code crossed its limit; linux has one clock for all."""
-    done = await run(box, code, timeout=60)
-    ended = time.monotonic()
-    assert (done.status, done.cause) == (Status.KILLED, Cause.DISK)
-    return ended - float(done.stdout)
-
-
-async def ended_within(bound_s: float, fresh: Fresh, code: str, **limits: Any) -> AsyncSandbox:
-    """A sandbox whose end came as soon as that, in one of a few: the machine is others', too."""
-    took: list[float] = []
-    for _ in range(10):
-        full = await with_limits(fresh, **limits)
-        await full.start()
-        took.append(await seconds_to_the_end(full, code))
-        if took[-1] < bound_s:
-            return full
-    raise AssertionError(f"not once within {bound_s} s: {took}")
+async def ended(fresh: Fresh, code: str, **limits: Any) -> AsyncSandbox:
+    """A sandbox whose run was ended for its disk."""
+    full = await with_limits(fresh, **limits)
+    assert await attack(full, code) == "killed:disk"
+    return full
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_whatever_grows_is_ended_within_a_second(fresh: Fresh, way: str) -> None:
+async def test_whatever_grows_is_ended(fresh: Fresh, way: str) -> None:
     if "mapped" in way and os.geteuid() != 0:
         pytest.skip("what is mapped and not open shows to root alone: proc(5), map_files")
-    grow = WAYS[way] + GROW.format(count=100_000, limit=32)
-    full = await ended_within(1.0, fresh, grow, workspace_max="32MiB")
+    grow = WAYS[way] + GROW.format(count=100_000)
+    full = await ended(fresh, grow, workspace_max="32MiB")
     assert await tell(full, "6 * 7") == 42
 
 
@@ -160,7 +138,7 @@ async def test_whatever_grows_is_ended_within_a_second(fresh: Fresh, way: str) -
 async def test_the_same_goes_on_where_there_is_room(fresh: Fresh, way: str) -> None:
     """The control of the test before."""
     roomy = await with_limits(fresh, workspace_max="200MiB")
-    grow = WAYS[way] + GROW.format(count=50, limit=32)
+    grow = WAYS[way] + GROW.format(count=50)
     if "child" in way:
         grow += "\nif child == 0:\n    os._exit(0)"
     assert await attack(roomy, grow + "\ntime.sleep(0.7)", timeout=60) == "ok"
@@ -170,10 +148,10 @@ async def test_the_same_goes_on_where_there_is_room(fresh: Fresh, way: str) -> N
     "make", ["os.mkdir(f'd{n}')", "os.symlink('nowhere', f'l{n}')", "os.mkfifo(f'p{n}')"]
 )
 async def test_whatever_has_a_name_counts(fresh: Fresh, make: str) -> None:
-    grow = f"def more(n):\n    {make}\n" + GROW.format(count=100_000, limit=500)
-    await ended_within(3.0, fresh, grow, workspace_files=500)
+    grow = f"def more(n):\n    {make}\n" + GROW.format(count=100_000)
+    await ended(fresh, grow, workspace_files=500)
     roomy = await with_limits(fresh, workspace_files=5000)
-    few = f"def more(n):\n    {make}\n" + GROW.format(count=600, limit=500)
+    few = f"def more(n):\n    {make}\n" + GROW.format(count=600)
     assert await attack(roomy, few + "\ntime.sleep(0.7)", timeout=60) == "ok"
 
 
@@ -190,9 +168,9 @@ async def test_what_conversations_share_is_not_a_way_around(fresh: Fresh) -> Non
 async def test_a_burst_is_found_by_what_the_disk_lost_and_not_only_by_the_clock(
     fresh: Fresh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "_PERIOD_S", 30.0)
-    grow = WAYS["one file"] + GROW.format(count=100_000, limit=32)
-    await ended_within(3.0, fresh, grow, workspace_max="32MiB")
+    monkeypatch.setattr(disk, "_PERIOD_S", 600.0)
+    grow = WAYS["one file"] + GROW.format(count=100_000)
+    await ended(fresh, grow, workspace_max="32MiB")
 
 
 async def test_the_receipt_says_that_it_is_watched_and_how_far_that_goes(box: AsyncSandbox) -> None:

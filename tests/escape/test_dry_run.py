@@ -19,7 +19,7 @@ from sbx.policy import Policy, load
 from sbx.protocol.runs import Status
 from sbx.runtime.rehearsals import Rehearsal
 
-pytestmark = [pytest.mark.core, one_path(), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.core, one_path()]
 
 SHOWN = b"#!/bin/sh\necho approved\n"
 EVIL = b"#!/bin/sh\necho EVIL ####\n"
@@ -52,7 +52,7 @@ threading.Thread(target=take, daemon=True).start()
 def sharing() -> Policy:
     policy = load("default")
     pool = policy.pool.model_copy(update={"min_idle": 0, "max_idle": 2})
-    return policy.model_copy(update={"shared": True, "pool": pool})
+    return policy.model_copy(update={"shared": True, "pool": pool, "host_executables": "allow"})
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def top() -> Iterator[Path]:
         yield made
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def shared(runtime: Runtime) -> AsyncIterator[AsyncSandbox]:
     async with await runtime.create(sharing()) as box:
         yield box

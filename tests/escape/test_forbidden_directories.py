@@ -15,6 +15,7 @@ import pytest
 import sbx
 from sbx import Sandbox
 from sbx.errors import Denied
+from sbx.forbidden_directories import DATA_MARKER
 
 OWNER = 4242
 CODE = "directory_forbidden"
@@ -116,27 +117,85 @@ def test_each_command_refuses_a_home_with_one_sentence(home: Path, words: tuple[
     assert "hint: make a directory" in ended.stderr
 
 
+# Where a bind mount leads, below the temporary directory where it is not absolute; the reason.
+MOUNTS = {
+    "home": "the home of this user",
+    "home/.ssh": "a hidden directory of a home",
+    "home/tools": "a directory of PATH",
+    "data/sandboxes": "a data directory of sbx",
+    "/etc/profile.d": "in /etc, a directory of the system",
+    "/etc": "in /etc, a directory of the system",
+    "/usr/share": "in /usr, a directory of the system",
+    "/proc": "in /proc, a directory of the system",
+    "/": "is the whole host",
+    "home/project": None,
+    "plain": None,
+}
+# The rule as the runtime asks for it, and as the broker of a confined service does.
+_JUDGE = """
+import os, sys
+from contextlib import ExitStack
+from sbx.errors import Denied
+from sbx.isolation.mapped import MappedProjects
+from sbx.linux import mountinfo
+from sbx.workspace.allowed_paths import OwnPaths, check, host_facts
+named, within = sys.argv[1:]
+mounts = mountinfo.read()
+host = host_facts(OwnPaths(), [], mounts).to_json()
+owner = os.stat(named).st_uid
+projects = MappedProjects({"within": [within], "owners": [owner], "host": host}, [])
+def broker():
+    with projects.mapping({"source": named, "sandbox": "s"}): pass
+for ask in (lambda: check(named, OwnPaths()), broker):
+    try: ask()
+    except Denied as error: print(error.code, error.message)
+    else: print("allowed")
+"""
+
+
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("below", [False, True], ids=["itself", "below"])
-def test_a_bind_mount_of_a_home_is_refused(home: Path, below: bool) -> None:
-    place = home.parent / f"place-{below}" / "mounted"
-    place.mkdir(parents=True)
-    named = place.parent if below else place
-    code = (
-        "import sys; from pathlib import Path; from sbx.errors import Denied;"
-        "from sbx.workspace.allowed_paths import OwnPaths, check\n"
-        f"try: check({str(named)!r}, OwnPaths())\n"
-        "except Denied as error: print(error.code)"
-    )
+@pytest.mark.parametrize("source", MOUNTS)
+def test_a_bind_mount_is_judged_by_its_source(home: Path, source: str, below: bool) -> None:
+    """`mount --bind /etc/cron.d rp/e; sbx run --workspace rp` gave write access to root's cron."""
+    top = home.parent / f"top-{home.name}"
+    for name in ("place", "data/sandboxes", "plain"):
+        (top / name).mkdir(parents=True)
+    (top / "data" / DATA_MARKER).touch()
+    (home / "tools").mkdir()
+    mounted = top / "place" / "mounted"
+    mounted.mkdir()
+    first, _, rest = source.partition("/")
+    leads_to = home / rest if first == "home" else top / source
     ended = subprocess.run(
         [
-            *("unshare", "--mount", "sh", "-c", 'mount --bind "$1" "$2" && exec "$3" -c "$4"'),
-            *("sh", home, place, sys.executable, code),
+            *(
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                'mount --bind "$1" "$2" && exec "$3" -c "$4" "$5" "$6"',
+            ),
+            *("sh", leads_to, mounted, sys.executable, _JUDGE),
+            *(mounted.parent if below else mounted, top / "place"),
         ],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PATH": f"{home}/tools:{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (ended.stdout.strip(), ended.stderr) == (CODE, "")
+    assert ended.stderr == ""
+    by_runtime, by_broker = ended.stdout.splitlines()
+    reason = MOUNTS[source]
+    if reason is None:
+        assert (by_runtime, by_broker) == ("allowed", "allowed")
+    else:
+        assert by_runtime.startswith(CODE)
+        assert by_broker.startswith("not_granted")
+        assert reason in by_runtime
+        assert reason in by_broker

@@ -15,7 +15,7 @@ from attacking import Fresh, Without, altered, attack, attack_by_shell, by, tell
 from sbx.policy import load
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 SECRET = "host secret"
 REFUSED = ("EACCES", "EROFS", "ENOENT")
 
@@ -31,6 +31,7 @@ def secret() -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.unprivileged
 async def test_a_file_that_everybody_on_the_host_may_read_is_not_there(
     box: AsyncSandbox, secret: Path
 ) -> None:
@@ -50,10 +51,12 @@ async def test_the_same_file_is_read_where_its_directory_is_shown(
 
 
 @pytest.mark.parametrize("path", ["/etc/shadow", "/etc/ssh", "/home", "/var/log", "/run", "/sys"])
+@pytest.mark.unprivileged
 async def test_system_files_of_the_host_are_not_there(box: AsyncSandbox, path: str) -> None:
     assert await attack(box, f"os.stat({path!r})") == "ENOENT"
 
 
+@pytest.mark.unprivileged
 async def test_a_home_of_the_host_shows_nothing_but_the_way_to_the_interpreter(
     box: AsyncSandbox,
 ) -> None:
@@ -101,6 +104,7 @@ async def test_the_root_directory_holds_only_what_the_plan_put_there(box: AsyncS
 @pytest.mark.parametrize(
     "name", ["root", "cwd", "exe", "environ", "mem", "maps", "fd/3", "ns/user"]
 )
+@pytest.mark.unprivileged
 async def test_pid_1_cannot_be_looked_into(box: AsyncSandbox, without: Without, name: str) -> None:
     """By Landlock: a process cannot trace one outside its domain, and these files ask for that."""
     look = f"os.readlink('/proc/1/{name}')"
@@ -126,6 +130,7 @@ async def test_the_command_line_of_pid_1_tells_no_path_of_the_host(
     assert words == [sys.executable, "-I", f"/opt/sbx/sbx/guest/{script}.py"]
 
 
+@pytest.mark.unprivileged
 async def test_no_variable_of_the_programs_environment_is_inside(fresh: Fresh) -> None:
     """Also not in what PID 1 was started with, which `bwrap --clearenv` would leave readable."""
     os.environ["SBX_TEST_SECRET"] = SECRET
@@ -156,6 +161,7 @@ def target(fd):
 """
 
 
+@pytest.mark.unprivileged
 async def test_the_kernel_has_no_descriptor_but_its_own(fresh: Fresh) -> None:
     """Its socket, pipes of its output, its event loop. The directory handle of the look itself is
     gone by the time that it is asked about. That the look sees: a file we open is in the list."""
@@ -218,6 +224,7 @@ async def test_a_directory_held_open_before_a_restart_leads_nowhere_new(fresh: F
         f"{os.path.dirname(os.__file__)}/site-packages/planted.pth",
     ],
 )
+@pytest.mark.unprivileged
 async def test_nothing_that_a_later_kernel_runs_can_be_written(
     box: AsyncSandbox, without: Without, path: str
 ) -> None:
@@ -266,6 +273,7 @@ async def test_no_program_opens_for_writing(box: AsyncSandbox, path: str) -> Non
         "/proc/sysrq-trigger",
     ],
 )
+@pytest.mark.unprivileged
 async def test_nothing_below_proc_opens_for_writing(box: AsyncSandbox, path: str) -> None:
     assert await attack(box, f"os.open({path!r}, os.O_WRONLY)") in REFUSED
     assert await attack_by_shell(box, f"os.open({path!r}, os.O_WRONLY)") in REFUSED

@@ -7,7 +7,6 @@ import fcntl
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -161,12 +160,10 @@ def test_read_of_a_leased_file_does_not_wait_for_the_lease_to_break(tree: Tree, 
     fd = os.open(root / "f", os.O_RDWR | os.O_CREAT)
     fcntl.fcntl(fd, fcntl.F_SETSIG, 23)  # SIGURG, which is ignored: not SIGIO, which kills
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    started = time.monotonic()
     with pytest.raises(Conflict) as raised:
         tree.read(("f",), max_bytes=BIG)
     os.close(fd)
-    assert raised.value.code == "file_busy"
-    assert time.monotonic() - started < 5  # lease-break-time is 45 s
+    assert raised.value.code == "file_busy"  # who waits, for 45 s, reads the file
 
 
 def test_read_of_a_sparse_file_of_a_tebibyte(tree: Tree, root: Path) -> None:

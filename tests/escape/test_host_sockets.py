@@ -27,7 +27,6 @@ from sbx.runtime.sandbox import AsyncSandbox
 pytestmark = [
     pytest.mark.core,
     pytest.mark.needs("landlock"),
-    pytest.mark.asyncio(loop_scope="module"),
 ]
 OWNER = 4242
 HELD = ("EACCES", "EPERM", "ECONNREFUSED", "EBUSY", "EROFS", "EXDEV")
@@ -136,8 +135,8 @@ class Shown:
         return f"TOP = {self.top!r}\n{attack}"
 
 
-def policy(rule: str, directory: Path | None = None) -> Policy:
-    changes: dict[str, Any] = {"unix_sockets": rule, "shared": directory is None}
+def policy(rule: str, directory: Path | None = None, **more: Any) -> Policy:
+    changes: dict[str, Any] = {"unix_sockets": rule, "shared": directory is None, **more}
     if directory is not None:
         mount = Mount(source=str(directory), target="/opt/shown")
         changes["filesystem"] = load("default").filesystem.model_copy(update={"mount": (mount,)})
@@ -178,7 +177,7 @@ async def show(runtime: Runtime, daemon: Daemon, way: str, rule: str) -> Shown:
             await box.start()
             return Shown(box, await box.attach(directory, "/mnt/shown"))
         case _:
-            box = await runtime.create(policy(rule))
+            box = await runtime.create(policy(rule, host_executables="allow"))
             await box.files.make_directory("shared/shown")
             await box.start()
             read_only = way != "writable attachment"
@@ -186,7 +185,7 @@ async def show(runtime: Runtime, daemon: Daemon, way: str, rule: str) -> Shown:
             return Shown(box, await box.attach(directory, place, read_only=read_only))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=WAYS)
+@pytest_asyncio.fixture(scope="module", params=WAYS)
 async def shown(
     runtime: Runtime, daemon: Daemon, request: pytest.FixtureRequest
 ) -> AsyncIterator[Shown]:
@@ -196,6 +195,7 @@ async def shown(
 
 
 @pytest.mark.parametrize("how", ATTACKS)
+@pytest.mark.unprivileged
 async def test_nothing_of_the_host_is_reached(shown: Shown, daemon: Daemon, how: str) -> None:
     assert await attack(shown.box, shown.code(ATTACKS[how])) in HELD
     assert await attack_by_shell(shown.box, shown.code(ATTACKS[how])) in HELD
@@ -209,6 +209,7 @@ async def test_later_kernel_does_not_reach_them_either(shown: Shown, daemon: Dae
     assert daemon.reached() == []
 
 
+@pytest.mark.unprivileged
 async def test_covered_socket_cannot_be_removed_or_uncovered(shown: Shown) -> None:
     for code in ("os.unlink", "os.truncate", "os.chmod"):
         words = "" if code == "os.unlink" else ", 0"
@@ -234,7 +235,7 @@ async def test_policy_can_allow_them(runtime: Runtime, daemon: Daemon, way: str)
 # -- a policy without Unix sockets -----------------------------------------------------------------
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def socketless(runtime: Runtime, daemon: Daemon) -> AsyncIterator[Shown]:
     shown = await show(runtime, daemon, "workspace", "none")
     yield shown
@@ -361,6 +362,7 @@ async def test_directory_that_cannot_be_seen_to_is_attached_only_without_unix_so
             assert await attack(box, "os.listdir('/mnt/shown')") == "ok"
 
 
+@pytest.mark.unprivileged
 async def test_workspace_that_cannot_be_seen_to_is_told_by_the_receipt(runtime: Runtime) -> None:
     with short_directory() as top:
         (top / "shown" / "/".join(["d"] * (masking.DEPTH_MAX + 2))).mkdir(parents=True)

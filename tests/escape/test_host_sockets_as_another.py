@@ -11,7 +11,7 @@ import pytest
 from as_unprivileged import copy_of_the_project, run
 from attacking import attacked_paths
 
-pytestmark = [pytest.mark.needs("root"), pytest.mark.another_user]
+pytestmark = [pytest.mark.needs("root"), pytest.mark.full_tier]
 _TESTS = "tests/escape/test_host_sockets.py"
 
 

@@ -11,9 +11,10 @@ from sbx.runtime import interpreter
 from sbx.runtime import runtime as runtime_of
 from sbx.runtime.interpreter import _interpreter
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 
 
+@pytest.mark.unprivileged
 async def test_a_link_to_python_in_a_home_does_not_show_that_home(
     own_temporary_directory: Path,
 ) -> None:

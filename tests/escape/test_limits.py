@@ -5,19 +5,19 @@ The controls are limits themselves: the same code under a wider one goes on.
 
 import asyncio
 import os
-import time
 from typing import Any
 
 import psutil
 import pytest
 from attacking import Fresh, attack, attack_by_shell, one_path, outcome, run, tell
+from chain import until_stopped
 
 from sbx import Runtime
 from sbx.policy import load
 from sbx.protocol.runs import Cause, Status
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 MIB = 1 << 20
 
 HOARDS = {
@@ -26,11 +26,10 @@ HOARDS = {
 for _ in range(4):
     if os.fork() == 0:
         hoard = bytearray(100 << 20)
-        time.sleep(3)
+        time.sleep(600)
         os._exit(0)
-statuses = [os.wait()[1] for _ in range(4)]
-if signal.SIGKILL in statuses:
-    raise ChildProcessError('a child was killed')
+os.wait()
+raise ChildProcessError('a child was killed')
 """,
     "tmpfs": """
 for number in range(50):
@@ -74,7 +73,7 @@ async def test_memory_in_any_form_counts_and_ends_its_own_sandbox_only(
 ) -> None:
     await attack(box, "x = 41")
     hungry = await with_limits(fresh, memory_max="160MiB", **ROOMY)
-    done = await run(hungry, HOARDS[how], timeout=30)
+    done = await run(hungry, HOARDS[how])
     assert (outcome(done), done.state_lost) == ("killed:memory", True)
     assert await tell(box, "x + 1") == 42
     assert await tell(hungry, "6 * 7") == 42
@@ -98,7 +97,7 @@ async def test_a_command_that_takes_too_much_takes_its_whole_jail_along(fresh: F
     await attack(hungry, "x = 41")
     kernel = await tell(hungry, "os.readlink('/proc/self/ns/pid')")
     assert await attack_by_shell(hungry, HOARDS["anonymous"]) == "killed:memory"
-    assert await gone(hungry, 5)
+    await gone(hungry)
     assert await tell(hungry, "os.readlink('/proc/self/ns/pid')") != kernel
 
 
@@ -119,11 +118,9 @@ async def test_a_child_that_hoards_does_not_leave_its_parent_waiting(fresh: Fres
 if not os.fork():
     hoard = bytearray(400 << 20)
     os._exit(0)
-time.sleep(60)
+time.sleep(600)
 """
-    began = time.monotonic()
-    assert await attack(hungry, hoard, timeout=60) == "killed:memory"
-    assert time.monotonic() - began < 40
+    assert await attack(hungry, hoard) == "killed:memory"  # and not: timeout
 
 
 @pytest.mark.needs("memory")
@@ -149,12 +146,12 @@ total >> 20
 
 @one_path()  # the watcher asks for the processes of a jail, whoever forked them
 @pytest.mark.parametrize("how", ["anonymous", "children", "tmpfs", "shm", "memfd"])
+@pytest.mark.unprivileged
 async def test_without_cgroups_a_watcher_ends_who_takes_too_much(
     fresh: Fresh, bare_runtime: Runtime, how: str
 ) -> None:
     hungry = await with_limits(fresh, bare_runtime, memory_max="160MiB", **ROOMY)
-    slowly = HOARDS[how] + "\ntime.sleep(20)"
-    found = await attack(hungry, slowly, timeout=30)
+    found = await attack(hungry, HOARDS[how] + "\ntime.sleep(600)")
     assert found == "killed:memory" or (how == "anonymous" and found == "MemoryError")
     assert await tell(hungry, "6 * 7") == 42
 
@@ -176,7 +173,7 @@ try:
     while len(children) < 300:
         pid = os.fork()
         if not pid:
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
         children.append(pid)
     met = 'nothing'
@@ -192,6 +189,7 @@ FORKS = "pid = os.fork()\nif not pid:\n    os._exit(0)\nos.waitpid(pid, 0)[1]"
 
 
 @pytest.mark.parametrize("cgroups", [True, False], ids=["cgroups", "rlimits"])
+@pytest.mark.unprivileged
 async def test_forks_end_at_tasks_max(
     fresh: Fresh, runtime: Runtime, bare_runtime: Runtime, cgroups: bool
 ) -> None:
@@ -227,7 +225,7 @@ async def test_a_fork_bomb_leaves_another_sandbox_able_to_fork(
 async def test_threads_count_as_tasks(fresh: Fresh) -> None:
     start = """
 def wait():
-    time.sleep(30)
+    time.sleep(600)
 count = 0
 try:
     for count in range(150):
@@ -269,9 +267,9 @@ DEAF = "for number in (signal.SIGINT, signal.SIGTERM):\n    signal.signal(number
     [
         DEAF + "while True: pass",
         "sum(range(1 << 60))",
-        DEAF + "while True:\n    ctypes.PyDLL(None).sleep(60)",
-        DEAF + "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\ntime.sleep(60)",
-        "while True:\n    try:\n        time.sleep(60)\n    except BaseException:\n        pass",
+        DEAF + "while True:\n    ctypes.PyDLL(None).sleep(600)",
+        DEAF + "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\ntime.sleep(600)",
+        "while True:\n    try:\n        time.sleep(600)\n    except BaseException:\n        pass",
         "os.kill(os.getpid(), signal.SIGSTOP)",
     ],
     ids=["deaf loop", "GIL held in C", "asleep in C", "blocked signals", "swallows", "stopped"],
@@ -279,17 +277,18 @@ DEAF = "for number in (signal.SIGINT, signal.SIGTERM):\n    signal.signal(number
 async def test_code_that_ignores_the_interrupt_is_killed(fresh: Fresh, code: str) -> None:
     box = await fresh()
     await box.start()
-    began = time.monotonic()
-    done = await run(box, code, timeout=0.5)
+    async with asyncio.timeout(60):  # all of them would take ten minutes, or never end
+        done = await run(box, code, timeout=0.5)
     assert (done.status, done.state_lost) == (Status.TIMEOUT, True)
-    assert time.monotonic() - began < 20  # all of them would take a minute, or for ever
     assert await tell(box, "6 * 7") == 42
 
 
 async def test_code_that_hears_the_interrupt_keeps_its_state(fresh: Fresh) -> None:
-    """The other end of the ladder: one rung is enough."""
+    """The other end of the ladder: one rung is enough. The next rung comes when this test hangs."""
     box = await fresh()
-    done = await run(box, "x = 41\nwhile True: pass", timeout=2)
+    box.conversation("default").contexts.default._grace_s = 60.0
+    await attack(box, "x = 41")
+    done = await run(box, "while True: pass", timeout=0.5)
     assert (done.status, done.state_lost) == (Status.TIMEOUT, False)
     assert await tell(box, "x + 1") == 42
 
@@ -309,7 +308,7 @@ async def test_a_kernel_that_reads_nothing_any_more_ends_with_the_deadline(fresh
     holds, must meet its time-out and not wait for somebody to read it."""
     box = await fresh()
     await attack(box, "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()")
-    await asyncio.sleep(0.6)
+    await until_stopped(box)
     done = await box.run("#" * (4 * MIB), timeout=1)
     assert done.status is Status.TIMEOUT
     assert await tell(box, "6 * 7") == 42
@@ -355,7 +354,7 @@ async def test_a_flood_of_output_ends_its_run_and_takes_bounded_memory(
     fresh: Fresh, flood: str
 ) -> None:
     box = await with_limits(fresh, output_max="1MiB")
-    done = await run(box, flood, timeout=30)
+    done = await run(box, flood)
     assert (done.status, done.cause, done.truncated) == (Status.KILLED, Cause.OUTPUT, True)
     assert len(done.stdout) <= MIB
     assert sum(len(str(part)) for part in done.outputs) <= 2 * MIB
@@ -365,11 +364,12 @@ async def test_a_flood_of_output_ends_its_run_and_takes_bounded_memory(
 @one_path()  # what is sent meets the runtime's bounds
 async def test_a_command_that_floods_is_stopped(fresh: Fresh) -> None:
     box = await with_limits(fresh, output_max="1MiB")
-    done = await box.shell("yes", timeout=30)
+    done = await box.shell("yes")
     assert (done.status, done.cause) == (Status.KILLED, Cause.OUTPUT)
     assert len(done.stdout) <= MIB
 
 
+@pytest.mark.unprivileged
 async def test_a_file_ends_at_its_largest_size(fresh: Fresh) -> None:
     write = """
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -389,11 +389,11 @@ with open('/workspace/large', 'wb') as file:
     ("code", "limits"),
     [
         (
-            "for n in range(30):\n    open(f'f{n}', 'wb').write(bytes(4 << 20))\ntime.sleep(50)",
+            "for n in range(30):\n    open(f'f{n}', 'wb').write(bytes(4 << 20))\ntime.sleep(600)",
             {"workspace_max": "16MiB"},
         ),
         (
-            "for n in range(2000):\n    open(f'f{n}', 'wb').close()\ntime.sleep(50)",
+            "for n in range(2000):\n    open(f'f{n}', 'wb').close()\ntime.sleep(600)",
             {"workspace_files": 500},
         ),
     ],
@@ -403,7 +403,7 @@ async def test_a_workspace_that_grows_too_large_ends_its_kernel(
     fresh: Fresh, code: str, limits: dict[str, Any]
 ) -> None:
     full = await with_limits(fresh, **limits)
-    done = await run(full, code, timeout=50)
+    done = await run(full, code)
     assert (done.status, done.cause) == (Status.KILLED, Cause.DISK)
     assert await tell(full, "6 * 7") == 42
 
@@ -414,23 +414,23 @@ async def test_what_goes_on_after_a_run_cannot_fill_the_disk_either(fresh: Fresh
     full = await with_limits(fresh, workspace_max="16MiB")
     behind = """
 def fill():
+    while not os.path.exists('now'):
+        time.sleep(0.01)
     for n in range(1000):
         open(f'f{n}', 'wb').write(bytes(1 << 20))
         time.sleep(0.05)
-threading.Timer(2, fill).start()
+threading.Thread(target=fill).start()
 """
     assert await attack(full, behind) == "ok"
-    assert await gone(full, 60)
+    await full.files.write("now", "")
+    await gone(full)
 
 
-async def gone(box: AsyncSandbox, seconds: float) -> bool:
-    """Whether the kernel ends by itself, with no call of ours, in this time."""
-    end = time.monotonic() + seconds
-    while box.receipt is not None:
-        if time.monotonic() > end:
-            return False
-        await asyncio.sleep(0.05)
-    return True
+async def gone(box: AsyncSandbox) -> None:
+    """Wait until the kernel ends by itself, with no call of ours."""
+    async with asyncio.timeout(60):
+        while box.receipt is not None:  # noqa: ASYNC110  # the broker's news, which come by a socket
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -443,6 +443,7 @@ async def gone(box: AsyncSandbox, seconds: float) -> bool:
         ("SIGPENDING", {}, 1024),
     ],
 )
+@pytest.mark.unprivileged
 async def test_resource_limits_are_set_and_cannot_be_raised(
     fresh: Fresh, name: str, limits: dict[str, Any], expected: int
 ) -> None:
@@ -466,7 +467,7 @@ async def test_the_runtime_itself_stays_small_whatever_is_sent_to_it(fresh: Fres
     before = psutil.Process(os.getpid()).memory_info().rss
     box = await with_limits(fresh, output_max="4MiB")
     for _ in range(3):
-        found = await run(box, "while True: print('é' * 50000)", timeout=30)
+        found = await run(box, "while True: print('é' * 50000)")
         assert outcome(found) == "killed:output"
     del found
     assert psutil.Process(os.getpid()).memory_info().rss - before < 64 * MIB

@@ -19,7 +19,7 @@ from attacking import Fresh, Without, attack, attack_by_shell, tell
 from sbx.policy import load
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 
 
 class Listener:
@@ -62,6 +62,7 @@ assert sock.recv(5) == b'hello'
 """
 
 
+@pytest.mark.unprivileged
 async def test_the_loopback_of_the_host_is_another_one(
     box: AsyncSandbox, without: Without, loopback: Listener
 ) -> None:
@@ -71,6 +72,7 @@ async def test_the_loopback_of_the_host_is_another_one(
     assert await attack(await without("net"), connect) == "ok"
 
 
+@pytest.mark.unprivileged
 async def test_the_local_network_is_unreachable(box: AsyncSandbox, without: Without) -> None:
     addresses = [
         one.address
@@ -92,6 +94,7 @@ async def test_the_local_network_is_unreachable(box: AsyncSandbox, without: With
 @pytest.mark.parametrize(
     "address", ["192.0.2.1", "169.254.169.254", "10.0.0.1", "1.1.1.1", "255.255.255.255"]
 )
+@pytest.mark.unprivileged
 async def test_no_address_has_a_route(box: AsyncSandbox, address: str) -> None:
     for kind in ("STREAM", "DGRAM"):
         connect = f"socket.socket(socket.AF_INET, socket.SOCK_{kind}).connect(({address!r}, 80))"
@@ -107,6 +110,7 @@ async def test_no_name_is_resolved(box: AsyncSandbox) -> None:
     assert await tell(box, "socket.gethostbyname('localhost')") == "127.0.0.1"
 
 
+@pytest.mark.unprivileged
 async def test_the_only_interface_is_a_loopback(box: AsyncSandbox, without: Without) -> None:
     names = "sorted(name for _, name in socket.if_nameindex())"
     assert await tell(box, names) == ["lo"]
@@ -123,6 +127,7 @@ async def test_nobody_comes_in(box: AsyncSandbox) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
+@pytest.mark.unprivileged
 async def test_abstract_sockets_of_the_host_are_out_of_reach(
     box: AsyncSandbox, without: Without
 ) -> None:
@@ -192,6 +197,7 @@ async def test_no_socket_of_a_rare_family_or_protocol(
         assert control == "ok"
 
 
+@pytest.mark.unprivileged
 async def test_ipc_of_the_host_is_out_of_reach(box: AsyncSandbox, without: Without) -> None:
     """System V shared memory, by the number that the host knows it by."""
     attach = "call('shmat', {segment}, 0, 0o10000)"

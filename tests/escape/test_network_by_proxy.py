@@ -30,12 +30,12 @@ from sbx import Runtime
 from sbx.isolation.plan import LaunchPlan
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 SEEN = """
 import urllib.error, urllib.request
 def asked(url):
     try:
-        return urllib.request.urlopen(url, timeout=20).read().decode()
+        return urllib.request.urlopen(url, timeout=50).read().decode()
     except urllib.error.HTTPError as error:
         return f"{error.code} {error.reason}"
 """
@@ -48,7 +48,7 @@ def site() -> Iterator[Web]:
         yield found
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def box(runtime: Runtime, site: Web) -> AsyncSandbox:
     """Closed with its runtime."""
     return await runtime.create(networked(site.host))
@@ -61,6 +61,7 @@ async def asked(box: AsyncSandbox, url: str) -> str:
 # -- no other way out ------------------------------------------------------------------------------
 
 
+@pytest.mark.unprivileged
 async def test_the_loopback_of_the_host_is_reached_by_the_proxy_only(
     box: AsyncSandbox, site: Web, fresh: Fresh
 ) -> None:
@@ -75,6 +76,7 @@ async def test_the_loopback_of_the_host_is_reached_by_the_proxy_only(
 
 
 @pytest.mark.parametrize("address", ["1.1.1.1", "169.254.169.254", "10.0.0.1"])
+@pytest.mark.unprivileged
 async def test_no_address_has_a_route_beside_the_proxy(box: AsyncSandbox, address: str) -> None:
     for kind in ("STREAM", "DGRAM"):
         connect = f"socket.socket(socket.AF_INET, socket.SOCK_{kind}).connect(({address!r}, 80))"
@@ -148,7 +150,7 @@ async def test_to_speak_to_the_socket_itself_gains_nothing(box: AsyncSandbox, si
     """The relay is no wall: whatever comes by the socket is judged alike."""
     ask = """
 sock = socket.socket(socket.AF_UNIX)
-sock.settimeout(20)
+sock.settimeout(50)
 sock.connect('/run/sbx/egress.sock')
 sock.sendall(b'GET {url} HTTP/1.1\\r\\nHost: {host}\\r\\nConnection: close\\r\\n\\r\\n')
 sock.makefile('rb').read().split(b'\\r\\n')[0]
@@ -175,6 +177,7 @@ for _ in range(20):
     assert len(os.listdir("/proc/self/fd")) < before + 20
 
 
+@pytest.mark.unprivileged
 async def test_the_proxy_of_another_sandbox_is_out_of_reach(
     box: AsyncSandbox, runtime: Runtime, fresh: Fresh, site: Web
 ) -> None:
@@ -195,7 +198,7 @@ async def test_the_proxy_of_another_sandbox_is_out_of_reach(
 
 RELAY = """
 import urllib.request
-urllib.request.urlopen({url!r}, timeout=20).read()
+urllib.request.urlopen({url!r}, timeout=50).read()
 def relays():
     found = []
     for name in os.listdir('/proc'):
@@ -210,12 +213,15 @@ def relays():
 
 
 @pytest.mark.needs("landlock-scopes")
+@pytest.mark.unprivileged
 async def test_the_relay_is_out_of_reach_of_a_cell(
     box: AsyncSandbox, site: Web, fresh: Fresh, started_by: str
 ) -> None:
     """And where Landlock is missing, whoever kills it loses a connection of their own."""
     find = RELAY.replace("{url!r}", repr(f"{site.url}/relay"))
+    # Until a killed relay has ended it may still accept, and its connection is lost.
     kill = f"{find}\nfor pid in relays(): os.kill(pid, signal.SIGKILL)"
+    kill += "\nwhile relays(): time.sleep(0.01)"
     assert await attack(box, f"{find}\nassert len(relays()) == 1") == "ok"
     assert await attack(box, kill) == "EPERM"
     trace = f"{find}\nfor pid in relays(): open(f'/proc/{{pid}}/mem', 'rb+')"
@@ -254,7 +260,7 @@ time.sleep(1)
     assert await attack(box, "for sock in socks: sock.close()") == "ok"
     again = f"""
 {SEEN}
-for _ in range(100):
+for _ in range(1000):
     try:
         if 'hello' in asked('{site.url}/'):
             break
@@ -377,7 +383,7 @@ async def test_the_value_of_a_secret_is_nowhere_inside(
 import urllib.request
 headers = {{'Authorization': 'Bearer ' + os.environ['CRM']}}
 asked = urllib.request.Request('{site.url}/echo', headers=headers)
-answer = urllib.request.urlopen(asked, timeout=20).read().decode()
+answer = urllib.request.urlopen(asked, timeout=50).read().decode()
 assert os.environ['CRM'] in answer, answer
 open('/workspace/answer', 'w').write(answer)
 """
@@ -407,7 +413,7 @@ async def test_a_secret_goes_to_no_other_host_and_in_no_other_header(
 import urllib.error, urllib.request
 asked = urllib.request.Request('{site.url}/stolen', headers={{'{header}': os.environ['CRM']}})
 try:
-    urllib.request.urlopen(asked, timeout=20)
+    urllib.request.urlopen(asked, timeout=50)
     answer = 'let through'
 except urllib.error.HTTPError as error:
     answer = str(error.code)

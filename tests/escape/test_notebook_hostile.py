@@ -20,6 +20,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.session import Session
 from notebooks import (
     KEY,
+    PATIENCE_S,
     Bridged,
     Impostor,
     Raw,
@@ -35,6 +36,7 @@ from notebooks import (
 
 from sbx.guest import frames as guest
 from sbx.jupyter import channels
+from sbx.jupyter.gathering import FULL
 
 MIB = 1 << 20
 DEEP = 100_000
@@ -290,21 +292,32 @@ async def test_a_flood_to_one_who_never_reads_costs_bounded_memory(
 
 
 async def test_one_who_subscribes_and_never_reads_takes_nothing_from_others(
-    briefly: None,
+    briefly: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No key is needed to subscribe: whoever can reach the port could stop every notebook."""
+    """No key is needed to subscribe: whoever can reach the port could stop every notebook. The
+    client that keeps up loses nothing; the test sends as fast as this client reads."""
+    text = guest.encode("stream", {"name": "stdout", "text": "x" * FULL})  # not gathered
     async with bridged(output_max=1 << 40) as it, client_of(it.connection) as kc:
         with never_reading(it.connection):
-            running = asyncio.create_task(execute(kc, "x"))
+            name = kc.execute("x", allow_stdin=False)
             frame = await it.inside.asked()
-            sent = 0
-            for _ in range(100):
-                sent += 60_000 * await it.inside.pour(stream(60_000))
+            for sent in range(1, 201):
+                assert await it.inside.pour(text)
+                assert await received(kc, name) == FULL, f"of message {sent}"
             await it.inside.say(
                 "execute_reply", {"status": "ok", "execution_count": 1}, to=frame.id
             )
-            told = await running
-            assert len(told.stdout) == sent == 100 * 60_000
+            assert (await finished(kc, name)).stdout == ""
+    assert "a client on iopub does not read" in caplog.text
+
+
+async def received(kc: AsyncKernelClient, name: str) -> int:
+    """Read up to the next text of the cell `name`. Return its length."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            message = await kc.get_iopub_msg()
+            if message["msg_type"] == "stream" and message["parent_header"].get("msg_id") == name:
+                return len(message["content"]["text"])
 
 
 async def test_a_client_that_never_reads_its_replies_costs_bounded_memory() -> None:

@@ -15,7 +15,7 @@ from attacking import PATHS, by, prelude
 from sbx import Runtime
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 FORKED = PATHS[:2]
 TELL = """
 import fcntl, glob, resource, sched  # noqa
@@ -111,7 +111,7 @@ OF_THE_MOMENT = (
 )  # fmt: skip
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def told() -> AsyncIterator[dict[str, dict[str, Any]]]:
     """By path and process: what `told()` says in a kernel and in a command beside it."""
     found: dict[str, dict[str, Any]] = {}

@@ -10,11 +10,12 @@ from attacking import Fresh, Without, attack, attack_by_shell, tell
 
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 
 STATUS = "{k: v.strip() for k, _, v in (line.partition(':') for line in open('/proc/self/status'))}"
 
 
+@pytest.mark.unprivileged
 async def test_kernel_and_commands_have_no_capability_and_cannot_gain_one(
     box: AsyncSandbox,
 ) -> None:
@@ -24,6 +25,7 @@ async def test_kernel_and_commands_have_no_capability_and_cannot_gain_one(
     assert await tell(box, f"{STATUS}['NoNewPrivs']") == "1"
 
 
+@pytest.mark.unprivileged
 async def test_both_filters_or_one_are_on_every_process(box: AsyncSandbox) -> None:
     assert await tell(box, f"{STATUS}['Seccomp']") == "2"
     assert "Seccomp:\t2" in (await box.shell("cat /proc/self/status")).stdout
@@ -32,11 +34,13 @@ async def test_both_filters_or_one_are_on_every_process(box: AsyncSandbox) -> No
 @pytest.mark.parametrize(
     "become", ["os.setuid(0)", "os.setgid(0)", "os.setgroups([0])", "os.setresuid(0, 0, 0)"]
 )
+@pytest.mark.unprivileged
 async def test_nobody_becomes_root(box: AsyncSandbox, become: str) -> None:
     assert await attack(box, become) in ("EPERM", "EINVAL")
     assert await attack_by_shell(box, become) in ("EPERM", "EINVAL")
 
 
+@pytest.mark.unprivileged
 async def test_a_file_made_inside_belongs_to_nobody_special_outside(
     box: AsyncSandbox, fresh: Fresh
 ) -> None:
@@ -54,6 +58,7 @@ async def test_a_file_made_inside_belongs_to_nobody_special_outside(
         assert set(owners) == {os.geteuid()}
 
 
+@pytest.mark.unprivileged
 async def test_no_process_of_a_jail_is_root_outside(box: AsyncSandbox) -> None:
     receipt = await box.start()
     status = Path(f"/proc/{box._default.contexts.default._kernel.pid}/status").read_text()  # type: ignore[union-attr]
@@ -78,6 +83,7 @@ SET_ID = {
 
 
 @pytest.mark.parametrize("how", SET_ID)
+@pytest.mark.unprivileged
 async def test_no_set_id_file_can_be_made(box: AsyncSandbox, without: Without, how: str) -> None:
     prepare = """
 os.makedirs('/workspace/set-id', exist_ok=True)
@@ -113,6 +119,7 @@ oct(os.stat('/workspace/copy').st_mode & 0o6000)
     assert await tell(box, copy) == "0o0"
 
 
+@pytest.mark.unprivileged
 async def test_a_set_id_program_of_the_host_gives_nothing(box: AsyncSandbox) -> None:
     """nosuid mounts, and no_new_privs behind them."""
     gain = """
@@ -128,6 +135,7 @@ flags = {line.split()[4]: line.split()[5] for line in open('/proc/self/mountinfo
 
 
 @pytest.mark.parametrize("name", ["security.capability", "trusted.x"])
+@pytest.mark.unprivileged
 async def test_no_capability_can_be_put_on_a_file(box: AsyncSandbox, name: str) -> None:
     """Linux asks for CAP_SETFCAP in the namespace of the file system: no wall of ours to remove."""
     value = "struct.pack('<5I', 0x2000001, 1, 0, 0, 0)"
@@ -135,6 +143,7 @@ async def test_no_capability_can_be_put_on_a_file(box: AsyncSandbox, name: str) 
     assert await attack(box, put) in ("EPERM", "ENOTSUP", "EOPNOTSUPP")
 
 
+@pytest.mark.unprivileged
 async def test_no_device_can_be_made(box: AsyncSandbox) -> None:
     for kind in ("S_IFCHR", "S_IFBLK"):
         make = f"os.mknod('/workspace/dev', stat.{kind} | 0o666, os.makedev(1, 3))"
@@ -189,6 +198,7 @@ async def test_a_door_of_linux_is_shut(box: AsyncSandbox, without: Without, door
         assert control != "ok" or door in ("unshare user", "clone user", "setns")
 
 
+@pytest.mark.unprivileged
 async def test_a_user_namespace_is_refused_by_two_walls(
     box: AsyncSandbox, without: Without
 ) -> None:

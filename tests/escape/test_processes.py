@@ -12,7 +12,7 @@ from sbx import Runtime
 from sbx.protocol.runs import Cause, Status
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 FIND_KERNEL = "kernel = 2\n"
 SLEEPER = "sleep 30 & echo $!; wait"
 
@@ -42,6 +42,7 @@ call('process_vm_readv', {pid}, here, 1, there, 1, 0)
 
 
 @pytest.mark.parametrize("how", [TRACE, READ], ids=["ptrace", "process_vm_readv"])
+@pytest.mark.unprivileged
 async def test_pid_1_cannot_be_traced(box: AsyncSandbox, without: Without, how: str) -> None:
     """By the filter, and behind it by Landlock; ptrace would stop PID 1, so the control reads."""
     assert await attack(box, how.format(pid=1)) == "EPERM"
@@ -57,6 +58,7 @@ async def test_the_kernel_is_the_second_process_of_its_jail(box: AsyncSandbox) -
     assert await tell(box, "os.getpid()") == 2
 
 
+@pytest.mark.unprivileged
 async def test_a_command_cannot_trace_the_kernel(box: AsyncSandbox, without: Without) -> None:
     look = FIND_KERNEL + "open(f'/proc/{kernel}/mem', 'r+b', 0).close()"
     trace = FIND_KERNEL + "call('ptrace', 16, kernel, 0, 0)"
@@ -88,6 +90,7 @@ async def test_a_command_cannot_look_into_the_kernel(
     assert await attack_by_shell(bare, look) == "ok"
 
 
+@pytest.mark.unprivileged
 async def test_no_descriptor_of_pid_1_can_be_taken(box: AsyncSandbox, without: Without) -> None:
     take = "call('pidfd_getfd', os.pidfd_open(1), 3, 0)"
     assert await attack(box, take) == "EPERM"
@@ -104,6 +107,7 @@ async def test_pid_1_cannot_be_signalled(box: AsyncSandbox, number: str) -> None
     assert await attack_by_shell(box, kill) == "EPERM"
 
 
+@pytest.mark.unprivileged
 async def test_signals_to_pid_1_end_nothing_where_landlock_cannot_stop_them(
     without: Without,
 ) -> None:
@@ -166,7 +170,7 @@ async def test_a_storm_of_dying_orphans_leaves_pid_1_able_to_work(fresh: Fresh) 
     box = await fresh()
     storm = """
 def breed():
-    end = time.monotonic() + 20
+    end = time.monotonic() + 600
     while time.monotonic() < end:
         if os.fork() == 0:
             if os.fork() == 0:
@@ -179,7 +183,7 @@ for _ in range(4):
         os._exit(0)
 """
     assert await attack(box, storm) == "ok"
-    done = await box.shell("echo here", timeout=10)
+    done = await box.shell("echo here")
     assert done.stdout == "here\n"
     assert await attack(box, "time.sleep(30)", timeout=1) == "timeout"
 
@@ -202,6 +206,7 @@ async def test_a_kernel_that_kills_itself_is_told_as_crashed(fresh: Fresh) -> No
     assert await tell(box, "6 * 7") == 42
 
 
+@pytest.mark.unprivileged
 async def test_nothing_lives_on_after_its_kernel(fresh: Fresh, runtime: Runtime) -> None:
     """Daemons in sessions of their own, with every signal ignored, end with the PID namespace."""
     box = await fresh()

@@ -16,7 +16,7 @@ from test_privileges import SET_ID
 
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.needs("root"), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.needs("root")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def project(own_temporary_directory: Path) -> Iterator[Path]:
     subprocess.run(["rm", "-rf", place], check=True)
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def over_root(fresh: Fresh, project: Path) -> AsyncSandbox:
     return await fresh(workspace=project)
 

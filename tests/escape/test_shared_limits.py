@@ -22,7 +22,7 @@ from attacking import Fresh, attack, attack_by_shell, by, one_path, prelude, tel
 from sbx.errors import Unavailable
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 _SHARED_UID = pytest.mark.skipif(
     os.geteuid() == 0, reason="as root, a sandbox has a uid that no host program has"
 )

@@ -25,7 +25,6 @@ from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = [
     pytest.mark.core,
-    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.parametrize("started_by", ["pool", "fork"], indirect=True, scope="module"),
 ]
 DRAWS = ("numpy.random", "ssl", "uuid", "tempfile", "multiprocessing.process")
@@ -63,14 +62,14 @@ def zygotes_draw() -> Iterator[None]:
     patch.undo()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def one(runtime: Runtime, zygotes_draw: None) -> AsyncIterator[AsyncSandbox]:
     async with await runtime.create(policy_of_draws()) as box:
         await box.start()
         yield box
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def other(runtime: Runtime, one: AsyncSandbox) -> AsyncIterator[AsyncSandbox]:
     async with await runtime.create(policy_of_draws()) as box:
         await box.start()
@@ -117,6 +116,7 @@ async def test_what_one_has_made_the_other_does_not_find(
     assert await attack_by_shell(other, find) == missing
 
 
+@pytest.mark.unprivileged
 async def test_no_mount_that_can_be_written_is_the_same_for_two(
     one: AsyncSandbox, other: AsyncSandbox
 ) -> None:
@@ -140,6 +140,7 @@ for line in open('/proc/self/mountinfo'):
     assert devices >= 5
 
 
+@pytest.mark.unprivileged
 async def test_no_process_of_another_jail_has_a_number_here(
     one: AsyncSandbox, other: AsyncSandbox
 ) -> None:
@@ -386,6 +387,7 @@ async def test_what_lies_where_uploads_belong_does_not_redirect_them(
     )
 
 
+@pytest.mark.unprivileged
 async def test_landlock_covers_a_mount_that_came_late(
     fresh: Fresh, own_temporary_directory: Path
 ) -> None:

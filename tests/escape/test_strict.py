@@ -17,8 +17,6 @@ from sbx.policy import Policy, load
 from sbx.policy.model import Imports, Walls
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 Bare = Callable[..., Awaitable[AsyncSandbox]]
 
 
@@ -27,13 +25,13 @@ def strict(**changes: Any) -> Policy:
     return load("strict").model_copy(update={"walls": Walls(), **changes})
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def model(runtime: Runtime) -> AsyncSandbox:
     """What a model gets."""
     return await runtime.create(strict())
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def bare(runtime: Runtime, started_by: str) -> Bare:
     """`await bare("seccomp", …)`: strict without import rules, and without these walls."""
     made: dict[tuple[str, ...], AsyncSandbox] = {}

@@ -13,7 +13,7 @@ from attacking import Fresh, Without, altered, attack, attack_by_shell, tell
 from sbx.policy import load
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 PINNED = ("EBUSY", "EXDEV")
 
 
@@ -30,6 +30,7 @@ MOVES = {
 
 
 @pytest.mark.parametrize("how", MOVES)
+@pytest.mark.unprivileged
 async def test_uploads_cannot_be_moved_or_replaced(
     box: AsyncSandbox, without: Without, how: str
 ) -> None:
@@ -65,6 +66,7 @@ async def test_what_a_user_uploaded_stays_as_it_was(box: AsyncSandbox, how: str)
     assert await box.uploads.read_bytes("data") == b"as it was"
 
 
+@pytest.mark.unprivileged
 async def test_uploads_are_read_only_by_their_mount_alone(fresh: Fresh) -> None:
     """The control: with the mount writable nothing else stands in the way, save that under a root
     runtime they do not belong to the jail's uid."""
@@ -113,6 +115,7 @@ RUN_LATER = {
 
 @pytest.mark.parametrize("how", RUN_LATER)
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="renameat2 has another number")
+@pytest.mark.unprivileged
 async def test_what_would_run_later_on_the_host_cannot_be_written(
     fresh: Fresh, project: Path, how: str
 ) -> None:
@@ -152,6 +155,7 @@ async def test_a_link_in_a_directory_of_the_host_leads_nowhere(
 # -- another conversation --------------------------------------------------------------------------
 
 
+@pytest.mark.unprivileged
 async def test_a_conversation_sees_no_file_of_another_one(fresh: Fresh) -> None:
     box = await fresh()
     for name in ("a", "b"):

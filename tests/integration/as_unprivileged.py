@@ -24,7 +24,7 @@ from pathlib import Path
 
 UID = 64_123
 _PROJECT = Path(__file__).resolve().parents[2]
-_COPIED = ("sbx", "policies", "scripts", "tests", "pyproject.toml")
+_COPIED = ("sbx", "policies", "scripts", "tests", "docs", "pyproject.toml")
 
 # $1 is where the binds wait; then pairs of a covered directory and what is shown below it, "--",
 # and the command.

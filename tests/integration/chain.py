@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import psutil
 
-from sbx import Runtime
+from sbx import AsyncSandbox, Runtime
 
 T = TypeVar("T")
 
@@ -61,8 +61,9 @@ class Inside:
 
 
 def broker(program: psutil.Process | None = None) -> psutil.Process:
-    (found,) = _children_with("sbx.isolation.broker", program or psutil.Process())
-    return found
+    """The broker that was started last: the runtime that all tests share has another one."""
+    found = _children_with("sbx.isolation.broker", program or psutil.Process())
+    return max(found, key=psutil.Process.create_time)
 
 
 def nests(itself: psutil.Process) -> list[Nest]:
@@ -189,6 +190,26 @@ def go_on(process: psutil.Process) -> None:
         process.send_signal(signal.SIGCONT)
 
 
+async def until_stopped(box: AsyncSandbox) -> None:
+    """Wait until a process of its kernel has stopped itself."""
+    await until(lambda: any(map(_is_stopped, box.conversation("default").processes)))
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until_there(box: AsyncSandbox, name: str) -> None:
+    """Wait for a file that code inside makes, and delete it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while name not in {one.name for one in await box.files.list()}:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await box.files.delete(name)
+
+
 async def until(true: Callable[[], T], limit_s: float = PATIENCE_S) -> T:
     """The first answer that is one."""
     async with asyncio.timeout(limit_s):
@@ -207,11 +228,11 @@ async def gone(*processes: psutil.Process) -> None:
 
 async def tidy(runtime: Runtime) -> None:
     """Wait until nothing is below the broker but zygotes, and what the pools know to be parked."""
+    await until(lambda: is_tidy(runtime))
+
+
+def is_tidy(runtime: Runtime) -> bool:
     itself, starter = broker(), runtime._starter
     assert starter is not None
-
-    def settled() -> bool:
-        parked = sum(pool.parked for pool in starter._pools.values())
-        return len(descendants(itself)) == 3 * len(nests(itself)) + 2 * parked
-
-    await until(settled)
+    parked = sum(pool.parked for pool in starter._pools.values())
+    return len(descendants(itself)) == 3 * len(nests(itself)) + 2 * parked

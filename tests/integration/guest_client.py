@@ -97,7 +97,7 @@ class KernelClient:
     def __exit__(self, *_exc: object) -> None:
         self.sock.close()
         try:
-            self.process.wait(5)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -28,6 +28,20 @@ async def a_house(
         yield house
 
 
+async def create(house: House, content: str) -> str:
+    """A sandbox of ME with a file of this content; its id."""
+    sandbox = await house.sandboxes.create(ME)
+    async with house.sandboxes.using(ME, sandbox.id, scope="files:write") as use:
+        await use.box.files.write("kept", content)
+    return sandbox.id
+
+
+async def read(house: House, sandbox_id: str) -> str:
+    """The content of the file that `create` wrote."""
+    async with house.sandboxes.using(ME, sandbox_id, scope="files:read") as use:
+        return await use.box.files.read("kept")
+
+
 async def begin(
     house: House, sandbox_id: str, code: str, *, conversation: str = "default"
 ) -> RunHandle:

@@ -4,21 +4,19 @@
         async with served.client() as client:
             reply = await client.get("/v1/sandboxes")
 
-For one app for a whole module say `from live_app import live_client, live_served  # noqa: F401` and
-`pytestmark = pytest.mark.asyncio(loop_scope="module")`: the fixtures are `client` and `served`.
+The fixtures `served` and `client` of shared_services.py share one House among all tests of a
+process, and leave it without sandboxes after each module. Serve another one to configure, count or
+close it.
 """
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest_asyncio
 import uvicorn
 from fastapi import FastAPI
 
@@ -59,6 +57,11 @@ class Served:
     async def key_of(self, owner: str, *, operator: bool = False) -> str:
         _, text = await self.house.access.make_key(owner, operator=operator)
         return text
+
+    async def empty(self) -> None:
+        """Delete every sandbox, of every owner."""
+        for one in list(self.house.sandboxes.every()):
+            await self.house.sandboxes.end(one, "requested")
 
     async def raw(self, data: bytes, *, then_end: bool = False, within_s: float = 30.0) -> bytes:
         """Send bytes as they are; all that comes back until the service closes the connection."""
@@ -110,28 +113,3 @@ async def live(
         finally:
             server.should_exit = server.force_exit = True
             await serving
-
-
-@contextlib.contextmanager
-def short_directory() -> Iterator[Path]:
-    """A directory whose path leaves room for the name of a socket (108 bytes, unix(7)), and that
-    jails of another uid may pass through."""
-    directory = Path(tempfile.mkdtemp(prefix="live-"))
-    directory.chmod(0o755)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory)
-
-
-@pytest_asyncio.fixture(name="served", scope="module", loop_scope="module")
-async def live_served() -> AsyncIterator[Served]:
-    with short_directory() as directory:
-        async with live(directory) as served:
-            yield served
-
-
-@pytest_asyncio.fixture(name="client", scope="module", loop_scope="module")
-async def live_client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
-    async with served.client() as client:
-        yield client

@@ -327,7 +327,7 @@ def model_server(
 
     thread = threading.Thread(target=serve, name="model server")
     thread.start()
-    listening.wait(10)
+    listening.wait(60)
     try:
         yield server
     finally:

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -13,10 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import pytest
-from command import COMMAND, environment, sbx
-
-from sbx.cli import main
+from command import COMMAND, environment, in_process
 
 START_S = 60.0
 END_S = 60.0
@@ -31,53 +27,22 @@ class Service:
     log: Path
     process: "subprocess.Popen[bytes]"
 
-    def sbx(
-        self, *words: str | Path, stdin: bytes | None = None, **env: str
-    ) -> "subprocess.CompletedProcess[str]":
-        """A command of ours against it, as a shell would run it."""
-        return sbx(*words, stdin=stdin, env={"SBX_SOCKET": str(self.socket), **env})
-
     def quick(
         self, *words: str | Path, stdin: bytes = b"", **env: str
     ) -> "subprocess.CompletedProcess[str]":
-        """The same without a process of its own, which takes ten times as long."""
+        """A command of ours against it, in this process."""
         return in_process(*words, stdin=stdin, SBX_SOCKET=str(self.socket), **env)
+
+    def empty(self) -> None:
+        """Delete the sandboxes of the user who runs the tests."""
+        ended = self.quick("rm", "--all", "--yes")
+        assert ended.returncode == 0, ended.stderr
 
     def http(self, key: str | None = None) -> httpx.Client:
         """Plain HTTP over its socket; without a key, as the user who runs the tests."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
         transport = httpx.HTTPTransport(uds=str(self.socket))
         return httpx.Client(transport=transport, base_url="http://sbx", headers=headers, timeout=60)
-
-
-def in_process(
-    *words: str | Path, stdin: bytes = b"", **env: str
-) -> "subprocess.CompletedProcess[str]":
-    """A command of ours, run here, with descriptors 0, 1 and 2 of its own."""
-    with ExitStack() as held:
-        files = [held.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
-        files[0].write(stdin)
-        files[0].seek(0)
-        patch = held.enter_context(pytest.MonkeyPatch.context())
-        for name in [name for name in os.environ if name.startswith("SBX_")]:
-            patch.delenv(name)
-        for name, value in env.items():
-            patch.setenv(name, value)
-        patch.setattr(sys, "stdin", held.enter_context(open(os.dup(files[0].fileno()))))
-        for fd, file in enumerate(files):
-            held.callback(_put_back, os.dup(fd), fd)
-            os.dup2(file.fileno(), fd)
-        code = main([str(word) for word in words])
-        said = []
-        for file in files[1:]:
-            file.seek(0)
-            said.append(file.read().decode())
-    return subprocess.CompletedProcess(list(words), code, *said)
-
-
-def _put_back(kept: int, fd: int) -> None:
-    os.dup2(kept, fd)
-    os.close(kept)
 
 
 @contextmanager

@@ -9,12 +9,11 @@ import httpx
 import pytest
 import pytest_asyncio
 from bay_calls import collected, events, made
-from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
+from live_app import Served
 from sessions_calls import API, ensure, new_user, put, run, url
 
 from sbx.runtime.store.tokens import TokenRecord
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 ENV = {"SECRET": "of-everybody"}
 
 
@@ -31,7 +30,7 @@ class User:
         return record, self.served.client(text)
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def user(served: Served) -> AsyncIterator[User]:
     name = new_user()
     async with served.client(await served.key_of(name)) as key:

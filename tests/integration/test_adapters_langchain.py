@@ -13,6 +13,7 @@ from sbx.adapters.langchain import python_tool, sandbox_tools
 from sbx.agent.tools.tool import ToolResult
 from sbx.errors import BadRequest
 
+pytestmark = pytest.mark.full_tier
 PNG = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGA"
     "WjR9awAAAABJRU5ErkJggg=="
@@ -32,6 +33,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"type": "tool_call", "id": "call-1", "name": name, "args": arguments}
 
 
+@pytest.mark.ci_tier
 def test_python_keeps_its_state(sync_box: Sandbox) -> None:
     tool = python_tool(sync_box)
     tool.invoke({"code": "x = 20"})
@@ -65,6 +67,7 @@ def test_a_call_gives_a_message_with_the_result_beside(sync_box: Sandbox) -> Non
 @pytest.mark.parametrize(
     ("arguments", "told"), [({"code": "1/0"}, "ZeroDivisionError"), ({"cod": "1"}, "code")]
 )
+@pytest.mark.ci_tier
 def test_what_goes_wrong_is_told_to_the_model(
     sync_box: Sandbox, arguments: dict[str, str], told: str
 ) -> None:
@@ -79,6 +82,7 @@ def test_figures_come_as_images(sync_box: Sandbox) -> None:
     assert kinds == ["text", "image"]
 
 
+@pytest.mark.ci_tier
 def test_models_are_told_the_schema(sync_box: Sandbox) -> None:
     function = convert_to_openai_tool(python_tool(sync_box))["function"]
     assert function["name"] == "run_code"

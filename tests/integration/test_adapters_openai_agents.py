@@ -13,6 +13,7 @@ import pytest
 import sbx
 from sbx import AsyncSandbox, Sandbox
 
+pytestmark = pytest.mark.full_tier
 PNG = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGA"
     "WjR9awAAAABJRU5ErkJggg=="
@@ -66,6 +67,7 @@ async def outputs(tools: list[Any], *steps: list[Any]) -> list[Any]:
     return [item["output"] for item in items if item.get("type") == "function_call_output"]
 
 
+@pytest.mark.ci_tier
 async def test_an_agent_works_in_a_sandbox_and_state_stays(
     sync_box: Sandbox, function_tools: Any
 ) -> None:
@@ -90,6 +92,7 @@ async def test_an_asynchronous_sandbox_does_as_well(box: AsyncSandbox, function_
     assert "42" in said
 
 
+@pytest.mark.ci_tier
 async def test_what_goes_wrong_is_told_to_the_model(sync_box: Sandbox, function_tools: Any) -> None:
     raised, wrong, garbled = await outputs(
         function_tools(sync_box),

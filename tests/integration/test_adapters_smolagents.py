@@ -16,6 +16,8 @@ from sbx import Sandbox
 from sbx.adapters.smolagents import SbxExecutor
 from sbx.errors import BadRequest
 
+pytestmark = pytest.mark.full_tier
+
 
 class Scripted(Model):  # type: ignore[misc]  # smolagents ships no types
     """Answers with these pieces of code in turn, and keeps what it was told."""
@@ -58,6 +60,7 @@ def agent(executor: SbxExecutor, *codes: str, tools: Any = ()) -> CodeAgent:
     )
 
 
+@pytest.mark.ci_tier
 def test_an_agent_works_in_the_sandbox_and_state_stays(executor: SbxExecutor) -> None:
     codes = ("import os\npid = os.getpid()\nprint('hello')", "final_answer([pid, os.getpid()])")
     first, second = agent(executor, *codes).run("go")
@@ -83,6 +86,7 @@ def test_answers_are_values_as_far_as_json_can_carry_them(executor: SbxExecutor)
     assert answer == (1, {"a": date(2026, 1, 2)}, "ä" * 200_000)
 
 
+@pytest.mark.ci_tier
 def test_an_answer_is_never_unpickled(executor: SbxExecutor) -> None:
     forged = (
         "class FinalAnswerException(BaseException):\n"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import pytest_asyncio
 from agent_calls import (
     Desk,
@@ -30,8 +29,9 @@ from agent_calls import (
     say,
     the_rest,
 )
-from live_app import live, short_directory
+from live_app import live
 from model_server import Asked
+from places import short_directory
 from sessions_calls import API, code_of, until, url
 
 from sbx.agent.messages import Response
@@ -39,25 +39,24 @@ from sbx.api.agent import agents_of
 from sbx.runtime.sessions import session_id
 from tests.fake_clock import FakeClock
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 WRITES = "echo done > made.txt && echo said"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def at() -> AsyncIterator[Desk]:
     with short_directory() as directory:
         async with desk(directory) as at:
             yield at
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def asker(at: Desk) -> AsyncIterator[httpx.AsyncClient]:
     async with at.served.client() as client:
         yield client
     at.model.forget()  # what a test that failed did not use
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def person(at: Desk) -> AsyncIterator[httpx.AsyncClient]:
     """Another client of the same owner."""
     async with at.served.client() as client:
@@ -170,6 +169,28 @@ async def test_a_session_that_is_stopped_aborts_its_agents(
     assert await pending(person) == []
     at.model.add(Response("here again"))
     assert (await say(asker, "works"))[-1]["content"] == "here again"
+
+
+async def test_a_token_approves_a_call_of_a_project_and_makes_no_rule(
+    at: Desk, asker: httpx.AsyncClient
+) -> None:
+    """A token for one conversation wrote a rule for the whole project, which outlived the token."""
+    owner = (await at.served.house.access.of_bearer(await at.served.key_of("ann"))).owner
+    bounds = {"user_id": "ann", "agent_id": "helper", "conversation_id": "bounded"}
+    made, text = await at.served.house.access.make_token(owner, **bounds, ttl_s=60)
+    at.model.add(runs("touch one"), Response("ok"))
+    async with (
+        at.served.client(await at.served.key_of("ann")) as ann,
+        at.served.client(text) as token,
+    ):
+        asked = body("bounded", project_id=await project(ann, at.directory("bounded")))
+        async with aclosing(following(ann, asked)) as events:
+            call = (await asked_for(events))["tool_call_id"]
+            refused = await decide(token, call, True, remember="prefix", prefix="touch")
+            assert code_of(refused) == (403, "rule_not_permitted")
+            assert (await decide(token, call, True)).json()["by"] == f"{owner} {made.id}"
+            assert one(await the_rest(events), "tool_approval")["remembered"] is None
+        assert (await ann.get(f"{API}/approvals/rules")).json()["items"] == []
 
 
 async def test_what_is_always_allowed_is_listed_and_can_be_revoked(

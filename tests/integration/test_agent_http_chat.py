@@ -19,25 +19,25 @@ from agent_calls import (
     say,
     the_rest,
 )
-from live_app import live, short_directory
+from live_app import live
 from model_server import Asked, Refused, Told
+from places import short_directory
 from sessions_calls import API, code_of, ensure, url
 
 from sbx.agent.messages import Response
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 SESSION = "sb-session-ann-helper"
 HANGS = Told(Response("thinking about it for long"), after=3, then="hang")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def at() -> AsyncIterator[Desk]:
     with short_directory() as directory:
         async with desk(directory) as at:
             yield at
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def client(at: Desk) -> AsyncIterator[httpx.AsyncClient]:
     async with at.served.client() as client:
         yield client
@@ -69,6 +69,11 @@ async def test_a_run_that_has_ended_is_told_again_from_where_one_was(
     other = body("again", message="something else")
     reply = await client.post(f"{API}/chat", json=other, headers={"last-event-id": "2"})
     assert code_of(reply) == (409, "another_run")
+    malformed = {"last-event-id": "-1"}
+    reply = await client.post(f"{API}/chat", json=same, headers=malformed)
+    assert code_of(reply) == (400, "invalid_event_id")
+    reply = await client.get(f"{API}/chat/again/events", headers=malformed)
+    assert code_of(reply) == (400, "invalid_event_id")
     assert len(at.model.requests) == 2  # nobody was asked again
 
 
@@ -149,13 +154,43 @@ async def test_requests_that_make_no_sense_are_refused_and_make_nothing(
     assert not any("unheard" in asked.text for asked in at.model.requests)
 
 
-async def test_a_conversation_is_that_of_one_user_and_agent(
+async def test_users_of_one_owner_have_their_own_conversation_ids(
     at: Desk, client: httpx.AsyncClient
 ) -> None:
-    at.model.add(Response("hello"))
-    await say(client, "mine")
-    asked = {**body("mine"), "user_id": "bob"}
-    assert code_of(await client.post(f"{API}/chat", json=asked)) == (409, "conversation_of_another")
+    """The first user of an id once kept the others out of it, who learned that it is in use."""
+    texts = {"bob": "hello bob", "ann": "hello ann"}
+    bearers = {}
+    for user, text in texts.items():
+        bearers[user] = {"authorization": f"Bearer {await token(client, user_id=user)}"}
+        async with at.served.client() as theirs:
+            theirs.headers.update(bearers[user])
+            at.model.add(Response(text))
+            assert (await say(theirs, "mine", user_id=user))[-1]["content"] == text
+            assert [one["content"] for one in await messages(theirs, "mine")][1:] == [text]
+            assert (await replayed(theirs, "mine"))[-1]["content"] == text
+    for path in ("conversations/mine/messages", "conversations/mine/export", "chat/mine/events"):
+        assert code_of(await client.get(f"{API}/{path}")) == (409, "conversation_ambiguous")
+        chosen = {"user_id": "bob"}
+        reply = await client.get(f"{API}/{path}", params=chosen)
+        assert reply.status_code == 200
+        assert texts["bob"] in reply.text
+        assert texts["ann"] not in reply.text
+        other = await client.get(f"{API}/{path}", params=chosen, headers=bearers["ann"])
+        assert other.status_code == 404
+
+
+async def test_agents_of_two_users_work_in_one_conversation_id_at_once(
+    at: Desk, client: httpx.AsyncClient
+) -> None:
+    at.model.add(HANGS)
+    async with aclosing(following(client, body("both"))) as events:
+        await anext(events)
+        at.model.add(Response("hello bob"))
+        assert (await say(client, "both", user_id="bob"))[-1]["content"] == "hello bob"
+        chosen = {"user_id": "ann"}
+        reply = await client.post(f"{API}/chat/both/abort", params=chosen)
+        assert reply.json() == {"aborted": True}
+        await the_rest(events)
 
 
 async def test_a_conversation_without_a_name_gets_one_and_another_model_may_be_named(

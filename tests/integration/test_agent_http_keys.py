@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 from agent_calls import calls, desk, say
-from live_app import short_directory
 from model_server import Refused
+from places import short_directory
 from sessions_calls import API
 
 from sbx.agent.messages import Response

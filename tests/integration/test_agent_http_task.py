@@ -6,16 +6,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import pytest_asyncio
 from agent_calls import Desk, calls, desk, kinds, messages, one, say
-from live_app import short_directory
 from model_server import Asked
+from places import short_directory
 from sessions_calls import API, C1, code_of, ensure, put, url
 
 from sbx.agent.messages import Response, Usage
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 CSV = b"city,people\nKumquat,3\nLoquat,39\n"
 TOGETHER = 12
 WRONG = "import csv\nrows = list(csv.DictReader(open('uploads/temparea/towns.csv')))\n"
@@ -25,7 +23,7 @@ FIGURE = (
 )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def at() -> AsyncIterator[Desk]:
     with short_directory() as directory:
         async with desk(directory) as at:

@@ -64,8 +64,8 @@ async def test_a_conversation_has_one_chat_whoever_comes_first(store: Store) -> 
     several = [replace(CHAT, id=f"chat-{number}") for number in range(5)]
     found = await asyncio.gather(*(chats.ensure(store, one) for one in several))
     assert len({chat.id for chat in found}) == 1
-    assert await chats.of_conversation(store, "me", "talk") == found[0]
-    assert await chats.of_conversation(store, "you", "talk") is None
+    assert await chats.named(store, "me", "talk") == found[:1]
+    assert await chats.named(store, "you", "talk") == []
     assert (await chats.ensure(store, replace(CHAT, id="chat-you", owner="you"))).id == "chat-you"
 
 
@@ -75,22 +75,31 @@ async def test_a_chat_that_goes_on_keeps_its_beginning(store: Store) -> None:
     await chats.ensure(store, begun)
     later = replace(CHAT, id="chat-2", created_at=9.0, last_used_at=9.0)  # says nothing of projects
     assert await chats.ensure(store, later) == replace(begun, last_used_at=9.0)
-    assert await chats.of_conversation(store, "me", "talk") == replace(begun, last_used_at=9.0)
+    assert await chats.named(store, "me", "talk") == [replace(begun, last_used_at=9.0)]
     assert [one.id for one in await chats.of_owner(store, "me")] == ["chat-1"]
 
 
-@pytest.mark.parametrize(
-    "other", [{"user_id": "bob"}, {"agent_id": "writer"}, {"project_id": "project-1"}]
-)
-async def test_the_conversation_of_another_is_a_conflict(
-    store: Store, other: dict[str, str]
-) -> None:
+async def test_the_conversation_of_another_project_is_a_conflict(store: Store) -> None:
     await store.write(lambda on: projects.add(on, PROJECT))
     await chats.ensure(store, CHAT)
     with pytest.raises(Conflict) as refused:
-        await chats.ensure(store, replace(CHAT, **other))  # type: ignore[arg-type]
+        await chats.ensure(store, replace(CHAT, project_id="project-1"))
     assert refused.value.code == "conversation_of_another"
-    assert await chats.of_conversation(store, "me", "talk") == CHAT
+    assert await chats.named(store, "me", "talk") == [CHAT]
+
+
+@pytest.mark.parametrize("other", [{"user_id": "bob"}, {"agent_id": "writer"}])
+async def test_each_user_and_agent_has_its_own_conversation_ids(
+    store: Store, other: dict[str, str]
+) -> None:
+    """The first user of a conversation id once kept every other user out of it."""
+    theirs = replace(CHAT, id="talk-other", **other)  # type: ignore[arg-type]
+    await chats.ensure(store, CHAT)
+    assert await chats.ensure(store, theirs) == theirs
+    assert len(await chats.named(store, "me", "talk")) == 2
+    assert await chats.named(store, "me", "talk", **other) == [theirs]
+    assert await chats.delete(store, theirs.id)
+    assert await chats.named(store, "me", "talk") == [CHAT]
 
 
 async def test_a_chat_needs_its_project(store: Store) -> None:
@@ -194,8 +203,8 @@ async def test_a_history_has_an_end(store: Store) -> None:
 async def test_a_run_that_outlives_its_chat_writes_nothing_into_the_next(store: Store) -> None:
     history = await history_of(store)
     await history.append([Message("user", "hello")])
-    assert await chats.delete(store, "me", "talk")
-    assert not await chats.delete(store, "me", "talk")
+    assert await chats.delete(store, CHAT.id)
+    assert not await chats.delete(store, CHAT.id)
     again = await history_of(store, replace(CHAT, id="chat-2"))
     with pytest.raises(NotFound):
         await history.append([Message("assistant", "hello!")])
@@ -271,7 +280,8 @@ async def test_projects_are_their_owners(store: Store) -> None:
     assert [one.id for one in page] == ["project-0", "project-1"]
     assert [one.id for one in await projects.of_owner(store, "me", "project-1", 2)] == ["project-2"]
     changed = replace(PROJECT, name="shop", sandbox_enabled=False)
-    assert not await store.write(lambda on: projects.change(on, replace(changed, owner="you")))
+    yours = replace(changed, owner="you", working_directory="/srv/other")
+    assert not await store.write(lambda on: projects.change(on, yours))
     assert await store.write(lambda on: projects.change(on, changed))
     assert await projects.of_id(store, "me", "project-1") == changed
     assert not await store.write(lambda on: projects.delete(on, "you", "project-1"))
@@ -357,7 +367,7 @@ async def test_with_a_chat_goes_all_that_was_said_and_asked(store: Store) -> Non
     await fill(store, CHAT)
     await fill(store, replace(CHAT, id="chat-2", conversation_id="other"))
     assert await left(store) == {"chat-1", "chat-2"}
-    await chats.delete(store, "me", "talk")
+    await chats.delete(store, CHAT.id)
     assert await left(store) == {"chat-2"}
 
 

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from live_app import live, short_directory
+from live_app import live
+from places import short_directory
 
 from sbx import Conversation, Runtime
 from sbx.agent.messages import ToolCall

@@ -1,7 +1,9 @@
 """What approvals promise, whether they are kept in memory or in a store on disk."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +11,12 @@ import pytest
 
 from sbx.agent.approval_records import MemoryRecords, Records
 from sbx.agent.approvals import Approvals, Pending, Place
-from sbx.errors import BadRequest, Conflict, NotFound, SbxError, TooLarge
+from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.approvals import Reach
-from sbx.runtime.store import Store, chats, projects
+from sbx.runtime.store import Store, chats, opening, projects
 from sbx.runtime.store.approvals import StoredApprovals
 from sbx.runtime.store.chats import ChatRow
+from sbx.runtime.store.pending import PendingWrites
 from sbx.runtime.store.projects import ProjectRow
 from tests.fake_clock import FakeClock
 
@@ -289,6 +292,24 @@ async def test_a_wrong_answer_is_refused_and_decides_nothing(
     await desk.approvals.decide(ME, "call-1", True)
 
 
+@pytest.mark.parametrize("place", [HERE, SITE])
+async def test_a_reach_with_bounds_approves_a_call_and_makes_no_rule(
+    desk: Desk, place: Place
+) -> None:
+    """A token for one conversation wrote a rule for the whole project, which it could not see, and
+    which still held when the token was revoked."""
+    await desk.ask(place, "touch one")
+    token = Reach("me", "ann", "coder", place.conversation_id)
+    with pytest.raises(Denied) as refused:
+        await desk.approvals.decide(token, "call-1", True, remember="prefix", prefix="touch")
+    assert refused.value.code == "rule_not_permitted"
+    assert await desk.approvals.rules(ME) == ([], None)
+    decided = await desk.approvals.decide(token, "call-1", True, by="me tok-1")
+    assert decided.decision is not None
+    assert decided.decision.by == "me tok-1"
+    assert not await desk.allowed(place, "touch one")
+
+
 async def test_a_command_too_long_to_remember_can_be_approved_for_once(desk: Desk) -> None:
     await desk.ask(HERE, "echo " + "x" * 20_000)
     with pytest.raises(TooLarge):
@@ -374,3 +395,27 @@ async def test_what_was_pending_at_a_restart_is_denied_and_says_why(
     assert late.value.details["by"] == "restart"
     assert await again.pending(ME) == ([], None)
     assert await again.recover() == []
+
+
+async def test_a_rule_is_revoked_at_once_though_the_store_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The revocation failed, and the rule continued to allow commands."""
+    monkeypatch.setattr(opening, "_BUSY_S", 0.1)
+    async with await Store.open(tmp_path / "sbx.db") as store:
+        await chats.ensure(store, chat("chat-1", HERE))
+        pending = PendingWrites(store)
+        desk = Desk(Approvals(StoredApprovals(store, pending), FakeClock()), FakeClock())
+        asked = await desk.ask()
+        await desk.approvals.decide(ME, asked.approval.tool_call_id, True, remember="exact")
+        (rule,), _ = await desk.approvals.rules(ME)
+        assert await desk.allowed(HERE, "make test")
+        with closing(sqlite3.connect(tmp_path / "sbx.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert not await desk.approvals.revoke(ME, rule.id)
+            assert not await desk.allowed(HERE, "make test")
+            assert await desk.approvals.rules(ME) == ([], None)
+            with pytest.raises(NotFound):
+                await desk.approvals.revoke(ME, rule.id)
+        await pending.close()
+        assert await store.row("SELECT 1 FROM approval_rules") is None

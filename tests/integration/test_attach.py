@@ -28,12 +28,14 @@ def source() -> Iterator[Path]:
         yield found
 
 
-def sharing(start: str = "fork", max_idle: int = 0) -> Policy:
+def sharing(start: str = "fork", max_idle: int = 0, host_executables: str = "allow") -> Policy:
     policy = load("default")
     pool = policy.pool.model_copy(
         update={"start": start, "min_idle": 0, "max_idle": max_idle if start == "fork" else 0}
     )
-    return policy.model_copy(update={"shared": True, "pool": pool})
+    return policy.model_copy(
+        update={"shared": True, "pool": pool, "host_executables": host_executables}
+    )
 
 
 @pytest.fixture
@@ -52,6 +54,7 @@ async def read(box: AsyncSandbox, path: str) -> str:
 
 
 @pytest.mark.parametrize("path", ["pool", "fork", "cold"])
+@pytest.mark.unprivileged
 async def test_a_live_kernel_sees_it_and_so_does_a_later_one(path: str, source: Path) -> None:
     async with Runtime() as runtime:
         policy = sharing("cold" if path == "cold" else "fork", 1 if path == "pool" else 0)
@@ -76,6 +79,7 @@ async def test_a_live_kernel_sees_it_and_so_does_a_later_one(path: str, source: 
             assert await read(box, "/mnt/wheels/a.txt") == "ENOENT"
 
 
+@pytest.mark.unprivileged
 async def test_it_is_read_only_without_set_id_bits_and_devices(
     box: AsyncSandbox, source: Path
 ) -> None:
@@ -167,6 +171,19 @@ async def test_what_is_no_directory_of_the_host_is_refused(box: AsyncSandbox, so
     for wrong in (source / "link", f"{source}/../wheels"):
         with pytest.raises(BadRequest):
             await box.attach(wrong, "/mnt/x")
+
+
+@pytest.mark.parametrize("host_executables", ["protect", "ask"])
+async def test_nothing_is_written_to_where_nothing_guards_it(
+    runtime: Runtime, source: Path, host_executables: str
+) -> None:
+    if os.geteuid() == 0:
+        os.chown(source / "below", 65_432, 65_432)
+    async with await runtime.create(sharing(host_executables=host_executables)) as box:
+        with pytest.raises(Denied) as raised:
+            await box.attach(source / "below", f"{SHARED}/w", read_only=False)
+        assert raised.value.code == "attachment_not_guarded"
+        assert await box.attachments() == ()
 
 
 @pytest.mark.needs("root")

@@ -9,16 +9,16 @@ import httpx
 import pytest
 import pytest_asyncio
 from bay_calls import collected, made, refused
-from live_app import Served, live, short_directory
+from live_app import Served, live
+from places import short_directory
 
 from tests.fake_clock import FakeClock
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 ORIGIN = "https://chat.example.org"
 CLOCK = FakeClock(1_800_000_000.0)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def small() -> AsyncIterator[Served]:
     """A service of narrow limits, on a clock that stands still."""
     limits: dict[str, Any] = {"sandboxes_per_owner": 2, "cors_origins": (ORIGIN,)}
@@ -27,7 +27,7 @@ async def small() -> AsyncIterator[Served]:
             yield served
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def client(small: Served, request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncClient]:
     """A caller of each test's own, so that the limits of owners start anew."""
     key = await small.key_of(request.node.name[:100], operator=True)

@@ -9,12 +9,10 @@ import httpx
 import pytest
 import pytest_asyncio
 from bay_calls import made, refused
-from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+from live_app import Served
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def box(client: httpx.AsyncClient) -> str:
     return f"/v1/sandboxes/{(await made(client))['id']}"
 

@@ -2,33 +2,27 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 import pytest_asyncio
 from bay_calls import made
-from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
+from live_app import Served
 
 from sbx.api import connections, limits
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-SOON_S = 20.0
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def box(client: httpx.AsyncClient) -> str:
     return f"/v1/sandboxes/{(await made(client))['id']}"
 
 
-@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+@pytest_asyncio.fixture(autouse=True)
 async def nothing_changes(client: httpx.AsyncClient, box: str) -> AsyncIterator[None]:
     """After each attack the service answers, and the workspace is as it was."""
     before = (await client.get(f"{box}/filesystem/directories")).json()["entries"]
-    began = time.monotonic()
     yield
-    assert time.monotonic() - began < SOON_S
     after = (await client.get(f"{box}/filesystem/directories")).json()["entries"]
     assert [entry["name"] for entry in after] == [entry["name"] for entry in before]
 
@@ -133,6 +127,22 @@ async def test_heads_that_contradict_or_flood_are_refused(
     answer = await served.raw(request("POST", "/v1/sandboxes", *headers, body=b"{}"))
     status, _ = reply_of(answer)
     assert 400 <= status < 500
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("HTTP/1.1\r\nHost: sbx", 200),
+        ("HTTP/1.1\r\nHost: localhost:80", 200),
+        ("HTTP/1.0", 200),
+        ("HTTP/1.1", 400),
+        ("HTTP/1.1\r\nHost: a\r\nHost: a", 400),
+        ("HTTP/1.1\r\nHost: a/b", 400),
+    ],
+)
+async def test_a_request_names_one_host(served: Served, head: str, status: int) -> None:
+    answer = await served.raw(f"GET /health {head}\r\nConnection: close\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 %d" % status)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +308,8 @@ async def test_many_slow_clients_do_not_stop_the_others(
     head = request("POST", "/v1/sandboxes", "Content-Length: 100")
     slow = [asyncio.create_task(served.raw(head)) for _ in range(100)]
     await asyncio.sleep(0.2)
-    began = time.monotonic()
     assert (await client.get("/health")).status_code == 200
-    assert time.monotonic() - began < 10  # the slow ones last longer
+    assert not any(one.done() for one in slow)
     for one in slow:
         one.cancel()
     await asyncio.gather(*slow, return_exceptions=True)

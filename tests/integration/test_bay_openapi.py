@@ -15,7 +15,8 @@ from agent_calls import desk
 from bay_calls import made
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from live_app import Served, live_client, short_directory  # noqa: F401  # fixtures
+from live_app import Served
+from places import short_directory
 from requests.adapters import HTTPAdapter
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -28,9 +29,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from sbx.agent.messages import Response
+from tests.tiers import examples
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-EXAMPLES = 4  # of each route, of each kind
+EXAMPLES = min(20, examples(2))  # of each route, of each kind
 ANSWERS = 20  # of the model, which is asked at most once in each
 TIMEOUT_S = 30.0
 # What ends the sandbox that the others use.
@@ -80,7 +81,7 @@ class _OverSocket(HTTPAdapter):
         super().close()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def served() -> AsyncIterator[Served]:
     """With a model: a chat without one is refused by 503, which is no surprise there."""
     answers = [Response("hello")] * ANSWERS

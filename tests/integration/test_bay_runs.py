@@ -8,9 +8,8 @@ import httpx
 import pytest
 import pytest_asyncio
 from bay_calls import events, made, refused
-from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
+from live_app import Served
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 SSE = {"accept": "text/event-stream"}
 PYTHON_FIELDS = {
     "success", "output", "error", "data", "execution_id", "execution_time_ms", "code"
@@ -20,13 +19,13 @@ SHELL_FIELDS = {
 }  # fmt: skip
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def box(client: httpx.AsyncClient) -> str:
     """The URL of one sandbox for all tests that leave its kernel usable."""
     return f"/v1/sandboxes/{(await made(client))['id']}"
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def own(client: httpx.AsyncClient) -> AsyncIterator[str]:
     """A sandbox of the test's own."""
     url = f"/v1/sandboxes/{(await made(client))['id']}"
@@ -279,6 +278,23 @@ async def test_a_shell_stream_ends_with_its_body(client: httpx.AsyncClient, box:
     assert told[-1].data["exit_code"] == 2
 
 
+async def test_a_malformed_event_id_is_refused_by_every_route(
+    client: httpx.AsyncClient, box: str
+) -> None:
+    """It was taken for 0: the client got every event a second time."""
+    ran = await python(client, box, "1")
+    commands = f"{box}/conversations/default/commands"
+    begun = await client.post(commands, json={"command": "true"})
+    for path in (
+        f"{box}/events",
+        f"{box}/runs/{ran['execution_id']}/events",
+        f"/api/v1/runs/{ran['execution_id'].replace('exec', 'run')}/events",
+        f"{commands}/{begun.json()['id']}/follow",
+    ):
+        reply = await client.get(path, headers={"last-event-id": "abc"})
+        refused(reply, 400, "invalid_event_id")
+
+
 async def test_a_client_that_went_away_gets_the_rest(client: httpx.AsyncClient, box: str) -> None:
     code = "import time\nfor n in range(4):\n    print(n, flush=True); time.sleep(0.2)"
     async with client.stream(
@@ -386,7 +402,7 @@ async def test_history_is_searched(
     assert [entry["code"][-1] for entry in told["entries"]] == found
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def searched(client: httpx.AsyncClient) -> str:
     url = f"/v1/sandboxes/{(await made(client))['id']}"
     await python(client, url, "1 # a", tags="Alpha", description="one")

@@ -7,9 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from bay_calls import collected, made, refused
-from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+from live_app import Served
 
 FIELDS = {
     "id", "status", "profile", "cargo_id", "capabilities", "created_at", "expires_at",

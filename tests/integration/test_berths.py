@@ -27,6 +27,12 @@ from sbx.workspace import DataDirectory
 pytestmark = pytest.mark.needs("namespaces")
 
 
+@pytest.fixture
+async def runtime(own_runtime: Runtime) -> Runtime:
+    """One of its own for each test: they count its kernels, kill them, and turn its clock."""
+    return own_runtime
+
+
 def means_of(runtime: Runtime) -> Means:
     assert runtime._means is not None
     return runtime._means
@@ -52,6 +58,7 @@ def narrower(than: Policy) -> Policy:
 
 
 @pytest.mark.core
+@pytest.mark.unprivileged
 async def test_new_sandbox_gets_a_kernel_that_was_ready_with_every_wall_of_the_others(
     runtime: Runtime,
 ) -> None:

@@ -33,6 +33,7 @@ def probe(*words: str) -> list[str]:
 
 
 @pytest.mark.core
+@pytest.mark.unprivileged
 def test_namespaces_are_tried_in_a_child_and_change_nothing_here() -> None:
     assert probe() == ["True", "True"]
 

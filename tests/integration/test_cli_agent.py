@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import started
+from command import in_process, started
 from model_server import KEY, ModelServer, Refused, model_server
-from serving import in_process
 
 from sbx.agent.messages import Response, ToolCall, Usage
 
@@ -60,6 +59,30 @@ def test_text_goes_to_stdout_tools_to_stderr_and_what_it_wrote_is_saved(recordin
     assert places == sorted(places)
     assert (out / "total.txt").read_text() == "6"
     assert [path.name for path in out.rglob("*")] == ["total.txt"]  # no upload, nothing hidden
+
+
+def test_no_repository_is_among_the_files_that_are_saved(tmp_path: Path) -> None:
+    """A repository without a `.git` has no hidden file, and git obeys its configuration."""
+    code = (
+        "import os, pathlib\n"
+        "for name in ('objects', 'refs'):\n"
+        "    os.makedirs(f'lib/{name}')\n"
+        "    pathlib.Path(f'lib/{name}/x').write_text('')\n"
+        "pathlib.Path('lib/HEAD').write_text('ref: refs/heads/main')\n"
+        "pathlib.Path('lib/config').write_text('[core]\\nfsmonitor = touch M\\n')\n"
+        "pathlib.Path('total.txt').write_text('6')"
+    )
+    path = tmp_path / "recording.json"
+    answers = [calls(("run_code", {"code": code})), calls(text="Done.")]
+    path.write_text(json.dumps({"model": "recorded", "answers": answers}))
+    out = tmp_path / "out"
+    ended = in_process("agent", "?", "--replay", path, "--out", out, "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert [one.name for one in out.rglob("*")] == ["total.txt"]
+    assert "left out: lib (git would obey it on the host)" in ended.stderr
+    saved = json.loads(ended.stdout.splitlines()[-1])
+    assert saved["paths"] == [str(out / "total.txt")]
+    assert {"path": "lib", "name": "git directory", "program": "git"} in saved["left_out"]
 
 
 def test_events_and_the_exit_codes_of_each_end(recording: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pexpect
 import pytest
-from command import COMMAND, environment
+from command import COMMAND, environment, in_process
 from model_server import KEY, Asked, ModelServer, Told, model_server
 from places import short_directory
-from serving import in_process, service
+from serving import Service
 
 from sbx.agent.messages import Response, ToolCall, Usage
 
@@ -266,6 +266,113 @@ def test_every_tool_in_a_project_is_asked_about_by_its_changes(places: Path, pro
     assert {path.name for path in project.iterdir()} == {"old.txt", "wrote.txt"}
 
 
+def asking(places: Path) -> dict[str, str]:
+    """The environment of a chat that has a policy `asking`."""
+    policies = places / "policies"
+    policies.mkdir()
+    (policies / "asking.toml").write_text(
+        'schema = 1\nextends = "default"\nhost_executables = "ask"\n'
+    )
+    return {"SBX_POLICY_DIRS": json.dumps([str(policies)])}
+
+
+def test_a_new_host_executable_is_always_asked_about_where_the_policy_asks(
+    places: Path, project: Path
+) -> None:
+    (project / ".npmrc").write_text("as it was")
+    answers = recording(
+        places,
+        calls("write_file", path=".envrc", content="echo\n"),
+        calls("write_file", path="src/.vscode/tasks.json", content="{}\n"),
+        calls("write_file", path=".envrc", content="other\n"),
+        calls("write_file", path=".npmrc", content="other\n"),
+        Response("Done."),
+    )
+    words = ("--project", project, "--replay", answers, "--policy", "asking", "--changes", "allow")
+    with chat(places / "chats", *words, **asking(places)) as child:
+        typed(child, "set it up")
+        child.expect(r"\+ /workspace/.envrc")
+        child.expect(r"! /workspace/.envrc  \(new, and direnv would obey it on this host\)")
+        child.expect(r"Make these changes\? \[y\]es, \[n\]o: ")
+        assert not (project / ".envrc").exists()
+        child.sendline("y")
+        child.expect("allowed by you")
+        child.expect(r"tasks.json  \(new, and VS Code would obey it on this host\)")
+        child.expect(r"Make these changes\?")
+        child.sendline("n")
+        child.expect("denied by you")
+        for name in (".envrc", ".npmrc"):
+            child.expect(f"'{name}' is not changed")
+        child.expect("Done.")
+        ended(child)
+    assert (project / ".envrc").read_text() == "echo\n"
+    assert (project / ".npmrc").read_text() == "as it was"
+    assert not (project / "src").exists()
+
+
+def test_a_new_host_executable_is_refused_where_the_policy_does_not_ask(
+    places: Path, project: Path
+) -> None:
+    answers = recording(
+        places, calls("write_file", path=".envrc", content="echo\n"), Response("Done.")
+    )
+    words = ("--project", project, "--replay", answers, "--changes", "allow")
+    done = in_process("chat", "--data-dir", places / "chats", *words, stdin=b"go")
+    assert "direnv on the host obeys" in done.stderr
+    assert not (project / ".envrc").exists()
+
+
+@pytest.mark.parametrize(("answer", "there"), [("y", True), ("n", False)])
+def test_a_chat_offers_to_restore_where_the_policy_asks(
+    places: Path, project: Path, answer: str, there: bool
+) -> None:
+    answers = recording(
+        places, calls("execute_command", command="echo x > .envrc"), Response("Done.")
+    )
+    words = ("--project", project, "--replay", answers, "--policy", "asking")
+    with chat(places / "chats", *words, **asking(places)) as child:
+        typed(child, "plant it")
+        child.expect("Done.")
+        child.expect(PROMPT)
+        child.sendeof()
+        child.expect(rf"Restore {re.escape(str(project))}/.envrc \(direnv would obey it.*\[y/N\] ")
+        assert not (project / ".envrc").exists()
+        child.sendline(answer)
+        if not there:
+            child.expect(f"sbx quarantine list --data-dir {places}/chats")
+        child.expect(pexpect.EOF)
+        child.wait()
+        assert child.exitstatus == 0
+    assert (project / ".envrc").exists() is there
+
+
+def test_the_quarantine_of_chats_is_found_without_its_directory(
+    places: Path, project: Path
+) -> None:
+    """`sbx quarantine restore ID`, as the hint said, did not find an item of a chat."""
+    answers = recording(
+        places, calls("execute_command", command="echo x > .envrc"), Response("Done.")
+    )
+    env = {"XDG_DATA_HOME": str(places / "xdg")}
+
+    def quarantine(*words: str | Path, **more: str) -> Any:
+        done = in_process("quarantine", *words, stdin=b"", **(env | more))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    said = in_process("chat", "--project", project, "--replay", answers, stdin=b"go", **env)
+    assert said.returncode == 0, said.stderr
+    (name,) = re.findall("sbx quarantine restore ([0-9a-f]+)", said.stderr)
+    assert [item["id"] for item in quarantine("list", "--json")["items"]] == [name]
+    named = quarantine("list", "--json", "--data-dir", places / "other")
+    assert named["items"] == []
+    other = {"XDG_DATA_HOME": str(places / "other"), "SBX_CHAT_DIR": str(places / "xdg/sbx/chat")}
+    for more in (other, {**other, "SBX_DATA_DIR": str(places / "other")}):
+        assert quarantine("show", name, "--json", **more)["path"] == ".envrc"
+    quarantine("restore", name, "--yes", "--json")
+    assert (project / ".envrc").read_text() == "x\n"
+
+
 def test_which_changes_are_asked_about_is_chosen_and_kept(places: Path, project: Path) -> None:
     def going(number: int, **arguments: str) -> Path:
         (places / str(number)).mkdir()
@@ -290,30 +397,27 @@ def test_which_changes_are_asked_about_is_chosen_and_kept(places: Path, project:
     assert in_process(*words, outside, "--changes", "allow").returncode == 2, "in no project"
 
 
-def test_the_sandbox_may_be_in_a_service_and_is_found_again(places: Path) -> None:
+def test_the_sandbox_may_be_in_a_service_and_is_found_again(places: Path, service: Service) -> None:
     (places / "a.txt").write_text("a\n")
     answers = recording(
         places, calls("run_code", code="open('b', 'w').write('b')"), Response("Ok.")
     )
-    with service() as running:
-        words = ("chat", "--data-dir", places / "chats", "--replay", answers)
-        here = {"SANDBOX_DOMAIN": str(running.socket)}
-        first = in_process(
-            *words, stdin=f"/upload {places}/a.txt\ngo\n/files\n/undo".encode(), **here
-        )
-        assert first.returncode == 0, first.stderr
-        assert "1  /workspace/b\n" in first.stdout
-        assert "- /workspace/b" in first.stderr
-        again = in_process(*words, "--resume", stdin=b"/files", **here)
-        assert again.stdout == "         2  /workspace/uploads/temparea/a.txt\n"
-        assert in_process(*words, "--resume", stdin=b"/files").returncode == 2
-        (name,) = re.findall(r"going on with (chat-\w+)", again.stderr)
-        assert in_process(*words, "--rm", name).returncode == 2
-        assert "sandbox-" in running.quick("ps").stdout
-        assert in_process(*words, "--rm", name, stdin=b"", **here).returncode == 0
-        task = ("agent", "go", "--replay", answers, "--connect", running.socket)
-        assert in_process(*task).stdout == "Ok.\n"
-        assert "sandbox-" not in running.quick("ps").stdout  # neither left anything
+    words = ("chat", "--data-dir", places / "chats", "--replay", answers)
+    here = {"SANDBOX_DOMAIN": str(service.socket)}
+    first = in_process(*words, stdin=f"/upload {places}/a.txt\ngo\n/files\n/undo".encode(), **here)
+    assert first.returncode == 0, first.stderr
+    assert "1  /workspace/b\n" in first.stdout
+    assert "- /workspace/b" in first.stderr
+    again = in_process(*words, "--resume", stdin=b"/files", **here)
+    assert again.stdout == "         2  /workspace/uploads/temparea/a.txt\n"
+    assert in_process(*words, "--resume", stdin=b"/files").returncode == 2
+    (name,) = re.findall(r"going on with (chat-\w+)", again.stderr)
+    assert in_process(*words, "--rm", name).returncode == 2
+    assert "sandbox-" in service.quick("ps").stdout
+    assert in_process(*words, "--rm", name, stdin=b"", **here).returncode == 0
+    task = ("agent", "go", "--replay", answers, "--connect", service.socket)
+    assert in_process(*task).stdout == "Ok.\n"
+    assert "sandbox-" not in service.quick("ps").stdout  # neither left anything
 
 
 def test_lines_of_a_pipe_are_messages_and_the_exit_code_is_the_last_one_s(places: Path) -> None:

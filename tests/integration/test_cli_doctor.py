@@ -3,13 +3,13 @@
 import json
 import re
 
-from command import sbx
+from command import in_process
 
 PATHS = ("cold", "pool", "fork")
 
 
 def test_every_layer_and_policy_is_told_and_a_sandbox_truly_started() -> None:
-    ended = sbx("doctor", "--json")
+    ended = in_process("doctor", "--json")
     told = json.loads(ended.stdout)
     names = {layer["name"] for layer in told["layers"]}
     assert names >= {"bwrap", "namespaces", "landlock", "seccomp", "memory", "tasks", "cpu"}
@@ -20,7 +20,7 @@ def test_every_layer_and_policy_is_told_and_a_sandbox_truly_started() -> None:
 
 
 def test_the_same_as_tables_is_understood_without_colour() -> None:
-    ended = sbx("doctor")
+    ended = in_process("doctor")
     assert "\x1b" not in ended.stdout
     rows = {line.split()[0]: line for line in ended.stdout.splitlines() if line}
     assert "found" in rows["bwrap"]
@@ -30,7 +30,7 @@ def test_the_same_as_tables_is_understood_without_colour() -> None:
 
 
 def test_without_bwrap_it_names_cause_and_remedy_and_ends_with_3() -> None:
-    ended = sbx("doctor", env={"SBX_BWRAP": "/no/such/bwrap"})
+    ended = in_process("doctor", SBX_BWRAP="/no/such/bwrap")
     assert ended.returncode == 3
     assert "missing: bwrap: " in ended.stdout
     assert "hint: correct SBX_BWRAP, or unset it" in ended.stdout
@@ -39,7 +39,7 @@ def test_without_bwrap_it_names_cause_and_remedy_and_ends_with_3() -> None:
 
 
 def test_without_cgroups_default_still_runs_with_weaker_walls_named_and_strict_does_not() -> None:
-    ended = sbx("doctor", "--json", env={"SBX_CGROUPS": "false"})
+    ended = in_process("doctor", "--json", SBX_CGROUPS="false")
     told = json.loads(ended.stdout)
     runs = {one["policy"]: one["runs"] for one in told["policies"]}
     weaker = {one["policy"]: [w["wall"] for w in one["weaker"]] for one in told["policies"]}
@@ -49,7 +49,7 @@ def test_without_cgroups_default_still_runs_with_weaker_walls_named_and_strict_d
 
 
 def test_paths_that_a_setting_takes_away_are_told_with_the_setting() -> None:
-    ended = sbx("doctor", env={"SBX_FAST_PATH": "false"})
+    ended = in_process("doctor", SBX_FAST_PATH="false")
     rows = {line.split()[0]: line for line in ended.stdout.splitlines() if line}
     assert ended.returncode == 0
     assert [("yes" in rows[path]) for path in PATHS] == [True, False, False]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import environment, sbx
+from command import environment, in_process
 
 
 @pytest.fixture
@@ -18,14 +18,16 @@ def data(tmp_path: Path) -> dict[str, str]:
 
 
 def told(*words: str | Path, env: dict[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(sbx("kernelspec", *words, "--json", env=env).stdout)
+    found: dict[str, Any] = json.loads(
+        in_process("kernelspec", *words, "--json", stdin=b"", **env).stdout
+    )
     return found
 
 
 def test_a_kernel_is_installed_runs_a_file_as_the_readme_says_and_is_removed(
     data: dict[str, str], own_temporary_directory: Path
 ) -> None:
-    ended = sbx("kernelspec", "install", env=data)
+    ended = in_process("kernelspec", "install", stdin=b"", **data)
     path = Path(data["JUPYTER_DATA_DIR"]) / "kernels" / "sbx"
     assert ended.stdout == f"sbx: Python (sbx), in {path}\n"
     assert "--standalone" in ended.stderr
@@ -70,7 +72,7 @@ def test_one_below_a_prefix_is_found_there_only(data: dict[str, str], tmp_path: 
         "standalone": True,
         "path": str(tmp_path / "lab" / "share" / "jupyter" / "kernels" / "locked"),
     }
-    assert "[red]" in sbx("kernelspec", "list", *place, env=data).stdout
+    assert "[red]" in in_process("kernelspec", "list", *place, stdin=b"", **data).stdout
     error = told("remove", "locked", "--user", env=data)["error"]
     assert error["code"] == "kernelspec_not_found"
 
@@ -85,7 +87,7 @@ def test_one_below_a_prefix_is_found_there_only(data: dict[str, str], tmp_path: 
 def test_what_is_wrong_is_said_with_what_to_do(
     data: dict[str, str], words: tuple[str, ...], code: str, exit_code: int
 ) -> None:
-    ended = sbx("kernelspec", "install", *words, "--json", env=data)
+    ended = in_process("kernelspec", "install", *words, "--json", stdin=b"", **data)
     error = json.loads(ended.stdout)["error"]
     assert (error["code"], ended.returncode) == (code, exit_code)
     assert error["hint"]

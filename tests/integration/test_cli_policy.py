@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import ROOT, environment, sbx
+from command import ROOT, environment, in_process
 
 from sbx import __version__
 
@@ -15,21 +15,21 @@ def test_list_names_the_shipped_ones_and_ones_own(tmp_path: Path) -> None:
     (tmp_path / "lab.toml").write_text('schema = 1\nextends = "strict"\ndescription = "[red]x"\n')
     (tmp_path / "typo.toml").write_text("schema = 1\nmemory = 3\n")
     env = {"SBX_POLICIES": str(tmp_path)}
-    told = json.loads(sbx("policy", "list", "--json", env=env).stdout)["policies"]
+    told = json.loads(in_process("policy", "list", "--json", stdin=b"", **env).stdout)["policies"]
     found = {one["name"]: one for one in told}
     assert list(found)[:5] == ["data-science", "default", "networked", "notebook", "strict"]
     assert found["lab"]["extends"] == "strict"
     assert "limits.memory_max" in found["typo"]["problem"]
-    table = sbx("policy", "list", env=env).stdout
+    table = in_process("policy", "list", stdin=b"", **env).stdout
     assert "[red]x" in table
     assert "cannot be used" in table
 
 
 @pytest.mark.parametrize("name", ["default", "strict", "data-science", "python-default"])
 def test_what_show_prints_is_a_policy_file_of_the_same_value(name: str, tmp_path: Path) -> None:
-    (tmp_path / "copy.toml").write_text(sbx("policy", "show", name).stdout)
-    copy = json.loads(sbx("policy", "show", tmp_path / "copy.toml", "--json").stdout)
-    shown = json.loads(sbx("policy", "show", name, "--json").stdout)
+    (tmp_path / "copy.toml").write_text(in_process("policy", "show", name).stdout)
+    copy = json.loads(in_process("policy", "show", tmp_path / "copy.toml", "--json").stdout)
+    shown = json.loads(in_process("policy", "show", name, "--json").stdout)
     for one in (copy, shown):
         del one["name"], one["fingerprint"]
     assert copy == shown
@@ -40,7 +40,7 @@ def test_check_names_file_line_key_and_the_right_word(tmp_path: Path) -> None:
     (tmp_path / "typo.toml").write_text('schema = 1\n[limits]\nmemory_mox = "1GiB"\n')
     (tmp_path / "good.toml").write_text('schema = 1\nextends = "default"\n')
     files = [tmp_path / f"{name}.toml" for name in ("broken", "typo", "good", "none")]
-    ended = sbx("policy", "check", *files)
+    ended = in_process("policy", "check", *files)
     assert ended.returncode == 2
     assert f"{files[0]}:2: not TOML" in ended.stdout
     assert "did you mean limits.memory_max?" in ended.stdout
@@ -50,14 +50,14 @@ def test_check_names_file_line_key_and_the_right_word(tmp_path: Path) -> None:
 
 def test_check_of_good_files_ends_with_0(tmp_path: Path) -> None:
     (tmp_path / "good.toml").write_text('schema = 1\nextends = "default"\n')
-    ended = sbx("policy", "check", "--json", tmp_path / "good.toml")
+    ended = in_process("policy", "check", "--json", tmp_path / "good.toml")
     assert (ended.returncode, json.loads(ended.stdout)["files"][0]["ok"]) == (0, True)
 
 
 def test_help_lists_the_exit_codes_and_version_is_the_packages() -> None:
-    assert "137  killed" in sbx("--help").stdout
-    assert sbx().stdout == sbx("--help").stdout
-    assert sbx("--version").stdout == f"sbx {__version__}\n"
+    assert "137  killed" in in_process("--help").stdout
+    assert in_process().stdout == in_process("--help").stdout
+    assert in_process("--version").stdout == f"sbx {__version__}\n"
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from command import sbx, started
+from command import in_process, sbx, started
 
 PIXEL = base64.b64encode(
     bytes.fromhex(
@@ -18,7 +18,7 @@ PIXEL = base64.b64encode(
 
 def error_of(words: list[str | Path], **options: str) -> tuple[int, str]:
     """The exit code and the one sentence; nothing on stdout, and no traceback."""
-    ended = sbx(*words, env=options)
+    ended = in_process(*words, stdin=b"", **options)
     first, *more = ended.stderr.splitlines()
     assert ended.stdout == ""
     assert first.startswith("error: ")
@@ -27,18 +27,20 @@ def error_of(words: list[str | Path], **options: str) -> tuple[int, str]:
 
 
 def test_prints_and_the_last_value_go_to_stdout_and_nothing_else_does() -> None:
-    ended = sbx("run", "-c", "import sys\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7")
+    ended = in_process(
+        "run", "-c", "import sys\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7"
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "out\n42\n", "err\n")
 
 
 def test_code_comes_from_a_file_or_from_stdin(tmp_path: Path) -> None:
     (tmp_path / "cell.py").write_text("\ufeffprint('from a file, é')")
-    assert sbx("run", tmp_path / "cell.py").stdout == "from a file, é\n"
-    assert sbx("run", "-", stdin=b"print('from stdin')").stdout == "from stdin\n"
+    assert in_process("run", tmp_path / "cell.py").stdout == "from a file, é\n"
+    assert in_process("run", "-", stdin=b"print('from stdin')").stdout == "from stdin\n"
 
 
 def test_code_that_raises_ends_with_1_and_its_traceback_without_colours_on_stderr() -> None:
-    ended = sbx("run", "-c", "print('before', end='')\n1 / 0")
+    ended = in_process("run", "-c", "print('before', end='')\n1 / 0")
     assert (ended.returncode, ended.stdout) == (1, "before")
     assert "ZeroDivisionError: division by zero" in ended.stderr
     assert "\x1b" not in ended.stderr
@@ -46,43 +48,46 @@ def test_code_that_raises_ends_with_1_and_its_traceback_without_colours_on_stder
 
 @pytest.mark.parametrize(("argument", "code"), [("", 0), ("0", 0), ("7", 7), ("'told why'", 1)])
 def test_sys_exit_gives_its_own_code(argument: str, code: int) -> None:
-    ended = sbx("run", "-c", f"import sys\nsys.exit({argument})")
+    ended = in_process("run", "-c", f"import sys\nsys.exit({argument})")
     assert ended.returncode == code
     assert ("told why" in ended.stderr) == (code == 1)
 
 
-def test_a_shell_script_ends_with_its_own_code() -> None:
+def test_a_shell_script_ends_the_process_with_its_own_code() -> None:
     ended = sbx("run", "--shell", "-c", "echo out; echo err >&2; exit 5")
     assert (ended.returncode, ended.stdout, ended.stderr) == (5, "out\n", "err\n")
 
 
 def test_a_run_beyond_its_time_out_ends_with_124() -> None:
-    ended = sbx("run", "--timeout", "0.5", "-c", "while True: pass")
+    ended = in_process("run", "--timeout", "0.5", "-c", "while True: pass")
     assert ended.returncode == 124
     assert "error: the run took longer than its time-out" in ended.stderr
 
 
-def test_a_policy_may_be_a_file(tmp_path: Path) -> None:
+def test_a_policy_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = 'schema = 1\nextends = "default"\n[env]\nMODE = "mine"\n'
     (tmp_path / "lab.toml").write_text(own)
-    ended = sbx("run", "--policy", "lab.toml", "-c", "import os; os.environ['MODE']", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    ended = in_process("run", "--policy", "lab.toml", "-c", "import os; os.environ['MODE']")
     assert ended.stdout == "'mine'\n"
 
 
 def test_a_run_that_a_limit_killed_ends_with_137_and_names_the_limit() -> None:
-    ended = sbx("run", "-c", "hoard = b'x' * (3 << 30)")
+    ended = in_process("run", "-c", "hoard = b'x' * (3 << 30)")
     assert (ended.returncode, ended.stdout) == (137, "")
     assert ended.stderr.startswith("error: killed (memory): ")
     assert "limits.memory_max" in ended.stderr
 
 
 def test_control_characters_are_written_out_and_colours_dropped_where_none_are_shown() -> None:
-    ended = sbx("run", "-c", r"print('\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b2J', flush=True)")
+    ended = in_process(
+        "run", "-c", r"print('\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b2J', flush=True)"
+    )
     assert ended.stdout == "red \\x1b]0;title\\x07 \\x9b2J\n"
 
 
 def test_json_is_the_whole_run_as_one_document_with_the_exact_text() -> None:
-    ended = sbx("run", "--json", "-c", r"print('\x1b[31mred\x9b'); 2")
+    ended = in_process("run", "--json", "-c", r"print('\x1b[31mred\x9b'); 2")
     run = json.loads(ended.stdout)
     assert (run["status"], run["stdout"], run["result"]) == ("ok", "\x1b[31mred\x9b\n", "2")
     assert ended.stdout.isascii()
@@ -90,7 +95,7 @@ def test_json_is_the_whole_run_as_one_document_with_the_exact_text() -> None:
 
 
 def test_events_are_lines_of_json_that_end_with_the_run() -> None:
-    ended = sbx("run", "--events", "-c", "print(1)\n1 / 0")
+    ended = in_process("run", "--events", "-c", "print(1)\n1 / 0")
     events = [json.loads(line) for line in ended.stdout.splitlines()]
     kinds = [event["type"] for event in events]
     # print() writes the newline apart, and what is printed first goes out at once
@@ -110,7 +115,7 @@ def test_output_comes_while_the_code_still_runs() -> None:
 
 
 def test_an_error_is_json_with_json() -> None:
-    ended = sbx("run", "--json", "-c", "1", "--policy", "defualt")
+    ended = in_process("run", "--json", "-c", "1", "--policy", "defualt")
     error = json.loads(ended.stdout)["error"]
     assert (ended.returncode, error["code"]) == (2, "policy_not_found")
     assert "did you mean default?" in error["message"]
@@ -122,7 +127,7 @@ def test_uploads_are_copied_in_read_only(tmp_path: Path) -> None:
     look = (
         "path = '/workspace/uploads/temparea/table.csv'\nprint(open(path).read())\nopen(path, 'w')"
     )
-    ended = sbx("run", "--upload", tmp_path / "table.csv", "-c", look)
+    ended = in_process("run", "--upload", tmp_path / "table.csv", "-c", look)
     assert ended.stdout == "a,b\n\n"
     assert "Read-only file system" in ended.stderr or "Permission denied" in ended.stderr
 
@@ -131,7 +136,7 @@ def test_a_directory_of_uploads_and_variables_are_seen_inside(tmp_path: Path) ->
     (tmp_path / "data.txt").write_text("seen")
     tmp_path.chmod(0o755)  # a root runtime gives its jails uids of their own, which must get in
     code = "import os; print(open('uploads/temparea/data.txt').read(), os.environ['MODE'])"
-    ended = sbx("run", "--uploads", tmp_path, "--env", "MODE=a=b", "-c", code)
+    ended = in_process("run", "--uploads", tmp_path, "--env", "MODE=a=b", "-c", code)
     assert ended.stdout == "seen a=b\n"
 
 
@@ -139,7 +144,7 @@ def test_a_host_directory_as_workspace_gets_the_files_and_nothing_of_ours(tmp_pa
     workspace = tmp_path / "project"
     workspace.mkdir()
     os.chown(workspace, 12345, 12345) if os.geteuid() == 0 else None
-    ended = sbx("run", "--workspace", workspace, "-c", "open('made.txt', 'w').write('here')")
+    ended = in_process("run", "--workspace", workspace, "-c", "open('made.txt', 'w').write('here')")
     assert (ended.returncode, os.listdir(workspace)) == (0, ["made.txt"])
 
 
@@ -156,7 +161,7 @@ def test_figures_are_written_only_where_asked_and_over_no_file(tmp_path: Path) -
         f"for _ in range(2): display({{'image/png': '{PIXEL}', 'text/plain': '<fig>'}}, raw=True)"
     )
     (tmp_path / "figure-1.png").write_text("mine")
-    ended = sbx("run", "--figures", tmp_path, "-c", code)
+    ended = in_process("run", "--figures", tmp_path, "-c", code)
     assert ended.stdout == "<fig>\n<fig>\n"
     assert (tmp_path / "figure-1.png").read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["figure-1.png", "figure-2.png", "figure-3.png"]
@@ -165,7 +170,7 @@ def test_figures_are_written_only_where_asked_and_over_no_file(tmp_path: Path) -
 
 
 def test_input_is_refused_in_the_code_where_there_is_no_terminal() -> None:
-    ended = sbx("run", "-c", "input('name? ')", stdin=b"Ada\n")
+    ended = in_process("run", "-c", "input('name? ')", stdin=b"Ada\n")
     assert ended.returncode == 1
     assert "input() cannot ask" in ended.stderr
 
@@ -208,7 +213,7 @@ def test_a_wrong_setting_is_named() -> None:
 
 
 def test_a_machine_that_cannot_is_3_with_the_remedy() -> None:
-    ended = sbx("run", "-c", "1", env={"SBX_BWRAP": "/no/such/bwrap"})
+    ended = in_process("run", "-c", "1", SBX_BWRAP="/no/such/bwrap")
     assert ended.returncode == 3
     assert "hint: correct SBX_BWRAP, or unset it" in ended.stderr
     assert "install it: apt-get install bubblewrap" in ended.stderr
@@ -245,5 +250,5 @@ def test_a_full_disk_behind_stdout_is_said() -> None:
 
 def test_nothing_is_left_of_any_of_it(tmp_path: Path) -> None:
     for words in (["-c", "1"], ["-c", "1/0"], ["-c", "1", "--upload", "/no/such"]):
-        sbx("run", *words, env={"TMPDIR": str(tmp_path)})
+        in_process("run", *words, TMPDIR=str(tmp_path))
         assert os.listdir(tmp_path) == []

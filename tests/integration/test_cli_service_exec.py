@@ -7,12 +7,11 @@ import pty
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command import COMMAND, environment, started
-from serving import Service, service
+from serving import Service
 
 STUBBORN = """
 import time
@@ -26,15 +25,9 @@ while True:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Service]:
-    with service() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def box(served: Service) -> str:
+def box(service: Service) -> str:
     """One for all of them: each leaves it fit for the next."""
-    made = served.quick("create")
+    made = service.quick("create")
     assert made.returncode == 0, made.stderr
     return made.stdout.strip()
 
@@ -49,17 +42,17 @@ def refusal(ended: "subprocess.CompletedProcess[str]", code: int) -> str:
 # -- exec ------------------------------------------------------------------------------------------
 
 
-def test_output_goes_where_it_went_inside_and_state_is_kept(served: Service, box: str) -> None:
+def test_output_goes_where_it_went_inside_and_state_is_kept(service: Service, box: str) -> None:
     code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\nx = 6\nx * 7"
-    ended = served.quick("exec", box, "-c", code)
+    ended = service.quick("exec", box, "-c", code)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "out\n42\n", "err\n")
-    assert served.quick("exec", box, "-c", "x").stdout == "6\n"
+    assert service.quick("exec", box, "-c", "x").stdout == "6\n"
 
 
-def test_code_comes_from_a_file_or_from_stdin(served: Service, box: str, tmp_path: Path) -> None:
+def test_code_comes_from_a_file_or_from_stdin(service: Service, box: str, tmp_path: Path) -> None:
     (tmp_path / "cell.py").write_text("print('from a file, é')")
-    assert served.quick("exec", box, tmp_path / "cell.py").stdout == "from a file, é\n"
-    assert served.quick("exec", box, "-", stdin=b"print('from stdin')").stdout == "from stdin\n"
+    assert service.quick("exec", box, tmp_path / "cell.py").stdout == "from a file, é\n"
+    assert service.quick("exec", box, "-", stdin=b"print('from stdin')").stdout == "from stdin\n"
 
 
 @pytest.mark.parametrize(
@@ -74,45 +67,45 @@ def test_code_comes_from_a_file_or_from_stdin(served: Service, box: str, tmp_pat
     ids=["raises", "sys.exit", "shell", "time-out", "killed"],
 )
 def test_exit_codes_are_those_of_sbx_run(
-    served: Service, box: str, words: list[str], code: int
+    service: Service, box: str, words: list[str], code: int
 ) -> None:
-    assert served.quick("exec", box, *words).returncode == code
-    assert served.quick("exec", box, "-c", "print('goes on')").stdout == "goes on\n"
+    assert service.quick("exec", box, *words).returncode == code
+    assert service.quick("exec", box, "-c", "print('goes on')").stdout == "goes on\n"
 
 
-def test_json_is_the_run_and_events_are_lines(served: Service, box: str) -> None:
-    run = json.loads(served.quick("exec", box, "--json", "-c", r"print('\x1b[31mred'); 2").stdout)
+def test_json_is_the_run_and_events_are_lines(service: Service, box: str) -> None:
+    run = json.loads(service.quick("exec", box, "--json", "-c", r"print('\x1b[31mred'); 2").stdout)
     assert (run["status"], run["stdout"], run["result"]) == ("ok", "\x1b[31mred\n", "2")
-    ended = served.quick("exec", box, "--events", "-c", "print(1)\n1 / 0")
+    ended = service.quick("exec", box, "--events", "-c", "print(1)\n1 / 0")
     kinds = [json.loads(line)["type"] for line in ended.stdout.splitlines()]
     assert list(dict.fromkeys(kinds)) == ["run_start", "stdout", "error", "run_end"]
     assert ended.returncode == 1
 
 
-def test_a_conversation_has_variables_and_files_of_its_own(served: Service, box: str) -> None:
-    served.quick("exec", box, "-c", "mine = 1; open('mine.txt', 'w').close()")
+def test_a_conversation_has_variables_and_files_of_its_own(service: Service, box: str) -> None:
+    service.quick("exec", box, "-c", "mine = 1; open('mine.txt', 'w').close()")
     look = "import os; print('mine' in globals(), os.path.exists('mine.txt'))"
-    ended = served.quick("exec", box, "--conversation", "other", "-c", look)
+    ended = service.quick("exec", box, "--conversation", "other", "-c", look)
     assert ended.stdout == "False False\n"
 
 
-def test_a_command_gets_cwd_env_and_stdin(served: Service, box: str) -> None:
-    served.quick("exec", box, "--shell", "-c", "mkdir -p sub")
+def test_a_command_gets_cwd_env_and_stdin(service: Service, box: str) -> None:
+    service.quick("exec", box, "--shell", "-c", "mkdir -p sub")
     words = ["--shell", "--cwd", "sub", "--env", "MODE=x", "--stdin"]
-    ended = served.quick(
+    ended = service.quick(
         "exec", box, *words, "-c", 'echo "$MODE ${PWD##*/} $(cat)"', stdin=b"piped in"
     )
     assert ended.stdout == "x sub piped in\n"
 
 
-def test_input_reads_lines_of_a_pipe(served: Service, box: str) -> None:
+def test_input_reads_lines_of_a_pipe(service: Service, box: str) -> None:
     code = "first = input('who? '); second = input(); print(first, '+', second)\ninput()"
-    ended = served.quick("exec", box, "-c", code, stdin="Ada\nZoë\n".encode())
+    ended = service.quick("exec", box, "-c", code, stdin="Ada\nZoë\n".encode())
     assert ended.stdout == "Ada + Zoë\n"
     assert (ended.returncode, "EOFError" in ended.stderr) == (1, True)
 
 
-def test_input_asks_at_a_terminal(served: Service, box: str) -> None:
+def test_input_asks_at_a_terminal(service: Service, box: str) -> None:
     ours, theirs = pty.openpty()
     try:
         with subprocess.Popen(
@@ -120,7 +113,7 @@ def test_input_asks_at_a_terminal(served: Service, box: str) -> None:
             stdin=theirs,
             stdout=subprocess.PIPE,
             stderr=theirs,
-            env=environment(SBX_SOCKET=str(served.socket)),
+            env=environment(SBX_SOCKET=str(service.socket)),
         ) as process:
             said = b""
             while b"who? " not in said:
@@ -134,9 +127,9 @@ def test_input_asks_at_a_terminal(served: Service, box: str) -> None:
         os.close(theirs)
 
 
-def test_output_comes_while_the_code_still_runs(served: Service, box: str) -> None:
+def test_output_comes_while_the_code_still_runs(service: Service, box: str) -> None:
     code = "import time\nprint('first', flush=True)\ntime.sleep(50)"
-    env = {"SBX_SOCKET": str(served.socket)}
+    env = {"SBX_SOCKET": str(service.socket)}
     with started("exec", box, "-c", code, env=env) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"first\n"
@@ -144,58 +137,62 @@ def test_output_comes_while_the_code_still_runs(served: Service, box: str) -> No
         assert process.wait(60) == 130
 
 
-def test_ctrl_c_interrupts_and_the_variables_stay(served: Service, box: str) -> None:
+def test_ctrl_c_interrupts_and_the_variables_stay(service: Service, box: str) -> None:
     code = "kept = 5\nimport time\nprint('ready', flush=True)\ntime.sleep(60)"
-    with started("exec", box, "-c", code, env={"SBX_SOCKET": str(served.socket)}) as process:
+    with started("exec", box, "-c", code, env={"SBX_SOCKET": str(service.socket)}) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert process.stderr is not None
         assert process.stderr.read().decode().endswith("error: interrupted\n")
-    assert served.quick("exec", box, "-c", "kept").stdout == "5\n"
+    assert service.quick("exec", box, "-c", "kept").stdout == "5\n"
 
 
-def test_a_second_ctrl_c_ends_the_kernel(served: Service, box: str) -> None:
-    with started("exec", box, "-c", STUBBORN, env={"SBX_SOCKET": str(served.socket)}) as process:
+def test_a_second_ctrl_c_ends_the_kernel(service: Service, box: str) -> None:
+    with started("exec", box, "-c", STUBBORN, env={"SBX_SOCKET": str(service.socket)}) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
         process.stdout.readline()  # the code has seen it, and goes on
         process.send_signal(signal.SIGINT)
         assert process.wait(60) in (130, 137)
-    assert served.quick("exec", box, "-c", "print('anew')").stdout == "anew\n"
+    assert service.quick("exec", box, "-c", "print('anew')").stdout == "anew\n"
 
 
-def test_sigterm_interrupts_the_run_and_leaves(served: Service, box: str) -> None:
+def test_sigterm_interrupts_the_run_and_leaves(service: Service, box: str) -> None:
     code = "import time\nprint('ready', flush=True)\ntime.sleep(60)"
-    with started("exec", box, "-c", code, env={"SBX_SOCKET": str(served.socket)}) as process:
+    with started("exec", box, "-c", code, env={"SBX_SOCKET": str(service.socket)}) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.terminate()
         assert process.wait(60) == 143
     began = time.monotonic()
-    assert served.quick("exec", box, "-c", "print('free')").stdout == "free\n"
+    assert service.quick("exec", box, "-c", "print('free')").stdout == "free\n"
     assert time.monotonic() - began < 30
 
 
-def test_ctrl_c_while_it_waits_in_the_queue_hits_no_other_run(served: Service, box: str) -> None:
-    env = {"SBX_SOCKET": str(served.socket)}
-    busy = "import time\nprint('busy', flush=True)\ntime.sleep(4)\nprint('done')"
+def test_ctrl_c_while_it_waits_in_the_queue_hits_no_other_run(service: Service, box: str) -> None:
+    env = {"SBX_SOCKET": str(service.socket)}
+    busy = (
+        "import os, time\nprint('busy', flush=True)\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\nprint('done')"
+    )
     with started("exec", box, "-c", busy, env=env) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"busy\n"
         with started("exec", box, "-c", "print('never')", env=env) as second:
-            time.sleep(1.5)  # it is there, and waits
+            time.sleep(1.5)  # by then it waits, as a rule: an earlier moment must do as well
             second.send_signal(signal.SIGINT)
             assert second.wait(60) == 130
             assert second.stdout is not None
             assert second.stdout.read() == b""
+        assert service.quick("exec", box, "--shell", "-c", "touch go").returncode == 0
         assert first.stdout.read() == b"done\n"
         assert first.wait(60) == 0
 
 
-def test_exec_says_what_is_wrong(served: Service, box: str) -> None:
+def test_exec_says_what_is_wrong(service: Service, box: str) -> None:
     for words in (
         ["exec", box],
         ["exec", box, "--cwd", "sub", "-c", "1"],
@@ -204,27 +201,27 @@ def test_exec_says_what_is_wrong(served: Service, box: str) -> None:
         ["exec", "sandbox-000000000000", "-c", "1"],
         ["exec", box, "no-such-file.py"],
     ):
-        refusal(served.quick(*words), 2)
-    both = served.quick("exec", box, "--json", "--events", "-c", "1")
+        refusal(service.quick(*words), 2)
+    both = service.quick("exec", box, "--json", "--events", "-c", "1")
     assert (both.returncode, json.loads(both.stdout)["error"]["code"]) == (2, "validation_error")
-    big = served.quick("exec", box, "--shell", "-i", "-c", "cat", stdin=b"x" * (2 << 20))
+    big = service.quick("exec", box, "--shell", "-i", "-c", "cat", stdin=b"x" * (2 << 20))
     assert "sbx cp" in refusal(big, 2)
 
 
 # -- cp --------------------------------------------------------------------------------------------
 
 
-def test_files_go_in_and_come_out_byte_for_byte(served: Service, box: str, tmp_path: Path) -> None:
+def test_files_go_in_and_come_out_byte_for_byte(service: Service, box: str, tmp_path: Path) -> None:
     content = os.urandom(3 << 20)
     (tmp_path / "big.bin").write_bytes(content)
-    sent = served.quick("cp", tmp_path / "big.bin", f"{box}:data/")
+    sent = service.quick("cp", tmp_path / "big.bin", f"{box}:data/")
     assert (sent.returncode, sent.stderr) == (0, "")
     assert sent.stdout == f"{tmp_path}/big.bin -> {box}:data/big.bin\n"
     look = "import hashlib; print(hashlib.sha256(open('data/big.bin','rb').read()).hexdigest())"
     assert (
-        served.quick("exec", box, "-c", look).stdout.strip() == hashlib.sha256(content).hexdigest()
+        service.quick("exec", box, "-c", look).stdout.strip() == hashlib.sha256(content).hexdigest()
     )
-    got = served.quick("cp", "--json", f"{box}:data/big.bin", tmp_path / "back.bin")
+    got = service.quick("cp", "--json", f"{box}:data/big.bin", tmp_path / "back.bin")
     assert json.loads(got.stdout)["copied"] == [
         {
             "source": f"{box}:data/big.bin",
@@ -236,45 +233,45 @@ def test_files_go_in_and_come_out_byte_for_byte(served: Service, box: str, tmp_p
 
 
 def test_a_directory_takes_files_under_their_own_names(
-    served: Service, box: str, tmp_path: Path
+    service: Service, box: str, tmp_path: Path
 ) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
-    served.quick("exec", box, "--shell", "-c", "mkdir -p here")
+    service.quick("exec", box, "--shell", "-c", "mkdir -p here")
     both = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    assert served.quick("cp", *both, f"{box}:here").returncode == 0
-    assert served.quick("exec", box, "--shell", "-c", "ls here").stdout == "a.txt\nb.txt\n"
+    assert service.quick("cp", *both, f"{box}:here").returncode == 0
+    assert service.quick("exec", box, "--shell", "-c", "ls here").stdout == "a.txt\nb.txt\n"
     (tmp_path / "out").mkdir()
-    assert served.quick("cp", f"{box}:here/a.txt", f"{box}:here/b.txt", tmp_path / "out").stdout
+    assert service.quick("cp", f"{box}:here/a.txt", f"{box}:here/b.txt", tmp_path / "out").stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.txt", "b.txt"]
-    assert served.quick("cp", tmp_path / "a.txt", f"{box}:").stdout.endswith(f"{box}:a.txt\n")
+    assert service.quick("cp", tmp_path / "a.txt", f"{box}:").stdout.endswith(f"{box}:a.txt\n")
 
 
-def test_what_goes_to_temparea_is_an_upload(served: Service, box: str, tmp_path: Path) -> None:
+def test_what_goes_to_temparea_is_an_upload(service: Service, box: str, tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("a,b\n")
-    sent = served.quick("cp", tmp_path / "table.csv", f"{box}:uploads/temparea/")
+    sent = service.quick("cp", tmp_path / "table.csv", f"{box}:uploads/temparea/")
     assert sent.returncode == 0, sent.stderr
     look = "open('/workspace/uploads/temparea/table.csv').read()"
-    assert served.quick("exec", box, "-c", look).stdout == "'a,b\\n'\n"
-    assert served.quick("exec", box, "-c", look.replace("')", "', 'w')")).returncode == 1
-    got = served.quick("cp", f"{box}:uploads/temparea/table.csv", tmp_path / "back.csv")
+    assert service.quick("exec", box, "-c", look).stdout == "'a,b\\n'\n"
+    assert service.quick("exec", box, "-c", look.replace("')", "', 'w')")).returncode == 1
+    got = service.quick("cp", f"{box}:uploads/temparea/table.csv", tmp_path / "back.csv")
     assert (got.returncode, (tmp_path / "back.csv").read_text()) == (0, "a,b\n")
 
 
-def test_directories_go_in_and_come_out(served: Service, box: str, tmp_path: Path) -> None:
+def test_directories_go_in_and_come_out(service: Service, box: str, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "sub" / "empty").mkdir(parents=True)
     (tree / "sub" / "run").write_text("#!/bin/sh\necho ran\n")
     (tree / "sub" / "run").chmod(0o755)
     (tree / "é.bin").write_bytes(os.urandom(600_001))
     (tree / "link").symlink_to("sub/run")
-    sent = served.quick("cp", "-r", tree, f"{box}:")
+    sent = service.quick("cp", "-r", tree, f"{box}:")
     assert (sent.returncode, sent.stderr) == (0, "")
     assert sent.stdout == f"{tree} -> {box}:tree\n"
-    assert served.quick("exec", box, "--shell", "-c", "tree/link").stdout == "ran\n"
-    assert served.quick("cp", "-r", f"{tree}/.", f"{box}:new/name").returncode == 0
-    assert served.quick("exec", box, "--shell", "-c", "new/name/sub/run").stdout == "ran\n"
-    got = served.quick("cp", "-r", f"{box}:tree", tmp_path / "back")
+    assert service.quick("exec", box, "--shell", "-c", "tree/link").stdout == "ran\n"
+    assert service.quick("cp", "-r", f"{tree}/.", f"{box}:new/name").returncode == 0
+    assert service.quick("exec", box, "--shell", "-c", "new/name/sub/run").stdout == "ran\n"
+    got = service.quick("cp", "-r", f"{box}:tree", tmp_path / "back")
     assert (got.returncode, got.stderr) == (
         0,
         "1 entries were left out: links, devices and pipes\n",
@@ -283,16 +280,76 @@ def test_directories_go_in_and_come_out(served: Service, box: str, tmp_path: Pat
     assert (back / "é.bin").read_bytes() == (tree / "é.bin").read_bytes()
     assert (back / "sub" / "empty").is_dir()
     assert not (back / "link").exists()
-    assert served.quick("cp", "-r", f"{box}:tree/sub", back).returncode == 0
+    assert service.quick("cp", "-r", f"{box}:tree/sub", back).returncode == 0
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "trap" / "tree").mkdir(parents=True)
     (tmp_path / "trap" / "tree" / "sub").symlink_to(tmp_path / "elsewhere")
-    trapped = served.quick("cp", "-r", f"{box}:tree", tmp_path / "trap")
+    trapped = service.quick("cp", "-r", f"{box}:tree", tmp_path / "trap")
     assert "is a link" in refusal(trapped, 2)
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_cp_says_what_is_wrong(served: Service, box: str, tmp_path: Path) -> None:
+PLANTED = (
+    "mkdir -p out/src && cd out && echo 1 > src/a.txt && echo 'touch M' > .envrc"
+    " && git init -q . && git config core.fsmonitor 'touch M'"
+    " && git init -q --bare lib && git -C lib config core.fsmonitor 'touch M'"
+    " && mkdir -p env && echo 'home = /tmp' > env/pyvenv.cfg && echo x > env/python"
+)
+
+
+def test_cp_leaves_out_the_files_that_programs_of_the_host_obey(
+    service: Service, box: str, tmp_path: Path
+) -> None:
+    """`git status` in the fetched directory ran a command that code in the sandbox had chosen."""
+    planted = service.quick("exec", box, "--shell", "-c", f"rm -rf out; {PLANTED}")
+    assert planted.returncode == 0, planted.stderr
+    got = service.quick("cp", "-r", f"{box}:out", tmp_path)
+    assert got.returncode == 3
+    assert got.stderr.splitlines() == [
+        "left out: out/.envrc (direnv would obey it on the host)",
+        "left out: out/.git (git would obey it on the host)",
+        "left out: out/env (python would obey it on the host)",
+        "left out: out/lib (git would obey it on the host)",
+        "hint: look at them first; --with-host-executables copies them too",
+    ]
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == [
+        "out",
+        "out/src",
+        "out/src/a.txt",
+    ]
+    for where in ("out", "out/lib"):
+        subprocess.run(["git", "-C", tmp_path / where, "status"], capture_output=True, check=False)
+    assert not list(tmp_path.rglob("M"))
+    told = json.loads(service.quick("cp", "-r", "--json", f"{box}:out/lib", tmp_path).stdout)
+    assert told["left_out"] == [{"path": "out/lib", "name": "git directory", "program": "git"}]
+    assert not (tmp_path / "lib" / "HEAD").exists()
+
+
+def test_cp_takes_host_executables_that_the_user_names_or_asks_for(
+    service: Service, box: str, tmp_path: Path
+) -> None:
+    planted = service.quick("exec", box, "--shell", "-c", f"rm -rf out; {PLANTED}")
+    assert planted.returncode == 0, planted.stderr
+    assert service.quick("cp", f"{box}:out/.envrc", tmp_path).returncode == 0
+    assert (tmp_path / ".envrc").read_text() == "touch M\n"
+    every = service.quick("cp", "-r", "--with-host-executables", f"{box}:out", tmp_path)
+    assert (every.returncode, every.stderr) == (0, "")
+    assert (tmp_path / "out" / ".git" / "config").exists()
+    assert (tmp_path / "out" / "lib" / "HEAD").exists()
+
+
+def test_cp_does_not_complete_a_repository_that_begins_on_the_host(
+    service: Service, box: str, tmp_path: Path
+) -> None:
+    for name in ("objects", "refs"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    code = "rm -rf out; mkdir out; echo 'ref: refs/heads/x' > out/HEAD; echo 1 > out/a"
+    assert service.quick("exec", box, "--shell", "-c", code).returncode == 0
+    assert service.quick("cp", "-r", f"{box}:out", tmp_path).returncode == 3
+    assert not (tmp_path / "out" / "HEAD").exists()
+
+
+def test_cp_says_what_is_wrong(service: Service, box: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     here = tmp_path / "a.txt"
     for words, said in (
@@ -306,12 +363,12 @@ def test_cp_says_what_is_wrong(served: Service, box: str, tmp_path: Path) -> Non
         ([f"{box}:a", f"{box}:b", here], "no directory"),
         ([here, "sandbox-000000000000:"], "sandbox-000000000000"),
     ):
-        assert said in refusal(served.quick("cp", *words), 2)
+        assert said in refusal(service.quick("cp", *words), 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt"]  # and nothing half done
 
 
 def test_a_bar_is_shown_at_a_terminal_and_nowhere_else(
-    served: Service, box: str, tmp_path: Path
+    service: Service, box: str, tmp_path: Path
 ) -> None:
     with (tmp_path / "big.bin").open("wb") as file:
         file.truncate(200 << 20)
@@ -322,7 +379,7 @@ def test_a_bar_is_shown_at_a_terminal_and_nowhere_else(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=theirs,
-            env=environment(SBX_SOCKET=str(served.socket), TERM="xterm", COLUMNS="120"),
+            env=environment(SBX_SOCKET=str(service.socket), TERM="xterm", COLUMNS="120"),
         ) as process:
             os.close(theirs)
             said = b""
@@ -336,4 +393,4 @@ def test_a_bar_is_shown_at_a_terminal_and_nowhere_else(
         assert b"MB" in said
     finally:
         os.close(ours)
-    served.quick("exec", box, "--shell", "-c", "rm big.bin")
+    service.quick("exec", box, "--shell", "-c", "rm big.bin")

@@ -36,7 +36,7 @@ def ended_by(process: "subprocess.Popen[bytes]", *signals: signal.Signals) -> tu
         process.send_signal(number)
         if len(signals) > 1:
             process.stdout.readline()  # the code has seen it
-    assert psutil.wait_procs(everyone[1:], timeout=30)[1] == []
+    assert psutil.wait_procs(everyone[1:], timeout=60)[1] == []
     return process.wait(60), process.stderr.read().decode()
 
 
@@ -88,7 +88,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path: Path, delay_s: float) -
         time.sleep(delay_s)  # the moment is the point: wherever the start has come to by then
         everyone = family(process)
         process.send_signal(signal.SIGINT)
-        assert psutil.wait_procs(everyone[1:], timeout=30)[1] == []
+        assert psutil.wait_procs(everyone[1:], timeout=60)[1] == []
         assert process.wait(60) in (130, -signal.SIGINT, 1)
     assert os.listdir(tmp_path) == []
 

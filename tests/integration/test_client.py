@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from live_app import Served, live, short_directory
+from live_app import Served, live
+from places import short_directory
 
 import sbx
 from sbx import Sandbox
@@ -28,23 +29,21 @@ from sbx.errors import (
 )
 from sbx.protocol.runs import Event, InputRequest, RunEnd, RunStart, Status, Stdout
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def served() -> AsyncIterator[Served]:
     with short_directory() as directory:
         async with live(directory, queue_max=3) as served:
             yield served
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def client(served: Served) -> AsyncIterator[Client]:
     async with Client(served.socket) as client:
         yield client
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def box(client: Client) -> AsyncIterator[RemoteSandbox]:
     async with await client.create() as box:
         yield box
@@ -86,7 +85,9 @@ async def test_a_stream_survives_the_loss_of_its_connection(box: RemoteSandbox) 
 
 
 async def test_a_run_in_the_queue_is_taken_out_alone(client: Client, box: RemoteSandbox) -> None:
-    running = box.conversation("default").start_run("import time; time.sleep(1); 'whole'")
+    running = box.conversation("default").start_run(
+        "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n'whole'"
+    )
     async for _ in running.events():
         break
     waiting = box.conversation("default").start_run("open('ran', 'w')")
@@ -94,6 +95,7 @@ async def test_a_run_in_the_queue_is_taken_out_alone(client: Client, box: Remote
         break
     assert await client.interrupt_run(box.id, waiting.run_id or "")
     assert (await waiting.result()).status == Status.INTERRUPTED
+    await box.files.write("go", "")
     assert (await running.result()).result == "'whole'"
     with pytest.raises(NotFound):
         await box.files.stat("ran")
@@ -102,7 +104,7 @@ async def test_a_run_in_the_queue_is_taken_out_alone(client: Client, box: Remote
 async def test_a_full_queue_says_so_when_it_stays_full(served: Served, box: RemoteSandbox) -> None:
     async with Client(served.socket, retries=0) as hasty:
         other = hasty.sandbox(box.id).conversation("full")
-        runs = [other.start_run("import time; time.sleep(30)") for _ in range(4)]
+        runs = [other.start_run("import time; time.sleep(600)") for _ in range(4)]
         for run in runs:
             async for _ in run.events():
                 break

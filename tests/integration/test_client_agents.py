@@ -10,26 +10,25 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from agent_calls import Desk, calls, desk, runs
-from live_app import short_directory
 from model_server import Asked
+from places import short_directory
 
 from sbx.agent.messages import Response
 from sbx.client import BlockingClient, ChatEvent, Client
 from sbx.errors import BadRequest, Conflict, Denied, NotFound
 from sbx.protocol.agent import RunEnd, RunStart, StepEnd, ToolEnd, ToolStart
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANN: dict[str, Any] = {"user_id": "ann", "agent_id": "helper"}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def at() -> AsyncIterator[Desk]:
     with short_directory() as directory:
         async with desk(directory) as at:
             yield at
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def client(at: Desk) -> AsyncIterator[Client]:
     async with Client(at.served.socket) as client:
         yield client

@@ -3,15 +3,14 @@
 import asyncio
 import os
 import resource
-import statistics
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bay_calls import made, refused
-from live_app import live, short_directory
+from live_app import live
+from places import short_directory
 
 from sbx import AsyncSandbox, Runtime, Settings, errors
 from sbx.client import Client
@@ -89,14 +88,11 @@ async def test_a_flood_is_bounded_everywhere_and_cells_go_on(box: AsyncSandbox) 
     await box.run("1")
     floods = [await box.commands.start("yes 'a longer line of it'") for _ in range(4)]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    took = []
-    end = time.monotonic() + 3
-    while time.monotonic() < end:
-        began = time.monotonic()
-        assert (await box.run("1 + 1")).ok
-        took.append(time.monotonic() - began)
-        await asyncio.sleep(0.02)
-    assert statistics.median(took) < 0.5  # as on any busy machine, not behind the floods
+    async with asyncio.timeout(60):  # and the floods never end
+        for _ in range(20):
+            assert (await box.run("1 + 1")).ok
+        while min([(await flood.status()).log_end for flood in floods]) <= MIB:
+            assert (await box.run("1 + 1")).ok
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 64 << 10  # KiB
     written = 0
     for flood in floods:
@@ -237,7 +233,7 @@ async def test_a_closed_sandbox_still_says_why_its_commands_ended(runtime: Runti
         command = await box.commands.start("echo up; sleep 100")
         await started(command)
         waiting = asyncio.create_task(command.wait())
-    told = await asyncio.wait_for(waiting, 5)
+    told = await asyncio.wait_for(waiting, 60)
     assert (told.state, told.cause) == (CommandState.KILLED, CommandCause.CLOSED)
     assert await command.status() == told
     with pytest.raises(errors.Closed):

@@ -28,7 +28,6 @@ from sbx.isolation.launch import Broker, Jail, start_broker
 from sbx.policy import Policy
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
-in_loop = pytest.mark.asyncio(loop_scope="module")
 Order = dict[str, Any]
 
 
@@ -81,7 +80,7 @@ def top() -> Iterator[Path]:
         yield directory
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def taken(top: Path) -> AsyncIterator[Taken]:
     """After one start by the cold path and one by a fork, both of which went well."""
     data = top / "data"
@@ -121,7 +120,6 @@ async def taken(top: Path) -> AsyncIterator[Taken]:
             yield found
 
 
-@in_loop
 async def test_the_orders_themselves_are_obeyed_again(taken: Taken) -> None:
     order, answer = await taken.again("launch")
     assert answer["pid"] > 0
@@ -177,6 +175,13 @@ def smuggled(order: Order) -> None:
     order["args"][at + 1] = "/workspace\0--bind\0/\0/mnt"
 
 
+def word_after(word: str, behind: int, value: str) -> Callable[[Order], None]:
+    def change(order: Order) -> None:
+        order["args"][order["args"].index(word) + behind] = value
+
+    return change
+
+
 ATTACKS: dict[str, Callable[[Order], object]] = {
     "the host": binds("--bind", "/", "/mnt"),
     "the host, read-only": binds("--ro-bind", "/", "/mnt"),
@@ -186,6 +191,9 @@ ATTACKS: dict[str, Callable[[Order], object]] = {
     "a directory outside of the view": binds("--perms", "0755", "--dir", "/../x"),
     "a relative source": binds("--bind", "files", "/workspace"),
     "files of a sandbox, not staged": unstaged,
+    "a tmpfs without a limit": word_after("--size", 1, "0"),
+    "a file of another number": word_after("--file", 1, "11"),
+    "a variable that is two": word_after("HOME", 0, "HOME=/ LD_PRELOAD"),
     "more power": binds("--cap-add", "ALL"),
     "swallowing a word": binds("--hostname"),
     "words in a variable": smuggled,
@@ -204,7 +212,6 @@ ATTACKS: dict[str, Callable[[Order], object]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-@in_loop
 async def test_a_launch_of_anything_else_is_refused(taken: Taken, attack: str) -> None:
     await taken.refused("launch", ATTACKS[attack])
 
@@ -233,7 +240,6 @@ ZYGOTE_ATTACKS: dict[str, Callable[[Order], object]] = {
 
 
 @pytest.mark.parametrize("attack", ZYGOTE_ATTACKS)
-@in_loop
 async def test_a_zygote_of_anything_else_is_refused(taken: Taken, attack: str) -> None:
     await taken.refused("start_zygote", ZYGOTE_ATTACKS[attack])
 
@@ -250,11 +256,14 @@ ENTER_ATTACKS: dict[str, Callable[[Order], object]] = {
     "another place": mounting(target="/opt/sbx"),
     "uploads to write": lambda order: order["mounts"][2].update(writable=True),
     "a tmpfs": lambda order: order["tmpfs"].append(["/etc", 4096, "1777"]),
+    "a tmpfs without a limit": lambda order: order["tmpfs"][0].__setitem__(1, 0),
+    "a variable that is two": setting("environment", {"A=B C": "1"}),
+    "a variable with an end": setting("environment", {"A": "1\0B=2"}),
+    "a variable that is no text": setting("environment", {"A": 1}),
 }
 
 
 @pytest.mark.parametrize("attack", ENTER_ATTACKS)
-@in_loop
 async def test_nothing_else_enters_a_sandbox(taken: Taken, attack: str) -> None:
     def change(order: Order) -> None:
         ENTER_ATTACKS[attack](order)
@@ -264,7 +273,6 @@ async def test_nothing_else_enters_a_sandbox(taken: Taken, attack: str) -> None:
     await taken.refused("enter", change)
 
 
-@in_loop
 async def test_the_socket_of_a_proxy_is_shown_at_its_place_and_nothing_in_its_stead(
     taken: Taken,
 ) -> None:
@@ -292,7 +300,6 @@ async def test_the_socket_of_a_proxy_is_shown_at_its_place_and_nothing_in_its_st
         assert why in await taken.refused("enter", change)
 
 
-@in_loop
 async def test_no_symlink_below_the_data_directory_is_followed(taken: Taken) -> None:
     """Neither in place of a conversation's files, nor on the way to them, nor swapped while the
     broker looks: what is mounted is what it has opened."""
@@ -321,6 +328,7 @@ def test_a_quota_is_set_for_a_conversation_and_for_nothing_else(tmp_path: Path) 
     (sandbox / ("b" * 32) / "files").mkdir(parents=True)
     (sandbox / "shared").mkdir()
     (sandbox / ("c" * 32)).symlink_to("/root")
+    (sandbox / ("d" * 32)).symlink_to("b" * 32)  # beneath: only the rule about symlinks refuses it
     names = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
     nothing: dict[str, list[Any]] = {name: [] for name in names}
     told = {"jail": nothing, "zygote": nothing, "preload": [], "walls": [], "writable": []}
@@ -330,7 +338,8 @@ def test_a_quota_is_set_for_a_conversation_and_for_nothing_else(tmp_path: Path) 
         for path in (sandbox / ("b" * 32), sandbox / "shared"):
             with confinement.checked({"do": "charge", "path": str(path), **limits}) as allowed:
                 assert os.path.samefile(allowed["path"], path)
-        for path in (sandbox, sandbox / ("b" * 32) / "files", sandbox / ("c" * 32), Path("/etc")):
+        links = [sandbox / ("c" * 32), sandbox / ("d" * 32)]
+        for path in (sandbox, sandbox / ("b" * 32) / "files", *links, Path("/etc")):
             with pytest.raises(Denied), confinement.checked({"do": "charge", "path": str(path)}):
                 pass
         with confinement.checked({"do": "look_at_disk", "path": "/root"}) as allowed:
@@ -357,13 +366,42 @@ def test_what_is_swapped_after_the_look_is_not_shown(tmp_path: Path) -> None:
         os.close(confinement._data_fd)
 
 
-@in_loop
+def test_a_source_behind_a_symlink_to_a_writable_directory_is_not_granted(tmp_path: Path) -> None:
+    """The service could exchange what a policy shows of there."""
+    (tmp_path / "mine").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("mine")
+    names = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
+    nothing: dict[str, list[Any]] = {name: [] for name in names}
+    binds = [("--ro-bind", "/usr", "/usr"), ("--ro-bind", str(link), "/srv")]
+    told = {"jail": {**nothing, "binds": binds}, "zygote": nothing, "preload": [], "walls": []}
+    told |= {"writable": [str(tmp_path / "mine")], "data": str(tmp_path)}
+    confinement = Confinement(told)
+    try:
+        assert confinement._jails.binds == {binds[0]}
+    finally:
+        os.close(confinement._data_fd)
+
+
+async def test_no_sandbox_and_no_zygote_gets_a_uid_outside_of_the_range(taken: Taken) -> None:
+    first, count = ServiceSettings().uid_range
+    for uid, why in (
+        (0, "uid 0 of the host"),
+        (first - 1, "none of those"),
+        (first + count, "none of those"),
+    ):
+        with pytest.raises(errors.Broken, match=why):
+            await taken.broker.order("make_sandbox", sandbox="x", limits={}, uid=uid)
+    for uid in (first - 1, first + count):
+        with pytest.raises(errors.Broken, match="none of those"):
+            await taken.again("start_zygote", setting("uid", uid))
+
+
 async def test_it_is_told_once(taken: Taken) -> None:
     with pytest.raises(errors.Broken, match="told already"):
         await taken.broker.order("confine")
 
 
-@in_loop
 async def test_before_that_it_does_nothing(top: Path) -> None:
     started = start_broker(uids=(1_900_000_000, 1000), groups=False)
     broker = Broker.adopt(started)
@@ -375,7 +413,6 @@ async def test_before_that_it_does_nothing(top: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"filter": None}, {"landlock": False}])
-@in_loop
 async def test_a_forked_jail_with_fewer_walls_ends(
     taken: Taken, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:

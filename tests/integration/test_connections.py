@@ -1,22 +1,28 @@
-"""One HTTP connection over a real socket: who is behind it, and how long a head may be."""
+"""One HTTP connection over a real socket: who is behind it, how long a head may be, how many may be
+open, and what a client gets that shuts down its writing side."""
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from places import short_directory
+from service_process import Service, service
 
 from sbx.api import connections
-from sbx.api.connections import HEAD_MAX, Connection
+from sbx.api.connections import HEAD_MAX, HEAD_S, Connection
 
 _OK = b"HTTP/1.1 200"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _Quiet(uvicorn.Server):
@@ -39,9 +45,11 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(sock: socket.socket, most: int | None = None) -> AsyncIterator[None]:
+async def serving(
+    sock: socket.socket, most: int | None = None, served: Any = app
+) -> AsyncIterator[None]:
     config = uvicorn.Config(
-        app,
+        served,
         http=Connection,
         lifespan="off",
         log_config=None,
@@ -171,18 +179,18 @@ async def test_connections_beyond_their_number_are_503_and_then_there_is_room_ag
     with short_directory() as directory, socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(path := directory / "s"))
         sock.listen()
-        async with serving(sock, 2):
-            open_ = [await asyncio.open_unix_connection(str(path)) for _ in range(2)]
+        async with serving(sock, 4):
+            open_ = [await asyncio.open_unix_connection(str(path)) for _ in range(4)]
             await asyncio.sleep(0.05)
             for sent in (get, b""):
                 answer = await reply(path, sent)
                 assert answer.startswith(b"HTTP/1.1 503")
                 assert b"retry-after: 1\r\n" in answer
                 assert error_of(answer) == "too_many_connections"
-            open_ += [await asyncio.open_unix_connection(str(path)) for _ in range(2)]
+            open_.append(await asyncio.open_unix_connection(str(path)))
             await asyncio.sleep(0.05)
             assert await reply(path, get) == b""
-            for reader, writer in open_[:2]:
+            for reader, writer in open_[:4]:
                 writer.write(get)
                 assert (await reader.read(1 << 16)).startswith(_OK)
             for _, writer in open_:
@@ -191,3 +199,371 @@ async def test_connections_beyond_their_number_are_503_and_then_there_is_room_ag
                     await writer.wait_closed()
             await asyncio.sleep(0.05)
             assert (await reply(path, get)).startswith(_OK)
+
+
+# -- how many --------------------------------------------------------------------------------------
+
+PLACES = 8
+GET = b"GET /v1/sandboxes HTTP/1.1\r\nhost: sbx\r\n"
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def serviced() -> Iterator[Service]:
+    """A service with few places, which listens on TCP too."""
+    few = {"SBX_CONNECTIONS_MAX": str(PLACES), "SBX_FAST_PATH": "false"}
+    with short_directory() as top, service(top, "--listen", "127.0.0.1:0", env=few) as served:
+        yield served
+
+
+def tcp_of(served: Service) -> tuple[str, int]:
+    listening = next(line for line in served.log.splitlines() if '"listening on' in line)
+    port = json.loads(listening)["event"].rpartition(":")[2]
+    return "127.0.0.1", int(port)
+
+
+def key_of(served: Service) -> str:
+    return str(json.loads((served.data / "credentials.json").read_text())["api_key"])
+
+
+def connected(served: Service, family: str) -> socket.socket:
+    if family == "tcp":
+        return socket.create_connection(tcp_of(served), WAIT_S)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(WAIT_S)
+    sock.connect(str(served.socket))
+    return sock
+
+
+def everything(sock: socket.socket) -> bytes:
+    """All that comes until the other side closes."""
+    pieces = []
+    while piece := sock.recv(1 << 16):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def replied(sock: socket.socket) -> int:
+    """The status of one reply, which is read to its end."""
+    with http.client.HTTPResponse(sock) as answer:
+        answer.begin()
+        answer.read()
+        return answer.status
+
+
+def status_of(served: Service, family: str, more: bytes = b"") -> bytes:
+    key = f"authorization: Bearer {key_of(served)}\r\n".encode() if family == "tcp" else b""
+    with connected(served, family) as sock:
+        sock.sendall(GET + key + more + b"connection: close\r\n\r\n")
+        return everything(sock)[9:12]
+
+
+def test_silent_tcp_connections_lock_nobody_out(serviced: Service) -> None:
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connected(serviced, "tcp")) for _ in range(4 * PLACES)]
+        for _ in range(3):
+            assert status_of(serviced, "unix") == b"200"
+            assert status_of(serviced, "tcp") == b"200"
+        assert silent[0].recv(1) == b""  # the oldest is closed, without a reply
+
+
+def test_a_connection_with_a_key_is_not_closed_for_silent_ones(serviced: Service) -> None:
+    asked = GET + f"authorization: Bearer {key_of(serviced)}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        known = stack.enter_context(connected(serviced, "tcp"))
+        known.sendall(asked)
+        assert replied(known) == 200
+        for _ in range(4 * PLACES):
+            stack.enter_context(connected(serviced, "tcp"))
+        assert status_of(serviced, "tcp") == b"200"
+        known.sendall(asked)
+        assert replied(known) == 200
+
+
+def test_requests_with_a_wrong_key_make_no_client_known(serviced: Service) -> None:
+    wrong = GET + b"authorization: Bearer sk-sbx-wrong\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(connected(serviced, "tcp"))
+        first.sendall(wrong)
+        assert replied(first) == 401
+        for _ in range(PLACES):
+            stack.enter_context(connected(serviced, "tcp"))
+        assert first.recv(1) == b""
+
+
+def test_a_connection_without_a_valid_key_any_longer_is_closed_for_others(
+    serviced: Service,
+) -> None:
+    """It once kept its place by requests without a key, as after a revocation."""
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(connected(serviced, "tcp"))
+        for key, status in ((key_of(serviced), 200), ("sk-sbx-wrong", 401)):
+            first.sendall(GET + f"authorization: Bearer {key}\r\n\r\n".encode())
+            assert replied(first) == status
+        for _ in range(PLACES):
+            stack.enter_context(connected(serviced, "tcp"))
+        assert first.recv(1) == b""
+
+
+def test_idle_connections_with_a_key_lock_nobody_out(serviced: Service) -> None:
+    asked = GET + f"authorization: Bearer {key_of(serviced)}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        known = []
+        for _ in range(2 * PLACES):
+            known.append(stack.enter_context(connected(serviced, "tcp")))
+            known[-1].sendall(asked)
+            assert replied(known[-1]) == 200
+        assert status_of(serviced, "tcp") == b"200"
+        assert known[0].recv(1) == b""
+
+
+def test_few_descriptors_are_enough_for_many_silent_connections() -> None:
+    """The limit of open files would be reached before the limit of connections."""
+    few = ("prlimit", "--nofile=128:128")
+    cold = {"SBX_FAST_PATH": "false"}
+    with contextlib.ExitStack() as stack:
+        top = stack.enter_context(short_directory())
+        served = stack.enter_context(
+            service(top, "--listen", "127.0.0.1:0", env=cold, launcher=few)
+        )
+        for _ in range(200):
+            stack.enter_context(connected(served, "tcp"))
+        for _ in range(3):
+            assert status_of(served, "unix") == b"200"
+            assert status_of(served, "tcp") == b"200"
+
+
+def test_websockets_that_were_refused_give_their_places_back(serviced: Service) -> None:
+    upgrade = (
+        b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    head = GET.replace(b"sandboxes ", b"sandboxes/x/conversations/y/terminals/z/attach ")
+    for _ in range(3 * PLACES):
+        with connected(serviced, "unix") as sock:
+            sock.sendall(head + upgrade)
+            assert everything(sock).startswith(b"HTTP/1.1 404")
+    assert status_of(serviced, "unix") == b"200"
+
+
+# -- clients that send no more ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def box(serviced: Service) -> str:
+    with serviced.client(key_of(serviced)) as client:
+        made = client.post("/v1/sandboxes", json={})
+        assert made.status_code == 201, made.text
+        return f"/v1/sandboxes/{made.json()['id']}"
+
+
+def posted(served: Service, path: str, body: dict[str, Any], version: str = "1.1") -> bytes:
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/{version}\r\nhost: sbx\r\ncontent-type: application/json\r\n"
+        f"authorization: Bearer {key_of(served)}\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("family", ["tcp", "unix"])
+def test_a_client_that_shuts_down_its_writing_side_gets_its_reply(
+    serviced: Service, box: str, family: str, version: str
+) -> None:
+    """As `nc -N` does: the run was made, and not a byte of its reply came."""
+    code = "import time; time.sleep(1.5); print('whole' * 100_000)"
+    with connected(serviced, family) as sock:
+        sock.sendall(posted(serviced, f"{box}/python/exec", {"code": code}, version))
+        sock.shutdown(socket.SHUT_WR)
+        answer = everything(sock)
+    interim, _, answer = answer.rpartition(b"HTTP/1.1 200")
+    assert interim == (_CONTINUE if (family, version) == ("tcp", "1.1") else b"")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    assert json.loads(body)["output"] == "whole" * 100_000 + "\n"
+
+
+@pytest.mark.parametrize("family", ["tcp", "unix"])
+def test_all_requests_before_the_end_are_answered(serviced: Service, family: str) -> None:
+    asked = GET + f"authorization: Bearer {key_of(serviced)}\r\n\r\n".encode()
+    with connected(serviced, family) as sock:
+        sock.sendall(asked * 3 + b"GET /half HT")
+        sock.shutdown(socket.SHUT_WR)
+        assert everything(sock).count(_OK) == 3
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HT", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nx"]
+)
+async def test_an_end_without_a_whole_request_closes_the_connection(
+    path: Path, sent: bytes
+) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(sent)
+    writer.write_eof()
+    async with asyncio.timeout(HEAD_S / 2):
+        assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("half_closed", [False, True])
+@pytest.mark.parametrize("family", ["tcp", "unix"])
+def test_a_run_ends_when_its_client_is_gone(
+    serviced: Service, box: str, family: str, half_closed: bool
+) -> None:
+    runs = f"{box}/conversations/default/runs"
+    code = "import time; print('begun', flush=True); time.sleep(600)"
+    with serviced.client(key_of(serviced)) as client, connected(serviced, family) as sock:
+        asked = {"kind": "python", "code": code, "attended": True}
+        sock.sendall(posted(serviced, runs, asked))
+        if half_closed:
+            sock.shutdown(socket.SHUT_WR)
+            if family == "tcp":
+                assert sock.recv(1 << 16).startswith(b"HTTP/1.1 100")
+        busy(client, box)
+        sock.close()
+        done = client.post(runs, json={"kind": "python", "code": "1 + 1"})
+        assert done.json()["status"] == "ok"
+
+
+def busy(client: httpx.Client, box: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while (
+        client.get(f"{box}/conversations/default/contexts").json()["items"][0]["status"] != "busy"
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("family", ["tcp", "unix"])
+async def test_a_stream_ends_when_a_client_that_sends_no_more_is_gone(family: str) -> None:
+    """It reads on while it is there: that it sends no more does not end it."""
+    gone = asyncio.Event()
+
+    async def streams(scope: Any, receive: Any, send: Any) -> None:
+        ends = asyncio.create_task(ended(receive))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not ends.done():
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            await asyncio.wait([ends], timeout=0.05)
+        gone.set()
+
+    async def ended(receive: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    kind = socket.AF_UNIX if family == "unix" else socket.AF_INET
+    with short_directory() as directory, socket.socket(kind) as sock:
+        sock.bind(str(directory / "s") if family == "unix" else ("127.0.0.1", 0))
+        sock.listen()
+        async with serving(sock, None, streams), asyncio.timeout(WAIT_S):
+            with socket.socket(kind) as client:
+                client.setblocking(False)
+                loop = asyncio.get_running_loop()
+                await loop.sock_connect(client, sock.getsockname())
+                await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                client.shutdown(socket.SHUT_WR)
+                for _ in range(30):
+                    assert await loop.sock_recv(client, 1 << 10)
+                assert not gone.is_set()
+            await gone.wait()
+
+
+# -- pipelines -------------------------------------------------------------------------------------
+
+
+async def until_gone(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextlib.asynccontextmanager
+async def pipelined(served: Any) -> AsyncIterator[socket.socket]:
+    """Serve `served` over TCP; a client that has sent two requests at once."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as sock, socket.socket() as client:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        async with serving(sock, None, served), asyncio.timeout(WAIT_S):
+            client.setblocking(False)
+            await loop.sock_connect(client, sock.getsockname())
+            await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+            yield client
+
+
+async def test_an_interim_reply_never_comes_within_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second request in the pipeline once put one into the reply to the first."""
+    monkeypatch.setattr(connections, "LOOK_S", 0.01)
+
+    async def streams(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        looks = asyncio.create_task(until_gone(receive))  # by this uvicorn reads on, to the end
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(30):
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            await asyncio.sleep(0.01)
+        await send({"type": "http.response.body", "body": b""})
+        await looks
+
+    answer = b""
+    async with pipelined(streams) as client:
+        client.shutdown(socket.SHUT_WR)
+        while piece := await asyncio.get_running_loop().sock_recv(client, 1 << 16):
+            answer += piece
+    assert answer.count(_OK) == 2
+    first = answer.partition(b"0\r\n\r\n")[0]
+    assert first.partition(b"\r\n\r\n")[2] == b"1\r\nx\r\n" * 30
+
+
+async def test_a_stream_ends_when_the_client_of_a_pipeline_is_gone() -> None:
+    """uvicorn tells only the last request of it."""
+    begun, gone = asyncio.Event(), asyncio.Event()
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        await until_gone(receive)
+        gone.set()
+
+    async with pipelined(waits) as client:
+        await begun.wait()
+        client.close()
+        await gone.wait()
+
+
+async def test_a_connection_whose_client_reads_nothing_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It once stayed for as long as the client wanted."""
+    monkeypatch.setattr(connections, "UNREAD_S", 0.1)
+    begun, gone = asyncio.Event(), asyncio.Event()
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        is_second = begun.is_set()
+        begun.set()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * (32 << 20)})
+        if is_second:
+            gone.set()
+
+    async with pipelined(large):
+        await gone.wait()
+
+
+async def test_a_client_that_reads_slowly_gets_its_whole_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "UNREAD_S", 0.1)
+    size = 24 << 20
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"%d" % size)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    read = 0
+    async with pipelined(large) as client:
+        while read < 2 * size:
+            read += len(await asyncio.get_running_loop().sock_recv(client, 1 << 20))
+            await asyncio.sleep(0.01)

@@ -4,13 +4,13 @@ deleted, or needs room; and who may reach them."""
 import asyncio
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kept import ME, a_house, printed, run, told
-from live_app import live, short_directory
-from serving import Service, service
+from kept import ME, a_house, eventually, printed, run, told
+from live_app import live
+from places import short_directory
+from serving import Service
 
 from sbx.errors import NotFound, SbxError, Unavailable
 from sbx.protocol.runs import Cause, Run
@@ -200,8 +200,12 @@ async def test_a_disk_limit_ends_who_grows_and_leaves_an_idle_one(tmp_path: Path
         made = await house.sandboxes.create(ME, narrower=narrower)
         await run(house, made.id, "x = 1")
         await create(house, made.id)
-        await asyncio.sleep(1.0)  # what has done something since its last look is a suspect
-        code = "import time\nopen('big', 'wb').write(b'1' * (16 << 20)); time.sleep(8)"
+        # What has done something since the last look at the disk is a suspect.
+        living = next(iter(house.sandboxes.every()))
+        assert living.box is not None
+        watch = living.box.conversation("default").contexts.default._disk
+        await eventually(lambda: not watch._active.is_set() and watch not in watch._shared.stir)
+        code = "import time\nopen('big', 'wb').write(b'1' * (16 << 20)); time.sleep(50)"
         grown = await ran(house, made.id, code)
         assert (grown.status, grown.cause) == ("killed", Cause.DISK)
         assert (await run(house, made.id, "import time; time.sleep(1.2); x")).result == "1"
@@ -214,8 +218,8 @@ async def test_a_disk_limit_is_not_evaded_beside_a_busy_context(tmp_path: Path) 
         narrower = {"limits": {"workspace_max": "8MiB"}}
         made = await house.sandboxes.create(ME, narrower=narrower)
         await create(house, made.id)
-        beside = await began(house, made.id, "import time; time.sleep(8)", "default")
-        code = "import time\nopen('big', 'wb').write(b'1' * (16 << 20)); time.sleep(8)"
+        beside = await began(house, made.id, "import time; time.sleep(50)", "default")
+        code = "import time\nopen('big', 'wb').write(b'1' * (16 << 20)); time.sleep(50)"
         grown = await ran(house, made.id, code)
         assert (grown.status, grown.cause) == ("killed", Cause.DISK)
         assert (await beside.result()).cause is Cause.DISK
@@ -304,36 +308,30 @@ async def test_a_token_of_another_conversation_and_another_owner_reach_no_contex
 # -- by command ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Service]:
-    with service() as one:
-        yield one
-
-
 def words(done: "subprocess.CompletedProcess[str]") -> str:
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_exec_runs_in_a_context_and_makes_it(served: Service) -> None:
-    box = words(served.quick("create")).strip()
-    words(served.quick("exec", box, "-c", "x = 1"))
+def test_exec_runs_in_a_context_and_makes_it(service: Service) -> None:
+    box = words(service.quick("create")).strip()
+    words(service.quick("exec", box, "-c", "x = 1"))
     code = ("-c", "print('x' in globals()); x = 2")
-    assert words(served.quick("exec", box, "--context", "other", *code)) == "False\n"
-    assert words(served.quick("exec", box, "--context", "other", "-c", "x")) == "2\n"
-    assert words(served.quick("exec", box, "-c", "x")) == "1\n"
-    told = json.loads(words(served.quick("context", "list", box, "--json")))
+    assert words(service.quick("exec", box, "--context", "other", *code)) == "False\n"
+    assert words(service.quick("exec", box, "--context", "other", "-c", "x")) == "2\n"
+    assert words(service.quick("exec", box, "-c", "x")) == "1\n"
+    told = json.loads(words(service.quick("context", "list", box, "--json")))
     assert [one["name"] for one in told["contexts"]] == ["default", "other"]
-    assert words(served.quick("context", "restart", box, "other")) == "other\n"
-    assert words(served.quick("exec", box, "--context", "other", *code)) == "False\n"
-    assert words(served.quick("context", "create", box, "third")) == "third\n"
-    listed = words(served.quick("context", "list", box))
+    assert words(service.quick("context", "restart", box, "other")) == "other\n"
+    assert words(service.quick("exec", box, "--context", "other", *code)) == "False\n"
+    assert words(service.quick("context", "create", box, "third")) == "third\n"
+    listed = words(service.quick("context", "list", box))
     assert [line.split() for line in listed.splitlines()[2:]] == [
         ["default", "ready"],
         ["other", "ready"],
         ["third", "ready"],
     ]
-    words(served.quick("context", "delete", box, "third"))
-    refused = served.quick("context", "delete", box, "third", "--json")
+    words(service.quick("context", "delete", box, "third"))
+    refused = service.quick("context", "delete", box, "third", "--json")
     assert refused.returncode != 0
     assert json.loads(refused.stdout)["error"]["code"] == "not_found"

@@ -90,6 +90,7 @@ async def test_whatever_is_done_at_once_nothing_breaks_and_nothing_is_left(
                 for one in contexts.ending
                 if one is not contexts.default
             }
+            await house.store.write(lambda on: None)  # after all that was left to be written
             stored = await house.store.rows("SELECT conversation, name FROM contexts")
             assert {(row["conversation"], row["name"]) for row in stored} == names
             for talk in CONVERSATIONS:

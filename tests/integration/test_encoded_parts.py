@@ -7,12 +7,11 @@ from typing import Any
 import httpx
 import pytest
 from bay_calls import made
-from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
+from live_app import Served
 
 from sbx.api import encoding
 from sbx.protocol.bundles import Part
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 SSE = {"accept": "text/event-stream"}
 PLAIN = {"é\u2028": [{}, 1.5, None, True, '\U0001f600\\"'], "$schema": [1 << 70, -1e300]}
 MARKED = {"\ufdd0": 1, "a": {"$float": "nan"}}  # which go over the wire in another form

@@ -11,14 +11,15 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from command import COMMAND, environment, sbx, started
+from command import COMMAND, environment, family, in_process, sbx, started
 from places import short_directory
+from scripted_uv import ScriptedUv
 from service_process import service
 from wheelhouse import wheel, wheels_of_the_kernel
 
@@ -31,20 +32,23 @@ from sbx.runtime.environments import pythons
 from sbx.runtime.environments.directory import Environments
 from sbx.runtime.settings import Settings
 
+_BY_PIP = ("--installer", "pip")
+_BY_UV = ("--installer", "uv")
 _TINY = "HERE = 'in the environment'\n\ndef double(number):\n    return 2 * number\n"
 
 
 class House:
     """Wheels, environments made of them, and policies that name these.
 
-    `hollow` are wheels of the same names with next to nothing in them, for what no kernel runs in:
-    such an environment is made in a third of the time.
+    `hollow` are wheels of the same names with next to nothing in them, for what no kernel runs in.
+    `uv` makes environments without any wheel, for tests of which no installer is the subject.
     """
 
     def __init__(self, top: Path) -> None:
         self.wheels, self.hollow, self.environments, self.policies = (
             top / name for name in ("wheels", "hollow", "environments", "policies")
         )
+        self.uv = ScriptedUv.make(top / "uv")
         for directory in (self.wheels, self.hollow, self.policies):
             directory.mkdir()
         wheels_of_the_kernel(self.wheels)
@@ -67,19 +71,41 @@ class House:
     def hollow_variables(self) -> dict[str, str]:
         return {**self.variables, "PIP_FIND_LINKS": str(self.hollow)}
 
+    @property
+    def scripted_variables(self) -> dict[str, str]:
+        return {**self.variables, "PATH": f"{self.uv.directory}:{os.environ['PATH']}"}
+
     def env(
         self, *words: str | Path, more: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
+        """A process of its own, for tests with an event loop."""
         return sbx("env", *words, env={**self.variables, **(more or {})})
 
+    def quick(
+        self, *words: str | Path, more: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """The same in this process."""
+        return in_process("env", *words, stdin=b"", **self.variables, **(more or {}))
+
+    def create_hollow(self, name: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+        """By pip, of hollow wheels."""
+        return in_process(
+            "env", "create", name, *words, *_BY_PIP, stdin=b"", **self.hollow_variables
+        )
+
     def create(self, name: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
-        """A hollow one."""
-        words = ("create", name, *words, "--installer", "pip")
-        return self.env(*words, more=self.hollow_variables)
+        """By the script."""
+        return sbx("env", "create", name, *words, *_BY_UV, env=self.scripted_variables)
+
+    def create_quick(self, name: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+        """The same in this process."""
+        return in_process(
+            "env", "create", name, *words, *_BY_UV, stdin=b"", **self.scripted_variables
+        )
 
     def create_whole(self, name: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
-        """One in which kernels run."""
-        return self.env("create", name, *words, "--installer", "pip")
+        """By pip, one in which kernels run."""
+        return self.quick("create", name, *words, *_BY_PIP)
 
     def policy(self, name: str, environment: str, *, start: str = "fork") -> str:
         (self.policies / f"{name}.toml").write_text(
@@ -119,7 +145,7 @@ async def runtime(house: House) -> AsyncIterator[Runtime]:
 
 @pytest.mark.core
 def test_it_is_told_with_versions_hashes_and_where_it_lies(house: House) -> None:
-    told = json.loads(house.env("show", "small", "--json").stdout)
+    told = json.loads(house.quick("show", "small", "--json").stdout)
     assert {"name": "tiny", "version": "2.0"} in told["packages"]
     assert told["requirements"] == ["tiny"]
     assert told["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -127,7 +153,7 @@ def test_it_is_told_with_versions_hashes_and_where_it_lies(house: House) -> None
     assert re.fullmatch(r"[0-9a-f]{64}", told["digest"])
     lock = Path(told["lock_path"]).read_text()
     assert re.search(r"^tiny==2\.0 \\\n    --hash=sha256:[0-9a-f]{64}$", lock, re.MULTILINE)
-    listed = house.env("list")
+    listed = house.quick("list")
     assert re.search(r"^small +3\.", listed.stdout, re.MULTILINE)
 
 
@@ -148,19 +174,19 @@ def test_requirements_come_from_a_file_and_agree_with_packages(
     house: House, tmp_path: Path
 ) -> None:
     (tmp_path / "requirements.txt").write_text("# what we need\nneedy >= 1  # and so tiny 1\n")
-    done = house.create("filed", "-r", tmp_path / "requirements.txt", "--json")
+    done = house.create_hollow("filed", "-r", tmp_path / "requirements.txt", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert {"name": "tiny", "version": "1.0"} in told["packages"]
     assert done.stderr == ""
-    assert house.env("remove", "filed").returncode == 0
+    assert house.quick("remove", "filed").returncode == 0
     assert house.there == ["small"]
 
 
 def test_what_cannot_be_resolved_is_said_with_the_installer_s_lines_and_leaves_nothing(
     house: House,
 ) -> None:
-    done = house.create("impossible", "needy", "tiny==2.0")
+    done = house.create_hollow("impossible", "needy", "tiny==2.0")
     assert done.returncode == 3
     assert "conflict" in done.stderr.lower()
     assert "hint: ask for fewer fixed versions" in done.stderr
@@ -168,10 +194,12 @@ def test_what_cannot_be_resolved_is_said_with_the_installer_s_lines_and_leaves_n
 
 
 def test_hashes_of_a_file_must_be_those_of_the_index(house: House, tmp_path: Path) -> None:
-    (tmp_path / "r.txt").write_text("tiny==2.0 --hash=sha256:" + "0" * 64 + "\n")
-    done = house.create("swapped", "-r", tmp_path / "r.txt", "--json")
+    (tmp_path / "r.txt").write_text("tiny==2.0 --hash=sha256:" + "1" * 64 + "\n")
+    house.uv.forget()
+    done = house.create_quick("swapped", "-r", tmp_path / "r.txt", "--json")
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"]["code"] == "hash_mismatch"
+    assert not [call for call in house.uv.calls if call.startswith("pip install")]
     assert house.there == ["small"]
 
 
@@ -187,14 +215,14 @@ def test_a_hostile_name_is_refused(house: House, name: str) -> None:
 
 
 def test_a_hostile_name_is_a_wrong_call_of_the_command(house: House) -> None:
-    assert house.create("../up", "tiny").returncode == 2
-    assert house.env("remove", "--force", "..").returncode == 2
+    assert house.create_quick("../up", "tiny").returncode == 2
+    assert house.quick("remove", "--force", "..").returncode == 2
     assert not (house.environments.parent / "up").exists()
 
 
 @pytest.mark.parametrize("word", ["--index-url=https://evil.example", "./tiny"])
 def test_an_option_in_place_of_a_package_is_refused(house: House, word: str) -> None:
-    done = house.env("create", "--json", "--", "steered", "tiny", word)
+    done = house.quick("create", "--json", "--", "steered", "tiny", word)
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"]["code"] == "invalid_requirement"
     assert house.there == ["small"]
@@ -206,7 +234,7 @@ def test_without_build_no_code_of_a_source_distribution_runs(house: House, tmp_p
     (source / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     packed = shutil.make_archive(str(tmp_path / "evil-1.0"), "gztar", tmp_path, "evil")
     for path in (source, packed):
-        refused = house.create("evil", f"evil @ file://{path}")
+        refused = house.create_quick("evil", f"evil @ file://{path}")
         assert "is no wheel" in refused.stderr
         assert refused.returncode == 2
     assert not (tmp_path / "ran").exists()
@@ -217,25 +245,25 @@ def test_no_code_of_a_wheel_runs_while_it_is_installed(house: House, tmp_path: P
     content = {"startup.pth": f"import os; open({str(tmp_path / 'ran')!r}, 'w')\n"}
     wheel(tmp_path, "startup", "1.0", content)
     (path,) = tmp_path.glob("startup-*.whl")
-    made = house.create("startup", f"startup @ file://{path}")
+    made = house.create_hollow("startup", f"startup @ file://{path}")
     assert made.returncode == 0, made.stderr
     assert list((house.environments / "startup").rglob("startup.pth"))
     assert not (tmp_path / "ran").exists()
-    assert house.env("remove", "startup").returncode == 0
+    assert house.quick("remove", "startup").returncode == 0
 
 
 def test_a_name_that_is_taken_is_told_so(house: House) -> None:
-    done = house.create("small", "tiny")
+    done = house.create_quick("small", "tiny")
     assert done.returncode == 3
     assert "there is an environment small already" in done.stderr
-    assert house.env("show", "small").returncode == 0
+    assert house.quick("show", "small").returncode == 0
 
 
 def test_of_two_who_make_one_name_at_once_one_wins(house: House) -> None:
-    words = [*COMMAND, "env", "create", "raced", "tiny", "--installer", "pip", "--json"]
+    words = [*COMMAND, "env", "create", "raced", "tiny", *_BY_UV, "--json"]
     both = [
         subprocess.Popen(
-            words, stdout=subprocess.PIPE, env=environment(**house.hollow_variables), text=True
+            words, stdout=subprocess.PIPE, env=environment(**house.scripted_variables), text=True
         )
         for _ in range(2)
     ]
@@ -243,45 +271,57 @@ def test_of_two_who_make_one_name_at_once_one_wins(house: House) -> None:
     assert sorted(one.returncode for one in both) == [0, 3]
     (lost,) = [one["error"]["code"] for one in told if "error" in one]
     assert lost in ("environment_in_the_making", "environment_exists")
-    assert house.env("show", "raced", "--verify").returncode == 0
-    assert house.env("remove", "raced").returncode == 0
+    assert house.quick("show", "raced", "--verify").returncode == 0
+    assert house.quick("remove", "raced").returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_creation_leaves_nothing(house: House, number: signal.Signals) -> None:
-    words = ("env", "create", "stopped", "tiny", "--installer", "pip")
-    with started(*words, env=house.hollow_variables) as process:
+    """It ends its installer, too."""
+    house.uv.forget()
+    house.uv.hang()
+    words = ("env", "create", "stopped", "tiny", *_BY_UV)
+    with started(*words, env=house.scripted_variables) as process:
         assert process.stderr is not None
-        while b"resolving" not in (line := process.stderr.readline()):
-            assert line, "it ended too early"
+        house.uv.wait_for_call("pip compile")
+        installer = family(process)[1:]
+        assert installer
         process.send_signal(number)
         assert process.wait(60) == 128 + number
         assert b"nothing was made" in process.stderr.read()
+    assert psutil.wait_procs(installer, timeout=60)[1] == []
+    house.uv.go_on()
     assert house.there == ["small"]
 
 
 def test_what_a_killed_creation_leaves_is_none_and_gives_way(house: House) -> None:
-    words = ("env", "create", "killed", "tiny", "--installer", "pip")
-    with started(*words, env=house.hollow_variables) as process:
-        assert process.stderr is not None
-        while b"resolving" not in (line := process.stderr.readline()):
-            assert line, "it ended too early"
+    house.uv.forget()
+    house.uv.hang()
+    words = ("env", "create", "killed", "tiny", *_BY_UV)
+    with started(*words, env=house.scripted_variables) as process:
+        house.uv.wait_for_call("pip compile")
+        installer = family(process)[1:]
         process.kill()
         process.wait(60)
     assert "killed" in house.there
-    assert house.env("show", "killed").returncode == 2
-    deadline = time.monotonic() + 30
-    while (done := house.create("killed", "tiny")).returncode == 3:  # until its pip has ended
-        assert "being made or removed" in done.stderr
-        assert time.monotonic() < deadline
+    assert house.quick("show", "killed").returncode == 2
+    early = house.create_quick("killed", "tiny")
+    assert early.returncode == 3
+    assert "being made or removed" in early.stderr
+    house.uv.go_on()
+    assert psutil.wait_procs(installer, timeout=60)[1] == []
+    done = house.create_quick("killed", "tiny")
     assert done.returncode == 0, done.stderr
-    assert house.env("show", "killed", "--verify").returncode == 0
-    assert house.env("remove", "killed").returncode == 0
+    assert house.quick("show", "killed", "--verify").returncode == 0
+    assert house.quick("remove", "killed").returncode == 0
     assert house.there == ["small"]
 
 
 def test_what_takes_too_long_is_ended_and_leaves_nothing(house: House) -> None:
-    done = house.create("slow", "tiny", "--timeout", "0.3")
+    house.uv.forget()
+    house.uv.hang()
+    done = house.create_quick("slow", "tiny", "--timeout", "0.3")
+    house.uv.go_on()
     assert done.returncode == 3
     assert "did not end in time" in done.stderr
     assert house.there == ["small"]
@@ -292,13 +332,13 @@ def test_what_takes_too_long_is_ended_and_leaves_nothing(house: House) -> None:
 
 @pytest.mark.core
 def test_a_changed_a_missing_and_an_added_file_are_found(house: House) -> None:
-    assert "are what they were" in house.env("show", "small", "--verify").stdout
+    assert "are what they were" in house.quick("show", "small", "--verify").stdout
     site = next((house.environments / "small" / "venv" / "lib").glob("python3*/site-packages"))
     before = (site / "tiny.py").read_bytes()
     comm = (site / "comm" / "__init__.py").rename(site / "comm" / "moved.py")
     try:
         (site / "tiny.py").write_text(_TINY.replace("2", "3"))
-        done = house.env("show", "small", "--verify", "--json")
+        done = house.quick("show", "small", "--verify", "--json")
         assert done.returncode == 1
         found = json.loads(done.stdout)["verified"]
         assert not found["ok"]
@@ -308,7 +348,7 @@ def test_a_changed_a_missing_and_an_added_file_are_found(house: House) -> None:
     finally:
         comm.rename(site / "comm" / "__init__.py")
         (site / "tiny.py").write_bytes(before)
-    assert house.env("show", "small", "--verify").returncode == 0
+    assert house.quick("show", "small", "--verify").returncode == 0
 
 
 def test_a_list_of_hashes_that_was_changed_is_told_so(house: House) -> None:
@@ -316,7 +356,7 @@ def test_a_list_of_hashes_that_was_changed_is_told_so(house: House) -> None:
     before = listed.read_bytes()
     try:
         listed.write_bytes(before.replace(b'"file ', b'"fine ', 1))
-        done = house.env("show", "small", "--verify")
+        done = house.quick("show", "small", "--verify")
         assert done.returncode == 3
         assert "is not what it was" in done.stderr
     finally:
@@ -480,7 +520,9 @@ def test_sbx_run_and_the_synchronous_sandbox_use_it_too(house: House) -> None:
         check=False,
     )
     assert done.stdout.strip() == "42", done.stderr
-    ran = sbx("run", "--policy", "plain", "-c", "import tiny; tiny.HERE", env=house.variables)
+    ran = in_process(
+        "run", "--policy", "plain", "-c", "import tiny; tiny.HERE", stdin=b"", **house.variables
+    )
     assert ran.returncode == 0, ran.stderr
     assert "in the environment" in ran.stdout
 
@@ -506,7 +548,7 @@ def test_another_python_of_the_host_runs_cells_cold_and_forked(
         assert done.returncode == 0, done.stderr
         told = asyncio.run(_versions(house))
         assert told == [(python.text, "cold"), (python.text, "fork")]
-        assert house.env("remove", "other", "--force").returncode == 0
+        assert house.quick("remove", "other", "--force").returncode == 0
 
 
 async def _versions(house: House) -> list[tuple[str, str]]:
@@ -534,13 +576,13 @@ async def _versions(house: House) -> list[tuple[str, str]]:
 
 
 def test_a_python_that_is_too_old_or_not_there_is_refused(house: House) -> None:
-    old = house.create("old", "tiny", "--python", "3.10")
+    old = house.create_quick("old", "tiny", "--python", "3.10")
     assert old.returncode == 2
     assert "3.11 or later" in old.stderr
-    far = house.create("far", "tiny", "--python", "3.99")
+    far = house.create_quick("far", "tiny", "--python", "3.99")
     assert far.returncode == 3
     assert "this host has no Python 3.99" in far.stderr
-    none = house.create("none", "tiny", "--python", "/bin/true")
+    none = house.create_quick("none", "tiny", "--python", "/bin/true")
     assert none.returncode == 3
     assert house.there == ["small"]
 
@@ -569,12 +611,12 @@ def test_a_service_that_gave_up_root_uses_those_that_were_there_at_its_start(
             return str(done.json()["output"].strip())
 
         assert told("early") == "42"
-        assert house.create("later", "tiny").returncode == 0
+        assert house.create_quick("later", "tiny").returncode == 0
         house.policy("late", "later")
         late = run("late")
         assert late.status_code == 403
         assert late.json()["error"]["code"] == "not_granted"
         assert "start the service again" in late.text
         (house.policies / "late.toml").unlink()
-        assert house.env("remove", "later").returncode == 0
+        assert house.quick("remove", "later").returncode == 0
         assert told("early") == "42"

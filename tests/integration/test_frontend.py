@@ -17,7 +17,6 @@ from sbx.protocol.runs import Cause, RunError, Status
 from sbx.runtime import frontend
 from sbx.runtime.frontend import Cell, CellEnd, Frontend, Told
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATIENCE_S = 60.0
 MIB = 1 << 20
 COMM = """
@@ -109,7 +108,7 @@ class Seen:
         await self.front.comm("comm_msg", content, {}, buffers, **more)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def house() -> AsyncIterator[Runtime]:
     async with Runtime(Settings(interrupt_grace=PATIENCE_S)) as runtime:
         yield runtime
@@ -118,7 +117,7 @@ async def house() -> AsyncIterator[Runtime]:
 Make = Callable[..., Awaitable[Seen]]
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def make(house: Runtime) -> AsyncIterator[Make]:
     made: list[tuple[AsyncSandbox, Seen]] = []
 
@@ -135,7 +134,7 @@ async def make(house: Runtime) -> AsyncIterator[Make]:
         await box.close()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def seen(make: Make) -> Seen:
     return await make()
 
@@ -508,12 +507,14 @@ threading.Thread(target=later, daemon=True).start()
 
 async def test_what_a_thread_and_a_task_show_between_cells_is_told(seen: Seen) -> None:
     await seen.run(
-        "import asyncio, threading, time\n"
-        "def late():\n    time.sleep(0.3); print('thread')\n"
-        "async def task():\n    await asyncio.sleep(0.3); print('task'); display(1)\n"
+        "import asyncio, os, threading, time\n"
+        "def late():\n    while not os.path.exists('now'): time.sleep(0.01)\n    print('thread')\n"
+        "async def task():\n    while not os.path.exists('now'): await asyncio.sleep(0.01)\n"
+        "    print('task'); display(1)\n"
         "threading.Thread(target=late).start(); t = asyncio.create_task(task())"
     )
     assert seen.told == []
+    assert (await seen.context.shell("touch now")).ok
     await seen.until(lambda s: len(s.text().split()) == 2 and s.of(frames.DisplayData))
     assert sorted(seen.text().split()) == ["task", "thread"]
 
@@ -523,9 +524,12 @@ async def test_output_between_cells_is_bounded_and_the_next_cell_not_stopped_for
 ) -> None:
     seen = await make(narrower={"limits": {"output_max": "64KiB"}})
     await seen.run(
-        "import threading\ndef flood():\n    for _ in range(80): print('x' * 1000)\n"
-        "threading.Timer(0.1, flood).start()"
+        "import os, threading, time\n"
+        "def flood():\n    while not os.path.exists('now'): time.sleep(0.01)\n"
+        "    for _ in range(80): print('x' * 1000)\n"
+        "threading.Thread(target=flood).start()"
     )
+    assert (await seen.context.shell("touch now")).ok
     await seen.until(lambda s: "is not shown" in s.text("stderr"))
     assert len(seen.text()) <= 64 << 10
     assert (await seen.run("print('next')")).run.status is Status.OK

@@ -20,6 +20,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 from traitlets.config import Config
 
+pytestmark = pytest.mark.full_tier
 PNG = b"\x89PNG\r\n\x1a\n"
 PATIENCE_S = 60  # of nbclient, which counts in whole seconds
 FOREVER = """
@@ -124,6 +125,7 @@ def test_magics(tmp_path: Path) -> None:
     assert (tmp_path / "made.txt").read_text() == "by a magic\n"
 
 
+@pytest.mark.ci_tier
 def test_outputs_are_updated_and_cleared() -> None:
     done = run(
         DEFAULT,
@@ -178,6 +180,7 @@ def test_ten_megabytes_of_output_arrive_whole() -> None:
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
+@pytest.mark.ci_tier
 def test_an_error_stops_the_notebook_and_is_told() -> None:
     nb = notebook("x = 1", "def f():\n    return 1 / 0\nf()", "x = 2")
     with pytest.raises(CellExecutionError) as caught:
@@ -212,6 +215,7 @@ def test_input_is_refused_where_nobody_can_answer() -> None:
 
 
 @pytest.mark.parametrize("kernel", [DEFAULT, STANDALONE])
+@pytest.mark.ci_tier
 def test_a_loop_without_end_is_interrupted_at_its_time_out(kernel: str) -> None:
     done = run(
         kernel,

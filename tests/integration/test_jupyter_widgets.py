@@ -10,6 +10,7 @@ from nbclient import NotebookClient
 
 pytest.importorskip("ipywidgets", reason="the tests' own extra brings it")
 
+pytestmark = pytest.mark.full_tier
 PATIENCE_S = 60.0
 VIEW = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
@@ -102,6 +103,7 @@ def slider(page: Page) -> str:
     return model
 
 
+@pytest.mark.ci_tier
 def test_a_slider_is_shown_moved_and_read(page: Page) -> None:
     comm = slider(page)
     page.move(comm, value=7)
@@ -143,6 +145,7 @@ def test_sliders_move_each_other(page: Page) -> None:
     assert page.value("other.value") == "21.0"
 
 
+@pytest.mark.ci_tier
 def test_bytes_travel_beside_the_message(page: Page) -> None:
     heard = page.run("picture = ipywidgets.Image(value=bytes(range(256)) * 400); picture")
     (comm,) = {content["data"][VIEW]["model_id"] for content in of(heard, "execute_result")}

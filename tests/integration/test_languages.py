@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from chain import until_there
 from speaking import SPOKEN, SUMS, needs_language
 
 from sbx import AsyncSandbox, Runtime
@@ -19,7 +20,7 @@ from sbx.protocol.runs import RunEnd, Status, Stdout
 from sbx.runtime import languages
 from sbx.runtime.languages import Found
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 
 # A stand-in for the compiler that people install: it takes the one annotation of the test away.
 COMPILER = """
@@ -29,13 +30,13 @@ exports.transpileModule = code => ({ outputText: code.replace(': number', '') })
 """
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def runtime() -> AsyncIterator[Runtime]:
     async with Runtime() as runtime:
         yield runtime
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def box(runtime: Runtime) -> AsyncIterator[AsyncSandbox]:
     """One for all tests that leave its kernel usable."""
     async with await runtime.create() as box:
@@ -120,7 +121,6 @@ async def test_a_script_has_a_time_out_of_its_own(
     await box.run("x = 41")
     run = await box.run_script(code, language, timeout=0.5)
     assert (run.status, run.state_lost) == ("timeout", False)
-    assert run.duration_s < 40
     assert (await box.run("x + 1")).result == "42"
     assert await left_in_tmp(box) == []
 
@@ -133,19 +133,9 @@ async def test_a_caller_who_gives_up_ends_the_script(box: AsyncSandbox) -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await until_there(box, "told")
-    for _ in range(1000):  # the script tells before it ends, and its file goes after that
-        if not await left_in_tmp(box):
-            return
-        await asyncio.sleep(0.02)
-    assert await left_in_tmp(box) == []
-
-
-async def until_there(box: AsyncSandbox, name: str) -> None:
-    for _ in range(1000):
-        if name in {one.name for one in await box.files.list()}:
-            break
-        await asyncio.sleep(0.02)
-    await box.files.delete(name)
+    async with asyncio.timeout(60):
+        while await left_in_tmp(box):  # noqa: ASYNC110  # it tells before it ends and its file goes
+            await asyncio.sleep(0.02)
 
 
 async def test_a_script_that_replaces_its_own_place_loses_nothing_of_others(

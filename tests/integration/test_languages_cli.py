@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from command import sbx
-from serving import service
+from command import in_process
+from serving import Service
 from speaking import needs_language
 
 from sbx.cli import doctor, examine
@@ -21,11 +21,11 @@ def test_run_takes_the_language_from_the_option_or_the_end_of_the_name(
     (tmp_path / "a.mjs").write_text(
         "import os from 'node:os'; console.log(process.argv.slice(2).join()); process.exit(5)"
     )
-    ended = sbx("run", tmp_path / "a.mjs", "x", "y z")
+    ended = in_process("run", tmp_path / "a.mjs", "x", "y z")
     assert (ended.returncode, ended.stdout, ended.stderr) == (5, "x,y z\n", "")
-    ended = sbx("run", "--language", "bash", "-", stdin=b"echo from stdin")
+    ended = in_process("run", "--language", "bash", "-", stdin=b"echo from stdin")
     assert (ended.returncode, ended.stdout) == (0, "from stdin\n")
-    ended = sbx("run", "-l", "python", tmp_path / "a.mjs")
+    ended = in_process("run", "-l", "python", tmp_path / "a.mjs")
     assert (ended.returncode, "SyntaxError" in ended.stderr) == (1, True)
 
 
@@ -37,23 +37,22 @@ def test_run_refuses_what_means_nothing(tmp_path: Path) -> None:
         ([tmp_path / "a.py", "arg"], "arguments are for a script"),
         (["-l", "bash", "--policy", "strict", "-c", "1"], "start a process"),
     ):
-        ended = sbx("run", *words)
+        ended = in_process("run", *words)
         assert ended.returncode in (2, 3), ended
         assert said in ended.stderr
         assert ended.stdout == ""
 
 
-def test_exec_runs_scripts_in_a_sandbox_of_the_service(tmp_path: Path) -> None:
+def test_exec_runs_scripts_in_a_sandbox_of_the_service(service: Service, tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text('read -r line; pwd; echo "$1 $A $line"; exit 5')
-    with service() as served:
-        box = served.quick("create").stdout.strip()
-        words = ("exec", box, "--cwd", "/tmp", "--env", "A=1", "-i", tmp_path / "a.sh", "x")
-        ended = served.quick(*words, stdin=b"in\n")
-        assert (ended.returncode, ended.stdout) == (5, "/tmp\nx 1 in\n"), ended
-        ended = served.quick("exec", box, "-l", "bash", "-c", "echo 1", "--json")
-        assert '"exit_code": 0' in ended.stdout
-        ended = served.quick("exec", box, "--context", "other", "-l", "bash", "-c", "1")
-        assert ended.returncode == 2
+    box = service.quick("create").stdout.strip()
+    words = ("exec", box, "--cwd", "/tmp", "--env", "A=1", "-i", tmp_path / "a.sh", "x")
+    ended = service.quick(*words, stdin=b"in\n")
+    assert (ended.returncode, ended.stdout) == (5, "/tmp\nx 1 in\n"), ended
+    ended = service.quick("exec", box, "-l", "bash", "-c", "echo 1", "--json")
+    assert '"exit_code": 0' in ended.stdout
+    ended = service.quick("exec", box, "--context", "other", "-l", "bash", "-c", "1")
+    assert ended.returncode == 2
 
 
 def test_doctor_says_which_languages_there_are(

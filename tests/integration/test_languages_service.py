@@ -5,15 +5,12 @@ from typing import Any
 
 import httpx
 import pytest
-from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
 from sessions_calls import code_of, new_session, run, url
 from speaking import needs_language
 from test_sessions_runs import events
 
 from sbx.runtime import languages
 from sbx.runtime.languages import Found
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def only(monkeypatch: pytest.MonkeyPatch, found: Found) -> None:

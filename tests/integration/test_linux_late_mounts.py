@@ -106,6 +106,7 @@ def told(tmp_path: Path) -> Told:
 # -- detached trees --------------------------------------------------------------------------------
 
 
+@pytest.mark.unprivileged
 def test_a_tree_arrives_where_its_source_was_never_seen(told: Told) -> None:
     """As from the broker to a jail: another user namespace, whose mounts are another's."""
     assert told("""
@@ -220,6 +221,7 @@ print(outcome(put, "t/large", "x" * 20_000), outcome(mounts.resize_tmpfs, "t", 8
 """) == ["ENOSPC", "1048576", "0o41777", "6", "here", "ok", "EINVAL"]
 
 
+@pytest.mark.unprivileged
 def test_proc_shows_the_processes_of_its_own_namespace_only(told: Told) -> None:
     assert told("""
 enter(Namespace.PID)
@@ -274,6 +276,7 @@ print(os.geteuid(), os.getegid(), outcome(os.setgroups, []))
 """) == ["1000", "1001", "EPERM"]
 
 
+@pytest.mark.unprivileged
 def test_a_namespace_without_further_user_namespaces(told: Told) -> None:
     """Neither in it nor in one made in it before; and outside of it, nothing has changed."""
     assert told("""
@@ -292,6 +295,7 @@ one_more()
 """) == ["ENOSPC", "ENOSPC", "ok"]
 
 
+@pytest.mark.unprivileged
 def test_who_has_no_capability_forbids_nothing(told: Told) -> None:
     assert told("""
 enter(); capabilities.drop_all()

@@ -5,10 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from command import COMMAND, environment
+from command import COMMAND, environment, in_process
 from mcp import Client, StdioServerParameters
 from mcp_types import CallToolResult, ImageContent, TextContent
-from serving import in_process
 
 PATIENCE_S = 60.0
 TOOLS = {"run_code", "execute_command", "read_file", "write_file", "edit_file", "list_files"}

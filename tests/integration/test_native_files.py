@@ -6,19 +6,21 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import AsyncIterator
+import zipfile
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from bay_calls import made, refused
-from live_app import Served, live, live_client, live_served, short_directory  # noqa: F401
+from live_app import Served, live
+from places import short_directory
 
 from sbx.client import Client
 from sbx.runtime import partials
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 
 
 def sha(data: bytes) -> str:
@@ -260,6 +262,49 @@ async def test_an_archive_has_a_name_and_goes_back(client: httpx.AsyncClient) ->
     refused(await client.get(f"{at}/archive?path=nowhere"), 404, "file_not_found")
 
 
+def tar_of(*sizes: int) -> bytes:
+    """The heads of a tar that announce files of these sizes."""
+    heads = []
+    for number, size in enumerate(sizes):
+        heads.append(head := tarfile.TarInfo(str(number)))
+        head.size = size
+    return b"".join(head.tobuf() for head in heads)
+
+
+def zip_of(entries: int, size: int = 0) -> bytes:
+    """A zip with empty files that announce this `size`, but for the first."""
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as zipped:
+        for number in range(entries):
+            zipped.writestr(str(number), b"")
+        for member in zipped.infolist()[1:]:
+            member.file_size = size
+    return held.getvalue()
+
+
+GIB = 1 << 30
+TOO_LARGE: dict[str, tuple[Callable[[], bytes], str, int]] = {
+    "tar, entries": (lambda: tar_of(*[0] * 50_001), "entries", 50_000),
+    "tar, file": (lambda: tar_of(0, 600 << 20), "file_bytes", GIB // 2),
+    "zip, bytes": (lambda: zip_of(4, GIB // 2), "bytes", GIB),
+    "zip, entries": (lambda: zip_of(50_001), "entries", 50_000),
+    "zip, file": (lambda: zip_of(2, 600 << 20), "file_bytes", GIB // 2),
+}
+
+
+@pytest.mark.parametrize(("data", "name", "limit"), TOO_LARGE.values(), ids=TOO_LARGE)
+async def test_an_archive_beyond_a_limit_is_refused_before_anything_is_made(
+    client: httpx.AsyncClient, data: Callable[[], bytes], name: str, limit: int
+) -> None:
+    at = await place(client)
+    reply = await client.put(f"{at}/archive?path=d", content=data())
+    refused(reply, 413, "archive_too_large")
+    error = reply.json()["error"]
+    assert error["details"] == {"limit": limit, "limit_name": name}
+    assert str(limit) in error["message"]
+    assert (await client.get(f"{at}/find?pattern=d/*")).json()["entries"] == []
+
+
 async def test_a_client_that_leaves_an_archive_leaves_nothing_running(
     client: httpx.AsyncClient, served: Served
 ) -> None:
@@ -269,7 +314,7 @@ async def test_a_client_that_leaves_an_archive_leaves_nothing_running(
         async for _ in got.aiter_raw(1024):
             break
     shell = {"kind": "shell", "code": "pgrep -fc archive.py"}
-    for _ in range(100):
+    for _ in range(1200):
         run = (await client.post(f"{at}/runs", json=shell)).json()
         if run["stdout"].strip() in ("0", "1"):  # the command itself has the word, too
             break
@@ -297,7 +342,7 @@ async def test_watches_are_few(client: httpx.AsyncClient) -> None:
         over = await client.get(f"{at}/watch")
         assert over.status_code == 429
         assert over.json()["error"]["code"] in ("too_many_watches", "too_many_followers")
-    for _ in range(100):
+    for _ in range(1200):
         async with client.stream("GET", f"{at}/watch") as reply:
             if reply.status_code == 200:
                 break

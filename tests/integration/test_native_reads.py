@@ -3,11 +3,8 @@
 import os
 
 import httpx
-import pytest
 from bay_calls import made, refused
-from live_app import Served, live_client, live_served  # noqa: F401
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+from live_app import Served
 
 LOOKS = (
     ("GET", "list"),

@@ -19,14 +19,13 @@ from web import ADDRESS, Web, networked, web
 from sbx.cli.toml import dumps
 from sbx.policy import describe
 
-in_loop = pytest.mark.asyncio(loop_scope="module")
 TOKEN = "s3cr3t-of-the-service"
 GET = """
 import os, urllib.error, urllib.request
 def asked(url, **headers):
     try:
         request = urllib.request.Request(url, headers=headers)
-        return urllib.request.urlopen(request, timeout=20).read()
+        return urllib.request.urlopen(request, timeout=60).read()
     except urllib.error.HTTPError as error:
         return error.read()
 """
@@ -49,7 +48,7 @@ def write_policy(
     (directory / f"{name}.toml").write_text(dumps(said))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def served(site: Web) -> AsyncIterator[Served]:
     with short_directory() as top, pytest.MonkeyPatch.context() as patch:
         patch.setenv("REAL_CRM", TOKEN)
@@ -66,7 +65,6 @@ async def cell(client: httpx.AsyncClient, box: str, code: str) -> str:
     return str(told["output"])
 
 
-@in_loop
 async def test_what_it_did_is_in_the_audit_log_and_what_it_refused_among_the_events(
     served: Served, site: Web
 ) -> None:
@@ -91,7 +89,6 @@ async def test_what_it_did_is_in_the_audit_log_and_what_it_refused_among_the_eve
     assert TOKEN not in lines
 
 
-@in_loop
 async def test_it_works_again_after_the_sandbox_was_stopped(served: Served, site: Web) -> None:
     async with served.client() as client:
         box = (await made(client, profile="net"))["id"]
@@ -102,7 +99,6 @@ async def test_it_works_again_after_the_sandbox_was_stopped(served: Served, site
             assert set(os.listdir(served.house.data_dir / "egress")) == before
 
 
-@in_loop
 async def test_a_request_takes_hosts_and_secrets_away_and_adds_none(
     served: Served, site: Web
 ) -> None:
@@ -118,7 +114,6 @@ async def test_a_request_takes_hosts_and_secrets_away_and_adds_none(
         assert reply.json()["error"]["code"] == "limit_widened"
 
 
-@in_loop
 async def test_the_policy_that_is_shown_names_where_a_secret_lies_and_not_what_it_is(
     served: Served,
 ) -> None:

@@ -12,7 +12,7 @@ from sbx.policy.model import Expect
 from sbx.protocol.runs import Run, Status
 from sbx.runtime.sandbox import AsyncSandbox
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 
 SHIPPED = ("default", "data-science", "strict", "networked", "notebook")
 EXAMPLES = [
@@ -22,7 +22,7 @@ EXAMPLES = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def boxes() -> AsyncIterator[dict[str, AsyncSandbox | CannotEnforce]]:
     """A sandbox of each policy; where a hard wall is missing here, the refusal that says so."""
     async with Runtime() as runtime:

@@ -19,7 +19,7 @@ from sbx.isolation.filters import load_filters
 from sbx.isolation.launch import Broker, Jail, Zygote
 from sbx.isolation.plan import Paths, ZygotePlan
 from sbx.isolation.receipt import Receipt
-from sbx.kernels import upkeep
+from sbx.kernels import start, upkeep
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.pool import Pool, destroy
 from sbx.kernels.start import Starter
@@ -34,6 +34,12 @@ PROJECT = Path(__file__).resolve().parents[2]
 ZOMBIE = psutil.STATUS_ZOMBIE
 FORK = {"pool": {"max_idle": 0}}
 COLD = {"pool": {"start": "cold"}}
+
+
+@pytest.fixture
+async def runtime(own_runtime: Runtime) -> Runtime:
+    """One of its own for each test: they count its kernels, kill them, and turn its clock."""
+    return own_runtime
 
 
 def policy(**pool: Any) -> Policy:
@@ -68,6 +74,7 @@ def zygotes(of: Runtime | Broker) -> list[Zygote]:
 
 
 @pytest.mark.core
+@pytest.mark.unprivileged
 async def test_each_path_serves_and_gives_the_same_receipt_but_for_its_name(
     runtime: Runtime,
 ) -> None:
@@ -218,15 +225,16 @@ async def test_one_deadline_is_for_all_paths_and_leaves_the_last_its_share(
     async def hang(*_: Any) -> None:
         await asyncio.sleep(3600)
 
-    async with Runtime(Settings(start_timeout=12)) as runtime:
+    monkeypatch.setattr(start, "_FAST_SHARE", 0.05)  # instead of a half: the rest is for the last
+    async with Runtime(Settings(start_timeout=40)) as runtime:
         await runtime.warm()
         monkeypatch.setattr(Broker, "enter", hang)
         async with await runtime.create() as box:
             receipt = await box.start()
         assert receipt.path == "cold"
         pool_s, fork_s = map(float, re.findall(r"within ([\d.]+) s", receipt.fallback))
-        assert 4 < pool_s <= 6  # half of what is left, twice
-        assert 1 < fork_s <= 3
+        assert 0 < pool_s <= 2
+        assert 0 < fork_s <= 0.05 * (40 - pool_s)  # the share of what the first has left
     async with Runtime(Settings(start_timeout=1)) as runtime:
         monkeypatch.setattr(Broker, "launch", hang)
         async with await runtime.create(narrower=COLD) as box:
@@ -564,3 +572,25 @@ async def test_end_of_the_broker_ends_all_that_was_kept(house: House) -> None:
     await house.broker.close()
     async with Runtime():
         pass  # the next one removes the cgroups that a killed broker leaves
+
+
+async def test_a_kernel_that_moves_into_its_berth_is_not_replaced(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was neither parked nor in a berth meanwhile, so that another one was forked for it."""
+    entering, may_enter, enter = asyncio.Event(), asyncio.Event(), Broker.enter
+
+    async def wait_and_enter(self: Broker, *words: Any) -> None:
+        entering.set()
+        await may_enter.wait()
+        await enter(self, *words)
+
+    monkeypatch.setattr(Broker, "enter", wait_and_enter)
+    warming = asyncio.create_task(runtime.warm(count=1, new=True))
+    await entering.wait()
+    assert runtime._starter is not None
+    (pool,) = runtime._starter._pools.values()
+    assert (pool.parked, pool.lacks) == (0, False)
+    may_enter.set()
+    await warming
+    assert runtime.parked == 1

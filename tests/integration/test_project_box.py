@@ -1,5 +1,7 @@
 """A box of a project: the person's own files, Python that starts nothing, commands beside it."""
 
+import asyncio
+import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -85,6 +87,51 @@ async def test_python_and_commands_share_files_and_nothing_else(
     assert owners(project, "a.txt", "b.txt", "d", "d/c.txt") == owners(project, ".")
 
 
+LEAVES = "setsid sh -c 'sleep 0.5; echo late > late.txt' > /dev/null 2>&1 & echo begun"
+
+
+async def test_a_command_leaves_nothing_running(box: ProjectBox, project: Path) -> None:
+    """A command that was approved left a process, which changed files after its call had ended."""
+    for live in (box.start_shell(LEAVES), box.start_script(LEAVES, "bash")):
+        run = await live.result()
+        assert (run.ok, run.stdout) == (True, "begun\n"), run
+        assert not box.sandbox.conversation("default").processes
+    assert (await command(box, "sleep 1; ls late.txt")).exit_code == 2
+    assert (await command(box, "exit 3")).exit_code == 3
+    assert not (project / "late.txt").exists()
+
+
+async def test_looks_at_the_links_of_a_directory_at_once_leave_the_last_rules(
+    box: ProjectBox, project: Path
+) -> None:
+    """A kernel once did not start because the watch of the links wrote the rules meanwhile."""
+    await cell(box, "1")
+    opened = box.sandbox.conversation("default")._opened
+    assert opened is not None
+    assert opened.quarantine is not None
+    for number in range(50):
+        (project / f"other-{number}").write_text("")
+        (project / ".envrc").unlink(missing_ok=True)
+        (project / ".envrc").hardlink_to(project / f"other-{number}")
+        await asyncio.gather(*(opened.call(opened.look_at_links) for _ in range(4)))
+        rules = json.loads((opened.quarantine.inside / "rules.json").read_text())
+        status = (project / ".envrc").stat()
+        assert [status.st_dev, status.st_ino] in rules["linked"]
+
+
+async def test_the_variables_of_python_stay_when_a_command_ends(box: ProjectBox) -> None:
+    await cell(box, "kept = 1")
+    assert (await command(box, LEAVES)).ok
+    run = await cell(box, "kept")
+    assert (run.result, run.state_lost) == ("1", False)
+
+
+async def test_a_command_may_leave_a_process_once_commands_are_allowed(box: ProjectBox) -> None:
+    await box.allow_commands()
+    assert (await command(box, LEAVES)).ok
+    assert (await command(box, "until test -e late.txt; do sleep 0.02; done")).ok
+
+
 async def test_python_starts_no_process(box: ProjectBox) -> None:
     for code in (
         "import subprocess; subprocess.run(['id'])",
@@ -156,6 +203,7 @@ async def test_a_run_that_nobody_waits_for_is_given_up(box: ProjectBox) -> None:
     assert (await live.result()).status == "interrupted"
 
 
+@pytest.mark.unprivileged
 async def test_what_would_run_on_the_host_stays_as_it_is(box: ProjectBox, project: Path) -> None:
     for name in RUN_LATER:
         run = await cell(box, f"open({name!r}, 'w').write('planted')")
@@ -220,10 +268,11 @@ async def test_a_result_that_was_saved_is_found(box: ProjectBox) -> None:
 
 async def test_a_symlink_in_its_place_is_not_opened(runtime: Runtime, project: Path) -> None:
     replaced(project, by_symlink=True)
+    before = runtime.homes
     with pytest.raises(Denied) as raised:
         await runtime.open_project("default", project)
     assert raised.value.code == "not_granted"
-    assert not runtime.homes
+    assert runtime.homes <= before
 
 
 async def test_another_directory_in_its_place_is_not_mounted(
@@ -234,13 +283,13 @@ async def test_another_directory_in_its_place_is_not_mounted(
         await cell(box, "1")
 
 
-async def test_nothing_is_left_of_it_but_the_directory(runtime: Runtime, project: Path) -> None:
-    box = ProjectBox(await runtime.open_project("default", project))
+async def test_nothing_is_left_of_it_but_the_directory(own_runtime: Runtime, project: Path) -> None:
+    box = ProjectBox(await own_runtime.open_project("default", project))
     await box.uploads.put_bytes("u.csv", b"1,2\n")
-    assert runtime.homes  # so that no collection takes its files for left over
+    assert own_runtime.homes  # so that no collection takes its files for left over
     await box.close()
-    assert not runtime.homes
-    assert not runtime.data.sandboxes()
+    assert not own_runtime.homes
+    assert not own_runtime.data.sandboxes()
     assert (project / "main.py").exists()
 
 

@@ -275,7 +275,8 @@ async def test_a_binary_file_is_told_by_its_sizes(box: ProjectBox, project: Path
     result = await made(box, code(text), True)
     assert result.start.rehearsal is not None
     (change,) = result.start.rehearsal["changes"]
-    assert (change["size_before"], change["size_after"], change["diff"]) == (None, 256_000, None)
+    assert (change["size_before"], change["size_after"]) == (None, 256_000)
+    assert change["diff"] == "content not shown: binary"
     assert (project / "b.bin").read_bytes() == bytes(range(256)) * 1000
 
 
@@ -294,6 +295,52 @@ async def test_what_a_cell_began_without_a_wait_is_part_of_a_later_change(
         "/workspace/late.txt": "@@ -0,0 +1,1 @@\n+late\n\\ No newline at end of file"
     }
     assert (project / "late.txt").read_text() == "late"
+
+
+async def test_writes_of_a_thread_between_two_calls_are_dropped(
+    box: ProjectBox, project: Path
+) -> None:
+    """They counted as changes of the next call, and its permission covered them."""
+    thread = (
+        "import os, threading, time\n"
+        "def later():\n"
+        "    while not os.path.exists('/uploads/go'): time.sleep(0.01)\n"
+        "    open('late.txt', 'w').write('late'); os.chmod('main.py', 0o777)\n"
+        "    os.remove('src/a.txt')\n"
+        "threading.Thread(target=later).start()"
+    )
+    assert not (await made(box, code(thread))).asked
+    await box.uploads.put_bytes("go", b"")
+    talk = box.sandbox.conversation("default")
+    assert isinstance(talk, ProjectConversation)
+    copy = talk.working._copy
+    assert copy is not None
+    await eventually(lambda: not (copy.path / "files/src/a.txt").exists())
+    before = content(project)
+    for call in (command("ls -l; cat main.py"), code("open('new.txt', 'w').write('new')")):
+        await made(box, call, setting=ALLOW)
+    assert content(project) == {**before, "new.txt": "new"}
+    assert (project / "main.py").stat().st_mode & 0o777 == 0o644
+    looked = await made(box, code("sorted(os.listdir()), os.listdir('src')"))
+    assert "(['main.py', 'new.txt', 'src', 'tests'], ['a.txt'])" in looked.end.result
+
+
+async def test_thread_that_writes_all_the_time_loses_no_variables(box: ProjectBox) -> None:
+    """The copy could not be restored while it was written to, and the kernel ended for that."""
+    thread = (
+        "import threading, time\n"
+        "def write():\n"
+        "    n = 0\n"
+        "    while True:\n"
+        "        n += 1; open('main.py', 'a').write('x'); open(f'log{n % 3}', 'a').write('x')\n"
+        "        time.sleep(0.001)\n"
+        "kept = 7; threading.Thread(target=write, daemon=True).start()"
+    )
+    await made(box, code(thread), False)
+    for _ in range(5):
+        looked = await made(box, code("print('kept', kept)"), False)
+        shown = looked.start.rehearsal
+        assert "kept 7" in (looked.printed if shown is None else shown["output"])
 
 
 async def test_what_was_shown_is_committed_whatever_a_thread_writes_meanwhile(
@@ -513,7 +560,8 @@ async def test_changes_are_made_at_once_where_all_are_allowed(
         # the guard refuses the second link, which could lead anywhere
         (command("ln -s . tests/here; ln -s here/../src tests/out; echo x > tests/x"), False),
         (command("rm -r tests; ln -s src tests"), True),
-        (command("ln src/a.txt tests/hard; echo more >> tests/hard"), True),
+        # the guard gives the second name a file of its own before it is written
+        (command("ln src/a.txt tests/hard; echo more >> tests/hard"), False),
         (command("chmod +x main.py"), True),
         (command("echo x > tests2"), True),
     ],
@@ -528,6 +576,38 @@ async def test_only_changes_outside_of_the_named_directories_are_asked_about(
         assert content(project) == before
     else:
         assert content(project) != before
+
+
+async def test_mode_of_one_name_of_a_file_stays_with_that_name(
+    box: ProjectBox, project: Path
+) -> None:
+    """`tests/l.txt` was made a further name of `src/a.txt` by its owner. `chmod` of it needed no
+    question, and changed the mode of `src/a.txt`, too."""
+    await made(box, code("1"))
+    os.link(project / "src/a.txt", project / "tests/l.txt")
+    result = await made(box, command("chmod 0777 tests/l.txt"), setting=TESTS)
+    assert not result.end.is_error
+    modes = [(project / name).stat().st_mode & 0o777 for name in ("src/a.txt", "tests/l.txt")]
+    assert modes == [0o644, 0o777]
+    assert content(project)["tests/l.txt"] == "a\n"
+
+
+async def test_modes_of_new_files_and_set_id_bits_are_asked_about(
+    box: ProjectBox, project: Path
+) -> None:
+    (project / "main.py").chmod(0o4755)
+    text = (
+        "mkdir nd; echo x > nd/f; chmod 0777 nd nd/f; echo x > ls; chmod 0755 ls; echo y >> main.py"
+    )
+    yes = await made(box, command(text), True)
+    assert yes.changed == {
+        "/workspace/ls": "new file mode 100755\n@@ -0,0 +1,1 @@\n+x",
+        "/workspace/main.py": "set-id bits 4000: not kept\n@@ -1,1 +1,2 @@\n answer = 42\n+y",
+        "/workspace/nd/": "new directory mode 040777",
+        "/workspace/nd/f": "new file mode 100777\n@@ -0,0 +1,1 @@\n+x",
+    }
+    assert (project / "main.py").stat().st_mode & 0o7777 == 0o755
+    assert (project / "nd/f").stat().st_mode & 0o7777 == 0o777
 
 
 async def test_a_write_through_a_symlink_counts_where_the_file_is(
@@ -614,9 +694,10 @@ async def test_sockets_and_fifos_of_the_project_stay(
         assert {"pipe", "s", "a"} <= set(os.listdir(project))
 
 
-async def test_nothing_is_left_of_the_copies(runtime: Runtime, box: ProjectBox) -> None:
+async def test_nothing_is_left_of_the_copies(own_runtime: Runtime, project: Path) -> None:
+    box = ProjectBox(await own_runtime.open_project("default", project))
     await made(box, code("open('a', 'w').write('a')"), True)
     await made(box, write("b", "b"), False)
     await box.close()
-    assert not runtime.copies
-    assert not runtime.data.sandboxes()
+    assert not own_runtime.copies
+    assert not own_runtime.data.sandboxes()

@@ -91,6 +91,31 @@ async def test_what_another_owner_has_is_not_there(house: House, work: Path) -> 
     assert (await projects.get("me", made.id)).name == "mine"
 
 
+async def test_a_directory_has_projects_of_one_owner(house: House, work: Path) -> None:
+    """The key of one owner could make a project in another owner's project directory."""
+    projects = house.projects
+    for name in ("one/sub", "one/sub/deep", "one-more"):
+        (work / name).mkdir()
+        if os.geteuid() == 0:
+            os.chown(work / name, OWNER, OWNER)
+    made = await project_at(house, work / "one/sub")
+    await projects.delete("me", (await project_at(house, work / "one")).id)  # one owner may
+    free = await projects.create("you", name="x", working_directory=str(work / "one-more"))
+    for directory in (work / "one", work / "one/sub", work / "one/sub/deep"):
+        for act in (
+            projects.create("you", name="x", working_directory=str(directory)),
+            projects.change("you", free.id, working_directory=str(directory)),
+        ):
+            with pytest.raises(Conflict) as raised:
+                await act
+            assert raised.value.code == "directory_in_use"
+            assert raised.value.hint
+    assert await projects.get("you", free.id) == free
+    for one in (await projects.list("me")).items:
+        await projects.delete("me", one.id)
+    await projects.change("you", free.id, working_directory=made.working_directory)
+
+
 async def test_what_may_be_no_project_is_refused(house: House, work: Path) -> None:
     for directory, error in (
         (work.parent, Denied),

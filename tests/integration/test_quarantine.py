@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from command import COMMAND, environment, sbx
+from command import COMMAND, environment, in_process
 
 from sbx.errors import Conflict, InvalidPath, NotFound, SbxError
 from sbx.workspace import quarantine
@@ -188,7 +188,7 @@ def test_an_item_that_is_a_symlink_is_never_followed(planted: Planted) -> None:
     quarantine.restore(planted.store, inner)
     assert (planted.project / ".vscode/tasks.json").is_symlink()
     for words in ([item_id], [item_id, "x"]):
-        shown = sbx("quarantine", "show", *words, "--data-dir", planted.data)
+        shown = in_process("quarantine", "show", *words, "--data-dir", planted.data)
         assert "secret" not in shown.stdout.replace(str(secret), "")
     quarantine.drop(planted.store, item_id)
     assert secret.read_text() == "secret"
@@ -274,23 +274,25 @@ def test_items_are_reported_once(planted: Planted) -> None:
 def test_list_and_show_escape_hostile_text(planted: Planted) -> None:
     hostile = "\x1b]0;title\x07.envrc\nnext"
     item_id, item = planted.add(hostile, program="\x1b[2Jdirenv")
-    item.write_text("echo \x1b[8mhidden\x1b]52;c;AAAA\x07\n" + "x" * (80 << 10))
+    evil = "echo \x1b[8mhidden\x1b]52;c;AAAA\x07\nevil\rgood \u202e\u200b\n"
+    item.write_text(evil + "x" * (80 << 10))
     planted.ended()
     for words in (["list"], ["show", item_id]):
-        shown = sbx("quarantine", *words, "--data-dir", planted.data)
+        shown = in_process("quarantine", *words, "--data-dir", planted.data)
         assert shown.returncode == 0
         assert "\x1b" not in shown.stdout + shown.stderr
         assert ".envrc" in shown.stdout
     assert "hidden" in shown.stdout
+    assert "evil\\rgood \\u202e\\u200b\n" in shown.stdout
     assert "more than is shown" in shown.stderr
-    listed = sbx("quarantine", "list", planted.project, "--json", "--data-dir", planted.data)
+    listed = in_process("quarantine", "list", planted.project, "--json", "--data-dir", planted.data)
     (body,) = json.loads(listed.stdout)["items"]
     assert (body["id"], body["path"], body["directory"]) == (
         item_id,
         hostile,
         str(planted.project),
     )
-    other = sbx("quarantine", "list", planted.outside, "--json", "--data-dir", planted.data)
+    other = in_process("quarantine", "list", planted.outside, "--json", "--data-dir", planted.data)
     assert json.loads(other.stdout) == {"items": []}
 
 
@@ -300,12 +302,12 @@ def test_show_lists_a_directory_and_prints_a_file_of_it(planted: Planted) -> Non
     (item / "config").write_text("[core]\n\tfsmonitor = touch x\n")
     (item / "link").symlink_to("../../elsewhere")
     planted.ended()
-    shown = sbx("quarantine", "show", item_id, "--data-dir", planted.data)
+    shown = in_process("quarantine", "show", item_id, "--data-dir", planted.data)
     assert "config" in shown.stdout
     assert "link -> ../../elsewhere" in shown.stdout
-    file = sbx("quarantine", "show", item_id, "config", "--data-dir", planted.data)
+    file = in_process("quarantine", "show", item_id, "config", "--data-dir", planted.data)
     assert "fsmonitor = touch x" in file.stdout
-    out = sbx("quarantine", "show", item_id, "../x", "--data-dir", planted.data)
+    out = in_process("quarantine", "show", item_id, "../x", "--data-dir", planted.data)
     assert out.returncode == 2
 
 
@@ -313,17 +315,15 @@ def test_restore_and_drop_want_a_yes(planted: Planted) -> None:
     kept, gone = planted.file(".envrc"), planted.file(".npmrc")
     planted.ended()
     for verb in ("restore", "drop"):
-        refused = sbx("quarantine", verb, kept, "--data-dir", planted.data)
+        refused = in_process("quarantine", verb, kept, "--data-dir", planted.data)
         assert refused.returncode == 2
         assert "--yes" in refused.stderr
-    restored = sbx("quarantine", "restore", kept, "--yes", "--data-dir", planted.data)
+    restored = in_process("quarantine", "restore", kept, "--yes", "--data-dir", planted.data)
     assert restored.stdout == f"restored {planted.project}/.envrc\n"
-    dropped = sbx(
-        "quarantine", "drop", gone, "-y", "--json", env={"SBX_DATA_DIR": str(planted.data)}
-    )
+    dropped = in_process("quarantine", "drop", gone, "-y", "--json", SBX_DATA_DIR=str(planted.data))
     assert json.loads(dropped.stdout) == {"dropped": [f"{planted.project}/.npmrc"], "errors": []}
     assert os.listdir(planted.project) == [".envrc"]
-    missing = sbx("quarantine", "drop", gone, "-y", "--data-dir", planted.data)
+    missing = in_process("quarantine", "drop", gone, "-y", "--data-dir", planted.data)
     assert (missing.returncode, "sbx quarantine list" in missing.stderr) == (2, True)
 
 
@@ -333,12 +333,12 @@ def test_restore_all_goes_on_after_a_failure(planted: Planted) -> None:
     planted.ended()
     (planted.project / ".envrc").write_text("mine")
     words = ("quarantine", "restore", "--all", "--directory", planted.project, "--yes")
-    ended = sbx(*words, "--data-dir", planted.data)
+    ended = in_process(*words, "--data-dir", planted.data)
     assert ended.returncode == 3
     assert ended.stdout == f"restored {planted.project}/.npmrc\n"
     assert "is there already" in ended.stderr
     for wrong in (("restore",), ("drop", "--all", "x" * 16), ("drop", "x", "--directory", "/")):
-        assert sbx("quarantine", *wrong, "--data-dir", planted.data).returncode == 2
+        assert in_process("quarantine", *wrong, "--data-dir", planted.data).returncode == 2
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 3), ("", 3)])

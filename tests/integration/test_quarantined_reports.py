@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command import COMMAND, environment, sbx
+from command import COMMAND, environment, in_process
 
 import sbx as embedded
 from sbx import Runtime
@@ -33,18 +33,20 @@ def project(tmp_path: Path) -> Path:
 
 def test_run_prints_each_item_and_one_hint(project: Path, tmp_path: Path) -> None:
     env = {"XDG_DATA_HOME": str(tmp_path / "data")}
-    ran = sbx("run", "--workspace", project, "-c", f"{PLANT};", env=env)
+    ran = in_process("run", "--workspace", project, "-c", f"{PLANT};", stdin=b"", **env)
     first, hint = ran.stderr.splitlines()
     assert first == f"quarantined: {WHY}"
     item_id = hint.removeprefix("hint: sbx quarantine list; sbx quarantine restore ")
     assert os.listdir(project) == []
-    restored = sbx("quarantine", "restore", item_id, "--yes", env=env)
+    restored = in_process("quarantine", "restore", item_id, "--yes", stdin=b"", **env)
     assert restored.stdout == f"restored {project}/.envrc\n"
 
 
 def test_run_has_the_field_in_json(project: Path, tmp_path: Path) -> None:
     env = {"XDG_DATA_HOME": str(tmp_path / "data")}
-    ran = sbx("run", "--workspace", project, "--json", "--shell", "-c", "echo > .envrc", env=env)
+    ran = in_process(
+        "run", "--workspace", project, "--json", "--shell", "-c", "echo > .envrc", stdin=b"", **env
+    )
     (item,) = json.loads(ran.stdout)["quarantined"]
     assert (item["path"], item["name"]) == (".envrc", ".envrc*")
     assert ran.stderr == ""

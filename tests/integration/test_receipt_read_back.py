@@ -19,6 +19,7 @@ EVERY = {"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"}
 
 
 @pytest.mark.parametrize("path", ["pool", "fork", "cold"])
+@pytest.mark.unprivileged
 async def test_a_receipt_read_back_says_what_stands(tmp_path: Path, path: str) -> None:
     pool = {"start": "cold"} if path == "cold" else {"max_idle": 1 if path == "pool" else 0}
     settings = Settings(data_dir=tmp_path / "data")

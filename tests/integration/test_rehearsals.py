@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from kept import ME, a_house, eventually
-from live_app import live, short_directory
+from live_app import live
+from places import short_directory
 from places import short_directory as open_directory
 
 from sbx import Runtime
@@ -132,6 +133,7 @@ async def test_a_stop_ends_what_is_rehearsed_and_says_so(box: AsyncSandbox) -> N
 
 
 @pytest.mark.core
+@pytest.mark.unprivileged
 async def test_files_stay_the_jail_s_own_and_without_set_id_bits(
     runtime: Runtime, box: AsyncSandbox
 ) -> None:
@@ -313,15 +315,17 @@ async def test_a_collection_leaves_copies_and_a_start_removes_them(tmp_path: Pat
             rehearsal = await talk.rehearse("echo x > made")
             events = (await house.sandboxes.events(ME, made.id)).items
             assert events[-1].details.get("context") == f"rehearsal/{rehearsal.id}"
-            assert await house.sandboxes.leftovers.remove_unknown() == 0
+            assert await house.sandboxes.leftovers.clear_unknown() == 0
             copy = rehearsal._copy
             await rehearsal.commit()
             assert await talk.files.read("made") == "x\n"
         name = house.runtime.data.new_name()
         [sandbox] = [one for one in house.runtime.data.sandboxes() if one in str(copy.path)]
         house.runtime.data.frozen(sandbox, name).close()  # as a killed service leaves it
+        (house.runtime.data.frozen_path(sandbox, name) / "files" / "copied").write_text("x")
     async with a_house(tmp_path / "data") as house:
         assert name not in house.runtime.data.conversations(sandbox)
+        assert not (tmp_path / "data" / "unclaimed").exists()
 
 
 async def test_who_may_see_and_commit_it_over_http(tmp_path: Path) -> None:

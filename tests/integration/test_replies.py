@@ -1,6 +1,7 @@
 """A call with an idempotency key is done once, at whatever moment its twin comes."""
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from sbx.errors import Broken, Conflict, Unavailable
 from sbx.runtime.access import Caller
 from sbx.runtime.replies import Replies, Reply
 from sbx.runtime.store import Store
-from sbx.runtime.store.idempotency import KeptReplies
+from sbx.runtime.store.idempotency import KeptReplies, Reservation, began
 from tests.fake_clock import FakeClock
 
 ME = Caller("me", "key")
@@ -99,6 +100,23 @@ async def test_a_key_is_free_again_after_its_time(replies: Replies, clock: FakeC
     assert await replies.once(ME, "k", "f", work) == (201, b"reply 1")
     clock.advance(1)
     assert await replies.once(ME, "k", "another", work) == (201, b"reply 2")
+
+
+async def test_a_reply_of_a_call_that_took_longer_than_the_time_is_kept(
+    replies: Replies, store: Store, clock: FakeClock
+) -> None:
+    """Its reservation is forgotten meanwhile, and its reply once was with it."""
+    work = Work(held=True)
+    call = asyncio.create_task(replies.once(ME, "k", "f", work))
+    await work.begun.wait()
+    clock.advance(3601)
+    await replies.once(ME, "other", "f", Work())
+    assert await kept(store) == 1
+    work.go.set()
+    first = await call
+    assert await replies.once(ME, "k", "f", work) == first
+    assert work.done == 1
+    assert await kept(store) == 2
 
 
 async def test_old_replies_are_forgotten(replies: Replies, store: Store, clock: FakeClock) -> None:
@@ -192,15 +210,66 @@ async def test_waiting_for_the_first_has_an_end(store: Store, clock: FakeClock) 
     assert await replies.once(ME, "k", "f", work) == (201, b"reply 1")
 
 
-async def test_a_reservation_that_a_crash_left_is_free(replies: Replies, store: Store) -> None:
-    assert await KeptReplies(store).reserve("me", "k", "f", at=1e6, since=0) is None
-    assert await replies.once(ME, "k", "another", Work()) == (201, b"reply 1")
+async def left_by_a_crash(store: Store, at: float) -> None:
+    reservation = Reservation((ME.space, "k"))
+    assert await KeptReplies(store).reserve(reservation, "f", at=at, since=0) is None
+
+
+async def test_a_reply_that_is_kept_outlives_the_release_of_its_reservation(store: Store) -> None:
+    table, reservation = KeptReplies(store), Reservation((ME.space, "k"))
+    assert await table.reserve(reservation, "f", at=1, since=0) is None
+    await table.keep(reservation.slot, "f", 201, b"done", at=1)
+    table.release(reservation)
+    again = await table.reserve(Reservation(reservation.slot), "f", at=1, since=0)
+    assert again is not None
+    assert (again.status, again.body) == (201, b"done")
+
+
+async def test_a_reservation_that_a_crash_left_is_not_taken_over(
+    replies: Replies, store: Store, clock: FakeClock
+) -> None:
+    """The second call once did the work of the first again."""
+    await left_by_a_crash(store, clock.now())
+    work = Work()
+    with pytest.raises(Conflict, match="another request"):
+        await replies.once(ME, "k", "another", work)
+    for _ in range(2):
+        with pytest.raises(Conflict) as refused:
+            await replies.once(ME, "k", "f", work)
+        assert refused.value.code == "outcome_unknown"
+        assert set(refused.value.details) == {"key", "hint"}
+    assert work.done == 0
+    clock.advance(3601)
+    assert await replies.once(ME, "k", "f", work) == (201, b"reply 1")
+
+
+async def test_a_reservation_knows_its_run_once_that_is_recorded(
+    replies: Replies, store: Store, clock: FakeClock
+) -> None:
+    await left_by_a_crash(store, clock.now())
+    await store.write(lambda on: began(on, (ME.space, "k"), "run-1"))
+    with pytest.raises(Conflict) as refused:
+        await replies.once(ME, "k", "f", Work())
+    assert refused.value.details["run_id"] == "run-1"
+
+
+async def test_a_call_that_is_cancelled_while_it_reserves_frees_its_key(
+    replies: Replies, store: Store
+) -> None:
+    call = asyncio.create_task(replies.once(ME, "k", "f", Work()))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await replies.once(ME, "k", "f", Work()) == (201, b"reply 1")
 
 
 async def test_callers_do_not_share_keys(replies: Replies) -> None:
     callers = [
         ME,
         Caller("you", "key"),
+        Caller("me", "peer"),
+        Caller('["token", "me", "u", null, null, null]', "key"),
         Caller("me", "token", user_id="u"),
         Caller("me", "token", user_id="v"),
         Caller("me", "token", user_id="u", conversation_id="c"),
@@ -225,6 +294,10 @@ async def test_a_reply_that_cannot_be_kept_is_given_all_the_same(
 
     assert await replies.once(ME, "k", "f", work) == (201, b"done")
     assert "was not kept" in caplog.text
+    again = Work()
+    with pytest.raises(Conflict) as refused:  # it is done, and once was done again
+        await replies.once(ME, "k", "f", again)
+    assert (refused.value.code, again.done) == ("outcome_unknown", 0)
 
 
 async def test_bytes_come_back_as_they_were(replies: Replies) -> None:
@@ -308,3 +381,33 @@ async def test_the_keys_of_an_owner_are_bounded_until_old_ones_go(
         await replies.once(ME, f"again{number}", "f", Work())
     with pytest.raises(Unavailable):
         await replies.once(ME, "k3", "f", Work())
+
+
+async def test_keys_are_counted_once_though_a_full_disk_repeats_a_write(tmp_path: Path) -> None:
+    """A transaction that failed at COMMIT, and its repetition, counted one key twice."""
+    repeated = 0
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def make_room() -> bool:
+        nonlocal repeated
+        repeated += 1
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        return True
+
+    async with await Store.of_data(tmp_path, on_full=make_room) as store:
+        table = KeptReplies(store, keys_max=3)
+
+        async def reserve(key: str) -> None:
+            assert await table.reserve(Reservation((ME.space, key)), "f", at=1, since=0) is None
+
+        await reserve("1")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            await reserve("2")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert repeated == 1
+        await reserve("3")
+        with pytest.raises(Unavailable) as full:
+            await reserve("4")
+    assert full.value.code == "too_many_idempotency_keys"

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import sbx
+from command import in_process
 from kept import a_house
 
 from sbx import Runtime, Settings
-from sbx.errors import BadRequest, Denied
+from sbx.errors import BadRequest, Broken, Denied
+from sbx.linux import renameat2
+from sbx.runtime import sandbox as sandboxes
 from sbx.runtime.house import House
 from sbx.runtime.project_boxes import Box
 from sbx.runtime.sandbox import AsyncSandbox
@@ -325,7 +327,9 @@ async def test_two_sandboxes_have_uids_of_their_own_over_one_directory(
 
 
 def test_sbx_run_works_in_a_directory_of_root(project: Path) -> None:
-    ended = sbx("run", "--workspace", project, "-c", "open('made', 'w').write('x'); print('done')")
+    ended = in_process(
+        "run", "--workspace", project, "-c", "open('made', 'w').write('x'); print('done')"
+    )
     assert (ended.returncode, ended.stdout) == (0, "done\n")
     assert owned(project)["made"] == (0, 0, 0o644)
 
@@ -394,3 +398,31 @@ def test_the_setting_names_accounts_by_name_or_uid() -> None:
     assert Settings(project_owners=("root", "4242", 7)).project_owners == (0, 4242, 7)
     with pytest.raises(BadRequest, match="no account 'nobody-has-this-name'"):
         Settings(project_owners=("nobody-has-this-name",))
+
+
+@pytest.mark.parametrize("first", [0, OTHER])
+async def test_a_directory_that_is_exchanged_gets_no_jail_of_another_owner(
+    top: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """The uid of the jail was chosen by path: after an exchange it was not the owner's."""
+    os.chmod(top, 0o755)
+    for name, uid in (("named", first), ("other", OTHER + 1)):
+        filled(top / name)
+        for path in (top / name, *(top / name).rglob("*")):
+            os.chown(path, uid, uid)
+    owner_of = sandboxes._owner_of
+
+    def exchange_after(workspace: Path) -> int | None:
+        uid = owner_of(workspace)
+        parent = os.open(top, os.O_PATH)
+        try:
+            assert renameat2.exchange(parent, b"named", parent, b"other")
+        finally:
+            os.close(parent)
+        return uid
+
+    monkeypatch.setattr(sandboxes, "_owner_of", exchange_after)
+    async with Runtime(Settings(fast_path=False)) as runtime:
+        with pytest.raises(Broken) as raised:
+            await runtime.create(workspace=top / "named")
+        assert raised.value.code == "path_replaced"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import short_directory
+from places import OWNER, project_directories
 
 from sbx import Runtime
 from sbx.api import privileges
@@ -16,22 +16,13 @@ from sbx.isolation.launch import Broker, start_broker
 from sbx.runtime.project_box import ProjectBox
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
-OWNER = 4242
-STRANGER = 4243
 
 
 @pytest.fixture
 def top() -> Iterator[Path]:
-    with short_directory() as directory:
-        directory.chmod(0o755)
-        for name in ("data", "work/root/.git/hooks", "work/other", "work/strange", "elsewhere"):
-            (directory / name).mkdir(parents=True)
-        (directory / "work/root/.git/config").write_text("")
-        (directory / "work/link").symlink_to(directory / "elsewhere")
-        for name, uid in (("other", OWNER), ("strange", STRANGER)):
-            (directory / "work" / name).chmod(0o700)
-            os.chown(directory / "work" / name, uid, uid)
-        yield directory
+    with project_directories() as top:
+        (top / "data").mkdir()
+        yield top
 
 
 @pytest.fixture

@@ -165,7 +165,7 @@ async def test_disk(runtime: Runtime) -> None:
 async def test_number_of_files(runtime: Runtime) -> None:
     box = await limited(runtime, workspace_files=100)
     run = await box.run(
-        "for n in range(10_000): open(str(n), 'w').close()\nimport time\ntime.sleep(9)"
+        "for n in range(10_000): open(str(n), 'w').close()\nimport time\ntime.sleep(50)"
     )
     assert ended(run) == ("killed", Cause.DISK, True)
 

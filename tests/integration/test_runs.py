@@ -20,8 +20,6 @@ from sbx.runtime.runs import Ask, RunHandle, Runs
 from sbx.runtime.settings import Settings
 from tests.fake_clock import FakeClock
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 ANN = Caller("ann", "key")
 BOB = Caller("bob", "key")
 QUEUE_MAX = 3
@@ -29,14 +27,14 @@ FOREVER = "print('begun', flush=True)\nwhile True: pass"
 _names = itertools.count(1)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     settings = Settings(data_dir=tmp_path_factory.mktemp("data"), queue_max=QUEUE_MAX)
     async with House(settings, clock=FakeClock()) as house:
         yield house
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def box(house: House) -> str:
     return (await house.sandboxes.create(ANN)).id
 
@@ -180,7 +178,16 @@ async def test_a_run_whose_end_cannot_be_recorded_is_told_all_the_same(
     await talk.run("0")
     with monkeypatch.context() as patch:
         patch.setattr(talk.house.store, "write", full)
-        assert (await talk.run("1")).ok
+        handle = await talk.start("1")
+        assert (await handle.result()).ok
+        assert not handle.recorded
+        with pytest.raises(Unavailable) as refused:
+            await talk.run("2")
+        assert refused.value.code == "not_recording"
+    async with asyncio.timeout(60):
+        while not handle.recorded:  # noqa: ASYNC110  # the store is asked again and again
+            await asyncio.sleep(0.01)
+    assert (await talk.runs.entry(ANN, talk.box, handle.run_id)).success
     assert (await talk.run("2")).ok
 
 

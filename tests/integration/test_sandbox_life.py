@@ -94,6 +94,11 @@ async def test_expiry_ends_the_run_tells_why_and_refuses_from_then_on(tmp_path: 
         with pytest.raises(Conflict, match="expired"):
             await house.sandboxes.keepalive(ME, made.id)
         await house.sandboxes.stop(ME, made.id)  # there is nothing to stop, and no error
+        with pytest.raises(Conflict, match="expired"):
+            async with house.sandboxes.using(ME, made.id, scope="files:read"):
+                pass
+        (living,) = house.sandboxes.every()
+        await eventually(lambda: living.users == 0)  # a use that is refused is none
 
         await house.sandboxes.collect()
         with pytest.raises(NotFound):

@@ -135,6 +135,20 @@ async def test_stop_and_delete_during_a_start(tmp_path: Path) -> None:
             await resuming
 
 
+async def test_a_sandbox_that_is_opened_again_at_once_keeps_its_group(tmp_path: Path) -> None:
+    """What was removed of the sandbox that is closed has the same name as what is made."""
+    async with a_house(tmp_path / "data", fast_path=False) as house:
+        made = await house.sandboxes.create(ME)
+        living = next(iter(house.sandboxes.every()))
+        for _ in range(40):
+            resuming = asyncio.create_task(house.sandboxes.resume(ME, made.id))
+            await eventually(lambda: living.state is State.STARTING)
+            await house.sandboxes.stop(ME, made.id)
+            (end,) = await asyncio.gather(resuming, return_exceptions=True)
+            assert isinstance(end, Conflict), end
+        await house.sandboxes.resume(ME, made.id)
+
+
 async def test_fifty_creates_for_one_session_make_one(tmp_path: Path) -> None:
     async with a_house(tmp_path / "data") as house:
         who = SessionIdentity("sb-session-u-a", "u", "a")
@@ -183,7 +197,7 @@ async def test_everything_at_once_ends_and_leaves_nothing(tmp_path: Path, seed: 
 
         calls = [some(order.choice(acts), order.choice(ids)) for _ in range(60)]
         calls.append(some(lambda id: house.sandboxes.delete(ME, id), ids[0]))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             ends = await asyncio.gather(*calls, return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):

@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from command import environment, sbx
+from command import environment, in_process, sbx
 from places import short_directory
-from service_process import Service, service
+from service_process import Service, service, wait_until
 
 from sbx.cli.serve import unit
 
@@ -82,7 +82,7 @@ def begun(served: Service, sandbox_id: str, name: str) -> bool:
 
 
 def wait_for_run(served: Service, sandbox_id: str, name: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not begun(served, sandbox_id, name):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -110,6 +110,7 @@ def test_a_first_start_shows_the_key_once_and_keeps_it_private(served: Service) 
 
 
 @pytest.mark.core
+@pytest.mark.unprivileged
 def test_whoever_owns_the_socket_runs_code_and_sees_the_metrics(served: Service) -> None:
     with served.client() as client:
         sandbox_id = create(client)
@@ -164,10 +165,8 @@ def test_sigterm_lets_a_run_end_and_refuses_new_ones(top: Path) -> None:
         code = "open('begun', 'w').close(); import time; time.sleep(2); print('whole')"
         running = Running(served, sandbox_id, code)
         wait_for_run(served, sandbox_id, "begun")
-        began = time.monotonic()
         assert served.stop() == 0
         running.join()
-        assert time.monotonic() - began < 50
         assert running.reply is not None
         assert running.reply["output"].strip() == "whole"
     with service(top, env=_COLD) as again, again.client() as client:
@@ -184,9 +183,7 @@ def test_a_run_that_does_not_end_is_cut_off_and_recorded(top: Path) -> None:
             served, sandbox_id, "open('begun', 'w').close(); import time; time.sleep(100)"
         )
         wait_for_run(served, sandbox_id, "begun")
-        began = time.monotonic()
         assert served.stop() == 0
-        assert time.monotonic() - began < 50
         running.join()
         assert running.reply is not None
         assert not running.reply["success"]
@@ -198,31 +195,29 @@ def test_a_run_that_does_not_end_is_cut_off_and_recorded(top: Path) -> None:
 
 
 def test_a_second_signal_ends_the_drain(top: Path) -> None:
-    with service(top, "--drain-timeout", "60", env=_COLD) as served:
+    with service(top, "--drain-timeout", "600", env=_COLD) as served:
         with served.client() as client:
             sandbox_id = create(client)
         running = Running(
             served, sandbox_id, "open('begun', 'w').close(); import time; time.sleep(100)"
         )
         wait_for_run(served, sandbox_id, "begun")
-        began = time.monotonic()
         served.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert served.process.poll() is None
+        draining = "draining, for 600 s at most"
+        wait_until(lambda: draining in served.log, served.process, served.log_path)
         assert served.stop() == 0
-        assert time.monotonic() - began < 50
         running.join()
+        assert running.reply is not None
+        assert "the service ended" in running.reply["error"]  # and not its time-out
 
 
 def test_a_drain_does_not_wait_for_who_only_follows(top: Path) -> None:
-    with service(top, "--drain-timeout", "60", env=_COLD) as served, served.client() as client:
+    with service(top, "--drain-timeout", "600", env=_COLD) as served, served.client() as client:
         url = f"/v1/sandboxes/{create(client)}/events"
         with client.stream("GET", url, headers={"accept": "text/event-stream"}) as followed:
             first = next(followed.iter_raw())
             assert first.startswith(b"id: ")
-            began = time.monotonic()
             assert served.stop() == 0
-            assert time.monotonic() - began < 50
 
 
 @pytest.mark.core
@@ -310,14 +305,17 @@ def test_units_are_for_this_very_sbx(kind: str) -> None:
 
 
 def test_a_unit_is_printed_and_nothing_served() -> None:
-    printed = sbx("serve", "--print-unit", "system")
+    printed = in_process("serve", "--print-unit", "system")
     assert (printed.returncode, printed.stdout) == (0, unit("system"))
-    assert sbx("serve", "--print-unit", "x").returncode == 2
+    assert in_process("serve", "--print-unit", "x").returncode == 2
 
 
-def test_config_shows_every_setting_and_its_source(top: Path) -> None:
+def test_config_shows_every_setting_and_its_source(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(top)
     (top / "sbx.toml").write_text("queue_max = 3\n")
-    shown = sbx("config", "--json", env={"SBX_API_KEY": "secret-0123456789abcdef"}, cwd=top)
+    shown = in_process("config", "--json", SBX_API_KEY="secret-0123456789abcdef")
     found = {one["name"]: one for one in json.loads(shown.stdout)["settings"]}
     assert found["queue_max"] == {
         "name": "queue_max",
@@ -326,7 +324,7 @@ def test_config_shows_every_setting_and_its_source(top: Path) -> None:
     }
     assert found["api_key"]["value"] == "(hidden)"
     assert found["socket"]["source"] == "default"
-    assert "secret-" not in shown.stdout + sbx("config", cwd=top).stdout
+    assert "secret-" not in shown.stdout + in_process("config").stdout
 
 
 def test_a_wrong_setting_ends_with_2_and_names_its_source(top: Path) -> None:

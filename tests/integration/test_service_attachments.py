@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from bay_calls import made, refused
-from live_app import Served, live, short_directory
+from live_app import Served, live
+from places import short_directory
 
 import sbx
 from sbx import Sandbox
@@ -30,7 +31,7 @@ async def top() -> AsyncIterator[Path]:
         (directory / "srv/wheels/a.txt").write_text("hello")
         (directory / "srv/link").symlink_to(directory / "elsewhere")
         (directory / "policies/sharing.toml").write_text(
-            'schema = 1\nextends = "default"\nshared = true\n'
+            'schema = 1\nextends = "default"\nshared = true\nhost_executables = "allow"\n'
         )
         (directory / "policies/wired.toml").write_text(
             'schema = 1\nextends = "default"\n[tripwire]\nenabled = true\n'

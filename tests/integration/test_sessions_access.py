@@ -5,10 +5,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 import pytest_asyncio
-from live_app import Served, live, live_client, live_served, short_directory  # noqa: F401  # fixtures
+from live_app import Served, live
+from places import short_directory
 from sessions_calls import API, code_of, ensure, new_user, put, run, url
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def token(served: Served, owner: str, user: str, **bounds: object) -> str:
@@ -20,7 +19,7 @@ async def token(served: Served, owner: str, user: str, **bounds: object) -> str:
     return text
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def owner(served: Served) -> AsyncIterator[tuple[str, httpx.AsyncClient]]:
     name = new_user()
     async with served.client(await served.key_of(name)) as client:
@@ -109,8 +108,12 @@ async def test_a_token_for_one_agent_and_conversation_reaches_no_other(
     ("scopes", "allowed"),
     [
         (["files:read"], {"list", "down", "prompt"}),
-        (["files:write"], {"ensure", "up", "delete", "forget"}),
+        (["files:write"], {"ensure", "up", "delete"}),  # to forget a conversation ends its runs
         (["execute"], {"ensure", "run", "follow", "interrupt", "stop"}),
+        (
+            ["files:write", "execute"],
+            {"ensure", "up", "delete", "run", "follow", "interrupt", "stop", "forget"},
+        ),
         (["admin"], {"extend", "end"}),
     ],
 )

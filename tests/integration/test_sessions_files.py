@@ -3,14 +3,14 @@
 import asyncio
 import hashlib
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from live_app import Served, live, live_client, live_served, short_directory  # noqa: F401  # fixtures
+from live_app import Served, live
+from places import small_disk
 from sessions_calls import (
     C1,
     code_of,
@@ -27,8 +27,6 @@ from sessions_calls import (
 )
 
 from sbx.api import downloads
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BYTES = bytes(range(256)) * 4000  # 1 MB of every byte
 # -- up, listed, down, deleted ---------------------------------------------------------------------
@@ -256,23 +254,15 @@ async def test_uploads_at_once_keep_to_the_limit_of_their_number(client: httpx.A
     assert len(await names(client, session)) == 3
 
 
-@pytest.fixture(scope="module")
-def small_disk() -> Iterator[Path]:
-    """A file system of 24 MiB."""
-    with short_directory() as directory:
-        disk = directory / "disk"
-        disk.mkdir()
-        words = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=0755", "none", str(disk)]
-        subprocess.run(words, check=True)
-        try:
-            yield disk
-        finally:
-            subprocess.run(["umount", "-l", str(disk)], check=True)
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    with small_disk("24m") as disk:
+        yield disk
 
 
 @pytest.mark.needs("root")
-async def test_no_space_is_507_and_leaves_what_was_there(small_disk: Path) -> None:
-    async with live(small_disk) as served, served.client() as client:
+async def test_no_space_is_507_and_leaves_what_was_there(disk: Path) -> None:
+    async with live(disk) as served, served.client() as client:
         session = await new_session(client)
         assert (await put(client, session, "a.csv", b"old")).status_code == 201
         assert code_of(await put(client, session, "a.csv", b"x" * (40 << 20))) == (507, "no_space")

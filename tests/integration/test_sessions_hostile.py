@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
+from live_app import Served
 from sessions_calls import (
     C1,
     code_of,
@@ -21,8 +21,6 @@ from sessions_calls import (
     until,
     url,
 )
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # -- hostile names ---------------------------------------------------------------------------------
 

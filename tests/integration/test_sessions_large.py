@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import psutil
 import pytest
-from live_app import live, short_directory
+from live_app import live
+from places import short_directory
 from sessions_calls import new_session, url
 
 SIZE = 300 << 20

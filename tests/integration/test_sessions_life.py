@@ -9,12 +9,11 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from live_app import Served, live, live_client, live_served, short_directory  # noqa: F401  # fixtures
+from live_app import Served, live
+from places import short_directory
 from sessions_calls import API, code_of, ensure, names, new_session, new_user, put, run, until, url
 
 from tests.fake_clock import FakeClock
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def settled(client: httpx.AsyncClient, session: str) -> str:
@@ -296,7 +295,7 @@ async def test_sessions_are_listed_in_pages_and_by_status(served: Served) -> Non
         assert (await client.get(f"{API}/sessions", params={"limit": 0})).status_code == 422
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def timed() -> AsyncIterator[tuple[httpx.AsyncClient, FakeClock]]:
     clock = FakeClock()
     with short_directory() as directory:

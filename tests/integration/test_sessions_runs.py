@@ -6,10 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from live_app import Served, live_client, live_served  # noqa: F401  # fixtures
+from live_app import Served
 from sessions_calls import API, code_of, names, new_session, put, run, url
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Told = tuple[int, str, dict[str, Any]]
 
@@ -216,6 +214,19 @@ async def test_a_repeated_call_with_an_idempotency_key_runs_once(client: httpx.A
     first = await client.post(url(session, "/execute"), json=body, headers=headers)
     again = await client.post(url(session, "/execute"), json=body, headers=headers)
     assert first.json() == again.json()
+    assert (await run(client, session, "n")).json()["result"] == "1"
+
+
+async def test_a_stream_under_an_idempotency_key_runs_once(client: httpx.AsyncClient) -> None:
+    """The route documented the key, and streams ignored it: the code ran twice."""
+    session = await new_session(client)
+    body = {"conversation_id": "c1", "code": "n = globals().get('n', 0) + 1; n", "stream": True}
+    headers = {"idempotency-key": f"stream-{session}"[:64]}
+    ends = []
+    for _ in range(2):
+        reply = await client.post(url(session, "/execute"), json=body, headers=headers)
+        ends.append(events(reply.text)[-1])
+    assert [(kind, told["result"]) for _, kind, told in ends] == [("run_end", "1")] * 2
     assert (await run(client, session, "n")).json()["result"] == "1"
 
 

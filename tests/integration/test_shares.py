@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import time
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,16 +10,16 @@ import httpx
 import pytest
 import pytest_asyncio
 from bay_calls import made, refused
-from live_app import Served, live, short_directory
+from live_app import Served, live
+from places import short_directory
 
 from sbx.api import limits, sse
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 SIZE = 8 << 20  # more than the sockets between take
 SSE = {"accept": "text/event-stream"}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def served() -> AsyncIterator[Served]:
     narrow: dict[str, Any] = {
         "uploads_at_once": 4, "uploads_per_owner": 2, "downloads_per_owner": 2,
@@ -30,21 +30,23 @@ async def served() -> AsyncIterator[Served]:
             yield served
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def alice(served: Served) -> AsyncIterator[httpx.AsyncClient]:
     async with served.client(await served.key_of("alice")) as client:
         yield client
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def bob(served: Served) -> AsyncIterator[httpx.AsyncClient]:
     async with served.client(await served.key_of("bob")) as client:
         yield client
 
 
-async def dripping() -> AsyncIterator[bytes]:
+async def dripping(begun: asyncio.Event) -> AsyncIterator[bytes]:
+    """A body without end. `begun` is set when its first piece is on its way."""
     while True:
         yield b"x" * 1024
+        begun.set()
         await asyncio.sleep(0.1)
 
 
@@ -59,9 +61,13 @@ async def once(body: bytes = b"x") -> AsyncIterator[bytes]:
 
 @contextlib.asynccontextmanager
 async def uploading(client: httpx.AsyncClient, box: str, count: int) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(put(client, box, f"{n}", dripping())) for n in range(count)]
-    await asyncio.sleep(0.3)
+    begun = [asyncio.Event() for _ in range(count)]
+    tasks = [
+        asyncio.create_task(put(client, box, f"{n}", dripping(one))) for n, one in enumerate(begun)
+    ]
     try:
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(one.wait() for one in begun))
         yield
     finally:
         for task in tasks:
@@ -74,9 +80,8 @@ async def test_who_uploads_slowly_does_not_keep_others_from_it(
 ) -> None:
     hers, his = (await made(alice))["id"], (await made(bob))["id"]
     async with uploading(alice, hers, 8):
-        began = time.monotonic()
-        assert await put(bob, his, "a", once()) == 200
-        assert time.monotonic() - began < 10  # the slow ones never end
+        async with asyncio.timeout(60):  # the slow ones never end
+            assert await put(bob, his, "a", once()) == 200
 
 
 async def test_a_slot_is_for_who_may_upload(
@@ -84,7 +89,6 @@ async def test_a_slot_is_for_who_may_upload(
 ) -> None:
     hers = (await made(alice))["id"]
     async with uploading(alice, hers, 3):
-        began = time.monotonic()
         for url in ("filesystem/upload", "conversations/c/uploads/a.csv"):
             method = "POST" if url == "filesystem/upload" else "PUT"
             reply = await alice.request(
@@ -93,8 +97,7 @@ async def test_a_slot_is_for_who_may_upload(
             assert reply.status_code == 404, reply.text
         sent = {"file": ("a.csv", b"x")}
         reply = await alice.post("/api/v1/sessions/nobody/files/upload", files=sent)
-        assert reply.status_code == 404
-        assert time.monotonic() - began < 10  # the slow ones never end
+        assert reply.status_code == 404  # and the slow ones never end
 
 
 async def test_slow_uploads_end_when_others_wait(
@@ -106,9 +109,8 @@ async def test_slow_uploads_end_when_others_wait(
         for owner in ("carol", "dave"):
             client = await held.enter_async_context(served.client(await served.key_of(owner)))
             await held.enter_async_context(uploading(client, (await made(client))["id"], 2))
-        began = time.monotonic()
-        assert await put(bob, his, "a", once()) == 200
-        assert time.monotonic() - began < 5
+        async with asyncio.timeout(60):
+            assert await put(bob, his, "a", once()) == 200
 
 
 async def test_unread_downloads_are_bounded(
@@ -158,3 +160,24 @@ async def test_followers_are_bounded_and_forgotten_when_they_go(
             assert reply.status_code == 200
         assert silent.status_code == 200
         assert (await until_ok(alice, hers, **SSE)).status_code == 200
+
+
+async def test_a_stream_ends_when_its_key_is_revoked(
+    served: Served, alice: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once went on for as long as its client read."""
+    monkeypatch.setattr(sse, "KNOWN_S", 0.05)
+    box = (await made(alice))["id"]
+    key, text = await served.house.access.make_key("alice")
+    async with (
+        asyncio.timeout(60),
+        served.client(text) as other,
+        other.stream("GET", f"/v1/sandboxes/{box}/events", headers=SSE) as reply,
+    ):
+        lines = reply.aiter_lines()
+        await anext(lines)
+        await served.house.access.revoke_key(key.id)
+        rest = [line async for line in lines]
+    last = json.loads(next(line for line in reversed(rest) if line[:5] == "data:")[5:])
+    assert (last["type"], last["status"]) == ("failure", 401)
+    assert last["error"]["code"] == "unauthorized"

@@ -11,6 +11,8 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,14 @@ import pytest
 
 from sbx.errors import BadRequest, Broken, Closed, SbxError, Unavailable
 from sbx.protocol.changes import ChangesSetting
+from sbx.runtime.access import Caller
 from sbx.runtime.store import Store, chats, events, opening, worker
+from sbx.runtime.store import pending as pending_writes
 from sbx.runtime.store.migrations import APPLICATION_ID, Migration, migrate, shipped, version_of
+from sbx.runtime.store.pending import PendingWrites
 
-NEXT = len(shipped()) + 1
+NEWEST = shipped()[-1].version
+NEXT = NEWEST + 1
 
 
 @pytest.fixture
@@ -93,7 +99,7 @@ async def test_it_keeps_a_log_and_foreign_keys(store: Store) -> None:
     assert await asked("journal_mode") == "wal"
     assert await asked("foreign_keys") == 1
     assert await asked("application_id") == APPLICATION_ID
-    assert await asked("user_version") == len(shipped())
+    assert await asked("user_version") == NEWEST
 
 
 async def test_an_act_is_one_transaction(store: Store) -> None:
@@ -210,6 +216,7 @@ async def test_an_error_of_ours_is_broken_and_the_next_write_works(store: Store)
 
 
 async def test_a_closed_store_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = set(threading.enumerate())
     store = await Store.open(path)
     await store.close()
     await store.close()
@@ -219,7 +226,8 @@ async def test_a_closed_store_says_so(path: Path, caplog: pytest.LogCaptureFixtu
         await store.rows("SELECT 1")
     store.write_later(add_key)
     assert "is lost" in caplog.text
-    assert not [t for t in threading.enumerate() if t.name.startswith("sbx-store")]
+    ours = set(threading.enumerate()) - before
+    assert not [thread for thread in ours if thread.name.startswith("sbx-store")]
 
 
 async def test_a_disk_that_does_not_answer_is_not_waited_for(
@@ -244,6 +252,46 @@ async def test_another_process_that_writes_is_waited_for_and_then_named(
         assert not asked.done()
         other.execute("COMMIT")
         await asked
+
+
+async def test_a_kept_write_does_not_undo_a_newer_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry continued with the writes that it had listed before the newer one came."""
+    monkeypatch.setattr(opening, "_BUSY_S", 0.1)
+    monkeypatch.setattr(pending_writes, "_RETRY_S", 3600.0)  # the test flushes
+    async with await Store.open(path) as store:
+        await keep_and_write(store, path)
+        rows = await store.rows("SELECT directory FROM removals")
+        assert [row["directory"] for row in rows] == ["new"]
+
+
+async def keep_and_write(store: Store, path: Path) -> None:
+    pending = PendingWrites(store)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        begun, released = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def waits(on: sqlite3.Connection) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            released.wait(60)
+
+        assert not await pending.write("first", waits)
+        assert not await pending.write("one", partial(note_removal, name="old"))
+    flushing = asyncio.create_task(pending.flush())
+    await begun.wait()  # it is in the middle of its list
+    newer = asyncio.create_task(pending.write("one", partial(note_removal, name="new")))
+    await asyncio.sleep(0)
+    released.set()
+    assert await newer
+    await flushing
+    await pending.close()
+
+
+def note_removal(on: sqlite3.Connection, name: str) -> None:
+    on.execute("DELETE FROM removals")
+    on.execute("INSERT INTO removals (directory) VALUES (?)", (name,))
 
 
 # -- the schema ------------------------------------------------------------------------------------
@@ -290,7 +338,7 @@ def store_of_version(path: Path, version: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, isolation_level=None)) as on:
         on.execute("PRAGMA journal_mode = WAL")
-        migrate(on, shipped()[:version])
+        migrate(on, [step for step in shipped() if step.version <= version])
         on.execute("PRAGMA foreign_keys = ON")
         add_sandbox(on)
         on.execute(
@@ -366,6 +414,8 @@ SHIPPED = {
     2: "7c62813a530bd92ab6cf63c02d4ecb2910c68a1ac10731e37811efbd1f2b07ff",
     3: "a59cf7f727c8668c2a0cbefbeb1fcc844181e3f14fb82120e5634c09c4d7447d",
     4: "b7b171fd7932b78f14ca00c5b5511831a85491919f4529df8afe423d6b976429",
+    5: "1b83a0537e2797b64688417752e7bbb02cc0e2f84ed1eb664070e57a374536b2",
+    6: "923e6f4facd35cf1b3061111a4827f5e06c161f37ac2ef4604bb5e08e2ee8d95",
 }
 
 
@@ -373,11 +423,11 @@ def test_steps_that_were_shipped_are_never_changed() -> None:
     assert {one.version: sha256(one.sql.encode()).hexdigest() for one in shipped()} == SHIPPED
 
 
-@pytest.mark.parametrize("version", range(1, len(shipped()) + 1))
+@pytest.mark.parametrize("version", [step.version for step in shipped()])
 async def test_a_store_of_every_version_opens_with_its_rows(path: Path, version: int) -> None:
     store_of_version(path, version)
     async with await Store.open(path) as store:
-        assert await store.read(version_of) == len(shipped())
+        assert await store.read(version_of) == NEWEST
         for table in TABLES:
             assert len(await store.rows(f"SELECT * FROM {table}")) == 1, table
         assert (await store.rows("SELECT context FROM runs"))[0]["context"] == "default"
@@ -396,6 +446,45 @@ async def test_a_chat_of_an_older_store_asks_about_every_change(path: Path) -> N
         await chats.set_changes(store, "chat-1", wanted)
         assert await chats.changes_setting(store, "chat-1") == wanted
         assert await chats.changes_setting(store, "none") == ChangesSetting()
+
+
+async def test_an_older_store_keeps_its_idempotency_keys(path: Path) -> None:
+    """Each space gets its kind; a row of an owner that is named like a token's space is dropped."""
+    forged = '["ann", "u1", "a1", null, null]'
+    token = '["ann", "u2", "a1", null, null]'
+    owners = ["ann", 'b"b', "uid:7", "uid:x", token, forged, "é"]
+    store_of_version(path, 4)
+    with closing(sqlite3.connect(path)) as on:
+        on.execute("DELETE FROM idempotency")
+        on.executemany(
+            "INSERT INTO idempotency (owner, key, fingerprint, status, body, created_at)"
+            " VALUES (?, 'k', 'f', 200, 'done', 1)",
+            [(owner,) for owner in owners],
+        )
+        on.execute(
+            "INSERT INTO keys (id, hash, owner, created_at) VALUES ('k-2', 'h2', ?, 1)",
+            (forged,),
+        )
+        on.commit()
+    async with await Store.open(path) as store:
+        rows = await store.rows("SELECT owner FROM idempotency ORDER BY rowid")
+    assert [row["owner"] for row in rows] == [
+        Caller("ann", "key").space,
+        Caller('b"b', "key").space,
+        Caller("uid:7", "peer").space,
+        Caller("uid:x", "key").space,
+        Caller("ann", "token", user_id="u2", agent_id="a1").space,
+    ]
+
+
+async def test_two_users_of_an_older_store_may_have_one_conversation_id(path: Path) -> None:
+    store_of_version(path, 4)
+    async with await Store.open(path) as store:
+        (before,) = await chats.of_owner(store, "me")
+        theirs = replace(before, id="chat-2", user_id="another")
+        assert await chats.ensure(store, theirs) == theirs
+        names = await chats.named(store, "me", before.conversation_id)
+        assert {row.id for row in names} == {before.id, "chat-2"}
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -430,11 +519,11 @@ async def test_a_step_may_rebuild_a_table_that_others_refer_to(path: Path) -> No
     ids=["fails in the middle", "breaks a reference"],
 )
 async def test_a_step_that_fails_leaves_the_version_before(path: Path, wrong: str) -> None:
-    store_of_version(path, len(shipped()))
+    store_of_version(path, NEWEST)
     with pytest.raises(SbxError):
         await Store.open(path, migrations=[*shipped(), Migration(NEXT, wrong)])
     async with await Store.open(path) as store:
-        assert await store.read(version_of) == len(shipped())
+        assert await store.read(version_of) == NEWEST
         assert not await store.rows("SELECT * FROM sqlite_master WHERE name = 'later'")
         assert len(await store.rows("SELECT * FROM cargos")) == 1
 
@@ -509,7 +598,7 @@ async def test_another_programs_file_is_refused_and_left_as_it_was(path: Path) -
 
 
 async def test_a_damaged_page_is_refused_and_left_as_it_was(path: Path) -> None:
-    store_of_version(path, len(shipped()))
+    store_of_version(path, NEWEST)
     content = bytearray(path.read_bytes())
     for page in range(1, len(content) // 4096):
         content[page * 4096 : page * 4096 + 200] = os.urandom(200)
@@ -519,7 +608,7 @@ async def test_a_damaged_page_is_refused_and_left_as_it_was(path: Path) -> None:
 
 
 async def test_a_file_that_lost_its_end_is_refused_and_left_as_it_was(path: Path) -> None:
-    store_of_version(path, len(shipped()))
+    store_of_version(path, NEWEST)
     path.write_bytes(path.read_bytes()[: 5 * 4096])
     with refused_untouched(path, "store_corrupt"):
         await Store.open(path)
@@ -649,7 +738,11 @@ async def fill_up(store: Store) -> None:
     for number in range(1000):
         row = ("me", str(number), "f", 200, bytes(16_384), 1.0)
         await store.write(
-            lambda on, row=row: on.execute("INSERT INTO idempotency VALUES (?,?,?,?,?,?)", row)  # type: ignore[misc]
+            lambda on, row=row: on.execute(  # type: ignore[misc]
+                "INSERT INTO idempotency (owner, key, fingerprint, status, body, created_at)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                row,
+            )
         )
 
 
@@ -665,7 +758,7 @@ async def rows_of(store: Store) -> int:
 async def test_the_check_of_a_large_store_is_left_when_it_takes_too_long(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store_of_version(path, len(shipped()))
+    store_of_version(path, NEWEST)
     monkeypatch.setattr(opening, "_CHECK_S", -1.0)
     monkeypatch.setattr(opening, "_CHECK_STEPS", 1)
     async with await Store.open(path):

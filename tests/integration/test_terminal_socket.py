@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from live_app import Served, live, short_directory
+from live_app import Served, live
+from places import short_directory
 from sessions_calls import ensure, new_user
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -19,12 +21,12 @@ from sbx.api import attachments
 from sbx.api.native import terminals
 from sbx.protocol.terminals import MESSAGE_MAX, UNKNOWN
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 ALLOWED = "https://allowed.example"
 WAIT_S = 60.0
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def served() -> AsyncIterator[Served]:
     with short_directory() as directory:
         async with live(directory, cors_origins=(ALLOWED,)) as served:
@@ -67,7 +69,7 @@ class Place:
         return refused.value.response.status_code, told["error"]["code"]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module")
 async def place(served: Served) -> AsyncIterator[Place]:
     owner = new_user()
     key = await served.key_of(owner)
@@ -152,6 +154,21 @@ async def test_a_message_that_is_none_ends_the_connection_only(
             assert await closed(socket) in ({code} if code != 1009 else {1009, 1006})
         await other.send(b"echo still'' there\n")
         await until(other, b"still there")
+
+
+async def test_text_that_is_not_utf8_ends_the_connection_without_an_error_in_the_log(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An attached client could fill the log with tracebacks."""
+    terminal = await place.open()
+    async with place.attach(terminal) as socket:
+        await socket.send(b"\xff", text=True)
+        assert await closed(socket) == 1007
+    async with place.attach(terminal) as socket:
+        with contextlib.suppress(ConnectionClosed):
+            await socket.send([b"\xc3", b"\x28"], text=True)
+        assert await closed(socket) == 1007
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []
 
 
 async def test_what_nobody_reads_is_said_in_the_end(
@@ -322,8 +339,9 @@ async def test_who_leaves_and_reads_nothing_holds_no_connection(
         await reader.readline()
         await asyncio.sleep(1.0)  # until all of the way to here is full
         writer.write(b"\x88\x82\0\0\0\0\x03\xe8")  # a close frame
-        await asyncio.sleep(3.0)
-        assert await is_cut(writer)
+        async with asyncio.timeout(60):
+            while not await is_cut(writer):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
     finally:
         writer.transport.abort()
         async with place.served.client(place.key) as client:

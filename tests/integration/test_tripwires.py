@@ -111,12 +111,14 @@ async def test_an_output_that_holds_one_ends_the_run(box: AsyncSandbox, how: str
 async def test_a_command_and_all_that_runs_beside_it_end(box: AsyncSandbox) -> None:
     await value(box)
     other = box.conversation("other")
-    sleeping = asyncio.create_task(other.run("import time; time.sleep(30)"))
-    await asyncio.sleep(0.3)
-    run = await box.shell("sleep 0.1; echo $AWS_SECRET_ACCESS_KEY; sleep 30")
+    sleeping = other.start_run("print('on', flush=True); import time; time.sleep(600)")
+    async for event in sleeping.events():
+        if event.type == "stdout":
+            break
+    run = await box.shell("echo $AWS_SECRET_ACCESS_KEY; sleep 600")
     assert (run.status, run.cause) == (Status.KILLED, Cause.TRIPWIRE)
     async with asyncio.timeout(60):
-        beside = await sleeping
+        beside = await sleeping.result()
     assert (beside.status, beside.cause) == (Status.KILLED, Cause.TRIPWIRE)
     assert await frozen(box) == "AWS_SECRET_ACCESS_KEY in an output"
     with pytest.raises(Conflict):
@@ -204,12 +206,12 @@ async def test_only_what_is_watched_counts(runtime: Runtime) -> None:
         assert (await box.run("import os; os.path.exists('/tmp/.aws')")).result == "False"
 
 
-async def test_a_policy_without_them_plants_nothing(runtime: Runtime, tmp_path: Path) -> None:
-    async with await runtime.create() as box:
+async def test_a_policy_without_them_plants_nothing(own_runtime: Runtime) -> None:
+    async with await own_runtime.create() as box:
         assert box.tripwires is None
         run = await box.run("import os; [n for n in os.environ if 'AWS' in n or 'TOKEN' in n]")
         assert run.result == "[]"
-    assert not (runtime.data.path / "tripwire_key").exists()
+    assert not (own_runtime.data.path / "tripwire_key").exists()
 
 
 async def test_a_service_remembers_and_only_an_operator_lifts(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A directory of the user's as workspace: held, protected, and nothing of ours in it."""
 
 import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,112 @@ def test_links_protects_files_that_the_configuration_of_git_names(
     for name in names:
         write(directory, name)
     assert directory.find_links().aliases == ({path} if path else set())
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "npm test && make check && pytest tests && cargo test\n",
+        "ruff check src/a.py; black src; mypy -p src\n",
+        "cd src && pytest .\n",
+        "cd ..; cd .; cd /; pytest\n",
+        'cd "$(git rev-parse --show-toplevel)" && exec make -C src\n',
+        "python -c 'import src.a'\nsh src\n./src tests/ .\n",
+        "PATH=$PWD:$PWD/node_modules/.bin:$PATH npx lint-staged\n",
+        "for f in *; do cat $f; done\n",
+    ],
+)
+def test_links_leaves_the_code_of_the_project_writable(directory: HostDirectory, hook: str) -> None:
+    for name in ("src/a.py", "tests/a.py", "Makefile", "package.json", "a.txt"):
+        write(directory, name)
+    write(directory, ".git/hooks/pre-commit", hook)
+    write(directory, ".pre-commit-config.yaml", "entry: ruff check src/a.py\nfiles: ^src/a.py\n")
+    directory.find_links()
+    for path in (("src", "b.py"), ("src", "a.py"), ("tests", "a.py"), ("Makefile",), ("a.txt",)):
+        directory.refuse_change(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "aliases"),
+    [
+        (".lefthook.yml", "x:\n  run: python src/a.py\n", {"src/a.py"}),
+        (".husky/pre-commit", '. "$(dirname "$0")/../tools/x"\n', {"tools/x"}),
+        (".husky/_/pre-commit", "tools/x\n", {"tools/x"}),
+        (".git/hooks/pre-commit", "tools/new\n", {"tools/new"}),
+        (".git/hooks/pre-commit.sample", "tools/new\n", set()),
+        (".git/hooks/pre-commit", "python src\n", {"src/__main__.py", "src/index.js"}),
+        (".git/hooks/pre-commit", "flock x tools/x\n", {"tools/x"}),
+        (".git/hooks/pre-commit", "$UNKNOWN/tools/x; $UNKNOWN/y/z\n", {"tools/x"}),
+        (".git/hooks/pre-commit", "\0./x/y\n", set()),
+    ],
+)
+def test_links_protects_files_that_hooks_execute(
+    directory: HostDirectory, path: str, text: str, aliases: set[str]
+) -> None:
+    write(directory, "src/a.py")
+    write(directory, "tools/x").chmod(0o755)
+    write(directory, path, text)
+    assert directory.find_links().aliases == aliases
+
+
+@pytest.mark.parametrize("name", [".gitconfig", ".config/git/config"])
+def test_links_applies_the_configuration_of_the_owner(
+    directory: HostDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A service of root has another home than the owner of the directory."""
+    home = tmp_path / "home"
+    (home / name).parent.mkdir(parents=True)
+    (home / name).write_text(
+        "[core]\nhooksPath = hooks\nfsmonitor = tools/monitor\neditor = src\n"
+        '[init]\ndefaultBranch = src\n[filter "lfs"]\nclean = git-lfs clean -- %f\n'
+    )
+    entry = pwd.struct_passwd(("owner", "x", ME, ME, "", str(home), "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: entry)
+    write(directory, "src/a.py")
+    links = directory.find_links()
+    assert (links.aliases, links.drivers) == ({"hooks", "tools/monitor"}, False)
+
+
+def test_a_link_above_a_file_that_is_not_there_yet_is_refused(directory: HostDirectory) -> None:
+    write(directory, ".git/hooks/pre-commit", "tools/x\n")
+    directory.find_links()
+    directory.refuse_link(("other",))
+    with pytest.raises(Denied):
+        directory.refuse_link(("tools",))
+
+
+def test_links_protects_hooks_of_the_directory_itself(directory: HostDirectory) -> None:
+    write(directory, ".git/config", "[core] hooksPath = .\n")
+    directory.find_links()
+    directory.refuse_change(("main.py",))
+    with pytest.raises(Denied):
+        directory.refuse_change(("pre-commit",))
+
+
+def test_links_keeps_an_alias_that_a_later_walk_does_not_find(
+    directory: HostDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(directory, "a/b/.git/config", "[core] hooksPath = tools\n")
+    assert directory.find_links().aliases == {"a/b/tools"}
+    monkeypatch.setattr("sbx.workspace.host_executable_links.ENTRIES_MAX", 0)
+    links = directory.find_links()
+    assert (links.aliases, links.complete) == ({"a/b/tools"}, False)
+
+
+@pytest.mark.parametrize("turn", [1, 2, 5])
+def test_links_looks_at_each_entry_of_a_large_directory(
+    directory: HostDirectory, monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
+    monkeypatch.setattr("sbx.workspace.host_executable_links._TURN", turn)
+    for number in range(7):
+        write(directory, f"{number}/a/.envrc.{number}")
+        write(directory, f"{number}/.git/config")
+    links = directory.find_links()
+    expected = {
+        f"{number}/{name}" for number in range(7) for name in (".git", f"a/.envrc.{number}")
+    }
+    assert (set(links.protected), len(links.protected)) == (expected, 14)
+    assert links.complete
 
 
 def test_links_protects_attributes_where_git_has_a_driver(directory: HostDirectory) -> None:

@@ -1,6 +1,8 @@
 """The layout on disk: who may pass, what is made, and that removed means out of reach at once."""
 
+import errno
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +44,24 @@ def test_a_conversation_has_its_directories_and_mount_points(
 ) -> None:
     assert sorted(os.listdir(conversation.path)) == ["files", "staging", "uploads"]
     assert sorted(os.listdir(conversation.files_path / "uploads")) == ["generated", "temparea"]
+
+
+def test_without_a_free_descriptor_a_directory_without_files_is_not_taken_for_one_with_files(
+    data: DataDirectory,
+) -> None:
+    """It would be kept for an operator."""
+    sandbox = data.new_name()
+    data.conversation(sandbox, data.new_name()).close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.dup(0)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+            data.has_no_files(sandbox)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert data.has_no_files(sandbox)
 
 
 @root_only

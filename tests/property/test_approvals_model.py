@@ -28,6 +28,7 @@ from sbx.runtime.store import Store, chats
 from sbx.runtime.store.approvals import StoredApprovals
 from sbx.runtime.store.chats import ChatRow
 from tests.fake_clock import FakeClock
+from tests.tiers import examples
 
 T = TypeVar("T")
 TIMEOUT_S = 600.0
@@ -46,7 +47,7 @@ class World:
 
     def do(self, act: Callable[[], Awaitable[T]]) -> T:
         async def bounded() -> T:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 return await act()
 
         return self._runner.run(bounded())
@@ -254,9 +255,8 @@ def test_what_is_decided_first_stands(world: World) -> None:
     run_state_machine_as_test(
         Deciding,
         settings=settings(
-            max_examples=25,
+            max_examples=examples(25),
             stateful_step_count=15,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbx.guest import frames as guest
@@ -43,7 +43,6 @@ def kept(value: Any, *, ascii: bool = True, indent: int | None = None) -> dict[s
     return frames.kept({"application/json": msgspec.Raw(raw)})
 
 
-@settings(deadline=None)  # a number of 4,000 digits takes its time
 @given(values, st.booleans(), indents)
 @example([[], {}, [""], {"": ""}, "[]", '\\"', ["\\"]], False, 0)
 def test_values_are_counted_as_a_walk_counts_them(value: Any, ascii: bool, indent: Any) -> None:
@@ -54,19 +53,16 @@ def test_values_are_counted_as_a_walk_counts_them(value: Any, ascii: bool, inden
         assert guest.values_in(encoded) == count(value)
 
 
-@settings(deadline=None)
 @given(texts)
 def test_an_outline_has_nothing_of_a_string(text: str) -> None:
     assert outline(json.dumps([text, {text: 1}]).encode()) == b'[", {": 1}]'
 
 
-@settings(deadline=None)
 @given(values, st.booleans(), indents)
 def test_a_part_is_read_as_its_value(value: Any, ascii: bool, indent: Any) -> None:
     assert kept(value, ascii=ascii, indent=indent)["application/json"] == value
 
 
-@settings(deadline=None)
 @given(values, st.booleans(), indents)
 @example({"$float": "nan"}, True, None)
 @example([{"$float": "nan"}, "\ufdd0"], False, None)
@@ -91,7 +87,6 @@ def test_the_copied_form_of_a_part_is_that_of_its_value(
     assert run_from_json(json.loads(copied_run)) == run
 
 
-@settings(deadline=None)
 @given(st.dictionaries(keys, values, max_size=4))
 def test_a_bundle_is_used_as_a_dict(bundle: dict[str, Any]) -> None:
     def fresh() -> Bundle:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sbx.agent.tools.rules import Rule, check_prefix, matches, rule_for, simple_words, subject
 from sbx.errors import BadRequest
+from tests.tiers import examples
 
 PREFIX = Rule("prefix", "probe run")
 PIECES = (
@@ -106,9 +107,7 @@ def traced(place: Path, command: str) -> list[str]:
     return [*done.stderr.decode().splitlines(), *done.stdout.decode().splitlines()]
 
 
-@settings(
-    max_examples=800, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(800), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(COMMANDS)
 @example("probe run 'a  b' \"c\" *.txt ~/x @ ! ")
 @example("probe run 'it''s' \"\" ''")
@@ -127,7 +126,7 @@ PLAIN = st.text("abcXYZ019_-./:,+@%=", min_size=1, max_size=8)
 QUOTED = st.text("abc .,*?~#!(){}[]=\\", max_size=8).map(lambda text: f"'{text}'")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(st.one_of(PLAIN, QUOTED), max_size=5))
 def test_plain_and_quoted_words_match_and_are_counted_as_bash_counts_them(words: list[str]) -> None:
     command = " ".join(["probe", "run", *words])

@@ -20,6 +20,7 @@ from sbx.kernels import frames
 from sbx.protocol.runs import Status
 from sbx.runtime.frontend import CellEnd, Told
 from sbx.runtime.relay import RelayedRun
+from tests.tiers import examples
 
 KEY = b"k" * 32
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -125,7 +126,7 @@ def check(read: dict[str, Any]) -> None:
         raise AssertionError(f"{read['msg_type']}: {error.message}") from None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(said())
 def test_what_passes_as_a_frame_is_read_by_jupyters_own_client(frame: tuple[str, bytes]) -> None:
     kind, encoded = frame
@@ -170,7 +171,7 @@ CONTENT = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(HEADER | JSON, JSON, LOOSE, CONTENT | JSON, st.lists(st.binary(max_size=5), max_size=3))
 def test_what_is_signed_is_a_request_of_its_shape_or_refused(
     header: Any, parent: Any, metadata: Any, content: Any, buffers: list[bytes]

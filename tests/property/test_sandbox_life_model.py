@@ -34,6 +34,7 @@ from sbx.runtime.lifecycle import TABLE, Act, State
 from sbx.runtime.runs import Ask, RunHandle
 from sbx.runtime.settings import Settings
 from tests.fake_clock import FakeClock
+from tests.tiers import examples
 
 T = TypeVar("T")
 IDLE_S = 300.0
@@ -53,7 +54,7 @@ class World:
 
     def do(self, act: Callable[[], Awaitable[T]]) -> T:
         async def bounded() -> T:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 return await act()
 
         return self._runner.run(bounded())
@@ -285,9 +286,8 @@ def test_sandboxes_live_as_the_table_says(world: World) -> None:
     run_state_machine_as_test(
         Life,
         settings=settings(
-            max_examples=8,
+            max_examples=examples(8),
             stateful_step_count=15,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

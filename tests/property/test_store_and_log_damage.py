@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from sbx.errors import SbxError
 from sbx.runtime.store import Store
 from sbx.telemetry.audit import Audit, verify
+from tests.tiers import examples
 
 KEYS = 12
 LINES = 6
 whole = settings(
-    max_examples=60,
-    deadline=None,
+    max_examples=examples(60),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

@@ -17,6 +17,7 @@ from sbx.workspace.removal import empty_directory
 from sbx.workspace.snapshot import Bounds, Scope, digest, look
 from sbx.workspace.telling import unified
 from sbx.workspace.tree import Tree
+from tests.tiers import examples
 
 BOUNDS = Bounds(1 << 30)
 name = st.sampled_from(["a", "b", "ü", "with space", "\udc80odd"])
@@ -64,7 +65,7 @@ def build(top: Path, what: Mapping[str, tuple[str, object, int]]) -> Path:
     return top
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(tree, tree)
 def test_the_changes_between_any_two_trees_make_the_one_the_other(
     one: Mapping[str, tuple[str, object, int]], other: Mapping[str, tuple[str, object, int]]
@@ -91,7 +92,7 @@ def test_the_changes_between_any_two_trees_make_the_one_the_other(
             assert sorted(os.listdir(before)) == sorted(os.listdir(after))  # nothing of ours
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(tree)
 def test_a_frozen_copy_is_the_same_tree(what: Mapping[str, tuple[str, object, int]]) -> None:
     with directory() as top:
@@ -107,7 +108,7 @@ def test_a_frozen_copy_is_the_same_tree(what: Mapping[str, tuple[str, object, in
 line = st.sampled_from(["a", "b", "c", "d"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(line, max_size=12), st.lists(line, max_size=12))
 def test_a_diff_says_how_to_get_the_new_lines(old: list[str], new: list[str]) -> None:
     applied: list[str] = []

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sbx.workspace import Files, Tree
 from sbx.workspace.replacing import replaced_bytes
+from tests.tiers import examples
 
 NAMES = st.sampled_from(["a", "b.py", "ab", "ü.py", "x", "[c]", "a b"])
 PATHS = st.lists(st.lists(NAMES, min_size=1, max_size=3).map("/".join), max_size=8)
@@ -17,7 +18,7 @@ PATTERNS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(PATHS, PATTERNS)
 def test_a_name_is_found_as_fnmatch_would(paths: list[str], pattern: str) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sbx.errors import NotFound
 from sbx.workspace import beneath
 from sbx.workspace.tree import Relative, Tree
+from tests.tiers import examples
 
 name = st.text(
     st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1, max_size=20
@@ -20,7 +21,7 @@ path = st.tuples(st.lists(name.map("d".__add__), max_size=3), name.map("f".__add
 action = st.tuples(st.sampled_from(["write", "delete"]), path, st.binary(max_size=50))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(st.lists(action, max_size=12), st.sampled_from([beneath.by_openat2, beneath.by_walk]))
 def test_tree_reads_what_was_written_last_and_nothing_else(
     actions: list[tuple[str, Relative, bytes]], opener: beneath.Opener

@@ -1,6 +1,7 @@
 """Calls that a person is asked about: events, denials, and commands approved by their effect."""
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -9,11 +10,12 @@ import pytest
 
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import Approvals
+from sbx.agent.calls import HERE
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.rehearsing import needs_network
 from sbx.agent.tools.permissions import Permissions
-from sbx.errors import Conflict, TooLarge, Unavailable
+from sbx.errors import BadRequest, Conflict, TooLarge, Unavailable
 from sbx.protocol.agent import (
     AgentEvent,
     RunEnd,
@@ -321,6 +323,53 @@ async def test_every_tool_is_asked_about_by_its_changes(call: ToolCall, approved
     assert [one.state for one in box.begun] == ["committed" if approved else "dropped"]
     assert end.is_error is not approved
     assert (box.ran, box.files.content) == ([], {})
+
+
+@pytest.mark.parametrize("call", [code("change"), WRITES])
+async def test_changes_of_code_and_files_are_asked_about_each_time(call: ToolCall) -> None:
+    """A rule for `run_code` made whatever changes the same text led to, in all conversations of
+    the project."""
+    approvals = Approvals()
+
+    async def decide(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart) and event.approval_required:
+            with pytest.raises(BadRequest) as refused:
+                await approvals.decide(ME, event.tool_call_id, True, remember="exact")
+            assert refused.value.code == "not_remembered"
+            await approvals.decide(ME, event.tool_call_id, True)
+
+    # As a rule of an earlier version would.
+    await approvals.ask(
+        HERE,
+        run_id="r",
+        tool_call_id="old",
+        tool_name=call.name,
+        tool_args=json.loads(call.arguments),
+    )
+    await approvals.decide(ME, "old", True, remember="exact")
+    for refuses in (None, lambda: TooLarge("too large")):
+        box = ChangingSandbox()
+        box.refuses = refuses
+        events = await followed(agent_for(box, call, approvals=approvals), decide)
+        (start,) = of_kind(events, ToolStart)
+        assert isinstance(start, ToolStart)
+        assert start.approval_required
+
+
+@pytest.mark.parametrize("approved", [True, False])
+async def test_no_setting_answers_for_a_new_host_executable(approved: bool) -> None:
+    async def allows() -> ChangesSetting:
+        return ChangesSetting("allow")
+
+    box = ChangingSandbox()
+    box.host_executables = {"/workspace/.envrc": "direnv"}
+    start, end = await decided(box, WRITES, approved, changes=allows)
+    assert start.rehearsal is not None
+    assert start.rehearsal["host_executables"] == [
+        {"path": "/workspace/.envrc", "program": "direnv"}
+    ]
+    assert [one.state for one in box.begun] == ["committed" if approved else "dropped"]
+    assert end.is_error is not approved
 
 
 @pytest.mark.parametrize("call", [code("1"), command("ls")])

@@ -1,11 +1,13 @@
 """What the loop is put together from: replayed models, settings, exports, files handed over."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sbx import settings_files
 from sbx.agent.budget import Budget
 from sbx.agent.export import export_history, import_history
 from sbx.agent.handing import hand
@@ -13,7 +15,7 @@ from sbx.agent.history import INTERRUPTED, MemoryHistory, mend
 from sbx.agent.messages import Message, Response, ToolCall, Usage
 from sbx.agent.models import TextDelta
 from sbx.agent.models.replay import Answer, Asked, Recorder, ReplayModel
-from sbx.agent.settings import AgentSettings, read_agent_settings
+from sbx.agent.settings import NOT_IN_WORKING_DIRECTORY, AgentSettings, read_agent_settings
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.files import Upload
 from sbx.workspace.prompt import uploads_told
@@ -86,24 +88,49 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
 # -- settings --------------------------------------------------------------------------------------
 
 
-def test_settings_come_from_the_environment_and_dotenv_by_both_names(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text(
-        "MODEL_NAME=of-dotenv\nMAX_STEPS=3\nSBX_AGENT_SANDBOX_DOMAIN=http://d\n"
+@pytest.fixture(autouse=True)
+def configuration(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The configuration directory of the user."""
+    directory = tmp_path_factory.mktemp("configuration")
+    monkeypatch.setattr(settings_files, "config_directory", lambda: directory)
+    return directory
+
+
+def test_settings_come_from_three_sources_and_by_both_names(
+    tmp_path: Path, configuration: Path
+) -> None:
+    (tmp_path / ".env").write_text("MODEL_NAME=of-dotenv\nMAX_STEPS=3\nAPI_KEY=of-dotenv\n")
+    (configuration / "sbx.toml").write_text(
+        'queue_max = 3\n[agent]\nsandbox_domain = "http://d"\napi_key = "of-toml"\nmax_steps = 4\n'
     )
     found = read_agent_settings(
         {"model_name": None, "approval_timeout": 5},
-        environment={
-            "SBX_AGENT_MAX_STEPS": "7",
-            "MAX_STEPS": "6",
-            "API_KEY": "key-of-env",
-            "MODEL_PROVIDER": "",
-        },
+        environment={"SBX_AGENT_MAX_STEPS": "7", "MAX_STEPS": "6", "MODEL_PROVIDER": ""},
         directory=tmp_path,
     )
     assert (found.model_name, found.max_steps, found.sandbox_domain) == ("of-dotenv", 7, "http://d")
     assert (found.model_provider, found.approval_timeout) == ("openai", 5.0)
     assert found.api_key is not None
-    assert found.api_key.get_secret_value() == "key-of-env"
+    assert found.api_key.get_secret_value() == "of-toml"
+
+
+def test_a_named_file_replaces_the_user_s(tmp_path: Path, configuration: Path) -> None:
+    (configuration / "sbx.toml").write_text("[agent]\nmax_steps = 4\n")
+    (tmp_path / "mine.toml").write_text("[agent]\nmax_steps = 5\n")
+    named = {"SBX_CONFIG": str(tmp_path / "mine.toml")}
+    assert read_agent_settings(environment=named, directory=tmp_path).max_steps == 5
+    with pytest.raises(NotFound, match="there is no file"):
+        read_agent_settings(config=tmp_path / "none", environment={}, directory=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["agent = 1\n", "[agent]\nmodel = 'm'\n"])
+def test_a_wrong_table_is_refused(tmp_path: Path, configuration: Path, text: str) -> None:
+    (configuration / "sbx.toml").write_text(text)
+    with pytest.raises(BadRequest) as refused:
+        read_agent_settings(environment={}, directory=tmp_path)
+    assert refused.value.code == "invalid_settings"
 
 
 def test_keys_show_nowhere() -> None:
@@ -137,50 +164,68 @@ def test_a_wrong_setting_is_named_with_what_it_should_be(
     assert should in refused.value.message
 
 
-@pytest.mark.parametrize(
-    ("key", "place"), [("API_KEY", "BASE_URL"), ("SANDBOX_API_KEY", "SANDBOX_DOMAIN")]
-)
 def test_a_key_goes_nowhere_that_a_file_in_the_directory_names(
-    tmp_path: Path, key: str, place: str
+    tmp_path: Path, configuration: Path
 ) -> None:
     """An agent, or whoever wrote a project, could have the next run send the key to them."""
-    (tmp_path / ".env").write_text(f"{place}=http://127.0.0.1:9/v1\n")
-    mine, its_own = {key: "secret"}, {place: "http://127.0.0.1:8/v1"}
-    with pytest.raises(BadRequest, match=f"{place} is from .env") as refused:
+    (tmp_path / ".env").write_text("BASE_URL=http://127.0.0.1:9/v1\n")
+    mine, its_own = {"API_KEY": "secret"}, {"BASE_URL": "http://127.0.0.1:8/v1"}
+    with pytest.raises(BadRequest, match=r"BASE_URL is from .env") as refused:
         read_agent_settings(environment=mine, directory=tmp_path)
     assert "secret" not in str(refused.value.to_dict())
     chosen = read_agent_settings(environment={**mine, **its_own}, directory=tmp_path)
-    assert getattr(chosen, place.lower()) == "http://127.0.0.1:8/v1"
+    assert chosen.base_url == "http://127.0.0.1:8/v1"
     assert read_agent_settings(environment={}, directory=tmp_path)
-    (tmp_path / ".env").write_text(f"{place}=http://127.0.0.1:9/v1\n{key}=its-own\n")
+    (tmp_path / ".env").write_text("BASE_URL=http://127.0.0.1:9/v1\nAPI_KEY=its-own\n")
     assert read_agent_settings(environment={}, directory=tmp_path)
     with pytest.raises(BadRequest):
         read_agent_settings(environment=mine, directory=tmp_path)
+    (configuration / "sbx.toml").write_text('[agent]\napi_key = "secret"\n')
+    with pytest.raises(BadRequest):
+        read_agent_settings(environment={}, directory=tmp_path)
 
 
-def test_the_client_s_key_goes_nowhere_that_a_file_in_the_directory_names(tmp_path: Path) -> None:
-    """Without SANDBOX_API_KEY the client sent SBX_API_KEY to the service that .env named."""
-    (tmp_path / ".env").write_text("SANDBOX_DOMAIN=http://127.0.0.1:9\n")
-    mine = {"SBX_API_KEY": "secret"}
-    with pytest.raises(BadRequest, match=r"SANDBOX_DOMAIN is from .env and SBX_API_KEY is not"):
-        read_agent_settings(environment=mine, directory=tmp_path)
-    chosen = {**mine, "SANDBOX_DOMAIN": "http://127.0.0.1:8"}
-    assert read_agent_settings(environment=chosen, directory=tmp_path)
-    (tmp_path / ".env").write_text("SANDBOX_DOMAIN=http://127.0.0.1:9\nSANDBOX_API_KEY=its-own\n")
-    assert read_agent_settings(environment=mine, directory=tmp_path).sandbox_api_key is not None
+# `.env` of a project may set these. BASE_URL: see above. The owner of a key can see at the provider
+# what an agent sends; a key of the environment or of the user's file wins.
+ALLOWED_IN_WORKING_DIRECTORY = {
+    *("base_url", "api_key", "model_name", "max_steps", "approval_timeout"),
+}
 
 
-@pytest.mark.parametrize("image", ["./planted.toml", "planted.toml", "/tmp/planted"])
-def test_a_file_in_the_directory_names_no_policy_file(tmp_path: Path, image: str) -> None:
-    """A planted policy could mount the home."""
-    (tmp_path / ".env").write_text(f"SBX_AGENT_SANDBOX_IMAGE={image}\n")
+def test_each_setting_is_allowed_in_a_working_directory_or_not() -> None:
+    fields = set(AgentSettings.model_fields)
+    assert fields - set(NOT_IN_WORKING_DIRECTORY) == ALLOWED_IN_WORKING_DIRECTORY
+    assert set(NOT_IN_WORKING_DIRECTORY) <= fields
+
+
+@pytest.mark.parametrize("setting", NOT_IN_WORKING_DIRECTORY)
+@pytest.mark.parametrize("prefix", ["", "SBX_AGENT_"])
+def test_a_file_in_the_directory_may_not_set(tmp_path: Path, setting: str, prefix: str) -> None:
+    """A planted .env chose a policy without the path guard, and the service that got uploads."""
+    name = setting.upper()
+    (tmp_path / ".env").write_text(f"{prefix}{name}=anthropic\n")
+    for environment in ({}, {name: "openai"}):
+        with pytest.raises(Denied, match=f"may not set {name}") as refused:
+            read_agent_settings(environment=environment, directory=tmp_path)
+        assert refused.value.code == "setting_not_allowed_here"
+        assert refused.value.hint
+    (tmp_path / ".env").unlink()
+    chosen = read_agent_settings(environment={name: "anthropic"}, directory=tmp_path)
+    value = getattr(chosen, setting)
+    assert (value if isinstance(value, str) else value.get_secret_value()) == "anthropic"
+
+
+def test_a_special_or_foreign_dotenv_is_refused(tmp_path: Path) -> None:
+    """`sbx chat` waited for the writer of a FIFO that a cell had made."""
+    os.mkfifo(tmp_path / ".env")
+    with pytest.raises(BadRequest, match="not a regular file"):
+        read_agent_settings(environment={}, directory=tmp_path)
+    (tmp_path / ".env").unlink()
+    (tmp_path / ".env").write_text("")
+    (tmp_path / ".env").chmod(0o666)
     with pytest.raises(Denied) as refused:
         read_agent_settings(environment={}, directory=tmp_path)
-    assert refused.value.code == "setting_not_allowed_here"
-    (tmp_path / ".env").write_text("SANDBOX_IMAGE=offline\n")
-    assert read_agent_settings(environment={}, directory=tmp_path).sandbox_image == "offline"
-    mine = {"SANDBOX_IMAGE": image}
-    assert read_agent_settings(environment=mine, directory=tmp_path).sandbox_image == image
+    assert refused.value.code == "settings_not_private"
 
 
 def test_a_missing_setting_is_named() -> None:

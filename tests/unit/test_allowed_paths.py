@@ -1,22 +1,29 @@
 """The rule about host directories that no sandbox may see, as tables of facts."""
 
+import json
+import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sbx.errors import Denied
-from sbx.workspace import allowed_paths
-from sbx.workspace.allowed_paths import (
+from sbx.forbidden_directories import (
+    DATA_MARKER,
+    SYSTEM_PATHS,
     DirectoryFacts,
     Home,
     HostFacts,
-    OwnPaths,
     Place,
-    Source,
-    parse_mounts,
+    look,
     refusal,
 )
+from sbx.linux import mountinfo
+from sbx.linux.mountinfo import Mount, Source
+from sbx.workspace import allowed_paths
+from sbx.workspace.allowed_paths import OwnPaths
+from sbx.workspace.host_directory import executed_paths
 
 ANN, BEN = 1000, 1001
 DISK = "8:1"
@@ -50,7 +57,10 @@ def directory(
     mounts: Iterable[Source] = (),
     shielded: tuple[str, ...] = (),
 ) -> DirectoryFacts:
-    return DirectoryFacts(Place(path, source), owner, identity, tuple(mounts), shielded)
+    below = tuple(
+        DirectoryFacts(Place(f"{path}/m{at}", mount), owner) for at, mount in enumerate(mounts)
+    )
+    return DirectoryFacts(Place(path, source), owner, identity, below, shielded)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -160,10 +170,141 @@ def test_a_bind_mount_does_not_hide_a_home(facts: DirectoryFacts, reason: str | 
     assert (told is None) if reason is None else (reason in (told or ""))
 
 
+# A host whose / is one file system, with another one for the home of a third user.
+ONE_DISK = replace(
+    HOST,
+    programs=(Place("/home/ann/tools", (DISK, "/home/ann/tools")), Place("/", (DISK, "/"))),
+    sources={
+        **{path: (DISK, path) for path in SYSTEM_PATHS},
+        **dict.fromkeys(("/dev", "/dev/shm"), ("0:6", "/")),
+        "/dev/shm": ("0:23", "/"),
+        "/proc": ("0:21", "/"),
+        "/run": ("0:24", "/"),
+    },
+)
+REFUSED_SOURCES: dict[str, tuple[Source, str]] = {
+    "cron": ((DISK, "/etc/cron.d"), "in /etc, a directory of the system"),
+    "ssh": ((DISK, "/etc/ssh"), "in /etc, a directory of the system"),
+    "a program": ((DISK, "/usr/local/bin"), "in /usr, a directory of the system"),
+    "the host": ((DISK, "/"), "the whole host"),
+    "all of var": ((DISK, "/var"), "several users or programs share"),
+    "processes": (("0:21", "/"), "in /proc, a directory of the system"),
+    "devices": (("0:6", "/"), "in /dev, a directory of the system"),
+    "sockets": (("0:24", "/user/1000"), "in /run, a directory of the system"),
+    "keys": ((DISK, "/home/ann/.ssh"), "/home/ann/.ssh, and a hidden directory"),
+    "start-up files": ((DISK, "/home/ann/.config/x"), "in /home/ann/.config, and a hidden"),
+    "programs": ((DISK, "/home/ann/tools/x"), "in /home/ann/tools, a directory of PATH"),
+    "home programs": ((DISK, "/home/ann/bin"), "in /home/ann/bin, whose programs ann executes"),
+}
+ALLOWED_SOURCES: dict[str, Source] = {
+    "a project of /srv": (DISK, "/srv/app"),
+    "a project of a home": (DISK, "/home/ann/src/app"),
+    "another file system": ("8:2", "/"),
+    "the same path of another file system": ("8:2", "/etc"),
+    "a tmpfs": ("0:77", "/"),
+    "shared memory": ("0:23", "/x"),
+    "a service's project": (DISK, "/var/www/app"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_SOURCES)
+@pytest.mark.parametrize("place", ["/srv/rp", "/home/ann/rp"])
+def test_a_mount_is_judged_by_its_source(what: str, place: str) -> None:
+    """`mount --bind /etc/cron.d rp/e` gave code in rp write access to root's cron."""
+    source, reason = REFUSED_SOURCES[what]
+    told = refusal(directory(place, mounts=[source]), ONE_DISK)
+    assert told is not None
+    assert told.startswith(f"it contains the mount {place}/m0, which ")
+    assert reason in told
+    assert reason in (refusal(directory(place, source=source), ONE_DISK) or "")
+
+
+@pytest.mark.parametrize("what", ALLOWED_SOURCES)
+def test_a_mount_of_a_project_is_allowed(what: str) -> None:
+    source = ALLOWED_SOURCES[what]
+    for facts in (directory("/srv/rp", mounts=[source]), directory("/srv/rp", source=source)):
+        assert refusal(facts, ONE_DISK) is None
+
+
+def test_a_directory_on_the_file_system_of_the_root_is_allowed() -> None:
+    for path in ("/srv/app", "/home/ann/app", "/tmp/x", "/var/tmp/x", "/data"):
+        assert refusal(directory(path, source=(DISK, path)), ONE_DISK) is None
+
+
+def test_in_a_container_the_volumes_of_the_host_are_allowed() -> None:
+    overlay = replace(
+        HostFacts(0, (home("/root", "root", 0, ("0:50", "/root")),)),
+        sources={path: ("0:50", path) for path in SYSTEM_PATHS},
+    )
+    volume = (DISK, "/var/lib/docker/volumes/x/_data")
+    assert refusal(directory("/work", source=volume), overlay) is None
+    assert refusal(directory("/work/app", source=("0:50", "/work/app")), overlay) is None
+    assert refusal(directory("/work", source=("0:50", "/etc")), overlay) is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "shielded", "reason"),
+    [
+        ("/home/ann/tools", (), "it is in /home/ann/tools, a directory of PATH"),
+        ("/home/ann/tools/pg", (), "it is in /home/ann/tools, a directory of PATH"),
+        ("/home/ann/lab", (), "it contains /home/ann/lab/bin, a directory of PATH"),
+        ("/home/ann/lab", ("bin",), None),
+        ("/home/ann/other", (), None),
+    ],
+)
+def test_a_directory_of_path_is_refused_or_shielded(
+    path: str, shielded: tuple[str, ...], reason: str | None
+) -> None:
+    """`~/tools` was on PATH and a workspace: code inside wrote the user's next `pg`."""
+    programs = (Place("/home/ann/tools"), Place("/home/ann/lab/bin"), Place("/home/ann"))
+    host = replace(HOST, programs=programs)
+    told = refusal(directory(path, shielded=shielded), host)
+    assert (told is None) if reason is None else (told or "").startswith(reason)
+    assert refusal(directory(path, shielded=shielded), host, read_only=True) is None
+
+
+def test_a_mount_on_shielded_code_is_no_reason() -> None:
+    code = (Place("/work/lab/.venv/lib", ("8:9", "/lib")),)
+    mounted = directory("/work/lab", mounts=[("8:9", "/")], shielded=("m0", ".venv"))
+    assert refusal(mounted, replace(HOST, code=code)) is None
+    assert refusal(replace(mounted, shielded=()), replace(HOST, code=code)) is not None
+
+
+def test_facts_survive_their_json() -> None:
+    facts = json.loads(json.dumps(ONE_DISK.to_json()))
+    assert HostFacts.from_json(facts) == ONE_DISK
+
+
+MOUNTS = (
+    Mount("/", "8:1", "/"),
+    Mount("/srv/rp/e", "8:1", "/etc/cron.d"),
+    Mount("/home", "8:2", "/"),
+    Mount("/home", "8:3", "/@home"),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("/srv/rp", ("8:1", "/srv/rp")),
+        ("/srv/rp/e/daily", ("8:1", "/etc/cron.d/daily")),
+        ("/home/ann", ("8:3", "/@home/ann")),
+        ("/", ("8:1", "/")),
+    ],
+)
+def test_a_path_has_the_source_of_the_last_mount_above(path: str, source: Source) -> None:
+    assert mountinfo.source_of(path, MOUNTS) == source
+    assert path in mountinfo.paths_of(source, MOUNTS)
+
+
+def test_a_source_is_seen_at_each_of_its_paths_that_no_mount_hides() -> None:
+    assert list(mountinfo.paths_of(("8:1", "/etc/cron.d"), MOUNTS)) == ["/etc/cron.d", "/srv/rp/e"]
+    assert list(mountinfo.paths_of(("8:2", "/ann"), MOUNTS)) == []
+
+
 def test_mounts_are_read_with_their_escapes() -> None:
     line = "36 35 98:0 /a\\040b /mnt\\134x rw,noatime master:1 - ext4 /dev/root rw\n"
-    [mount] = parse_mounts([line])
-    assert (mount.device, mount.root, mount.point) == ("98:0", "/a b", "/mnt\\x")
+    assert mountinfo.parse([line]) == (Mount("/mnt\\x", "98:0", "/a b"),)
 
 
 # -- on the disk -----------------------------------------------------------------------------------
@@ -205,3 +346,44 @@ def test_the_directories_of_sbx_are_refused(tmp_path: Path) -> None:
 
 def test_a_missing_directory_is_left_to_the_caller(tmp_path: Path) -> None:
     allowed_paths.check(tmp_path / "missing", OwnPaths())
+
+
+def test_a_data_directory_is_known_by_its_marker(tmp_path: Path) -> None:
+    """`data_dir` in ~/.config/sbx/sbx.toml was not known to `sbx run --workspace`."""
+    inside = tmp_path / "data/sandboxes/x"
+    inside.mkdir(parents=True)
+    allowed_paths.check(inside, OwnPaths())
+    (tmp_path / "data" / DATA_MARKER).touch()
+    for path in (inside, tmp_path / "data"):
+        assert f"it is in {tmp_path}/data, a data directory of sbx" in refused(path)
+    fd = os.open(inside, os.O_PATH)
+    try:
+        mounts = (Mount("/", "8:1", "/"), Mount(str(inside), "8:1", f"{tmp_path}/data"))
+        assert look(fd, mounts).data_directory == f"{tmp_path}/data"
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with entries of PATH: plain, by symlinks, missing, relative and empty."""
+    top = tmp_path / "project"
+    (top / "node_modules/.bin").mkdir(parents=True)
+    (top / "tools/linked").mkdir(parents=True)
+    (top / "first").symlink_to("second")
+    (top / "second").symlink_to(top / "tools")
+    names = ("node_modules/.bin", "first/linked", "missing/bin")
+    entries = [*(str(top / name) for name in names), "", ".", "bin", os.environ["PATH"]]
+    monkeypatch.setenv("PATH", os.pathsep.join(entries))
+    return top
+
+
+def test_a_directory_of_path_in_a_workspace_is_protected(on_path: Path) -> None:
+    shielded = executed_paths(on_path)
+    assert shielded == ("first", "missing/bin", "node_modules/.bin", "second", "tools/linked")
+    allowed_paths.check(on_path, OwnPaths())
+    for below in ("node_modules/.bin", "tools/linked"):
+        assert "a directory of PATH" in refused(on_path / below)
+    with pytest.raises(Denied):
+        allowed_paths.check(on_path, OwnPaths(), guarded=False)
+    allowed_paths.check(on_path / "tools/linked", OwnPaths(), read_only=True)

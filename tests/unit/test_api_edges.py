@@ -14,9 +14,11 @@ from starlette.types import Message, Scope
 from sbx import errors
 from sbx.api import limits, sse
 from sbx.api.app import create_app
-from sbx.api.errors import documented, install, status_of
+from sbx.api.errors import documented, error_response, install, status_of
 from sbx.api.limits import HEADERS_MAX, JSON_MAX, Limits
 from sbx.api.settings import ServiceSettings
+from sbx.client.failures import error_of
+from sbx.isolation.launch import _broker_died
 from sbx.runtime.house import House
 
 
@@ -45,6 +47,10 @@ def small_app() -> FastAPI:
     @app.get("/stream/{kind}")
     async def streams(kind: str, request: Request) -> Response:
         return await sse.stream(said(kind), request=request)
+
+    @app.get("/last")
+    async def last(request: Request) -> int:
+        return sse.last_event_id(request)
 
     app.add_middleware(Limits)
     return app
@@ -105,9 +111,13 @@ async def call(
     raw_path: bytes | None = None,
     query: bytes = b"",
     state: dict[str, Any] | None = None,
+    host: str | None = "x",
+    http_version: str = "1.1",
 ) -> Reply:
+    if host is not None:
+        headers = [*(headers or []), ("host", host)]
     scope: Scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http",
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": http_version, "scheme": "http",
         "method": method, "path": path, "root_path": "", "query_string": query,
         "raw_path": raw_path or path.encode(), "server": ("x", 80), "client": None,
         "headers": [(k.encode(), v.encode()) for k, v in headers or []],
@@ -317,6 +327,50 @@ async def test_headers_are_bounded_and_what_decides_comes_once() -> None:
         assert (twice.status, twice.code) == (400, "validation_error")
 
 
+GOOD_HOSTS = [
+    "sbx",
+    "localhost",
+    "127.0.0.1:8765",
+    "[::1]:8765",
+    "a_b.example.",
+    "%c3%a9",
+    "x:",
+    "",
+]
+BAD_HOSTS = ["a b", "a/b", "a@b", "http://a", "[::1", "::1", "a:b", "a:123456", "é", "a\\b", "%z"]
+
+
+@pytest.mark.parametrize("host", GOOD_HOSTS)
+async def test_a_host_is_a_name_or_an_address(host: str) -> None:
+    assert (await call("GET", "/none", host=host)).status == 404
+
+
+@pytest.mark.parametrize("host", BAD_HOSTS)
+async def test_another_host_is_refused(host: str) -> None:
+    reply = await call("GET", "/none", host=host)
+    assert (reply.status, reply.code) == (400, "validation_error")
+
+
+async def test_http_1_1_needs_one_host_and_http_1_0_none() -> None:
+    assert (await call("GET", "/none", host=None)).status == 400
+    assert (await call("GET", "/none", headers=[("host", "x")])).status == 400
+    assert (await call("GET", "/none", host=None, http_version="1.0")).status == 404
+
+
+@pytest.mark.parametrize("text", ["", "abc", "-1", "+1", "1.0", "9" * 30, "9" * 16, "٣", "1 2"])
+async def test_a_malformed_event_id_is_refused(text: str) -> None:
+    """It was taken for 0, and the client got all events a second time."""
+    reply = await call("GET", "/last", headers=[("last-event-id", text)])
+    assert (reply.status, reply.code) == (400, "invalid_event_id")
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("007", 7), ("9" * 15, 10**15 - 1)])
+async def test_an_event_id_is_a_number(text: str, number: int) -> None:
+    reply = await call("GET", "/last", headers=[("last-event-id", text)])
+    assert (reply.status, json.loads(reply.body)) == (200, number)
+    assert json.loads((await call("GET", "/last")).body) == 0
+
+
 async def test_addresses_are_utf8_and_bounded() -> None:
     for raw in (b"/a%ffb", b"/%c0%ae%c0%ae", b"/%ed%a0%80"):
         reply = await call("GET", "/a�b", raw_path=raw)
@@ -407,3 +461,10 @@ async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.Monke
             await response({"type": "http"}, never, send)
     assert not bound.expired()
     assert closed.is_set()
+
+
+def test_service_whose_broker_died_is_unavailable_until_it_has_started_again() -> None:
+    """Each request that needed a kernel was a 500."""
+    reply = error_response(_broker_died(), None)
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "10")
+    assert type(error_of(reply.status_code, bytes(reply.body))) is errors.Broken

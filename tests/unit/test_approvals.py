@@ -37,7 +37,7 @@ async def ask(approvals: Approvals, call: str = "call-1", run: str = "run-1") ->
 
 async def waits_for(clock: FakeClock, sleepers: int = 1) -> None:
     """Until so many wait for the clock."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(clock._sleepers) < sleepers:  # noqa: ASYNC110  # the clock tells nobody
             await asyncio.sleep(0)
 
@@ -93,13 +93,14 @@ async def test_one_that_is_cancelled_while_it_waits_is_denied(
 
 
 async def test_nothing_sleeps_on_after_an_answer(approvals: Approvals, clock: FakeClock) -> None:
+    before = asyncio.all_tasks()
     pending = await ask(approvals)
     waiting = asyncio.create_task(pending.decision())
     await waits_for(clock)
     await approvals.decide(ME, "call-1", True)
     await waiting
     await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert asyncio.all_tasks() <= before
 
 
 class SlowRecords(MemoryRecords):

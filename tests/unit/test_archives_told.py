@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from sbx.errors import Conflict
+from sbx.errors import Conflict, TooLarge
 from sbx.kernels import frames
 from sbx.policy import load
 from sbx.runtime.archives import Archives
@@ -111,3 +111,21 @@ async def test_what_it_counts_is_bounded() -> None:
 async def test_nothing_is_taken_that_was_not_sent() -> None:
     with pytest.raises(Conflict, match="not sent"):
         await unpacked("+", "+")
+
+
+@pytest.mark.parametrize(
+    ("limit", "details"),
+    [
+        ('"entries"', {"limit": 50_000, "limit_name": "entries"}),
+        ('"file_bytes"', {"limit": 512 << 20, "limit_name": "file_bytes"}),
+        ('"bytes"', {"limit": 1 << 30, "limit_name": "bytes"}),
+        ('"<b>"', {"limit": 1 << 30, "limit_name": "bytes"}),
+        ("[1]", {"limit": 1 << 30, "limit_name": "bytes"}),
+    ],
+)
+async def test_only_the_name_of_a_limit_is_taken_from_inside(
+    limit: str, details: dict[str, Any]
+) -> None:
+    with pytest.raises(TooLarge) as refused:
+        await unpacked("+", f'{{"error": "too_large", "limit": {limit}}}')
+    assert (refused.value.code, refused.value.details) == ("archive_too_large", details)

@@ -145,13 +145,14 @@ async def test_records_at_once_make_one_chain(path: Path) -> None:
 
 
 async def test_closing_leaves_no_thread_and_refuses_more(path: Path) -> None:
+    before = set(threading.enumerate())
     log = await Audit.open(path)
     await log.record("a", "b", "c")
     await log.close()
     await log.close()
     with pytest.raises(Closed):
         await log.record("a", "b", "c")
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("sbx-audit"):
             thread.join(60)
             assert not thread.is_alive()
@@ -259,25 +260,65 @@ async def test_notes_beyond_what_may_wait_are_counted(path: Path) -> None:
     assert verify(path).ok
 
 
-async def test_a_full_disk_loses_notes_and_says_so(
+def full(_fd: int, _line: bytes) -> None:
+    raise OSError(28, "No space left on device")
+
+
+async def test_a_full_disk_delays_lines_and_loses_none(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_fd: int, _line: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
+    """The act is done when its line is written: it must not fail for the line."""
     log = await Audit.open(path)
-    log.note("a", "b", "c")
-    log.note("a", "b", "c")
+    log.note("a", "first", "c")
     with monkeypatch.context() as patched:
         patched.setattr(audit, "_write", full)
-        with pytest.raises(Unavailable):
-            await log.record("a", "b", "c")
-    await log.record("a", "after", "c")
+        assert not await log.record("a", "second", "c", number=2)
+        assert (log.refused, log.waiting) == (True, 2)
+    async with asyncio.timeout(60):
+        while log.refused:  # noqa: ASYNC110  # a file has no event
+            await asyncio.sleep(0.01)
+    assert await log.record("a", "third", "c")
     await log.close()
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    assert [(one["what"], one["details"]) for one in lines if one["what"] == audit.MISSED] == [
-        (audit.MISSED, {"count": 2})
-    ]
+    assert [(one["what"], one["details"]) for one in lines] == [
+        ("first", {}), ("second", {"number": 2}), ("third", {}),
+    ]  # fmt: skip
+    assert verify(path).ok
+
+
+async def test_a_line_is_tried_again_after_room_was_made(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms: list[bool] = []
+
+    def make_room() -> bool:
+        rooms.append(len(rooms) == 1)
+        patched.undo()
+        return True
+
+    log = await Audit.open(path, on_full=make_room)
+    with monkeypatch.context() as patched:
+        patched.setattr(audit, "_write", full)
+        assert await log.record("a", "b", "c")
+    await log.close()
+    assert len(rooms) == 1
+    assert verify(path) == audit.Verified(1, True, None, verify(path).head, 0)
+
+
+async def test_lines_beyond_what_may_wait_are_lost_and_counted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_NOTES_MAX", 3)
+    log = await Audit.open(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(audit, "_write", full)
+        for number in range(5):
+            assert not await log.record("a", str(number), "c")
+    assert await log.record("a", "after", "c")
+    await log.close()
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [one["what"] for one in lines] == [audit.MISSED, "0", "1", "2", "after"]
+    assert lines[0]["details"] == {"count": 2}
 
 
 async def test_a_note_that_cannot_be_told_costs_none_of_those_behind_it(path: Path) -> None:

@@ -1,5 +1,7 @@
 """What a caller may and sees."""
 
+from typing import Literal
+
 import pytest
 
 from sbx.runtime.access import SCOPES, Caller
@@ -63,7 +65,16 @@ def test_tokens_of_one_owner_have_spaces_of_their_own() -> None:
         Caller("me", "token", user_id="v", scopes=frozenset({"execute"})),
     ]
     assert len({caller.space for caller in callers}) == len(callers)
-    assert Caller("me", "peer").space == Caller("me", "key").space
+    assert Caller("me", "peer").space != Caller("me", "key").space
+
+
+def test_an_owner_named_like_a_space_has_its_own() -> None:
+    """An owner with the name of a token's space once got the replies of that token."""
+    token = Caller("me", "token", user_id="u", agent_id="a")
+    names = [token.space, '["me", "u", "a", null, null]', Caller("me", "key").space]
+    kinds: list[Literal["key", "peer"]] = ["key", "peer"]
+    spaces = {Caller(name, kind).space for name in names for kind in kinds}
+    assert len(spaces | {token.space}) == 7
 
 
 def test_the_key_or_token_is_told_and_gives_no_right() -> None:

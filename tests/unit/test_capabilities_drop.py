@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbx.linux import capabilities
+from tests.unit.in_child import in_child
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,3 +101,19 @@ def test_bounding_set_that_cannot_be_emptied_is_an_error_and_nothing_is_dropped(
         "except PermissionError: print(capabilities.effective() >> 21 & 1)"
     )
     assert told.strip() == "1"
+
+
+@pytest.mark.needs("root")
+def test_what_is_made_effective_is_a_part_of_what_is_permitted() -> None:
+    chown, admin = 1 << capabilities.CAP_CHOWN, 1 << capabilities.CAP_SYS_ADMIN
+
+    def act(report: int) -> bool:
+        before = capabilities.current()
+        capabilities.make_effective(chown)
+        after = capabilities.current()
+        assert (after.effective, after.permitted) == (chown, before.permitted)
+        capabilities.keep_only(chown)
+        capabilities.make_effective(chown | admin)
+        return capabilities.current()[:3] == (chown, chown, 0)
+
+    assert in_child(act) == "True"

@@ -130,27 +130,27 @@ async def test_a_run_is_found_until_a_minute_after_its_end(
     at: Desk, chats: Chats, clock: FakeClock
 ) -> None:
     run = await chats.start(asked())
-    assert chats.find("me", "c1") is run
+    assert chats.find(("me", "c1")) is run
     at.agents[0].go_on.set()
     await run.ended()
     clock.advance(60)
-    assert chats.find("me", "c1", run.run_id) is run
+    assert chats.find(("me", "c1"), run.run_id) is run
     for owner, run_id in (("me", "chat-other"), ("you", None)):
         with pytest.raises(NotFound):
-            chats.find(owner, "c1", run_id)
+            chats.find((owner, "c1"), run_id)
     clock.advance(1)
     with pytest.raises(NotFound) as gone:
-        chats.find("me", "c1")
+        chats.find(("me", "c1"))
     assert gone.value.code == "no_chat"
 
 
 async def test_an_abort_waits_for_the_end(at: Desk, chats: Chats) -> None:
     run = await chats.start(asked())
-    assert await chats.abort("me", "c1")
+    assert await chats.abort(("me", "c1"))
     assert run.over
     assert run.end is not None
     assert run.end.reason == "aborted"
-    assert not await chats.abort("me", "c1")
+    assert not await chats.abort(("me", "c1"))
     assert not await run.abort()
 
 
@@ -166,7 +166,7 @@ async def test_an_abort_while_it_is_opened_ends_it_before_it_asks_anything(at: D
     chats = Chats(open_slowly, FakeClock())
     starting = asyncio.create_task(chats.start(asked()))
     await opening.wait()
-    aborting = asyncio.create_task(chats.abort("me", "c1"))
+    aborting = asyncio.create_task(chats.abort(("me", "c1")))
     await asyncio.sleep(0)
     go_on.set()
     assert await aborting
@@ -191,7 +191,7 @@ async def test_what_cannot_be_opened_leaves_its_place_free(at: Desk, chats: Chat
     at.refusal = Unavailable("there is no model", code="model_not_configured")
     with pytest.raises(Unavailable):
         await chats.start(asked())
-    assert chats.running("me", "c1") is None
+    assert chats.running(("me", "c1")) is None
     at.refusal = None
     await chats.start(asked())
 
@@ -236,9 +236,9 @@ async def test_what_has_ended_takes_no_more_room_than_it_may(at: Desk) -> None:
         run = await chats.start(asked(name))
         at.agents[-1].go_on.set()
         await run.ended()
-    assert chats.find("me", "c3")
+    assert chats.find(("me", "c3"))
     with pytest.raises(NotFound):
-        chats.find("me", "c1")
+        chats.find(("me", "c1"))
     await chats.close()
 
 

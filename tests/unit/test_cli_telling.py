@@ -67,9 +67,29 @@ def test_what_a_rehearsal_would_change_is_told_with_its_sizes(
         "it would change:",
         "  + /workspace/a b  (3 bytes)",
         "  ~ /workspace/c  (1 -> 2 bytes)",
-        "    … and more than can be listed: a yes makes that, too",
+        "    … and more than is shown here: a yes makes that, too",
         "  ! /workspace/fifo  (not in the copy: not a file, not readable, or attached)",
     ]
+
+
+def test_of_a_diff_that_is_asked_about_no_line_hides(capfd: pytest.CaptureFixture[str]) -> None:
+    """Twelve lines of each file were shown, and a person could not see the others. U+200B and the
+    like reached the terminal as they are."""
+    lines = [f"+{n}" for n in range(100)]
+    hidden = "+a\u200b\u2060\u200f\u00ad\U000e0041\u3164\u202eb\u3000c"
+    diff = "\n".join(["@@ -0,0 +1,101 @@", *lines, hidden])
+    change = {
+        "path": "/workspace/a",
+        "kind": "added",
+        "size_before": None,
+        "size_after": 3,
+        "diff": diff,
+    }
+    told = {"status": "ok", "exit_code": None, "output": "", "truncated": False}
+    show_rehearsal(started(rehearsal={**told, "changes": [change]}), Telling())
+    shown = capfd.readouterr().err.splitlines()[3:]
+    assert [line.strip() for line in shown[1:-1]] == lines
+    assert shown[-1].strip() == (r"+a\u200b\u2060\u200f\u00ad\U000e0041\u3164\u202eb" + "\u3000c")
 
 
 @pytest.mark.parametrize("reason", ["max_steps", "budget", "aborted", "error"])

@@ -151,11 +151,13 @@ async def test_a_service_that_asks_for_too_much_patience_is_told_of_at_once() ->
 
 async def test_a_silent_service_has_a_deadline() -> None:
     async def never(writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(1)
+        await over.wait()
 
+    over = asyncio.Event()
     async with told(Script(never), timeout=0.1) as client:
         with pytest.raises(Unavailable) as raised:
             await client.health()
+        over.set()
     assert raised.value.code == "timeout"
 
 
@@ -382,13 +384,15 @@ async def test_a_client_that_was_closed_says_so() -> None:
 async def test_a_run_that_is_followed_when_its_client_closes_is_told_so() -> None:
     async def never(writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM + chunk(START))
-        await asyncio.sleep(0.3)
+        await closed.wait()
 
+    closed = asyncio.Event()
     async with told(Script(never)) as client:
         run = client.sandbox("s").conversation("c").start_run("x")
         async for _ in run.events():
             break
         await client.close()
+        closed.set()
         with pytest.raises(Closed):
             await run.result()
 

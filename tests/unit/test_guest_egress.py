@@ -9,7 +9,7 @@ import pytest
 
 from sbx.guest import egress
 
-SOCKET_S = 10
+SOCKET_S = 60
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ async def pour(sock: socket.socket, data: bytes) -> None:
 
     def send() -> None:
         with suppress(OSError):
-            sock.settimeout(20)
+            sock.settimeout(60)
             sock.sendall(data)
 
     await asyncio.to_thread(send)

@@ -81,6 +81,19 @@ def test_a_client_s_file_is_filled_in_and_stays(tmp_path: Path) -> None:
         assert path.stat() == before  # which says so already
 
 
+def test_a_client_that_reads_meanwhile_gets_a_whole_file(tmp_path: Path) -> None:
+    """The file was written in place, and a client that polled it met an empty one."""
+    path = tmp_path / "k.json"
+    path.write_text(json.dumps({"key": "k"}))
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    with path.open() as reading, telling(link, BOUND):
+        assert json.load(reading) == {"key": "k"}
+        assert read(path) == BOUND
+        assert link.is_symlink()
+        assert {one.name for one in tmp_path.iterdir()} == {"k.json", "link.json"}
+
+
 def test_a_place_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(NotFound), telling(tmp_path / "no" / "k.json", BOUND):
         pass

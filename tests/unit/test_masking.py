@@ -2,10 +2,12 @@
 
 import os
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,9 @@ from sbx.errors import Denied
 from sbx.isolation import masking
 from sbx.isolation.filters import Filter
 from sbx.isolation.plan import Bind, LaunchPlan, Seal
+from sbx.linux import mounts, namespaces
 from sbx.runtime.host_sockets import refuse_uncovered
+from tests.unit.in_child import in_child
 
 PLAN = LaunchPlan(
     bwrap="/usr/bin/bwrap",
@@ -105,3 +109,102 @@ def test_socket_that_cannot_be_covered_is_refused_by_name(top: Path, unix_socket
     with pytest.raises(Denied) as raised:
         refuse_uncovered(plan)
     assert (raised.value.code, raised.value.details) == ("host_socket", {"path": f"{top}/a/s"})
+
+
+# -- covering, in a mount namespace of a child ----------------------------------------------------
+
+
+def masked(top: Path, *, pin: bool = False) -> str:
+    """Return the outcome of `mask`, and the kinds of the names in `top` afterwards."""
+
+    def act(report: int) -> str:
+        namespaces.unshare(namespaces.Namespace.MOUNT)
+        mounts.private("/")
+        cover = masking.Cover(masking.make_cover("/mnt"))
+        fd = os.open(top, os.O_PATH | os.O_DIRECTORY)
+        masks = masking.mask(fd, cover, masking.Limits(), pin=pin)
+        kinds = sorted(
+            f"{path.name}:{stat.filemode(path.lstat().st_mode)}"
+            for path in top.rglob("*")
+            if not path.is_dir()
+        )
+        return f"{masks.masked} {masks.complete} {' '.join(kinds)}"
+
+    return in_child(act)
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("pin", [False, True])
+def test_each_socket_and_fifo_is_covered_by_an_empty_file(top: Path, pin: bool) -> None:
+    listen(top / "a/b/one")
+    listen(top / "two")
+    os.mkfifo(top / "a/three")
+    told = masked(top, pin=pin)
+    assert told == "3 True one:-r--r--r-- three:-r--r--r-- two:-r--r--r--"
+    assert stat.S_ISSOCK((top / "two").lstat().st_mode)  # only in that namespace
+
+
+@pytest.mark.needs("root")
+def test_more_sockets_than_may_be_covered_are_named(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masking, "MASKS_MAX", 2)
+    for name in ("one", "two", "three"):
+        listen(top / name)
+    assert masked(top).startswith("2 False ")
+
+
+@pytest.mark.needs("root")
+def test_sockets_that_come_faster_than_they_are_covered_are_named(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = masking._cover
+    made = iter(range(100))
+
+    def covering(*words: Any) -> bool:
+        listen(top / f"new{next(made)}")
+        return real(*words)
+
+    monkeypatch.setattr(masking, "_cover", covering)
+    listen(top / "one")
+    assert " False " in masked(top)
+
+
+@pytest.mark.needs("root")
+def test_socket_that_is_removed_or_exchanged_meanwhile_is_not_covered(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = masking._cover
+
+    def removing(at: int, path: bytes, cover: masking.Cover) -> bool:
+        (top / os.fsdecode(path)).unlink()
+        if path == b"two":
+            (top / "two").touch()
+        return real(at, path, cover)
+
+    monkeypatch.setattr(masking, "_cover", removing)
+    listen(top / "one")
+    listen(top / "two")
+    assert masked(top).startswith("0 True two:-rw-")
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(("owner", "mode", "complete"), [(4242, 0o000, False), (0, 0o700, True)])
+def test_directory_that_hides_its_entries_counts_if_the_jail_may_open_it(
+    top: Path, owner: int, mode: int, complete: bool
+) -> None:
+    """Its owner can change the mode; nobody else can pass one that is not to be searched."""
+    top.chmod(0o755)
+    hidden = top / "a"
+    (hidden / "b").rmdir()
+    os.chown(hidden, owner, owner)
+    hidden.chmod(mode)
+
+    def act(report: int) -> bool:
+        os.setresgid(4242, 4242, 4242)
+        os.setresuid(4242, 4242, 4242)
+        limits = masking.Limits()
+        found(top, limits)
+        return limits.complete
+
+    assert in_child(act) == str(complete)

@@ -2,14 +2,15 @@
 
 import resource
 
-from sbx.api.serve import raise_open_files
+from sbx.api.serve import FILES_MAX
+from sbx.linux.rlimits import raise_open_files
 
 
 def test_a_service_may_open_as_many_files_as_the_host_lets_it() -> None:
     soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1000), hard))
     try:
-        assert raise_open_files() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert raise_open_files(FILES_MAX) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] in (hard, 1 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

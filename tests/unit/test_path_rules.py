@@ -50,7 +50,14 @@ def match(path: str, *there: str, rules: PathRules = RULES) -> str:
         ("x/objects", ("x/HEAD", "x/refs"), "new"),
         ("x/refs", ("x/HEAD", "x/objects"), "new"),
         ("x/commondir", ("x/HEAD",), "new"),
-        ("x/HEAD", ("x/refs",), "free"),
+        ("x/HEAD", ("x",), "new"),  # always, so that no race completes a repository
+        ("HEAD", (), "new"),
+        ("x/head", ("x",), "free"),
+        ("x/HEAD", ("x/HEAD",), "protected"),
+        ("x/HEAD/a", ("x/HEAD",), "free"),  # a directory is no head
+        ("x/refs", ("x",), "free"),
+        ("x/refs", ("x/HEAD",), "new"),
+        ("x/a", ("x/HEAD",), "free"),
         ("x/config", ("x/HEAD", "x/objects", "x/refs"), "protected"),
         ("x/index", ("x/HEAD", "x/objects", "x/refs"), "protected"),
         ("x", ("x/HEAD", "x/objects", "x/refs"), "protected"),  # to move it
@@ -59,6 +66,38 @@ def match(path: str, *there: str, rules: PathRules = RULES) -> str:
         # environments
         ("py/pyvenv.cfg", ("py",), "new"),
         ("py/lib/a.py", ("py/pyvenv.cfg", "py/lib"), "protected"),
+        # modules of Python
+        ("keyword.py", (), "new"),
+        ("keyword.py", ("keyword.py",), "protected"),
+        ("keyword.pyc", (), "new"),
+        ("keyword.so", (), "new"),
+        ("keyword.cpython-311-x86_64-linux-gnu.so", (), "new"),
+        ("keyword.pyi", (), "free"),
+        ("keyword", (), "free"),  # without __init__ Python prefers its own
+        ("keyword/__init__.py", ("keyword",), "new"),
+        ("keyword/__init__.abi3.so", ("keyword",), "new"),
+        ("keyword/main.py", ("keyword",), "free"),
+        ("a/keyword.py", ("a",), "free"),  # an ordinary module of a package
+        ("a/keyword/__init__.py", ("a/keyword",), "free"),
+        ("__init__.py", (), "free"),
+        ("a/pip/__init__.py", ("a/pip",), "new"),
+        ("a/ipykernel_launcher.py", ("a",), "new"),
+        ("lib/site-packages/pip/__init__.py", ("lib/site-packages/pip",), "free"),
+        ("nt/x.py", ("nt",), "protected"),
+        ("org/python/core.py", ("org/python",), "protected"),
+        ("org/python", ("org",), "new"),
+        ("org/notes.org", ("org",), "free"),
+        ("a/org/python/x.py", ("a/org/python",), "free"),
+        # templates of nbconvert
+        ("lab/index.html.j2", ("lab",), "new"),
+        ("a/markdown/index.md.j2", ("a/markdown",), "new"),
+        ("lab/notes.j2", ("lab",), "free"),
+        ("templates/index.html.j2", ("templates",), "free"),
+        ("index.html.j2", (), "free"),
+        ("conf.json", (), "new"),
+        ("a/conf.json", ("a",), "new"),
+        ("py/conda-meta", ("py",), "new"),
+        ("py/bin/python", ("py/conda-meta", "py/bin"), "protected"),
         # what an existing entry leads to
         ("config/envrc", (), "protected"),
         ("tools/hooks/pre-commit", ("tools/hooks",), "protected"),
@@ -69,10 +108,52 @@ def test_path_is_free_protected_or_new(path: str, there: tuple[str, ...], expect
     assert match(path, *there) == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "is_parent"),
+    [
+        ("pip", True),
+        ("a/pip", True),
+        ("LAB", True),
+        ("a/b/lab", True),
+        ("keyword", True),
+        ("a/keyword", False),
+        ("org", True),
+        ("a/org", False),
+        ("node_modules/lab", False),
+        ("src", False),
+    ],
+)
+def test_directory_whose_name_gives_names_below_it_a_meaning(path: str, is_parent: bool) -> None:
+    assert RULES.is_parent(path.split("/")) == is_parent
+
+
 def test_operator_adds_and_removes_names() -> None:
-    rules = path_rules(add=("*.Secret",), remove=(".npmrc",))
+    rules = path_rules(add=("*.Secret",), remove=(".npmrc", "email.py"))
     assert match("a/x.SECRET", "a", rules=rules) == "new"
     assert match(".npmrc", rules=rules) == "free"
+    assert match("email/__init__.py", "email", rules=rules) == "free"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("ftplib.py", "new"),
+        ("ftplib.pyc", "new"),
+        ("ftplib.cpython-311-x86_64-linux-gnu.so", "new"),
+        ("yaml/__init__.py", "new"),
+        ("scripts/json.py", "new"),
+        ("main.py", "free"),
+        ("ftplib.txt", "free"),
+        ("html/index.html", "free"),
+        ("src/ftplib.py", "free"),
+    ],
+)
+def test_modules_of_the_standard_library_are_protected_where_they_are_imported(
+    path: str, expected: str
+) -> None:
+    rules = path_rules(import_roots=("", "scripts"))
+    assert match(path, rules=rules) == expected
+    assert match(path) == "free"
 
 
 def test_rules_cross_the_wall_as_plain_data() -> None:

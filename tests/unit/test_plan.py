@@ -104,7 +104,7 @@ def test_host_directory_keeps_home_and_uploads_out_of_it() -> None:
     result = planned(
         files="/home/ann/project",
         host_directory=True,
-        guard=GuardPaths("/data/quarantine/1/inside", {"names": []}, ((1, 2),)),
+        guard=GuardPaths("/data/quarantine/1/inside"),
     )
     assert Tmpfs("/home/sandbox", 64 * MIB, "0700") in result.mounts
     assert result.own_mounts == (
@@ -117,17 +117,14 @@ def test_host_directory_keeps_home_and_uploads_out_of_it() -> None:
 
 
 def test_host_directory_is_written_by_the_path_guard_alone() -> None:
-    guard = GuardPaths("/q", {"names": []}, ((1, 2),))
+    guard = GuardPaths("/q")
     seal = planned(host_directory=True, guard=guard).seal
     assert seal.write == ("/.sbx-quarantine/items", "/tmp", "/dev/shm", "/home/sandbox")
     assert seal.guarded == ("/workspace",)
     assert seal.guard == {
         "root": "/workspace",
         "filter": "05",
-        "rules": {"names": []},
-        "linked": ((1, 2),),
-        "link_prefixes": (*load("default").filesystem.read, "/opt/lab", "/usr", "/workspace",
-                          "/dev/null"),
+        "link_prefixes": (*load("default").filesystem.read, "/opt/lab", "/usr", "/dev/null"),
         "fifos": True,
     }  # fmt: skip
 
@@ -135,7 +132,7 @@ def test_host_directory_is_written_by_the_path_guard_alone() -> None:
 def test_host_directory_without_landlock_is_refused() -> None:
     policy = load("default")
     walls = policy.walls.model_copy(update={"landlock": "best-effort"})
-    guard = GuardPaths("/q", {}, ())
+    guard = GuardPaths("/q")
     with pytest.raises(CannotEnforce) as raised:
         planned(
             policy.model_copy(update={"walls": walls}),
@@ -149,7 +146,7 @@ def test_host_directory_without_landlock_is_refused() -> None:
 @pytest.mark.parametrize(("key", "weaker"), [("protect", False), ("ask", False), ("allow", True)])
 def test_receipt_names_the_means_against_host_executables(key: str, weaker: bool) -> None:
     policy = load("default").model_copy(update={"host_executables": key})
-    guard = GuardPaths("/q", {}, ()) if key != "allow" else None
+    guard = GuardPaths("/q") if key != "allow" else None
     wall = planned(policy, host_directory=True, guard=guard).walls[-1]
     assert (wall.name, wall.demanded, wall.weaker) == ("host_executables", key, weaker)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sbx.isolation.filters import compiler
 from sbx.isolation.filters.table import AtLeast, HasAny, HasNone, In, NotIn, Refuse, Test
 from sbx.linux import bpf
+from tests.tiers import examples
 
 NATIVE = compiler.AUDIT_ARCH["x86_64"]
 CACHESTAT, MSEAL = 451, 462  # numbers that need no libseccomp
@@ -38,7 +39,7 @@ def holds(test: Test, arguments: list[int]) -> bool:
             return value & mask not in values
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     rules=st.lists(st.lists(tests, max_size=3), max_size=4),
     seen=st.lists(st.integers(0, 2**64 - 1), min_size=6, max_size=6),

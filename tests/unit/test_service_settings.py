@@ -1,12 +1,14 @@
 """Where a setting comes from, which source wins, and what is said of a wrong one."""
 
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sbx.api import settings as service_settings
+from sbx import settings_files
 from sbx.api.settings import (
     NOT_IN_WORKING_DIRECTORY,
     Found,
@@ -15,28 +17,55 @@ from sbx.api.settings import (
     read_settings,
 )
 from sbx.errors import BadRequest, Denied, NotFound
-from sbx.runtime.settings import Settings
+from sbx.runtime.settings import Settings, own_paths_of
+from sbx.workspace import allowed_paths
+from sbx.workspace.allowed_paths import OwnPaths
+
+
+@pytest.fixture(autouse=True)
+def configuration(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The configuration directory of the user."""
+    directory = tmp_path_factory.mktemp("configuration")
+    monkeypatch.setattr(settings_files, "config_directory", lambda: directory)
+    return directory
 
 
 def read(directory: Path, given: Mapping[str, Any] | None = None, /, **environment: str) -> Found:
     return read_settings(given, environment=environment, directory=directory)
 
 
-def test_each_source_wins_over_those_after_it(tmp_path: Path) -> None:
-    (tmp_path / "sbx.toml").write_text(
-        "queue_max = 1\nkernels_max = 1\nhistory_max = 1\ncargos_per_owner = 1\n"
-    )
-    (tmp_path / ".env").write_text("SBX_QUEUE_MAX=2\nSBX_KERNELS_MAX=2\nSBX_HISTORY_MAX=2\n")
-    found = read(tmp_path, {"queue_max": 4}, SBX_QUEUE_MAX="3", SBX_KERNELS_MAX="3")
-    chosen = found.settings
-    assert (chosen.queue_max, chosen.kernels_max) == (4, 3)
-    assert (chosen.history_max, chosen.cargos_per_owner) == (2, 1)
+def test_each_source_wins_over_those_after_it(tmp_path: Path, configuration: Path) -> None:
+    names = ("queue_max", "kernels_max", "zygotes_max", "sandboxes_max", "cargos_per_owner")
+    (tmp_path / "sbx.toml").write_text("".join(f"{name} = 1\n" for name in names))
+    dotenv = "".join(f"SBX_{name.upper()}=2\n" for name in names[:4])
+    (tmp_path / ".env").write_text(dotenv)
+    users = configuration / "sbx.toml"
+    users.write_text("".join(f"{name} = 3\n" for name in names[:3]))
+    found = read(tmp_path, {"queue_max": 5}, SBX_QUEUE_MAX="4", SBX_KERNELS_MAX="4")
+    assert [getattr(found.settings, name) for name in names] == [5, 4, 3, 2, 1]
     assert found.sources == {
         "queue_max": "the command line",
         "kernels_max": "the environment (SBX_KERNELS_MAX)",
-        "history_max": f"{tmp_path / '.env'} (SBX_HISTORY_MAX)",
+        "zygotes_max": str(users),
+        "sandboxes_max": f"{tmp_path / '.env'} (SBX_SANDBOXES_MAX)",
         "cargos_per_owner": str(tmp_path / "sbx.toml"),
     }
+
+
+def test_a_file_of_the_working_directory_hides_nothing_of_the_user(
+    tmp_path: Path, configuration: Path
+) -> None:
+    """The first sbx.toml counted as a whole: code in a project removed the user's settings with an
+    empty one."""
+    users = configuration / "sbx.toml"
+    users.write_text('attach_dirs = ["/srv/mine"]\nkernels_max = 2\n')
+    (tmp_path / "sbx.toml").write_text("kernels_max = 1000\n")
+    (tmp_path / ".env").write_text("SBX_KERNELS_MAX=1000\n")
+    found = read(tmp_path)
+    assert (found.settings.attach_dirs, found.settings.kernels_max) == ((Path("/srv/mine"),), 2)
+    assert found.sources == dict.fromkeys(("attach_dirs", "kernels_max"), str(users))
 
 
 def test_none_of_the_command_line_and_empty_variables_choose_nothing(tmp_path: Path) -> None:
@@ -120,7 +149,7 @@ ALLOWED_IN_WORKING_DIRECTORY = {
     *("fast_path", "zygotes_max", "start_timeout", "interrupt_grace", "memory_reserve"),
     *("sandboxes_max", "sandboxes_per_owner", "cargos_per_owner", "kernels_max"),
     *("kernels_per_owner", "queue_max", "idle_timeout", "gc_interval", "files_grace"),
-    *("tombstones_kept", "history_max", "log_format", "log_level", "drain_timeout"),
+    *("log_format", "log_level", "drain_timeout"),
     *("connections_max", "uploads_at_once", "uploads_per_owner", "downloads_per_owner"),
     *("followers_per_owner", "sessions_ttl", "sessions_upload_size", "sessions_upload_count"),
     "sessions_upload_types",
@@ -172,13 +201,65 @@ def test_a_named_file_of_the_working_directory_may_set_all(tmp_path: Path) -> No
 
 
 def test_a_file_of_the_configuration_directory_may_set_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, configuration: Path
 ) -> None:
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc" / "sbx.toml").write_text('bwrap = "/chosen"\n')
-    monkeypatch.setattr(service_settings, "_config_directory", lambda: tmp_path / "etc")
+    (configuration / "sbx.toml").write_text('bwrap = "/chosen"\n')
+    (configuration / ".env").write_text("SBX_CGROUPS=false\n")
     assert read(tmp_path).settings.bwrap == Path("/chosen")
-    assert read(tmp_path / "etc").settings.bwrap == Path("/chosen")
+    there = read(configuration).settings
+    assert (there.bwrap, there.cgroups) == (Path("/chosen"), False)
+
+
+def test_the_table_of_agents_is_the_user_s(tmp_path: Path, configuration: Path) -> None:
+    (configuration / "sbx.toml").write_text("queue_max = 3\n[agent]\nmax_steps = 5\n")
+    assert read(tmp_path).settings.queue_max == 3
+    (tmp_path / "sbx.toml").write_text("[agent]\nmax_steps = 5\n")
+    with pytest.raises(Denied, match=r"may not set \[agent\]") as raised:
+        read(tmp_path)
+    assert raised.value.code == "setting_not_allowed_here"
+
+
+def refused_file(directory: Path) -> tuple[str, str]:
+    with pytest.raises(BadRequest) as raised:
+        read(directory)
+    assert raised.value.hint
+    return raised.value.code, raised.value.message.partition(" cannot be read: ")[2]
+
+
+@pytest.mark.parametrize("name", [".env", "sbx.toml"])
+def test_a_special_file_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    """A cell made a FIFO, and `sbx config` waited for a writer."""
+    os.mkfifo(tmp_path / name)
+    assert refused_file(tmp_path) == ("invalid_settings", "it is not a regular file")
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    assert refused_file(tmp_path) == ("invalid_settings", "it is not a regular file")
+
+
+@pytest.mark.parametrize("name", [".env", "sbx.toml"])
+def test_a_large_file_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"#" * ((1 << 20) + 1))
+    assert refused_file(tmp_path) == ("invalid_settings", "it is larger than 1 MiB")
+
+
+@pytest.mark.parametrize("name", [".env", "sbx.toml"])
+def test_a_symlink_out_of_the_working_directory_is_refused(tmp_path: Path, name: str) -> None:
+    top = tmp_path / "project"
+    top.mkdir()
+    (tmp_path / "secret").write_text("")
+    (top / name).symlink_to("../secret")
+    assert refused_file(top)[0] == "invalid_settings"
+    (top / name).unlink()
+    (top / "own").write_text("")
+    (top / name).symlink_to("own")
+    assert read(top).sources == {}
+
+
+def test_the_user_s_file_may_be_a_symlink(tmp_path: Path, configuration: Path) -> None:
+    (tmp_path / "dotfiles.toml").write_text("queue_max = 3\n")
+    (configuration / "sbx.toml").symlink_to(tmp_path / "dotfiles.toml")
+    (tmp_path / "work").mkdir()
+    assert read(tmp_path / "work").settings.queue_max == 3
 
 
 @pytest.mark.parametrize("name", [".env", "sbx.toml"])
@@ -222,3 +303,65 @@ def test_an_embedded_runtime_reads_no_file(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_an_address_has_a_host_and_a_port(text: str, parts: tuple[str, int]) -> None:
     assert address(text) == parts
+
+
+# -- the paths of services ------------------------------------------------------------------------
+
+
+def test_the_paths_of_a_service_are_those_of_its_file() -> None:
+    values = {
+        "data_dir": "/svc/data",
+        "socket": "/svc/s.sock",
+        "environments": "/svc/env",
+        "policies": ["/svc/policies", "relative", 5],
+        "queue_max": 3,
+    }
+    private = (Path("/svc/data"), Path("/svc/data-projects"), Path("/svc/s.sock"))
+    code = (Path("/svc/env"), Path("/svc/policies"))
+    assert own_paths_of(values) == OwnPaths(private, code)
+    assert own_paths_of({"data_dir": "data", "socket": 5, "policy_dirs": "/x"}) == OwnPaths()
+
+
+def test_a_workspace_contains_no_service_of_the_user(
+    tmp_path: Path, configuration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sbx run --workspace ~/svc` printed the key in ~/svc/data, which ~/.config/sbx/sbx.toml
+    named."""
+    (configuration / "sbx.toml").write_text(f'data_dir = "{tmp_path}/svc/data"\n')
+    (tmp_path / "svc/data").mkdir(parents=True)
+    with pytest.raises(Denied, match=f"it contains {tmp_path}/svc/data, which belongs to sbx"):
+        allowed_paths.check(tmp_path / "svc", Settings().own_paths)
+    named = tmp_path / "named.toml"
+    named.write_text(f'data_dir = "{tmp_path}/other"\n')
+    monkeypatch.setenv("SBX_CONFIG", str(named))
+    assert tmp_path / "other" in Settings().own_paths.private
+
+
+def test_a_file_of_the_working_directory_names_no_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbx.toml").write_text('data_dir = "/srv"\n')
+    monkeypatch.chdir(tmp_path)
+    assert Path("/srv") not in Settings().own_paths.private
+
+
+def test_a_wrong_file_of_the_user_is_no_reason_to_show_more(configuration: Path) -> None:
+    (configuration / "sbx.toml").write_text("data_dir =\n")
+    with pytest.raises(BadRequest, match="is no TOML"):
+        _ = Settings().own_paths
+
+
+def test_a_file_that_this_process_cannot_read_is_left_out(
+    configuration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service dropped its rights, or the system's file is for root only."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (configuration / "sbx.toml").write_text('data_dir = "/srv/x"\n')
+    with monkeypatch.context() as patched:
+        patched.setattr("sbx.settings_files.os.open", refuse)
+        own = Settings().own_paths
+    assert Path("/srv/x") not in own.private
+    assert Path("/srv/x") in Settings().own_paths.private

@@ -1,5 +1,6 @@
 """Permission is by effect: no tool is a way round the yes that a change of files needs."""
 
+import json
 from typing import Any
 
 import pytest
@@ -80,6 +81,8 @@ def test_a_remembered_rule_turns_ask_into_allow_and_nothing_else() -> None:
     assert permissions.of(command, {"command": "git status; rm -r ."}) == "changes"
     script = {"code": "git status", "language": "bash"}
     assert permissions.of(TOOLS.get("run_code"), script) == "changes"
+    rules.append(Rule("exact", json.dumps(script, sort_keys=True), "run_code"))
+    assert permissions.of(TOOLS.get("run_code"), script) == "changes", "its changes are asked about"
     denied = Permissions("project", lambda: rules, {"execute_command": "deny"})
     assert denied.of(command, COMMAND) == "deny"
     rules.clear()

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from typing import Annotated, Any
@@ -90,6 +92,14 @@ def test_parse_gives_the_arguments_or_the_error() -> None:
     call = ToolCall("1", "run_code", '{"code": "1"}')
     assert TOOLS.parse(call) == {"code": "1"}
     assert isinstance(TOOLS.parse(replace(call, arguments="{}")), ToolResult)
+
+
+def test_the_json_schema_package_is_not_imported_with_the_tools() -> None:
+    script = "import sys, sbx.agent.tools.registry; print('jsonschema' in sys.modules)"
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "False\n"
 
 
 def test_an_unknown_tool_is_named_with_the_nearest_first() -> None:

@@ -1,11 +1,14 @@
 """A frozen copy of what was built to be hard to copy, in bounds."""
 
+import json
 import os
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -240,13 +243,17 @@ def test_whoever_was_quicker_is_not_overwritten(
             (top / "file").symlink_to("/etc/passwd")
         case "fifo":
             os.mkfifo(top / "added")
-    left = {path.name: path.lstat() for path in top.iterdir()}
+    left = told(top)
     with pytest.raises(Conflict) as raised:
         commit(wanted, before, target, source, journal)
     assert raised.value.code == "workspace_changed"
-    assert {path.name: path.lstat()[:9] for path in top.iterdir()} == {
-        name: found[:9] for name, found in left.items()
-    }
+    assert told(top) == left
+
+
+def told(top: Path) -> dict[str, tuple[int, ...]]:
+    """All that a change would show; a symlink that is read has another time of access."""
+    found = {path.name: path.lstat() for path in top.iterdir()}
+    return {name: (*one[:7], one.st_mtime_ns, one.st_ctime_ns) for name, one in found.items()}
 
 
 def test_a_directory_that_got_something_meanwhile_is_not_removed(
@@ -263,6 +270,44 @@ def test_a_directory_that_got_something_meanwhile_is_not_removed(
     assert (below / "mine").read_text() == "x"
 
 
+def access_list(user: int) -> bytes:
+    """An ACL by which one more user may read and write: acl(5), linux/posix_acl_xattr.h."""
+    entries = [(1, 6, -1), (2, 6, user), (4, 4, -1), (16, 6, -1), (32, 4, -1)]
+    packed = (struct.pack("<HHI", tag, perm, one & 0xFFFFFFFF) for tag, perm, one in entries)
+    return struct.pack("<I", 2) + b"".join(packed)
+
+
+@pytest.mark.parametrize("name", ["user.kept", "system.posix_acl_access"])
+@pytest.mark.parametrize("changes_content", [True, False])
+def test_attributes_of_a_file_stay_when_it_is_replaced(
+    source: Tree, target: Tree, journal: Journal, tmp_path: Path, name: str, changes_content: bool
+) -> None:
+    """A commit makes a new file, and the ACL and the attributes of the old one were lost."""
+    file, new = tmp_path / "target" / "file", tmp_path / "source" / "file"
+    for one in (file, new):
+        one.write_text("old")
+    os.link(file, tmp_path / "target" / "other")
+    value = access_list(4243) if name.startswith("system") else b"value"
+    try:
+        os.setxattr(file, name, value)
+    except OSError as error:
+        pytest.skip(f"the file system has no {name}: {error}")
+    if os.geteuid() == 0:
+        os.chown(file, -1, 4244)
+    group, mode = file.stat().st_gid, file.stat().st_mode & 0o777
+    before = look(target, Scope(), BOUNDS).nodes
+    was = before["file"]
+    after = replace(was, size=4, mode=mode) if changes_content else replace(was, mode=mode ^ 0o100)
+    new.write_text("new!" if changes_content else "old")
+    change = Change("file", was, after, content=changes_content)
+    commit([change], before, target, source, journal)
+    assert file.read_text() == new.read_text()
+    assert os.getxattr(file, name) == value or name.startswith("system")
+    assert name in os.listxattr(file)
+    assert (file.stat().st_gid, file.stat().st_mode & 0o777) == (group, after.mode)
+    assert (tmp_path / "target" / "other").stat().st_mode & 0o777 == mode
+
+
 # -- telling ---------------------------------------------------------------------------------------
 
 
@@ -271,32 +316,89 @@ def node(size: int, inode: int, ctime_ns: int = 0) -> Node:
 
 
 def test_diffs_and_their_number_are_bounded() -> None:
-    wide = Change("wide", node(60_000, 1), node(60_000, 2))
-    lines = [b"\n".join(b"%d %d" % (sign, n) for n in range(9_000)) for sign in (0, 1)]
-    told, more = tell([wide], str, lambda _: lines[0][:60_000], lambda _: lines[1][:60_000])
+    wide = Change("wide", node(200_000, 1), node(200_000, 2))
+    lines = [b"\n".join(b"%d %d" % (sign, n) for n in range(30_000)) for sign in (0, 1)]
+    told, more = tell([wide], str, lambda _: lines[0][:200_000], lambda _: lines[1][:200_000])
     assert told[0].diff is not None
-    assert DIFF_MAX < len(told[0].diff) < DIFF_MAX + 20
-    assert not more
+    assert DIFF_MAX < len(told[0].diff) < DIFF_MAX + 40
+    assert told[0].diff.endswith(" more lines)")
+    assert more
     many = [Change(f"{n}", None, node(0, n)) for n in range(CHANGES_MAX + 1)]
     told, more = tell(many, str, lambda _: b"", lambda _: b"")
     assert (len(told), more) == (CHANGES_MAX, True)
 
 
+def test_all_diffs_together_are_bounded_and_the_rest_is_named() -> None:
+    """A diff that was not made because of a bound was left out without a word."""
+    many = [Change(f"{n}", None, replace(node(60_000, n), mode=0o777)) for n in range(100)]
+    told, more = tell(many, str, lambda _: b"", lambda _: b"\x01" * 60_000)
+    assert more
+    assert sum(len(json.dumps(one.diff)) for one in told) < 2 << 20
+    expected = "new file mode 100777\ncontent not shown: the other changes are too large"
+    assert told[-1].diff == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "diff"),
+    [
+        ("file", 0o644, None),
+        ("file", 0o755, "new file mode 100755"),
+        ("directory", 0o755, None),
+        ("directory", 0o777, "new directory mode 040777"),
+    ],
+)
+def test_unusual_mode_of_what_is_new_is_shown(
+    kind: Literal["file", "directory"], mode: int, diff: str | None
+) -> None:
+    """A new file that everybody may write to looked like any other."""
+    told, _ = tell([Change("x", None, Node(kind, mode))], str, lambda _: b"", lambda _: b"")
+    assert [one.diff for one in told] == [diff]
+
+
+def test_unusual_mode_of_a_new_directory_with_files_is_shown() -> None:
+    """A directory was shown by what lies in it only, whatever its mode was."""
+    made = Node("file", 0o644)
+    for mode, paths in ((0o755, ["d/f"]), (0o777, ["d/", "d/f"])):
+        changed = [Change("d", None, Node("directory", mode)), Change("d/f", None, made)]
+        told, _ = tell(changed, str, lambda _: b"", lambda _: b"")
+        assert [one.path for one in told] == paths
+
+
 def test_no_name_and_no_link_hides_what_it_is() -> None:
-    link = Node("symlink", text=b"x\n+symlink to y\x1b[2K")
+    link = Node("symlink", text=b"x\n+symlink to y\x1b[2K\xff\\n")
     told, _ = tell([Change("a\n\u202eb\x9b", None, link)], str, lambda _: b"", lambda _: b"")
-    assert told[0].path == r"a\n\u202eb\x9b"
-    assert told[0].diff == r"+symlink to x\n+symlink to y\x1b[2K"
+    assert told[0].path == r"a\n\u202eb\u009b"
+    assert told[0].diff == r"+symlink to x\n+symlink to y\x1b[2K\xff\\n"
 
 
-def test_what_is_no_small_text_has_no_diff() -> None:
-    for content in (b"\0binary", b"\xff\xfe"):
+def test_no_two_names_are_shown_alike() -> None:
+    """A newline, and a backslash with an n, were both shown as a backslash with an n."""
+    names = ["a\nb", r"a\nb", r"a\\nb", "a\x9b", "a\udc9b", r"a\x9b", "a\u3164", "a"]
+    changed = [Change(name, None, node(0, 1)) for name in names]
+    told, _ = tell(changed, str, lambda _: b"", lambda _: b"")
+    assert len({one.path for one in told}) == len(names)
+
+
+def test_content_that_is_not_shown_is_named_with_the_reason() -> None:
+    """One NUL, or more bytes than a small text has, made the diff vanish without a word."""
+    for content in (b"\0binary", bytes(range(128, 256))):
         change = Change("x", node(9, 1), node(9, 2))
         told, _ = tell([change], str, lambda _, c=content: c, lambda _: b"text")  # type: ignore[misc]
-        assert told[0].diff is None
+        assert told[0].diff == "content not shown: binary"
     large = Change("x", None, node(1 << 30, 1))
     told, _ = tell([large], str, lambda _: b"", lambda _: pytest.fail("it was read"))
-    assert told[0] == FileChange("x", "added", None, 1 << 30, None)
+    reason = f"content not shown: too large, {1 << 30} bytes"
+    assert told[0] == FileChange("x", "added", None, 1 << 30, reason)
+    gone = Change("x", node(9, 1), node(9, 2))
+    told, _ = tell([gone], str, lambda _: None, lambda _: b"text")
+    assert told[0].diff == "content not shown: it cannot be read"
+
+
+def test_byte_that_is_not_utf8_hides_no_other_line() -> None:
+    """One such byte made the diff vanish."""
+    change = Change("x", node(9, 1), node(9, 2))
+    told, _ = tell([change], str, lambda _: b"caf\xe9\nold\n", lambda _: b"caf\xe9\nnew \xff\n")
+    assert told[0].diff == "@@ -1,2 +1,2 @@\n caf\\xe9\n-old\n+new \\xff"
 
 
 def test_a_change_goes_over_the_wire_and_back() -> None:

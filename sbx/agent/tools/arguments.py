@@ -6,15 +6,16 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from sbx.agent.tools.tool import Arguments, ToolDefinition
 from sbx.errors import BadRequest
+
+if TYPE_CHECKING:
+    from jsonschema.exceptions import ValidationError
 
 TEXT_MAX = 16 << 20  # characters of JSON
 _DEPTH_MAX = 64  # whoever writes them down again, at any depth of the stack, can do so
@@ -51,8 +52,10 @@ def nearest(name: str, known: Sequence[str]) -> list[str]:
     return [*close, *(one for one in known if one not in close)]
 
 
-def _violations(definition: ToolDefinition, given: Arguments) -> list[ValidationError]:
+def _violations(definition: ToolDefinition, given: Arguments) -> "list[ValidationError]":
     """By field. Raises BadRequest `invalid_tool` where it is the schema that is wrong."""
+    from jsonschema import Draft202012Validator  # here: see `Tools.ready`
+
     validator = Draft202012Validator(definition.parameters, registry=_NOTHING_ELSEWHERE)
     try:
         found = list(islice(validator.iter_errors(given), _ERRORS_MAX))
@@ -105,7 +108,7 @@ def _is_deep(value: object) -> bool:
     return True
 
 
-def _sentences(error: ValidationError) -> Iterator[str]:
+def _sentences(error: "ValidationError") -> Iterator[str]:
     """What is wrong with which field. jsonschema's own message would repeat the value, which may be
     long and is known to whom wrote it."""
     match error.validator:
@@ -134,7 +137,7 @@ def _sentences(error: ValidationError) -> Iterator[str]:
             yield f"'{_field(error)}': {said}"
 
 
-def _field(error: ValidationError, name: str | None = None) -> str:
+def _field(error: "ValidationError", name: str | None = None) -> str:
     parts = [str(part) for part in error.absolute_path]
     if name is not None:
         parts.append(name)

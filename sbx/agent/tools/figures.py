@@ -18,6 +18,7 @@ from sbx.agent.tools.tool import Call
 from sbx.errors import SbxError
 from sbx.protocol.bundles import text_of
 from sbx.protocol.runs import MimeBundle
+from sbx.telemetry.host_paths import without_host_paths
 
 _SUFFIXES = {
     "image/png": "png",
@@ -67,7 +68,7 @@ async def kept(call: Call, shown: Iterable[Figure]) -> tuple[list[str], tuple[Im
         try:
             path = await keep(call.sandbox, name, figure.content)
         except SbxError as error:
-            path = f"could not be kept in a file ({error.message:.200})"
+            path = f"could not be kept in a file ({without_host_paths(error)['message']:.200})"
         lines.append(f"{path} ({figure.media_type}, {size} bytes)")
         if len(images) < _IMAGES_MAX and size <= min(room, _IMAGE_MAX) and can_be_shown(figure):
             room -= size

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sbx.agent.tools.rules import Rule, matches, subject
+from sbx.agent.tools.rules import COMMAND_TOOL, Rule, matches, subject
 from sbx.agent.tools.tool import Arguments, Effect, Permission, Ruling, Tool
 
 Mode = Literal["free", "project"]
@@ -38,7 +38,9 @@ class Permissions:
     def of(self, tool: Tool, arguments: Arguments) -> Ruling:
         """Of a call whose arguments fit the tool's schema."""
         ruling = self._asked(tool, arguments)
-        if ruling in ("ask", "changes") and self._remembered(tool, arguments):
+        # The same code or file is another change next time, so no rule answers for its changes.
+        may_be_remembered = ruling == "ask" or (ruling == "changes" and tool.name == COMMAND_TOOL)
+        if may_be_remembered and self._remembered(tool, arguments):
             return "allow"
         return ruling
 

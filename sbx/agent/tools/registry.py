@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from sbx.agent.messages import ToolCall, carried
@@ -84,6 +85,12 @@ class Tools:
             details={"available": order},
         )
 
+    async def ready(self) -> None:
+        """Import in a thread what `parse` imports at its first call. The optional parser of
+        addresses of JSON Schema takes 3 s of CPU where Jupyter is installed: too long for the start
+        of a service, and for its event loop."""
+        await asyncio.to_thread(import_module, "jsonschema")
+
     def parse(self, call: ToolCall) -> Arguments | ToolResult:
         """The arguments of a call, which fit its tool's schema by then, or the error for the model:
         unknown tool, no JSON, a wrong field."""
@@ -94,6 +101,7 @@ class Tools:
 
     async def call(self, call: ToolCall, sandbox: "Sandbox", emit: Emit) -> ToolResult:
         """`parse` and `make`; raises nothing but CancelledError."""
+        await self.ready()
         arguments = self.parse(call)
         if isinstance(arguments, ToolResult):
             return arguments

@@ -7,6 +7,7 @@ from sbx.agent.messages import carried
 from sbx.agent.sandbox import Sandbox, SavesResults
 from sbx.agent.tools.tool import Call, ToolResult
 from sbx.errors import SbxError
+from sbx.telemetry.host_paths import without_host_paths
 
 RESULT_MAX = 32_768  # characters
 GENERATED = "/workspace/uploads/generated"
@@ -15,8 +16,9 @@ _WHOLE_MAX = 8 << 20  # characters of the file that keeps what was cut
 
 def failed(error: SbxError) -> ToolResult:
     """An error of ours as a result: its code, its sentence, what to do."""
-    hint = f"\nHint: {error.hint}" if error.hint else ""
-    return ToolResult(carried(f"Error ({error.code}): {error.message}{hint}"), is_error=True)
+    shown = without_host_paths(error)
+    hint = f"\nHint: {shown['hint']}" if "hint" in shown else ""
+    return ToolResult(carried(f"Error ({shown['code']}): {shown['message']}{hint}"), is_error=True)
 
 
 def cut(text: str, most: int, notice: str = "") -> str:

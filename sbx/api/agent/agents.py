@@ -39,7 +39,7 @@ class Agents:
         self.tools = Tools()
         self.messages = Messages(house.store, house.clock)
         self.approvals = Approvals(
-            StoredApprovals(house.store),
+            StoredApprovals(house.store, house.pending),
             house.clock,
             timeout_s=known.approval_timeout if known is not None else _APPROVAL_TIMEOUT_S,
         )
@@ -77,7 +77,7 @@ class Agents:
         await self.abort(sandbox_id, conversation)
         for row in await chats.in_projects(self._house.store, sandbox_id):
             if conversation in (None, row.conversation_id):
-                await self._house.projects.close_conversation(row.owner, row.conversation_id)
+                await self._house.projects.close_conversation(row.owner, row.id)
 
     def history(self, chat: ChatRow) -> StoredHistory:
         return StoredHistory(self.messages, chat.id)
@@ -97,13 +97,14 @@ class Agents:
                         calls.discard(event[1]["tool_call_id"])
 
     async def _recover(self) -> None:
-        why: dict[tuple[str, str], dict[str, str]] = {}
+        why: dict[tuple[str, str, str | None, str | None], dict[str, str]] = {}
         for denied in await self.approvals.recover():
             if denied.decision is not None:
-                at = denied.owner, denied.conversation_id
+                at = denied.owner, denied.conversation_id, denied.user_id, denied.agent_id
                 why.setdefault(at, {})[denied.tool_call_id] = denied.decision.why
-        for at, calls in why.items():
-            if (row := await chats.of_conversation(self._house.store, *at)) is not None:
+        for (owner, name, user, agent), calls in why.items():
+            store = self._house.store
+            for row in await chats.named(store, owner, name, user_id=user, agent_id=agent):
                 await mend(self.history(row), calls)
 
 

@@ -1,6 +1,6 @@
 """What waits for a person's yes or no, the answer, and the answers that are remembered."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from sbx.api import acts
 from sbx.api.agent.asked import AgentsDep, deciding
@@ -51,24 +51,26 @@ async def rules(
     return RuleList(items=[RuleBody(**one.to_json()) for one in found], next_cursor=after)
 
 
-@router.delete("/rules/{rule_id}", status_code=204, responses=documented(404))
-async def revoke(rule_id: str, caller: CallerDep, house: HouseDep, agents: AgentsDep) -> None:
+@router.delete("/rules/{rule_id}", status_code=204, responses={**documented(404), **acts.REVOKED})
+async def revoke(rule_id: str, caller: CallerDep, house: HouseDep, agents: AgentsDep) -> Response:
     """From now on it is asked again."""
-    await agents.approvals.revoke(deciding(caller), rule_id)
+    recorded = await agents.approvals.revoke(deciding(caller), rule_id)
     await acts.record(house, caller, "approval.rule.revoke", rule_id)
+    return acts.revoked(recorded)
 
 
 @router.post("/{tool_call_id}", responses=documented(404, 409))
 async def decide(
     tool_call_id: str, verdict: Verdict, caller: CallerDep, house: HouseDep, agents: AgentsDep
 ) -> Decided:
-    """Say yes or no to one call; the first answer counts."""
+    """Say yes or no to one call; the first answer counts. A token may not have it remembered."""
     approval = await agents.approvals.decide(
         deciding(caller),
         tool_call_id,
         verdict.approved,
         remember=verdict.remember,
         prefix=verdict.prefix,
+        by=caller.who if caller.via == "token" else None,
     )
     decision = approval.decision
     if decision is None:

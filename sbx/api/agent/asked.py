@@ -3,12 +3,12 @@
 import secrets
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Query, Request
 
 from sbx.api.agent.agents import Agents
 from sbx.api.agent.models import NewChat
 from sbx.api.callers import CallerDep, HouseDep
-from sbx.errors import BadRequest, Denied, NotFound
+from sbx.errors import BadRequest, Conflict, Denied, NotFound
 from sbx.protocol.approvals import Reach
 from sbx.runtime.access import Caller
 from sbx.runtime.house import House
@@ -37,19 +37,54 @@ async def _agents(request: Request) -> Agents:
 AgentsDep = Annotated[Agents, Depends(_agents)]
 
 
-async def chat(conversation_id: str, caller: CallerDep, house: HouseDep) -> ChatRow:
-    """The conversation with an agent in the URL. Raises NotFound, beyond a token's bounds too."""
-    return await chat_of(house, caller, check_id("conversation_id", conversation_id))
+Named = Annotated[str | None, Query(max_length=400)]
+
+
+async def chat(
+    conversation_id: str,
+    caller: CallerDep,
+    house: HouseDep,
+    user_id: Named = None,
+    agent_id: Named = None,
+) -> ChatRow:
+    """Return the conversation with an agent in the URL. See `chat_of`."""
+    name = check_id("conversation_id", conversation_id)
+    return await chat_of(house, caller, name, user_id=user_id, agent_id=agent_id)
 
 
 ChatDep = Annotated[ChatRow, Depends(chat)]
 
 
-async def chat_of(house: House, caller: Caller, conversation_id: str) -> ChatRow:
-    row = await chats.of_conversation(house.store, caller.owner, conversation_id)
-    if row is None or not caller.sees(row.user_id, row.agent_id, conversation_id):
+async def chat_of(
+    house: House,
+    caller: Caller,
+    conversation_id: str,
+    *,
+    user_id: str | None = None,
+    agent_id: str | None = None,
+) -> ChatRow:
+    """Return the one conversation with this id within the caller's bounds.
+
+    Several users and agents may each have one with the same id: `user_id` and `agent_id` choose.
+    Raises NotFound, Conflict `conversation_ambiguous`.
+    """
+    visible = [
+        row
+        for row in await chats.named(
+            house.store, caller.owner, conversation_id, user_id=user_id, agent_id=agent_id
+        )
+        if caller.sees(row.user_id, row.agent_id, conversation_id)
+    ]
+    if not visible:
         raise no_conversation(conversation_id)
-    return row
+    if len(visible) > 1:
+        raise Conflict(
+            f"several users or agents have a conversation {conversation_id}",
+            code="conversation_ambiguous",
+            hint="name one with the query parameters user_id and agent_id",
+            details={"conversation_id": conversation_id},
+        )
+    return visible[0]
 
 
 async def ensured(
@@ -132,7 +167,12 @@ def check_runs(caller: Caller, conversation_id: str) -> None:
 
 
 def deciding(caller: Caller) -> Reach:
-    """What the caller may decide. Raises Denied `forbidden`."""
+    """What the caller may decide. Raises Denied `forbidden`.
+
+    A token with the scope `execute` may approve within its bounds, also changes on the host: it is
+    the front end in which the user decides. Only an unbounded caller may have a decision remembered
+    as a rule. A token that must not approve is made without `execute`.
+    """
     if not caller.may("execute"):
         raise Denied(
             "this token may not approve what an agent does",

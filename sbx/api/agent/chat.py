@@ -97,7 +97,7 @@ async def follow(
     `Last-Event-ID`. With a `run_id` of this run and no later one."""
     check_runs(caller, row.conversation_id)
     try:
-        run = agents.chats.find(row.owner, row.conversation_id, run_id)
+        run = agents.chats.find(row.key, run_id)
     except NotFound as error:
         raise await _why(house, row, error) from None
     return await sse.stream(told(run, sse.last_event_id(request)), request=request)
@@ -107,7 +107,7 @@ async def follow(
 async def abort(row: ChatDep, caller: CallerDep, house: HouseDep, agents: AgentsDep) -> Aborted:
     """End what goes on: what waits for approval is denied, what runs is interrupted."""
     check_runs(caller, row.conversation_id)
-    aborted = await agents.chats.abort(row.owner, row.conversation_id)
+    aborted = await agents.chats.abort(row.key)
     if aborted:
         await acts.record(house, caller, "chat.abort", row.conversation_id)
     return Aborted(aborted=aborted)
@@ -137,11 +137,8 @@ def _again(agents: Agents, caller: Caller, asked: NewChat, name: str) -> ChatRun
     check_runs(caller, name)
     if not caller.sees(asked.user_id, asked.agent_id, name):
         raise no_conversation(name)
-    run = agents.chats.find(caller.owner, name)
+    run = agents.chats.find((caller.owner, asked.user_id, asked.agent_id, name))
     talk = run.ask
-    assert isinstance(talk, Talk)
-    if (talk.session.user_id, talk.session.agent_id) != (asked.user_id, asked.agent_id):
-        raise no_conversation(name)
     if talk.message != asked.message:
         raise Conflict(
             "the agent of this conversation is at something else",

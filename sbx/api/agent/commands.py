@@ -23,6 +23,7 @@ from sbx.protocol.changes import checked_prefixes
 from sbx.runtime.access import Caller
 from sbx.runtime.house import House
 from sbx.runtime.project_box import ProjectBox
+from sbx.runtime.project_client import RemoteBox
 from sbx.runtime.projects import Project
 from sbx.runtime.sessions import Sessions, session_id
 from sbx.runtime.store import chats
@@ -63,8 +64,8 @@ async def allow(
     if asked.allowed:
         await _allow(agents, sessions, caller, row, project)
     elif asked.allowed is not None:
-        await agents.chats.abort(row.owner, row.conversation_id)
-        await house.projects.close_conversation(row.owner, row.conversation_id)
+        await agents.chats.abort(row.key)
+        await house.projects.close_conversation(row.owner, row.id)
     told = await _told(house, row)
     await acts.record(
         house, caller, "conversation.commands", row.conversation_id, **told.model_dump()
@@ -97,14 +98,14 @@ async def _allow(
     )
     async with AsyncExitStack() as held:
         box = await agents.opening.box(talk, held)
-        if isinstance(box, ProjectBox):  # on the host itself nothing is asked
+        if isinstance(box, ProjectBox | RemoteBox):  # on the host itself nothing is asked
             await box.allow_commands()
 
 
 async def _told(house: House, row: ChatRow) -> Commands:
     setting = await chats.changes_setting(house.store, row.id)
     return Commands(
-        allowed=house.projects.commands_allowed(row.owner, row.conversation_id),
+        allowed=house.projects.commands_allowed(row.owner, row.id),
         changes=setting.mode,
         ask_outside=list(setting.ask_outside),
     )

@@ -10,6 +10,7 @@ from sbx.api import acts
 from sbx.api.agent.asked import (
     AgentsDep,
     ChatDep,
+    Named,
     chat_of,
     check_reads,
     check_runs,
@@ -29,7 +30,6 @@ from sbx.runtime.store.messages import MessageRow
 router = APIRouter(prefix="/api/v1/conversations/{conversation_id}", tags=["agent"])
 _LAST = (1 << 63) - 1  # a number that a row can have
 Cursor = Annotated[str | None, Query(max_length=40)]
-Named = Annotated[str | None, Query(max_length=400)]
 
 
 class AgentRunBody(BaseModel):
@@ -116,14 +116,14 @@ async def import_(
     made where `user_id` and `agent_id` say whose it is."""
     name = check_id("conversation_id", conversation_id)
     if user_id is None or agent_id is None:
-        row = await chat_of(house, caller, name)
+        row = await chat_of(house, caller, name, user_id=user_id, agent_id=agent_id)
     else:
         whose = NewChat(user_id=user_id, agent_id=agent_id, resume=True)
         session = await session_of(sessions, caller, whose, name)
         row, _ = await ensured(house, caller, session, name)
     check_runs(caller, name)
     text = (await request.body()).decode("utf-8", "replace")
-    if agents.chats.running(row.owner, name) is not None:
+    if agents.chats.running(row.key) is not None:
         raise Conflict("an agent runs in this conversation", code="run_in_progress")
     count = await import_history(agents.history(row), text)
     await acts.record(house, caller, "chat.import", name, messages=count)

@@ -66,6 +66,8 @@ class Opening:
             talk.conversation_id,
             talk.project,
         )
+        if talk.scope != "files:read":
+            house.recording.check(runs=talk.scope == "execute")
         use = await held.enter_async_context(
             house.sandboxes.using(
                 talk.caller,
@@ -84,7 +86,7 @@ class Opening:
             house.projects.using(
                 talk.owner,
                 project.id,
-                name,
+                talk.chat.id,
                 policy=session.profile,
                 narrower=session.narrower,
                 env=session.env,

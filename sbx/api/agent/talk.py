@@ -21,6 +21,10 @@ class Talk(ChatAsk):
     project: Project | None = None
     scope: str = "execute"
 
+    @property
+    def key(self) -> Key:
+        return self.chat.key
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invoke(Talk):

@@ -63,7 +63,7 @@ async def write(sandbox_id: str, request: Request, caller: CallerDep, house: Hou
 async def delete(sandbox_id: str, path: Path, caller: CallerDep, house: HouseDep) -> Done:
     """Delete a file, or a directory with all below it."""
     relative(path)
-    async with _using(house, caller, sandbox_id, "files:write") as use:
+    async with _using(house, caller, sandbox_id, "files:write", frees=True) as use:
         await use.conversation().files.delete(path)
     await _record(house, use, "file.delete", path=path)
     return Done()
@@ -157,9 +157,13 @@ def relative(path: str) -> str:
     return path
 
 
-def _using(house: House, caller: Caller, sandbox_id: str, scope: str) -> Using:
+def _using(
+    house: House, caller: Caller, sandbox_id: str, scope: str, *, frees: bool = False
+) -> Using:
     """The bounds of a token are minded before a byte of the body is taken."""
-    return house.sandboxes.using(caller, sandbox_id, scope=scope, conversation=DEFAULT_CONVERSATION)
+    return house.sandboxes.using(
+        caller, sandbox_id, scope=scope, frees=frees, conversation=DEFAULT_CONVERSATION
+    )
 
 
 async def _record(house: House, use: InUse, what: str, **details: Any) -> None:

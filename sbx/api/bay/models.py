@@ -131,6 +131,7 @@ class PythonExecResponse(BaseModel):
     execution_id: str | None
     execution_time_ms: int | None
     code: str | None
+    recorded: bool = True
 
 
 class ShellExecResponse(BaseModel):
@@ -141,6 +142,7 @@ class ShellExecResponse(BaseModel):
     execution_id: str | None
     execution_time_ms: int | None
     command: str | None
+    recorded: bool = True
 
 
 class Interrupted(BaseModel):

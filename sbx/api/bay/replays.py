@@ -1,15 +1,18 @@
 """Idempotency-Key: the same call again gives the same answer, and does nothing."""
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 
+from sbx.api import sse
 from sbx.runtime.access import Caller
 from sbx.runtime.house import House
+from sbx.runtime.runs import RunHandle
 
 Answer = tuple[int, bytes]
 HEADER = "Idempotency-Key"
@@ -27,6 +30,7 @@ TAKES_KEY = {
         }
     ]
 }
+_background: set[asyncio.Task[Answer]] = set()
 
 
 async def answered(
@@ -38,15 +42,70 @@ async def answered(
 ) -> Response:
     """The answer of `work`, or the one it gave to the same call before.
 
-    Raises Conflict for a malformed key, and for one that another request has used.
+    Raises Conflict for a malformed key, for one that another request has used, and for a call of
+    which the outcome is unknown.
     """
     key = request.headers.get(HEADER)
     if key is None:
         status, content = await work()
     else:
-        asked = fingerprint(request.method, request.url.path, body)
-        status, content = await house.replies.once(caller, key, asked, work)
+        call = fingerprint(request.method, request.url.path, body)
+        status, content = await house.replies.once(caller, key, call, work)
     return reply(status, content)
+
+
+async def streamed(
+    request: Request,
+    house: House,
+    caller: Caller,
+    body: BaseModel,
+    start: Callable[[], Awaitable[RunHandle]],
+    *,
+    events: Callable[[RunHandle], sse.Events],
+    content: Callable[[RunHandle], Awaitable[bytes]],
+) -> Response:
+    """The `events` of a run. Under an Idempotency-Key the same call again begins no second run, and
+    gets one event with the `content` that the run ended with.
+
+    A task of its own awaits the run, so that its reply is kept also when the client goes. Raises as
+    `answered`.
+    """
+    key = request.headers.get(HEADER)
+    if key is None:
+        return await sse.stream(events(await start()), request=request)
+    started: asyncio.Future[RunHandle] = asyncio.get_running_loop().create_future()
+
+    async def work() -> Answer:
+        handle = await start()
+        started.set_result(handle)
+        return 200, await content(handle)
+
+    call = fingerprint(request.method, request.url.path, body)
+    answer = asyncio.ensure_future(house.replies.once(caller, key, call, work))
+    _background.add(answer)
+    answer.add_done_callback(_forget)
+    await asyncio.wait((started, answer), return_when=asyncio.FIRST_COMPLETED)
+    if started.done():
+        return await sse.stream(events(started.result()), request=request)
+    _, told = await answer
+    return await sse.stream(_end_only(told), request=request)
+
+
+def _forget(answer: asyncio.Task[Answer]) -> None:
+    _background.discard(answer)
+    if not answer.cancelled():
+        answer.exception()  # taken here: the stream sends it as its last event
+
+
+async def _end_only(content: bytes) -> AsyncIterator[tuple[int, sse.Encoded]]:
+    """`content` is the JSON of an object with members, as `encode` writes it."""
+    yield 1, sse.Encoded("run_end", b'{"type":"run_end",' + content[1:])
+
+
+def reservation(request: Request, caller: Caller) -> tuple[str, str] | None:
+    """Return the idempotency key that a run is recorded with."""
+    key = request.headers.get(HEADER)
+    return None if key is None else (caller.space, key)
 
 
 def reply(status: int, content: bytes) -> Response:

@@ -1,6 +1,5 @@
 """Running code: python/exec and shell/exec, interrupting a run, and following one."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -17,15 +16,16 @@ from sbx.api.bay.models import (
     PythonExecResponse,
     ShellExec,
     ShellExecResponse,
+    execution_id,
     python_body,
     run_id_of,
     shell_body,
 )
-from sbx.api.bay.replays import HEADER, TAKES_KEY, Answer, answered, fingerprint
+from sbx.api.bay.replays import TAKES_KEY, Answer, answered, reservation, streamed
 from sbx.api.callers import CallerDep, HouseDep
 from sbx.api.encoding import encoded_event, encoded_run, event_form
 from sbx.api.errors import documented
-from sbx.errors import BadRequest
+from sbx.errors import BadRequest, Conflict
 from sbx.protocol.runs import Event, Run, RunEnd
 from sbx.runtime.access import Caller
 from sbx.runtime.house import House
@@ -37,7 +37,6 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["runs"])
 Body = Callable[[Run], dict[str, Any]]
 _STREAM = {"content": sse.DOCUMENTED}
 _ERRORS = documented(404, 409, 429, 504)
-_background: set[asyncio.Task[Any]] = set()
 
 
 @router.post(
@@ -55,6 +54,7 @@ async def python(
         code=asked.code,
         description=asked.description,
         tags=asked.tags,
+        reservation=reservation(request, caller),
     )
     code = asked.code if asked.include_code else None
     return await _run(
@@ -80,6 +80,7 @@ async def shell(
         cwd=asked.cwd,
         description=asked.description,
         tags=asked.tags,
+        reservation=reservation(request, caller),
     )
     command = asked.command if asked.include_code else None
     return await _run(
@@ -144,46 +145,32 @@ class _Call:
 
 
 async def _run(call: _Call, body: Body) -> Response:
+    try:
+        return await _reply(call, body)
+    except Conflict as error:
+        raise _with_execution_id(error) from None
+
+
+def _with_execution_id(error: Conflict) -> Conflict:
+    """Name the run of a refusal as Bay does."""
+    if (run_id := error.details.pop("run_id", None)) is not None:
+        error.details["execution_id"] = execution_id(run_id)
+    return error
+
+
+async def _reply(call: _Call, body: Body) -> Response:
+    async def content(handle: RunHandle) -> bytes:
+        result = await handle.result()
+        return await encoded_run(result, body, recorded=handle.recorded)
+
+    async def work() -> Answer:
+        return 200, await content(await call.start())
+
+    about = call.request, call.house, call.caller, call.asked
     if call.asked.stream or sse.wanted(call.request):
-        if HEADER in call.request.headers:
-            return await _streamed_once(call, body)
-        events = _told(await call.start(), body, 0)
-        return await sse.stream(events, request=call.request)
-
-    async def work() -> Answer:
-        handle = await call.start()
-        return 200, await encoded_run(await handle.result(), body)
-
-    return await answered(call.request, call.house, call.caller, call.asked, work)
-
-
-async def _streamed_once(call: _Call, body: Body) -> Response:
-    """A stream under an Idempotency-Key: the first call runs and tells; to the same call again only
-    the end is told. The run is awaited by a task of its own, so that its answer is kept also when
-    the client goes."""
-    started: asyncio.Future[RunHandle] = asyncio.get_running_loop().create_future()
-
-    async def work() -> Answer:
-        handle = await call.start()
-        started.set_result(handle)
-        return 200, await encoded_run(await handle.result(), body)
-
-    key = call.request.headers[HEADER]
-    asked = fingerprint(call.request.method, call.request.url.path, call.asked)
-    answer = asyncio.ensure_future(call.house.replies.once(call.caller, key, asked, work))
-    _background.add(answer)
-    answer.add_done_callback(_forget)
-    await asyncio.wait((started, answer), return_when=asyncio.FIRST_COMPLETED)
-    if started.done():
-        return await sse.stream(_told(started.result(), body, 0), request=call.request)
-    _, content = await answer
-    return await sse.stream(_end_only(content), request=call.request)
-
-
-def _forget(answer: asyncio.Task[Any]) -> None:
-    _background.discard(answer)
-    if not answer.cancelled():
-        answer.exception()  # whoever waited was told; a stream tells it by its last event
+        events = partial(_told, body=body, after=0)
+        return await streamed(*about, call.start, events=events, content=content)
+    return await answered(*about, work)
 
 
 async def _told(
@@ -191,12 +178,8 @@ async def _told(
 ) -> AsyncIterator[tuple[int, sse.Encoded]]:
     async with aclosing(handle.events(after)) as events:
         async for number, event in events:
-            yield number, await encoded_event(event, partial(_as_json, body=body))
-
-
-async def _end_only(content: bytes) -> AsyncIterator[tuple[int, sse.Encoded]]:
-    """`content` is the JSON of an object with members, as `encode` writes it."""
-    yield 1, sse.Encoded("run_end", b'{"type":"run_end",' + content[1:])
+            form = partial(_as_json, body=body)
+            yield number, await encoded_event(event, form, recorded=handle.recorded)
 
 
 def _as_json(event: Event, body: Body) -> dict[str, Any]:

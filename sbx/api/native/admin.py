@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field, StringConstraints
 
-from sbx.api.acts import record
+from sbx.api.acts import REVOKED, record, revoked
 from sbx.api.bay.models import Limit, SandboxResponse, Time, maybe
 from sbx.api.bay.sandboxes import shown
 from sbx.api.callers import HouseDep, OperatorDep
@@ -112,11 +112,12 @@ async def make_key(new: NewKey, caller: OperatorDep, house: HouseDep) -> MadeKey
     return MadeKey(**_key(made), key=text)
 
 
-@router.delete("/keys/{key_id}", status_code=204, responses=_ERRORS)
-async def revoke_key(key_id: str, caller: OperatorDep, house: HouseDep) -> None:
+@router.delete("/keys/{key_id}", status_code=204, responses={**_ERRORS, **REVOKED})
+async def revoke_key(key_id: str, caller: OperatorDep, house: HouseDep) -> Response:
     """From now on it opens nothing."""
-    await house.access.revoke_key(key_id)
+    recorded = await house.access.revoke_key(key_id)
     await record(house, caller, "key.revoke", key_id)
+    return revoked(recorded)
 
 
 @router.get("/tokens", responses=_ERRORS)
@@ -154,11 +155,12 @@ async def make_token(new: NewToken, caller: OperatorDep, house: HouseDep) -> Mad
     return MadeToken(**_token(made), token=text)
 
 
-@router.delete("/tokens/{token_id}", status_code=204, responses=_ERRORS)
-async def revoke_token(token_id: str, caller: OperatorDep, house: HouseDep) -> None:
+@router.delete("/tokens/{token_id}", status_code=204, responses={**_ERRORS, **REVOKED})
+async def revoke_token(token_id: str, caller: OperatorDep, house: HouseDep) -> Response:
     """From now on it opens nothing."""
-    await house.access.revoke_token(token_id)
+    recorded = await house.access.revoke_token(token_id)
     await record(house, caller, "token.revoke", token_id)
+    return revoked(recorded)
 
 
 @router.get("/sandboxes", responses=_ERRORS)

@@ -139,7 +139,10 @@ async def delete(
     sandbox_id: str, conversation: str, path: Path, caller: CallerDep, house: HouseDep
 ) -> Deleted:
     """Delete a file, or a directory with all below it."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+        talk,
+        view,
+    ):
         deleted = await talk.files.delete(path)
     await record(house, caller, "file.delete", view.id, conversation=conversation, path=path)
     return Deleted(deleted=deleted)
@@ -241,9 +244,12 @@ async def remove(
     sandbox_id: str, conversation: str, name: str, caller: CallerDep, house: HouseDep
 ) -> None:
     """Take an upload away."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+        talk,
+        view,
+    ):
         await talk.uploads.delete(name)
-        await rows.forget(house.store, view.id, conversation, name)
+        await rows.forget(house.pending, view.id, conversation, name)
     await record(house, caller, "upload.delete", view.id, conversation=conversation, name=name)
 
 
@@ -269,7 +275,7 @@ async def store_upload(
             made = await talk.uploads.put_stream(*body, limits)
         upload.size = made.size
     await rows.put(
-        house.store,
+        house.pending,
         rows.UploadRow(
             view.id,
             conversation,
@@ -302,10 +308,12 @@ async def talking(
     scope: str,
     *,
     makes: bool = False,
+    frees: bool = False,
 ) -> AsyncIterator[tuple[Conversation, SandboxView]]:
-    """Only what `makes` something there makes the conversation for it."""
+    """Only what `makes` something there makes the conversation for it. What only `frees` space is
+    not refused on a full disk."""
     async with house.sandboxes.using(
-        caller, sandbox_id, scope=scope, conversation=conversation
+        caller, sandbox_id, scope=scope, frees=frees, conversation=conversation
     ) as use:
         talk = use.conversation(conversation) if makes else await use.existing(conversation)
         yield talk, use.view

@@ -71,7 +71,10 @@ async def get(
     sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, house: HouseDep
 ) -> PartialBody:
     """How far it is: where to go on after a lost connection."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, _):
+    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+        talk,
+        _,
+    ):
         return _told(talk.files.partials.get(partial_id))
 
 
@@ -126,7 +129,10 @@ async def abort(
     sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, house: HouseDep
 ) -> None:
     """Forget it and its bytes."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, _):
+    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+        talk,
+        _,
+    ):
         await talk.files.partials.abort(partial_id)
 
 

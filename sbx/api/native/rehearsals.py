@@ -34,8 +34,8 @@ class NewRehearsal(BaseModel):
 
 
 class FileChangeBody(BaseModel):
-    """Sizes in bytes; `path` of a directory ends with `/`; `diff` of a small text, a mode, or what
-    a symlink leads to."""
+    """Sizes in bytes; `path` of a directory ends with `/`; `diff` of a text, at most 64 Ki
+    characters, with a mode, the target of a symlink, or the reason why the content is not shown."""
 
     path: str
     kind: Literal["added", "changed", "removed"]
@@ -46,9 +46,9 @@ class FileChangeBody(BaseModel):
 
 class RehearsalBody(BaseModel):
     """`run` is what the command did; `changes` what it would do to the files. Where that is
-    `truncated` there is more than is told, and a commit makes that, too. `left_out`, and not
-    committed: FIFOs, sockets and the like, and what could not be read; also the attachments that
-    the command did not see.
+    `truncated` there is more than is shown, of the files or of a diff, and a commit makes that,
+    too. `left_out`, and not committed: FIFOs, sockets and the like, and what could not be read;
+    also the attachments that the command did not see.
     `expires_at` in seconds of the epoch."""
 
     id: str
@@ -109,7 +109,7 @@ async def discard(
     sandbox_id: str, conversation: str, rehearsal: str, caller: CallerDep, house: HouseDep
 ) -> None:
     """Nothing of it remains."""
-    async with talking(house, caller, sandbox_id, conversation, "execute") as (talk, _):
+    async with talking(house, caller, sandbox_id, conversation, "execute", frees=True) as (talk, _):
         await talk.rehearsals.get(rehearsal).discard()
 
 
@@ -142,7 +142,10 @@ async def forget(
     sandbox_id: str, conversation: str, checkpoint: str, caller: CallerDep, house: HouseDep
 ) -> None:
     """Nothing of it remains."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, _):
+    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+        talk,
+        _,
+    ):
         await talk.checkpoints.get(checkpoint).discard()
 
 

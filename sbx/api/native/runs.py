@@ -66,7 +66,8 @@ class QuarantinedBody(BaseModel):
 
 
 class RunBody(BaseModel):
-    """A run's result, as sbx/protocol/events.py writes it; durations in seconds."""
+    """A run's result, as sbx/protocol/events.py writes it; durations in seconds. `recorded` is
+    there, and false, where the history does not have it yet."""
 
     run_id: str
     status: Literal["ok", "error", "interrupted", "timeout", "killed"]
@@ -86,6 +87,7 @@ class RunBody(BaseModel):
     state_lost: bool
     truncated: bool
     quarantined: list[QuarantinedBody] = []
+    recorded: bool = True
 
 
 class Interrupted(BaseModel):
@@ -138,7 +140,9 @@ async def run(
     if asked.stream or sse.wanted(request):
         return await sse.stream(_events(handle), request=request)
     result = await (_attended(handle, request) if asked.attended else handle.result())
-    return Response(await encoded_run(result), media_type="application/json")
+    return Response(
+        await encoded_run(result, recorded=handle.recorded), media_type="application/json"
+    )
 
 
 class ShortCut(Route):
@@ -227,4 +231,4 @@ async def _interrupt_when_gone(handle: RunHandle, request: Request) -> None:
 async def _events(handle: RunHandle) -> AsyncIterator[tuple[int, sse.Encoded]]:
     async with aclosing(handle.events()) as events:
         async for number, event in events:
-            yield number, await encoded_event(event)
+            yield number, await encoded_event(event, recorded=handle.recorded)

@@ -50,8 +50,10 @@ async def prompt(
 async def delete(
     conversation_id: str, view: SessionDep, caller: CallerDep, house: HouseDep
 ) -> None:
-    """Ends its kernel and removes its files, not to be recovered; again, it does nothing."""
+    """End its kernel and remove its files for good; again, it does nothing. A token needs the
+    scopes `files:write` and `execute`, because runs end."""
     name = check_id("conversation_id", conversation_id)
     demand(caller, view, "files:write", name)
+    demand(caller, view, "execute", name)
     await house.sandboxes.delete_conversation(caller, view.id, name)
     await record(house, caller, "conversation.delete", view, conversation=name)

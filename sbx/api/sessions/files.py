@@ -144,9 +144,11 @@ async def delete(
     demand(caller, view, "files:write", conversation)
     if not await rows.conversation_exists(house.store, view.id, conversation):
         raise no_conversation(conversation)
-    async with house.sandboxes.using(caller, view.id, scope="files:write", starts=False) as use:
+    async with house.sandboxes.using(
+        caller, view.id, scope="files:write", starts=False, frees=True
+    ) as use:
         await use.conversation(conversation).uploads.delete(name)
-    await rows.forget(house.store, view.id, conversation, name)
+    await rows.forget(house.pending, view.id, conversation, name)
     await record(house, caller, "upload.delete", view, conversation=conversation, name=name)
 
 
@@ -241,7 +243,7 @@ class _Taking:
             talk = use.conversation(conversation)
             stored = await talk.uploads.put_stream(name, chunks, self._limits)
             await rows.put(
-                house.store,
+                house.pending,
                 UploadRow(
                     sandbox_id=view.id,
                     conversation=conversation,

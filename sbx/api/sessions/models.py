@@ -208,6 +208,7 @@ class RunBody(BaseModel):
     execution_count: int | None
     duration_ms: int
     state_lost: bool
+    recorded: bool = True
 
 
 class Interruption(BaseModel):
@@ -220,7 +221,8 @@ class Interrupted(BaseModel):
     interrupted: bool
 
 
-_OF_RUN = tuple(name for name in RunBody.model_fields if name != "duration_ms")
+_NOT_OF_RUN = {"duration_ms", "recorded"}
+_OF_RUN = tuple(name for name in RunBody.model_fields if name not in _NOT_OF_RUN)
 
 
 def run_body(run: Run) -> dict[str, Any]:

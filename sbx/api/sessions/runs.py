@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from sbx.api import sse
-from sbx.api.bay.replays import TAKES_KEY, Answer, answered
+from sbx.api.bay.replays import TAKES_KEY, Answer, answered, reservation, streamed
 from sbx.api.callers import CallerDep, HouseDep
 from sbx.api.encoding import encoded_event, encoded_run, event_form
 from sbx.api.errors import documented
@@ -43,14 +44,20 @@ async def execute(
     call: `status` tells."""
     name = check_id("conversation_id", asked.conversation_id)
     demand(caller, view, "execute", name)
-    ask = Ask(kind=asked.language, code=asked.code, timeout_s=_timeout(asked, view))
+    ask = Ask(
+        kind=asked.language,
+        code=asked.code,
+        timeout_s=_timeout(asked, view),
+        reservation=reservation(request, caller),
+    )
+    start = partial(house.runs.start, caller, view.id, name, ask)
     if asked.stream or sse.wanted(request):
-        handle = await house.runs.start(caller, view.id, name, ask)
-        return await sse.stream(_told(handle, 0), request=request)
+        return await streamed(
+            request, house, caller, asked, start, events=partial(_told, after=0), content=_content
+        )
 
     async def work() -> Answer:
-        handle = await house.runs.start(caller, view.id, name, ask)
-        return 200, await encoded_run(await handle.result(), run_body)
+        return 200, await _content(await start())
 
     return await answered(request, house, caller, asked, work)
 
@@ -87,10 +94,15 @@ def _timeout(asked: Execution, view: SandboxView) -> float:
     return min(asked.timeout, view.policy.limits.wall_time)
 
 
+async def _content(handle: RunHandle) -> bytes:
+    result = await handle.result()
+    return await encoded_run(result, run_body, recorded=handle.recorded)
+
+
 async def _told(handle: RunHandle, after: int) -> AsyncIterator[tuple[int, sse.Encoded]]:
     async with aclosing(handle.events(after)) as events:
         async for number, event in events:
-            yield number, await encoded_event(event, _as_json)
+            yield number, await encoded_event(event, _as_json, recorded=handle.recorded)
 
 
 def _as_json(event: Event) -> dict[str, Any]:

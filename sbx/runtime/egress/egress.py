@@ -22,6 +22,7 @@ from sbx.runtime.egress.rules import Decision
 from sbx.runtime.egress.secrets import Secret, Vault
 from sbx.runtime.egress.terms import Pace, Patience, Terms, Tls, Turns
 from sbx.runtime.egress.wire import Meter, Wire
+from sbx.telemetry.background import background_context
 
 SOCKET = "egress.sock"
 _log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class Egress:
 
     def _listen(self) -> None:
         if self._listening is not None:
-            self._loop.add_reader(self._listening.fileno(), self._accept)
+            background_context().run(self._loop.add_reader, self._listening.fileno(), self._accept)
 
     def _accept(self) -> None:
         """All that have come. Accepted without waiting, so none is lost to a cancellation."""

@@ -13,6 +13,8 @@ from urllib.parse import unquote_to_bytes
 
 import idna
 
+from sbx.policy.destinations import spelling
+
 _LONGEST = 253
 _TEXT_MAX = 1024  # before it is made one; idna takes its time over long ones
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -93,6 +95,6 @@ def _address(text: str, kind: type[ipaddress.IPv4Address] | type[ipaddress.IPv6A
     try:
         if "%" in text:
             raise ValueError("a zone is of this machine's links")
-        return str(kind(text))
+        return spelling(kind(text))
     except ValueError:
         raise NoHost("it looks like an address, and is not written as one") from None

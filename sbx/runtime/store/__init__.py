@@ -2,8 +2,10 @@
 
     __init__.py     Store: open, read, write, close
     opening.py      what is checked before a file is touched; migration
+    marks.py        whether it is the store of its data directory, and the latest one
     worker.py       a connection in a thread of its own
     failures.py     sqlite3's errors in our words
+    pending.py      writes that must not be lost
     migrations.py   the numbered steps, NNNN.sql
     sandboxes.py    runs.py  uploads.py  keys.py  tokens.py  idempotency.py  events.py
     chats.py  messages.py  agent_runs.py  approvals.py  projects.py
@@ -20,37 +22,80 @@ instant; a power cut may take the last moments, and never leaves a half of a tra
 """
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from sbx.runtime.store import opening
+from sbx.errors import SbxError, Unavailable
+from sbx.runtime.store import marks, opening
+from sbx.runtime.store.marks import Mark
 from sbx.runtime.store.migrations import Migration, shipped
 from sbx.runtime.store.worker import Worker
 
+FILE_NAME = "store.sqlite"
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class Store:
     """A store that is open. Made by `open`, ended by `close`; used from one event loop."""
 
-    def __init__(self, path: Path, writer: Worker, reader: Worker) -> None:
+    def __init__(
+        self, path: Path, writer: Worker, reader: Worker, mark: Mark | None = None
+    ) -> None:
+        """`mark`: of the store of a data directory, which gets the next one at the end."""
         self.path = path
         self._writer = writer
         self._reader = reader
+        self._mark = mark
+
+    @property
+    def failures(self) -> int:
+        """Attempts to write that SQLite refused. For acts, which read it in the writer's thread."""
+        return self._writer.failures
 
     @classmethod
-    async def open(cls, path: Path, *, migrations: Sequence[Migration] | None = None) -> Self:
+    async def of_data(cls, data: Path, *, on_full: Callable[[], bool] | None = None) -> Self:
+        """Open the store of a data directory, whose lock the caller holds.
+
+        `on_full` is called, in any thread, when a write meets a full disk. It makes room, and
+        returns whether the write is tried again.
+
+        Raises as `open`, and Unavailable `store_missing`, `store_older`, `store_of_another`: it
+        does not know every sandbox that has files in the directory.
+        """
+        return await cls._opened(data / FILE_NAME, shipped(), data, on_full)
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        migrations: Sequence[Migration] | None = None,
+    ) -> Self:
         """Open the store at `path`, or make it (mode 0600, missing directories 0700); migrate it.
 
         A store that is refused is left as it was, byte for byte. Raises Unavailable: `store_newer`
-        (a later sbx wrote it), `store_corrupt` (damaged, or not a store of sbx),
+        (a later sbx wrote it), `store_corrupt` (damaged, or not a store of sbx), `store_is_backup`,
         `store_unusable` (cannot be read and written), `no_space`.
         """
         steps = shipped() if migrations is None else migrations
-        writing, reading = await asyncio.to_thread(opening.connections, path, steps)
-        return cls(path, Worker(writing, "sbx-store-writer"), Worker(reading, "sbx-store-reader"))
+        return await cls._opened(path, steps, None, None)
+
+    @classmethod
+    async def _opened(
+        cls,
+        path: Path,
+        steps: Sequence[Migration],
+        data: Path | None,
+        on_full: Callable[[], bool] | None,
+    ) -> Self:
+        writing, reading, mark = await asyncio.to_thread(_connected, path, steps, data, on_full)
+        writer = Worker(writing, "sbx-store-writer", on_full)
+        return cls(path, writer, Worker(reading, "sbx-store-reader", on_full), mark)
 
     async def __aenter__(self) -> Self:
         return self
@@ -62,7 +107,18 @@ class Store:
         """Finish what is queued, `write_later` included, and close the file. A second call does
         nothing."""
         await self._reader.close()
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            await self._leave(marks.following(mark))
         await self._writer.close()  # last, as the last connection folds the log into the file
+
+    async def _leave(self, mark: Mark) -> None:
+        """Write the mark of a clean end. Without it the next start continues all the same."""
+        try:
+            await self._writer.run(partial(marks.write_to_store, mark=mark))
+            await asyncio.to_thread(marks.write_to_directory, self.path.parent, mark)
+        except (SbxError, OSError) as error:
+            _log.warning("the mark of a clean end could not be written: %s", error)
 
     async def read(self, act: Callable[[sqlite3.Connection], T]) -> T:
         """Several queries over one state of the store, in one hop. They cannot write.
@@ -102,3 +158,17 @@ class Store:
     def write_later(self, act: Callable[[sqlite3.Connection], object]) -> None:
         """The same, in the same order, with nobody waiting: a failure is logged."""
         self._writer.later(act, begin="BEGIN IMMEDIATE")
+
+
+def _connected(
+    path: Path,
+    steps: Sequence[Migration],
+    data: Path | None,
+    on_full: Callable[[], bool] | None,
+) -> tuple[sqlite3.Connection, sqlite3.Connection, Mark | None]:
+    while True:
+        try:
+            return opening.connections(path, steps, data)
+        except Unavailable as error:
+            if error.code != "no_space" or on_full is None or not on_full():
+                raise

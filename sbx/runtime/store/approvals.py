@@ -5,13 +5,14 @@ Who decides first is settled here: one UPDATE of a row that nobody decided yet.
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
 from sbx.errors import Conflict, NotFound, TooLarge
 from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
 from sbx.runtime.store import Store
+from sbx.runtime.store.pending import PendingWrites
 
 ARGS_MAX = 4 << 20  # characters of JSON: of the arguments of a call, and of its rehearsal
 DECIDED_MAX = 1000  # that are kept of one chat
@@ -30,8 +31,10 @@ _RULE = (
 class StoredApprovals:
     """What `sbx.agent.approvals` keeps its records in, over a restart too."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, pending: PendingWrites | None = None) -> None:
         self._store = store
+        self._pending = pending or PendingWrites(store)
+        self._dropped: set[str] = set()  # rules that hold no longer, until the store has it
 
     async def add(self, approval: Approval) -> Approval:
         """Pending, in its place.
@@ -40,23 +43,27 @@ class StoredApprovals:
         TooLarge.
         """
         args, rehearsal = _written(approval.tool_args), _written(approval.rehearsal)
-        call = (approval.tool_call_id, approval.owner, approval.conversation_id)
 
         def act(on: sqlite3.Connection) -> Approval:
             if _of_id(on, approval.tool_call_id) is not None:
                 raise Conflict(f"the call {approval.tool_call_id} was asked about already")
             added = on.execute(
                 "INSERT INTO approvals (tool_call_id, chat_id, run_id, tool_name, tool_args,"
-                " rehearsal, created_at, expires_at) SELECT ?1, id, ?4, ?5, ?6, ?7, ?8, ?9"
-                " FROM chats WHERE owner = ?2 AND conversation_id = ?3",
+                " rehearsal, created_at, expires_at) SELECT ?1, id, ?2, ?3, ?4, ?5, ?6, ?7"
+                " FROM chats WHERE owner = ?8 AND conversation_id = ?9"
+                " AND (?10 IS NULL OR user_id = ?10) AND (?11 IS NULL OR agent_id = ?11)",
                 (
-                    *call,
+                    approval.tool_call_id,
                     approval.run_id,
                     approval.tool_name,
                     args,
                     rehearsal,
                     approval.created_at,
                     approval.expires_at,
+                    approval.owner,
+                    approval.conversation_id,
+                    approval.user_id,
+                    approval.agent_id,
                 ),
             )
             kept = _of_id(on, approval.tool_call_id)
@@ -141,10 +148,10 @@ class StoredApprovals:
             " AND (?5 IS NULL OR r.project_id = ?5) AND r.seq > ?6 ORDER BY r.seq LIMIT ?7",
             *(*astuple(reach), project_id, after, limit),
         )
-        return [_rule(row) for row in rows]
+        return self._rules_of(rows)
 
     async def rules_for(
-        self, *, owner: str, conversation_id: str, project_id: str | None, tool_name: str
+        self, reach: Reach, *, project_id: str | None, tool_name: str
     ) -> list[Remembered]:
         """What was remembered for calls of this tool there: for the conversation, or its project.
 
@@ -152,33 +159,48 @@ class StoredApprovals:
         """
         rows = await self._store.rows(
             "WITH here AS (SELECT id, conversation_id, project_id FROM chats"
-            "  WHERE owner = ?1 AND conversation_id = ?2)"
+            "  WHERE owner = ?1 AND (?2 IS NULL OR user_id = ?2)"
+            "  AND (?3 IS NULL OR agent_id = ?3) AND conversation_id = ?4)"
             " SELECT r.*, here.conversation_id FROM approval_rules AS r JOIN here"
-            "  ON r.chat_id = here.id WHERE r.tool_name = ?4"
+            "  ON r.chat_id = here.id WHERE r.tool_name = ?6"
             " UNION ALL SELECT r.*, NULL FROM approval_rules AS r JOIN here"
-            "  ON r.project_id = here.project_id WHERE r.tool_name = ?4 AND r.project_id = ?3",
-            *(owner, conversation_id, project_id, tool_name),
+            "  ON r.project_id = here.project_id WHERE r.tool_name = ?6 AND r.project_id = ?5",
+            *(*astuple(reach), project_id, tool_name),
         )
-        return [_rule(row) for row in rows]
+        return self._rules_of(rows)
 
     async def drop_rule(
         self,
         rule_id: str,
         reach: Reach,
-    ) -> bool:
-        """Whether there was one within these bounds."""
+    ) -> bool | None:
+        """Revoke a rule: from now on it holds no longer, in memory until the store has that. Return
+        whether the store has it; None where there was no such rule within these bounds."""
+        row = await self._store.row(
+            "SELECT r.id FROM approval_rules AS r LEFT JOIN chats AS c ON c.id = r.chat_id"
+            " WHERE r.id = ?1 AND r.owner = ?2 AND (?3 IS NULL OR c.user_id = ?3)"
+            " AND (?4 IS NULL OR c.agent_id = ?4) AND (?5 IS NULL OR c.conversation_id = ?5)",
+            rule_id,
+            *astuple(reach),
+        )
+        if row is None or rule_id in self._dropped:
+            return None
+        self._dropped.add(rule_id)
 
-        def act(on: sqlite3.Connection) -> bool:
-            gone = on.execute(
-                "DELETE FROM approval_rules WHERE id IN (SELECT r.id FROM approval_rules AS r"
-                " LEFT JOIN chats AS c ON c.id = r.chat_id WHERE r.id = ?1 AND r.owner = ?2"
-                " AND (?3 IS NULL OR c.user_id = ?3) AND (?4 IS NULL OR c.agent_id = ?4)"
-                " AND (?5 IS NULL OR c.conversation_id = ?5))",
-                (rule_id, *astuple(reach)),
-            )
-            return gone.rowcount == 1
+        def on_done(stored: bool) -> None:
+            if stored:
+                self._dropped.discard(rule_id)
 
-        return await self._store.write(act)
+        stored = await self._pending.write(
+            f"the revocation of {rule_id}",
+            lambda on: on.execute("DELETE FROM approval_rules WHERE id = ?", (rule_id,)),
+            on_done=on_done,
+        )
+        on_done(stored)
+        return stored
+
+    def _rules_of(self, rows: Sequence[sqlite3.Row]) -> list[Remembered]:
+        return [_rule(row) for row in rows if row["id"] not in self._dropped]
 
 
 def _of_id(on: sqlite3.Connection, tool_call_id: str) -> Approval | None:

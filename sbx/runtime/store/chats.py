@@ -29,6 +29,11 @@ class ChatRow:
     sandbox_id: str | None = None
     project_id: str | None = None
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Return the names that identify it: the owner first, the conversation last."""
+        return self.owner, self.user_id, self.agent_id, self.conversation_id
+
 
 _CHAT = (
     "id, owner, conversation_id, user_id, agent_id, created_at, last_used_at,"
@@ -37,20 +42,21 @@ _CHAT = (
 
 
 async def ensure(store: Store, row: ChatRow) -> ChatRow:
-    """The chat of this owner and conversation, used now, in this sandbox; else this one is added.
+    """Return the chat with this `key`, used now, in this sandbox; add this one if there is none.
 
     One without a project leaves that question to the chat there is. Raises Conflict
-    `conversation_of_another` where that is another user's, agent's or project's; NotFound for a
-    project that is not there.
+    `conversation_of_another` where that is another project's; NotFound for a project that is not
+    there.
     """
 
     def act(on: sqlite3.Connection) -> ChatRow:
-        there = _of_conversation(on, row.owner, row.conversation_id)
-        if there is None:
+        found = _named(on, row.owner, row.conversation_id, row.user_id, row.agent_id)
+        if not found:
             return _added(on, row)
-        if not _same(there, row):
+        there = found[0]
+        if row.project_id not in (None, there.project_id):
             raise Conflict(
-                f"the conversation {row.conversation_id} is that of another user, agent or project",
+                f"the conversation {row.conversation_id} is that of another project",
                 code="conversation_of_another",
                 hint="choose another conversation_id",
             )
@@ -68,8 +74,16 @@ async def ensure(store: Store, row: ChatRow) -> ChatRow:
     return await store.write(act)
 
 
-async def of_conversation(store: Store, owner: str, conversation_id: str) -> ChatRow | None:
-    return await store.read(lambda on: _of_conversation(on, owner, conversation_id))
+async def named(
+    store: Store,
+    owner: str,
+    conversation_id: str,
+    *,
+    user_id: str | None = None,
+    agent_id: str | None = None,
+) -> list[ChatRow]:
+    """Return the owner's chats with this conversation id; at most one of each user and agent."""
+    return await store.read(lambda on: _named(on, owner, conversation_id, user_id, agent_id))
 
 
 async def of_owner(store: Store, owner: str, *, limit: int = 1000) -> list[ChatRow]:
@@ -113,16 +127,10 @@ async def in_projects(store: Store, sandbox_id: str) -> list[ChatRow]:
     return [ChatRow(*row) for row in rows]
 
 
-async def delete(store: Store, owner: str, conversation_id: str) -> bool:
+async def delete(store: Store, chat_id: str) -> bool:
     """Whether there was one."""
     return await store.write(
-        lambda on: (
-            on.execute(
-                "DELETE FROM chats WHERE owner = ? AND conversation_id = ?",
-                (owner, conversation_id),
-            ).rowcount
-            == 1
-        )
+        lambda on: on.execute("DELETE FROM chats WHERE id = ?", (chat_id,)).rowcount == 1
     )
 
 
@@ -159,12 +167,6 @@ def drop_of_sandbox(on: sqlite3.Connection, sandbox_id: str) -> None:
         )
 
 
-def _same(there: ChatRow, row: ChatRow) -> bool:
-    return (there.user_id, there.agent_id) == (row.user_id, row.agent_id) and (
-        row.project_id is None or row.project_id == there.project_id
-    )
-
-
 def _added(on: sqlite3.Connection, row: ChatRow) -> ChatRow:
     project = (row.project_id, row.owner)
     if row.project_id is not None and not _one(
@@ -189,13 +191,20 @@ def _added(on: sqlite3.Connection, row: ChatRow) -> ChatRow:
     return row
 
 
-def _of_conversation(on: sqlite3.Connection, owner: str, conversation_id: str) -> ChatRow | None:
-    row = _one(
-        on,
-        f"SELECT {_CHAT} FROM chats WHERE owner = ? AND conversation_id = ?",  # noqa: S608
-        (owner, conversation_id),
+def _named(
+    on: sqlite3.Connection,
+    owner: str,
+    conversation_id: str,
+    user_id: str | None,
+    agent_id: str | None,
+) -> list[ChatRow]:
+    rows = on.execute(
+        f"SELECT {_CHAT} FROM chats WHERE owner = ?1 AND conversation_id = ?2"  # noqa: S608
+        " AND (?3 IS NULL OR user_id = ?3) AND (?4 IS NULL OR agent_id = ?4)"
+        " ORDER BY user_id, agent_id LIMIT 100",
+        (owner, conversation_id, user_id, agent_id),
     )
-    return None if row is None else ChatRow(*row)
+    return [ChatRow(*row) for row in rows]
 
 
 def _one(on: sqlite3.Connection, sql: str, args: tuple[str | None, ...]) -> sqlite3.Row | None:

@@ -39,6 +39,12 @@ async def of_digest(store: Store, digest: str) -> KeyRecord | None:
     return None if row is None else _record(row)
 
 
+async def of_id(store: Store, key_id: str) -> KeyRecord | None:
+    """Return the key, revoked or not."""
+    row = await store.row("SELECT * FROM keys WHERE id = ?", key_id)
+    return None if row is None else _record(row)
+
+
 async def every(store: Store) -> list[KeyRecord]:
     """All keys, revoked ones too, oldest first."""
     return [
@@ -46,17 +52,11 @@ async def every(store: Store) -> list[KeyRecord]:
     ]
 
 
-async def revoke(store: Store, key_id: str, at: float) -> KeyRecord | None:
-    """The key, revoked now or before; None when there is none."""
-
-    def act(on: sqlite3.Connection) -> KeyRecord | None:
-        on.execute(
-            "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (at, key_id)
-        )
-        row = on.execute("SELECT * FROM keys WHERE id = ?", (key_id,)).fetchone()
-        return None if row is None else _record(row)
-
-    return await store.write(act)
+def revoke(on: sqlite3.Connection, record_id: str, at: float) -> None:
+    """Within a transaction; one that was revoked before stays as it is."""
+    on.execute(
+        "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (at, record_id)
+    )
 
 
 def used(store: Store, key_id: str, at: float) -> None:

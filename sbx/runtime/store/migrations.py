@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 
 APPLICATION_ID = 0x53425853  # "SBXS": tells our stores from other programs' SQLite files
+BACKUP_ID = 0x53425842  # "SBXB": a copy by `sbx store backup`, which no service starts from
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Migration:
 
 @cache
 def shipped() -> tuple[Migration, ...]:
-    """Every step of this release, in order, from 1 on without a gap."""
+    """Return every step of this release, in order."""
     files = sorted(
         (item for item in resources.files(__package__).iterdir() if item.name.endswith(".sql")),
         key=lambda item: item.name,

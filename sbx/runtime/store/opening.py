@@ -3,75 +3,122 @@
 A new store is made under another name and then renamed, so what lies at the path is a whole store
 or none. One that is there is examined read-only, its log included, before any connection that could
 write opens it. Whoever opens a store holds the lock of its data directory, so no two come at once.
+A store that is missing, or is not that of its data directory (marks.py), is refused likewise.
 """
 
-import errno
 import os
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from stat import S_IRWXG, S_IRWXO, S_ISREG
 
-from sbx.errors import Unavailable
-from sbx.runtime.store.failures import translated
-from sbx.runtime.store.migrations import APPLICATION_ID, Migration, migrate, version_of
+from sbx.errors import Unavailable, is_disk_full
+from sbx.runtime.store import marks
+from sbx.runtime.store.failures import no_space, translated
+from sbx.runtime.store.marks import Mark, command, sync
+from sbx.runtime.store.migrations import (
+    APPLICATION_ID,
+    BACKUP_ID,
+    Migration,
+    migrate,
+    version_of,
+)
 
 _BUSY_S = 5.0
 _CHECK_S = 5.0  # a check that takes longer is left; a store of 1 GB takes about one second
 _CHECK_STEPS = 100_000  # of SQLite's virtual machine between two looks at the time
 _LOG_MAX = 64 * 1024 * 1024  # bytes that the log keeps when it starts again
 _MAGIC = b"SQLite format 3\0"
+_HEADER = 100  # bytes of an SQLite file
+_PROGRAM = slice(68, 72)  # its application_id
 _OTHERS = S_IRWXG | S_IRWXO
 
 
 def connections(
-    path: Path, steps: Sequence[Migration]
-) -> tuple[sqlite3.Connection, sqlite3.Connection]:
-    """A connection that writes and one that reads; see `Store.open` for what is raised."""
-    with _translated(path):
-        if _is_missing(path):
-            _make(path, steps)
-        _examine(path, steps[-1].version)
-        writing = _writing(path, steps)
+    path: Path, steps: Sequence[Migration], data: Path | None = None
+) -> tuple[sqlite3.Connection, sqlite3.Connection, Mark | None]:
+    """Return a connection that writes and one that reads; see `Store.open` for what is raised. With
+    the data directory `data` also the mark that both got."""
+    with translating(path):
+        missing = is_missing(path)
+        had = None if missing else examine(path, steps[-1].version)
+        mark = None if data is None else _agreed(path, data, had)
+        if missing:
+            make(path, steps)
+        writing = open_writing(path, steps)
         try:
-            return writing, _reading(path)
+            if data is not None and mark is not None:
+                marks.write_to_store(writing, mark)
+                marks.write_to_directory(data, mark)
+            return writing, _reading(path), mark
         except BaseException:
             writing.close()
             raise
 
 
-def _is_missing(path: Path) -> bool:
-    """An empty file, as `touch` makes, is no store either; one whose log is full was damaged."""
+def _agreed(path: Path, data: Path, had: "Contents | None") -> Mark:
+    """Return the next mark of a store and its directory. Raises Unavailable where they do not
+    match."""
+    store, directory = None if had is None else had.mark, marks.of_directory(data)
+    verdict = marks.judge(
+        store,
+        directory,
+        exists=had is not None and had.version > 0,
+        has_sandboxes=marks.has_sandboxes(data),
+    )
+    if (refusal := marks.refusal(verdict, path, store, directory)) is not None:
+        raise refusal
+    return marks.following(directory, store)
+
+
+def is_missing(path: Path) -> bool:
+    """Return whether there is no store. An empty file, as `touch` makes, is not one either; an
+    empty file whose log has content was damaged."""
     try:
         found = path.lstat()
     except FileNotFoundError:
         return True
     if not S_ISREG(found.st_mode):
         raise _corrupt(path, "it is not a regular file")
-    return found.st_size == 0 and not _has_log(path)
+    return found.st_size == 0 and not has_log(path)
 
 
-def _make(path: Path, steps: Sequence[Migration]) -> None:
+def make(path: Path, steps: Sequence[Migration]) -> None:
+    """Make a new store; nothing is left where it raises."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if has_log(path):  # SQLite would take it for the log of the new store
+        raise _corrupt(path, "it is missing, and its log is there")
     fresh = path.with_name(f".{path.name}.new")
-    _remove(fresh)
+    remove(fresh)
     os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        _writing(fresh, steps).close()
+        open_writing(fresh, steps).close()
         fresh.replace(path)
-        _sync_directory(path.parent)
+        sync(path.parent)
     finally:
-        _remove(fresh)
+        remove(fresh)
 
 
-def _examine(path: Path, newest: int) -> None:
-    """Refuse what is damaged, newer, or somebody else's; changes nothing."""
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The version and the mark of a store. `version` is 0 for an SQLite file without a schema."""
+
+    version: int
+    mark: Mark | None
+    is_backup: bool = False
+
+
+def examine(path: Path, newest: int, *, backup: bool = False) -> Contents:
+    """Refuse a store that is damaged, newer, of another program, or without `backup` a backup;
+    changes nothing."""
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise _corrupt(path, "it is not an SQLite file")
-    with _only_looking(path) as looking:
+    with only_looking(path) as looking:
         version = version_of(looking)
         if version > newest:
             raise Unavailable(
@@ -79,22 +126,29 @@ def _examine(path: Path, newest: int) -> None:
                 code="store_newer",
                 hint="use the sbx that wrote it, or another data directory",
             )
-        mark = looking.execute("PRAGMA application_id").fetchone()[0]
-        if mark != APPLICATION_ID and (version or _has_tables(looking)):
+        program = looking.execute("PRAGMA application_id").fetchone()[0]
+        if program == BACKUP_ID and not backup:
+            raise Unavailable(
+                f"the store {path} is a backup, which may be older than its data directory",
+                code="store_is_backup",
+                hint=f"{command('restore', path.parent)} {shlex.quote(str(path))}",
+            )
+        if program not in (APPLICATION_ID, BACKUP_ID) and (version or _has_tables(looking)):
             raise _corrupt(path, "it belongs to another program")
         if problem := _first_problem(looking):
             raise _corrupt(path, problem)
+        return Contents(version, marks.of_store(looking), program == BACKUP_ID)
 
 
 @contextmanager
-def _only_looking(path: Path) -> Iterator[sqlite3.Connection]:
+def only_looking(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that leaves every byte as it is. Without a log it takes the file for immutable;
     with one, SQLite needs its index of the log, which goes again if it was not there."""
-    log, index = _has_log(path), _beside(path, "-shm")
+    log, index = has_log(path), _beside(path, "-shm")
     had_index = index.exists()
     how = "mode=ro" if log else "immutable=1"
     try:
-        with closing(_connect(f"{path.absolute().as_uri()}?{how}")) as looking:
+        with closing(connect(f"{path.absolute().as_uri()}?{how}")) as looking:
             yield looking
     finally:
         if not had_index:
@@ -116,11 +170,13 @@ def _first_problem(connection: sqlite3.Connection) -> str | None:
         if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
             raise
         return None
+    finally:
+        connection.set_progress_handler(None, 0)
     return None if found == "ok" else found
 
 
-def _writing(path: Path, steps: Sequence[Migration]) -> sqlite3.Connection:
-    connection = _connect(str(path))
+def open_writing(path: Path, steps: Sequence[Migration]) -> sqlite3.Connection:
+    connection = connect(str(path))
     try:
         if path.stat().st_mode & _OTHERS:
             path.chmod(0o600)  # before SQLite gives the log the same mode
@@ -138,12 +194,12 @@ def _writing(path: Path, steps: Sequence[Migration]) -> sqlite3.Connection:
 
 
 def _reading(path: Path) -> sqlite3.Connection:
-    connection = _connect(str(path))
+    connection = connect(str(path))
     connection.execute("PRAGMA query_only = ON")
     return connection
 
 
-def _connect(where: str) -> sqlite3.Connection:
+def connect(where: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         where,
         timeout=_BUSY_S,
@@ -160,45 +216,45 @@ def _beside(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
 
 
-def _has_log(path: Path) -> bool:
+def has_log(path: Path) -> bool:
+    """Whether a store has a log. A backup has none: one beside it is that of another store, which
+    SQLite would apply to it."""
     log = _beside(path, "-wal")
-    return log.exists() and log.stat().st_size > 0
+    return log.exists() and log.stat().st_size > 0 and not _is_backup(path)
 
 
-def _remove(path: Path) -> None:
+def _is_backup(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER)
+    except FileNotFoundError:
+        return False
+    return header.startswith(_MAGIC) and int.from_bytes(header[_PROGRAM]) == BACKUP_ID
+
+
+def remove(path: Path) -> None:
     for ending in ("", "-wal", "-shm", "-journal"):
         _beside(path, ending).unlink(missing_ok=True)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _corrupt(path: Path, why: str) -> Unavailable:
     return Unavailable(
         f"the store {path} cannot be used: {why}",
         code="store_corrupt",
-        hint="it was left as it is; restore a copy, or move it away to begin with an empty one",
+        hint=marks.damaged_hint(path),
     )
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def translating(path: Path) -> Iterator[None]:
+    """Translate errors of SQLite and of Linux at the store `path`."""
     try:
         yield
     except sqlite3.Error as error:
         raise translated(error, str(path)) from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Unavailable(
-                "there is no space left for the store",
-                code="no_space",
-                hint=f"free some on the file system of {path}",
-            ) from error
+        if is_disk_full(error):
+            raise no_space(str(path)) from error
         raise Unavailable(
             f"the store {path} cannot be opened: {error.strerror or error}",
             code="store_unusable",

@@ -1,8 +1,9 @@
-"""Projects: working directories of the host, each with a name. The directory is nobody's here."""
+"""Projects: working directories of the host, each with a name; none is of two owners."""
 
 import sqlite3
 from dataclasses import dataclass
 
+from sbx.errors import Conflict
 from sbx.runtime.store import Store
 
 
@@ -20,6 +21,8 @@ _PROJECT = "id, owner, name, working_directory, sandbox_enabled, created_at"
 
 
 def add(on: sqlite3.Connection, row: ProjectRow) -> None:
+    """Raises Conflict `directory_in_use`."""
+    _refuse_shared(on, row)
     on.execute(
         f"INSERT INTO projects ({_PROJECT}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
         (
@@ -35,13 +38,34 @@ def add(on: sqlite3.Connection, row: ProjectRow) -> None:
 
 def change(on: sqlite3.Connection, row: ProjectRow) -> bool:
     """Give the project of this owner and id this name, directory and switch; False where there is
-    none."""
+    none. Raises Conflict `directory_in_use`."""
+    _refuse_shared(on, row)
     changed = on.execute(
         "UPDATE projects SET name = ?, working_directory = ?, sandbox_enabled = ?"
         " WHERE id = ? AND owner = ?",
         (row.name, row.working_directory, row.sandbox_enabled, row.id, row.owner),
     )
     return changed.rowcount == 1
+
+
+def _refuse_shared(on: sqlite3.Connection, row: ProjectRow) -> None:
+    """Refuse a directory that is, holds or lies in one of another owner's project: each of the two
+    could read and change the other's files."""
+    shared = on.execute(
+        "SELECT 1 FROM projects WHERE owner != :owner AND ("
+        " working_directory = :path"
+        " OR substr(working_directory, 1, length(:path) + 1) = :path || '/'"
+        " OR substr(:path, 1, length(working_directory) + 1) = working_directory || '/')",
+        {"owner": row.owner, "path": row.working_directory},
+    ).fetchone()
+    if shared is not None:
+        raise Conflict(
+            f"{row.working_directory} is, contains or lies in a directory of another owner's"
+            " project",
+            code="directory_in_use",
+            hint="name another directory, or let the other owner delete the project first",
+            details={"field": "working_directory"},
+        )
 
 
 def delete(on: sqlite3.Connection, owner: str, project_id: str) -> bool:

@@ -15,7 +15,8 @@ from sbx.protocol.bundles import Bundle, Part, stored, text_of
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import run_from_json, run_to_json, value_to_json
 from sbx.protocol.runs import MimeBundle, Run, RunError, Status
-from sbx.runtime.store import Store
+from sbx.runtime.store import Store, idempotency
+from sbx.runtime.store.idempotency import Slot
 
 RUNNING = "running"
 SERVICE_ENDED = RunError("ServiceEnded", "the service ended while this ran", "")
@@ -25,6 +26,7 @@ _TEXT_KEPT = 8 << 10  # characters, of each text of a result
 _PART_KEPT = 8 << 10  # characters of JSON, of each part of a bundle
 _OUTPUTS_KEPT = 32 << 10  # characters of JSON, of all bundles
 _PAGE_MAX = 8 << 20  # characters of code and results, of all rows that one query gives
+_ROW = 2 << 10  # bytes in memory, about, of a row without texts
 _OFFSET_MAX = 1 << 60  # SQLite counts up to 2⁶³
 
 
@@ -72,7 +74,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A run as it is first written down."""
+    """A run as it is first written down. `reservation`: the idempotency key of its call."""
 
     id: str
     sandbox_id: str
@@ -83,6 +85,41 @@ class Begun:
     description: str | None = None
     tags: str | None = None
     context: str = DEFAULT_CONTEXT
+    reservation: Slot | None = None
+
+
+def ended(begun: Begun, run: Run, at: float) -> RunRow:
+    """Return the row of a run that has ended, shortened to what is kept."""
+    return RunRow(
+        id=begun.id,
+        sandbox_id=begun.sandbox_id,
+        conversation=begun.conversation,
+        kind=begun.kind,
+        code=_cut(begun.code, _CODE_KEPT),
+        status=run.status.value,
+        cause=run.cause and run.cause.value,
+        started_at=begun.started_at,
+        ended_at=at,
+        duration_ms=run.duration_s * 1000,
+        description=begun.description,
+        tags=begun.tags,
+        notes=None,
+        run=shortened(run),
+        context=begun.context,
+    )
+
+
+def matches(row: RunRow, wanted: Wanted) -> bool:
+    """Return whether a query for `wanted` would return this run, which has ended."""
+    tags = (row.tags or "").lower()
+    return (
+        wanted.kind in (None, row.kind)
+        and wanted.conversation in (None, row.conversation)
+        and (row.success or not wanted.success_only)
+        and wanted.has_notes in (None, bool(row.notes))
+        and wanted.has_description in (None, bool(row.description))
+        and (not wanted.tags or any(tag.lower() in tags for tag in wanted.tags))
+    )
 
 
 # -- writing: in a transaction of the store --------------------------------------------------------
@@ -96,10 +133,17 @@ def begin(on: sqlite3.Connection, begun: Begun) -> None:
         " ON CONFLICT (id) DO NOTHING",
         _first_fields(begun, RUNNING),
     )
+    _note_reservation(on, begun.reservation, begun.id)
 
 
 def end(on: sqlite3.Connection, begun: Begun, run: Run, at: float) -> None:
     """Record how it ended, also where its beginning was not recorded."""
+    put(on, ended(begun, run, at), begun.reservation)
+
+
+def put(on: sqlite3.Connection, row: RunRow, reservation: Slot | None = None) -> None:
+    """Record the end of a run whose row was shortened already. May be done twice."""
+    assert row.run is not None
     on.execute(
         "INSERT INTO runs (id, sandbox_id, conversation, kind, code, status, started_at,"
         " description, tags, context, cause, result, ended_at, duration_ms)"
@@ -107,13 +151,21 @@ def end(on: sqlite3.Connection, begun: Begun, run: Run, at: float) -> None:
         " status = excluded.status, cause = excluded.cause, result = excluded.result,"
         " ended_at = excluded.ended_at, duration_ms = excluded.duration_ms",
         (
-            *_first_fields(begun, run.status.value),
-            run.cause and run.cause.value,
-            _written(run),
-            at,
-            run.duration_s * 1000,
+            *_first_fields(row, row.status),
+            row.cause,
+            _encoded(row.run),
+            row.ended_at,
+            row.duration_ms,
         ),
     )
+    _note_reservation(on, reservation, row.id)
+
+
+def size_of(row: RunRow) -> int:
+    """Return about how many bytes of memory the row of a run that has ended takes."""
+    texts = (row.code, row.description or "", row.tags or "")
+    result = 0 if row.run is None else len(_encoded(row.run))
+    return _ROW + 2 * (sum(map(len, texts)) + result)
 
 
 def prune(on: sqlite3.Connection, sandbox_id: str, history_max: int) -> None:
@@ -137,7 +189,7 @@ async def mark_interrupted(store: Store, at: float) -> int:
             run = Run(run_id, Status.INTERRUPTED, error=SERVICE_ENDED, state_lost=True)
             on.execute(
                 "UPDATE runs SET status = ?, result = ?, ended_at = ? WHERE seq = ?",
-                (run.status.value, _written(run), max(at, started_at), seq),
+                (run.status.value, _encoded(run), max(at, started_at), seq),
             )
         return len(rows)
 
@@ -225,8 +277,8 @@ def _literal(tag: str) -> str:
     return tag.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_")
 
 
-def _written(run: Run) -> str:
-    return msgspec.json.encode(run_to_json(shortened(run), encoded=True)).decode()
+def _encoded(run: Run) -> str:
+    return msgspec.json.encode(run_to_json(run, encoded=True)).decode()
 
 
 def _row(row: sqlite3.Row) -> RunRow:
@@ -250,13 +302,18 @@ def _row(row: sqlite3.Row) -> RunRow:
     )
 
 
-def _first_fields(begun: Begun, status: str) -> tuple[Any, ...]:
+def _note_reservation(on: sqlite3.Connection, reservation: Slot | None, run_id: str) -> None:
+    if reservation is not None:
+        idempotency.began(on, reservation, run_id)
+
+
+def _first_fields(begun: Begun | RunRow, status: str) -> tuple[Any, ...]:
     return (
         begun.id,
         begun.sandbox_id,
         begun.conversation,
         begun.kind,
-        _cut(begun.code, _CODE_KEPT),
+        begun.code if isinstance(begun, RunRow) else _cut(begun.code, _CODE_KEPT),
         status,
         begun.started_at,
         begun.description,

@@ -237,6 +237,17 @@ def cargo_is_there(on: sqlite3.Connection, cargo_id: str) -> bool:
 
 def delete_cargo(on: sqlite3.Connection, cargo_id: str, at: float) -> None:
     on.execute("UPDATE cargos SET deleted_at = ? WHERE id = ?", (at, cargo_id))
+    on.execute(
+        "INSERT OR IGNORE INTO removals (directory) SELECT directory FROM cargos WHERE id = ?",
+        (cargo_id,),
+    )
+
+
+def is_removed(on: sqlite3.Connection, directory: str, conversation: str = "") -> None:
+    """Forget a directory of `removals` that is out of reach."""
+    on.execute(
+        "DELETE FROM removals WHERE directory = ? AND conversation = ?", (directory, conversation)
+    )
 
 
 def take_uid(on: sqlite3.Connection, cargo_id: str, uid: int) -> int | None:
@@ -302,6 +313,11 @@ def delete_conversation(
         for row in on.execute(f"SELECT DISTINCT directory FROM conversations {where[0]}", where[1])  # noqa: S608
     ]
     on.execute(f"DELETE FROM conversations {where[0]}", where[1])  # noqa: S608
+    on.executemany(
+        "INSERT OR IGNORE INTO removals (directory, conversation)"
+        " SELECT directory, ? FROM cargos WHERE id = ?",
+        [(directory, cargo_id) for directory in directories],
+    )
     on.execute(
         "DELETE FROM uploads WHERE conversation = ? AND sandbox_id IN"
         " (SELECT id FROM sandboxes WHERE cargo_id = ?)",
@@ -354,6 +370,13 @@ async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[Ended
         )
         for row in rows
     ]
+
+
+async def removals(store: Store) -> list[tuple[str, str]]:
+    """Return the directories that were deleted and may still be there, each with its conversation
+    or '' for all of it."""
+    rows = await store.rows("SELECT directory, conversation FROM removals")
+    return [(row["directory"], row["conversation"]) for row in rows]
 
 
 async def cargos(store: Store) -> list[CargoRow]:

@@ -57,17 +57,11 @@ async def every(store: Store, owner: str | None) -> list[TokenRecord]:
     return [_record(row) for row in rows]
 
 
-async def revoke(store: Store, token_id: str, at: float) -> TokenRecord | None:
-    """The token, revoked now or before; None when there is none."""
-
-    def act(on: sqlite3.Connection) -> TokenRecord | None:
-        on.execute(
-            "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (at, token_id)
-        )
-        row = on.execute("SELECT * FROM tokens WHERE id = ?", (token_id,)).fetchone()
-        return None if row is None else _record(row)
-
-    return await store.write(act)
+def revoke(on: sqlite3.Connection, record_id: str, at: float) -> None:
+    """Within a transaction; one that was revoked before stays as it is."""
+    on.execute(
+        "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (at, record_id)
+    )
 
 
 async def forget_ended(store: Store, before: float) -> int:

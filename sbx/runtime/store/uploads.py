@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from sbx.runtime.store import Store
+from sbx.runtime.store.pending import PendingWrites
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +17,11 @@ class UploadRow:
     uploaded_by: str
 
 
-async def put(store: Store, row: UploadRow) -> None:
-    """Remember an upload; the last one of a name counts."""
-    await store.write(
+async def put(pending: PendingWrites, row: UploadRow) -> None:
+    """Remember an upload; the last one of a name counts. The file is there already, so a row that
+    the store refuses comes later."""
+    await pending.write(
+        _key(row.sandbox_id, row.conversation, row.name),
         lambda on: on.execute(
             "INSERT OR REPLACE INTO uploads (sandbox_id, conversation, name, size, sha256,"
             " uploaded_at, uploaded_by) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -31,18 +34,23 @@ async def put(store: Store, row: UploadRow) -> None:
                 row.uploaded_at,
                 row.uploaded_by,
             ),
-        )
+        ),
     )
 
 
-async def forget(store: Store, sandbox_id: str, conversation: str, name: str) -> None:
+async def forget(pending: PendingWrites, sandbox_id: str, conversation: str, name: str) -> None:
     """An upload was deleted; with its conversation its rows go by themselves."""
-    await store.write(
+    await pending.write(
+        _key(sandbox_id, conversation, name),
         lambda on: on.execute(
             "DELETE FROM uploads WHERE sandbox_id = ? AND conversation = ? AND name = ?",
             (sandbox_id, conversation, name),
-        )
+        ),
     )
+
+
+def _key(sandbox_id: str, conversation: str, name: str) -> str:
+    return f"upload {sandbox_id} {conversation} {name}"
 
 
 async def conversations_with(store: Store, sandbox_id: str, name: str) -> list[str]:

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from sbx.errors import BadRequest, Broken, Closed, SbxError, Unavailable
-from sbx.runtime.store.failures import translated
+from sbx.runtime.store.failures import is_full, translated
 
 T = TypeVar("T")
 _WAIT_S = 30.0  # far beyond what a working disk needs, and its busy time-out
@@ -27,8 +27,21 @@ class _Job:
 class Worker:
     """Owns the connection and the thread; both end with `close`."""
 
-    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        name: str,
+        on_full: Callable[[], bool] | None = None,
+    ) -> None:
+        """`on_full` makes room on a full disk, and returns whether to try again.
+
+        `failures` counts the attempts that SQLite refused, at COMMIT too. An act that was repeated
+        after one is done twice in memory, and once in the store.
+        """
+        self.failures = 0
         self._connection = connection
+        self._on_full = on_full
+        self._refused = ""  # the code of the last failure of `later`
         self._path = str(connection.execute("PRAGMA database_list").fetchone()[2])
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
@@ -74,11 +87,22 @@ class Worker:
 
     def _answer(self, job: _Job) -> None:
         try:
-            result = self._do(job)
+            result = self._tried(job)
         except BaseException as error:  # noqa: BLE001  # carried to whoever waits
             self._failed(job, error)
         else:
+            if job.begin is not None:
+                self._refused = ""
             _tell(job, _result, result)
+
+    def _tried(self, job: _Job) -> Any:
+        while True:
+            try:
+                return self._do(job)
+            except sqlite3.Error as error:
+                self.failures += 1
+                if self._on_full is None or not is_full(error) or not self._on_full():
+                    raise
 
     def _do(self, job: _Job) -> Any:
         if job.begin is None:
@@ -98,15 +122,25 @@ class Worker:
     def _failed(self, job: _Job, error: BaseException) -> None:
         error = self._in_our_words(error)
         if job.asked is None:
-            _log.error("a write that nobody waits for failed: %s", error, exc_info=error)
+            self._log_lost(error)
         else:
             _tell(job, _error, error)
+
+    def _log_lost(self, error: BaseException) -> None:
+        """A store that refuses every write is logged once."""
+        refused = error.code if isinstance(error, Unavailable) else ""
+        if not refused or refused != self._refused:
+            where = self._path
+            _log.error(
+                "a write to %s that nobody waits for failed: %s", where, error, exc_info=error
+            )
+        self._refused = refused
 
     def _in_our_words(self, error: BaseException) -> BaseException:
         ours: SbxError
         match error:
             case sqlite3.Error():
-                ours = translated(error, self._path)
+                ours = translated(error)
             case OverflowError() | UnicodeEncodeError():  # a number or text that no row can hold
                 ours = BadRequest(f"a value cannot be kept: {error}")
             case StopIteration():  # no future can carry it

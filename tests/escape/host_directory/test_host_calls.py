@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from attacking import one_path
 
-from sbx import Runtime, Settings
+from sbx import Runtime
 from sbx.agent.messages import ToolCall
 from sbx.agent.tools.following import unheard
 from sbx.agent.tools.registry import Tools
 from sbx.errors import Denied
 from sbx.runtime.sandbox import AsyncSandbox
 
+pytestmark = one_path("fork")  # most tests start no kernel
 OWNER = 4242
 Act = Callable[[AsyncSandbox, str], Awaitable[object]]
 NAMES = (".envrc", "sub/.git/config", ".vscode/tasks.json", "new/.envrc", "new/.git/config")
@@ -63,11 +65,8 @@ def uploads(tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture
-async def box(project: Path, uploads: Path) -> AsyncIterator[AsyncSandbox]:
-    async with (
-        Runtime(Settings(fast_path=False)) as runtime,  # most tests start no kernel
-        await runtime.create(workspace=project, uploads=uploads) as box,
-    ):
+async def box(runtime: Runtime, project: Path, uploads: Path) -> AsyncIterator[AsyncSandbox]:
+    async with await runtime.create(workspace=project, uploads=uploads) as box:
         yield box
 
 
@@ -155,13 +154,60 @@ async def test_a_copied_directory_brings_no_protected_name(
 
 
 async def test_no_repository_is_made_of_its_parts(box: AsyncSandbox, project: Path) -> None:
-    """Git obeys a directory that has HEAD, objects and refs, whatever its name."""
+    """Git obeys a directory that has HEAD, objects and refs, whatever its name. Code inside could
+    create the others at the same time, so that HEAD is refused before there is any of them."""
     await box.files.write("bare/config", "[core]\n")
-    await box.files.write("bare/HEAD", "ref: refs/heads/main\n")
+    await refused(project, box.files.write("bare/HEAD", "ref: refs/heads/main\n"))
+    await refused(project, box.files.move("file", "bare/HEAD"))
     await box.files.write("bare/objects/x", "")
-    await refused(project, box.files.write("bare/refs/heads/x", ""))
-    await refused(project, box.files.make_directory("bare/refs"))
     await refused(project, box.files.write("fresh/.git/objects/x", ""))
+    await refused(project, box.files.write("fresh.git/objects/x", ""))
+    await box.files.write("other/HEAD/x", "a directory is no head")
+
+
+async def test_no_repository_is_made_around_a_head_of_the_user(
+    box: AsyncSandbox, project: Path
+) -> None:
+    (project / "bare").mkdir()
+    (project / "bare/HEAD").write_text("ref: refs/heads/main\n")
+    owned(project)
+    for act in (
+        box.files.write("bare/refs/heads/x", ""),
+        box.files.make_directory("bare/objects"),
+        box.files.write("bare/commondir", "../evil"),
+        box.files.write("bare/HEAD", "ref: refs/heads/other\n"),
+        box.files.copy("bare", "elsewhere"),
+        box.files.move("bare", "elsewhere"),
+        box.files.delete("bare"),
+    ):
+        await refused(project, act)
+
+
+async def test_a_file_with_names_outside_is_replaced_not_changed(
+    box: AsyncSandbox, project: Path
+) -> None:
+    outside = project.parent / "store"
+    outside.write_text("as it was")
+    os.chmod(outside, 0o644)
+    os.chown(outside, *((OWNER, OWNER) if os.geteuid() == 0 else (-1, -1)))
+    for name in ("written", "edited", "mode"):
+        os.link(outside, project / name)
+    await box.files.write("written", "new")
+    await box.files.replace("edited", "was", "is")
+    with pytest.raises(Denied) as raised:
+        await box.files.chmod("mode", 0o777)
+    assert raised.value.code == "file_not_permitted"
+    assert (outside.read_text(), outside.stat().st_mode & 0o777) == ("as it was", 0o644)
+    assert (project / "written").read_text() == "new"
+    assert (project / "edited").read_text() == "as it is"
+
+
+async def test_a_conda_environment_is_refused(box: AsyncSandbox, project: Path) -> None:
+    (project / "env/bin").mkdir(parents=True)
+    (project / "env/conda-meta").mkdir()
+    owned(project)
+    await refused(project, box.files.write("env/bin/python", "planted"))
+    await refused(project, box.files.make_directory("fresh/conda-meta"))
 
 
 async def test_a_committed_dry_run_brings_no_repository(box: AsyncSandbox, project: Path) -> None:
@@ -242,6 +288,25 @@ async def test_an_archive_goes_to_the_quarantine(box: AsyncSandbox, project: Pat
     run = await box.shell("cat new/.envrc new/.git/config")
     assert (run.stdout, run.exit_code) == ("xx", 0)
     assert {item.path for item in run.quarantined} == {"new/.envrc", "new/.git"}
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("pip", "__init__.py"), ("keyword", "__init__.so"), ("lab", "index.html.j2")]
+)
+async def test_a_directory_does_not_get_a_name_that_its_content_needs(
+    box: AsyncSandbox, project: Path, name: str, file: str
+) -> None:
+    (project / "made").mkdir()
+    (project / "made" / file).write_text("planted")
+    (project / "way").symlink_to("made")
+    owned(project)
+    await refused(project, box.files.move("made", name))
+    await refused(project, box.files.copy("made", name))
+    await refused(project, box.files.move("way", name))
+    await refused(project, box.files.write(f"{name}/{file}", "planted"))
+    await box.files.move("directory", name)  # nothing in it counts
+    assert (project / name / "config").read_text() == "planted"
+    await refused(project, box.files.copy(f"made/{file}", f"{name}/{file}"))
 
 
 async def test_free_names_stay_free(box: AsyncSandbox, project: Path) -> None:

@@ -5,14 +5,15 @@ shows that the test would see it.
 """
 
 import shutil
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
-from planting import METHODS, Attack, Place, make_place, sandbox
+from planting import Attack, Place, attacked, make_place
 
 from sbx import Runtime
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+from tests.tiers import rows
 
 MONITOR = "[core]\n\trepositoryformatversion = 0\n\tfsmonitor = \"touch '{marker}'; false\"\n"
 HOOK = "#!/bin/sh\ntouch '{marker}'\n"
@@ -22,6 +23,37 @@ COMMIT = ("git", "commit", "-q", "--allow-empty", "-m", "x")
 EVIL_INIT = (
     "git init -q {where} && git -C {where} config core.fsmonitor \"touch '{{marker}}'; false\""
 )
+
+TOUCH = "open('{marker}', 'w')\n"
+TEMPLATE = "{{ cycler.__init__.__globals__.os.system(\"touch '{marker}'\") }}"
+CELL = '{"cell_type": "markdown", "id": "a", "metadata": {}, "source": "x"}'
+NOTEBOOK = f'{{"cells": [{CELL}], "metadata": {{}}, "nbformat": 4, "nbformat_minor": 5}}'
+COMMAND = '{"type": "subprocess.Popen", "args": ["touch", "{marker}"]}'
+SETTINGS = '{"preprocessors": {"x": ' + COMMAND + "}}"
+# The packages of the tests, for the host's interpreter: the user cannot enter the home of root.
+PACKAGES = {
+    "PYTHONPATH": sysconfig.get_path("purelib"),
+    "JUPYTER_PATH": f"{sys.prefix}/share/jupyter",
+}
+NBCONVERT = ("python3", "-P", "-m", "nbconvert")
+
+
+def _template(path: str, to: str) -> Attack:
+    return Attack(
+        f"the template {path} of nbconvert",
+        {path: TEMPLATE},
+        [(*NBCONVERT, "--to", to, "a.ipynb")],
+        files={"a.ipynb": NOTEBOOK},
+        env=PACKAGES,
+        needs="nbconvert",
+        is_slow=True,
+    )
+
+
+def _module(path: str, *command: str) -> Attack:
+    name = f"{path}, {' '.join(command)}"
+    return Attack(name, {path: TOUCH}, [command], needs="python3", is_slow=True)
+
 
 ATTACKS = [
     Attack("a repository", EVIL_INIT.format(where="."), [("git", "status")]),
@@ -192,6 +224,7 @@ ATTACKS = [
         [("git", "commit", "-q", "--allow-empty", "-m", "x")],
         [INIT, ("pre-commit", "install")],
         needs="pre-commit",
+        is_slow=True,
     ),
     Attack(
         ".npmrc",
@@ -202,6 +235,7 @@ ATTACKS = [
         [("npm", "run", "hello")],
         files={"package.json": '{"scripts": {"hello": "node -e 1"}}'},
         needs="npm",
+        is_slow=True,
     ),
     Attack(
         "sitecustomize.py",
@@ -232,6 +266,86 @@ ATTACKS = [
         files={"main.py": "print(1)\n"},
         needs="python3",
     ),
+    _template("lab/index.html.j2", "html"),
+    _template("lab/base.html.j2", "html"),
+    _template("base/celltags.j2", "html"),
+    _template("markdown/index.md.j2", "markdown"),
+    _template("script/script.j2", "script"),
+    _template("reveal/index.html.j2", "slides"),
+    *(
+        Attack(
+            f"{path} of nbconvert",
+            {path: SETTINGS},
+            [(*NBCONVERT, "--to", "html", "a.ipynb")],
+            files={"a.ipynb": NOTEBOOK},
+            env=PACKAGES,
+            needs="nbconvert",
+            is_slow=True,
+        )
+        for path in ("conf.json", "lab/conf.json")
+    ),
+    Attack(
+        "the directory of a template of nbconvert, by a link",
+        "mkdir made; echo '" + TEMPLATE.replace("'", "") + "' > made/index.html.j2;"
+        " ln -s made lab",
+        [(*NBCONVERT, "--to", "html", "a.ipynb")],
+        files={"a.ipynb": NOTEBOOK},
+        env=PACKAGES,
+        needs="nbconvert",
+        is_slow=True,
+    ),
+    _module("keyword.py", "python3", "-m", "pip", "--version"),
+    _module("pip/__init__.py", "python3", "-m", "pip", "--version"),
+    _module("types/__init__.py", "python3", "-m", "venv", "--help"),
+    _module("readline/__init__.py", "python3", "-i"),
+    _module("rlcompleter.py", "python3", "-i"),
+    _module("nt/_getfullpathname.py", "python3", "-m", "json.tool"),
+    _module("org/python/core.py", "python3", "-m", "http.server", "--help"),
+    _module("ipykernel_launcher.py", "python3", "-m", "ipykernel_launcher", "--version"),
+    _module("notebooks/pip.py", "sh", "-c", "cd notebooks; python3 -m pip --version"),
+    Attack(
+        "a compiled module",
+        "printf \"open('{marker}', 'w')\\n\" > /tmp/x.py; /usr/bin/python3 -c"
+        " 'import py_compile; py_compile.compile(\"/tmp/x.py\", \"keyword.pyc\")'",
+        [("/usr/bin/python3", "-m", "pip", "--version")],
+        needs="/usr/bin/python3",
+        is_slow=True,
+    ),
+    Attack(
+        "a package that gets the name of a module",
+        "mkdir made; printf \"open('{marker}', 'w')\\n\" > made/__init__.py; mv made keyword",
+        [("python3", "-m", "pip", "--version")],
+        needs="python3",
+        is_slow=True,
+    ),
+    Attack(
+        ".pylintrc",
+        {".pylintrc": "[MAIN]\ninit-hook=\"open('{marker}', 'w')\"\n"},
+        [("pylint", "main.py")],
+        files={"main.py": "print(1)\n"},
+        needs="pylint",
+    ),
+    Attack(
+        ".python-version",
+        "echo ./tool > .python-version; printf \"#!/bin/sh\\ntouch '{marker}'\\n\" > tool;"
+        " chmod +x tool",
+        [("uv", "python", "find")],
+        needs="uv",
+    ),
+    Attack(
+        "ansible.cfg",
+        "printf '[defaults]\\ninventory=./hosts\\n' > ansible.cfg;"
+        " printf \"#!/bin/sh\\ntouch '{marker}'; echo {}\\n\" > hosts; chmod +x hosts",
+        [("ansible-inventory", "--list")],
+        needs="ansible-inventory",
+    ),
+    Attack(
+        ".mvn",
+        {".mvn/jvm.config": "-Xlog:gc:file={marker}\n"},
+        [("mvn", "--version")],
+        needs="mvn",
+        is_slow=True,
+    ),
     Attack(
         ".bashrc of a directory that is HOME",
         {".bashrc": "touch '{marker}'\n"},
@@ -239,6 +353,17 @@ ATTACKS = [
         needs="bash",
     ),
 ]  # fmt: skip
+# The CI tier runs each program for one name of each kind. test_names.py has each name that is
+# protected, in both tiers.
+FULL_TIER = (
+    "of nbconvert", "types/__init__.py", "pip/__init__.py", "rlcompleter.py", "nt/", "org/",
+    "ipykernel_launcher.py",
+)  # fmt: skip
+CI_ATTACKS = [
+    attack
+    for attack in ATTACKS
+    if "lab/index.html.j2" in attack.name or not any(name in attack.name for name in FULL_TIER)
+]
 
 
 @pytest.fixture
@@ -246,48 +371,32 @@ def place(own_temporary_directory: Path, request: pytest.FixtureRequest) -> Plac
     return make_place(own_temporary_directory / f"place-{abs(hash(request.node.name))}")
 
 
-async def attacked(runtime: Runtime, place: Place, attack: Attack, method: str, mode: str) -> str:
-    """Prepare, plant inside, and trigger on the host; the output of the sandbox."""
-    for path, text in attack.files.items():
-        place.write(path, text.replace("{marker}", str(place.marker)))
-    for command in attack.prepare:
-        words = [word.replace("{marker}", str(place.marker)) for word in command]
-        done = place.user(*words, env=attack.env)
-        assert done.returncode == 0, (words, done.stderr)
-    assert not place.executed
-    script = attack.planted_by(METHODS[method], place.marker)
-    async with sandbox(runtime, place, mode) as box:
-        run = await box.shell(script)
-        place_is_used_by_the_user(place, attack)  # while the sandbox lives
-    place_is_used_by_the_user(place, attack)
-    return run.text
-
-
-def place_is_used_by_the_user(place: Place, attack: Attack) -> None:
-    for command in attack.trigger:
-        if Path(place.directory / attack.cwd).is_dir():
-            place.user(*command, cwd=attack.cwd, env=attack.env)
+def _skip_without(attack: Attack, place: Place) -> None:
+    if attack.needs == "nbconvert":
+        minor = "import sys; print(*sys.version_info[:2], sep='.')"
+        if place.user("python3", "-c", minor).stdout.strip() != sysconfig.get_python_version():
+            pytest.skip("python3 of the host does not run the nbconvert of the tests")
+    elif shutil.which(attack.needs) is None:
+        pytest.skip(f"{attack.needs} is not installed")
 
 
 def ids(attack: Attack) -> str:
     return attack.name
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=ids)
+@pytest.mark.parametrize("attack", rows(ATTACKS, CI_ATTACKS), ids=ids)
 async def test_host_program_executes_nothing_that_code_planted(
     runtime: Runtime, place: Place, attack: Attack
 ) -> None:
-    if shutil.which(attack.needs) is None:
-        pytest.skip(f"{attack.needs} is not installed")
+    _skip_without(attack, place)
     text = await attacked(runtime, place, attack, "redirection", "protect")
     assert not place.executed, text
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=ids)
+@pytest.mark.parametrize("attack", rows(ATTACKS, CI_ATTACKS), ids=ids)
 async def test_control_shows_that_the_attack_works(
     runtime: Runtime, place: Place, attack: Attack
 ) -> None:
-    if shutil.which(attack.needs) is None:
-        pytest.skip(f"{attack.needs} is not installed")
+    _skip_without(attack, place)
     text = await attacked(runtime, place, attack, "redirection", "allow")
     assert place.executed, text

@@ -10,7 +10,8 @@ from planting import METHODS, OWNER, Place, make_place, sandbox
 
 from sbx import Runtime
 from sbx.guest.guarded_paths import ITEMS
-from sbx.workspace.host_executables import TABLE, path_rules
+from sbx.workspace.host_executables import TABLE, HostExecutable, path_rules
+from tests.tiers import rows
 
 TEXT = "planted"
 
@@ -20,19 +21,48 @@ def _sample(pattern: str) -> str:
     return pattern.replace("y*ml", "yml").replace("*", "x")
 
 
+def _path(entry: HostExecutable, pattern: str) -> str:
+    """A path at which a program obeys such a name."""
+    parents = ("site-packages",) if entry.scope == "packages" else entry.parents[:1]
+    return "/".join((*parents, _sample(pattern)))
+
+
+MODULES = (
+    "pip/__init__.py", "readline/__init__.pyc", "keyword/__init__.so", "types.so", "enum.pyc",
+    "re.cpython-311-x86_64-linux-gnu.so", "email/__init__.py",
+)  # fmt: skip
+# The list of modules is long, and one of them is as good as another.
 NAMES = [
-    f"site-packages/{_sample(name)}" if entry.scope == "packages" else _sample(name)
-    for entry in TABLE
-    for name in entry.names
+    _path(entry, name) for entry in TABLE for name in entry.names[: 12 if entry.is_module else None]
 ]
 # Below a directory of the table, what a program of the host looks for in it.
-BELOW = {".git": "config", ".hg": "hgrc", ".vscode": "tasks.json", ".husky": "pre-commit"}
-NEW = [f"{name}/{BELOW[name]}" if name in BELOW else name for name in NAMES]
-ANY_DEPTH = [
-    path for path in NEW if not any(path in entry.names for entry in TABLE if entry.scope == "root")
-]
+BELOW = {
+    ".git": "config", ".hg": "hgrc", ".vscode": "tasks.json", ".husky": "pre-commit", "nt": "x.py",
+    "org/python": "core.py",
+}  # fmt: skip
+NEW = [*(f"{name}/{BELOW[name]}" if name in BELOW else name for name in NAMES), *MODULES]
+ROOT_ONLY = {_path(entry, name) for entry in TABLE if entry.scope == "root" for name in entry.names}
+ANY_DEPTH = [path for path in NEW if path not in ROOT_ONLY and path not in MODULES[2:]]
 PATHS = [*NEW, *(f"new/deep/{path}" for path in ANY_DEPTH)]
-SLOW = {"open file without a name": [".envrc", ".git/config", "new/deep/.vscode/tasks.json"]}
+# One path for each entry of the table, and every other one in a new directory, if it counts there.
+ONE_OF_EACH = [
+    f"new/deep/{path}" if path in ANY_DEPTH and number % 2 else path
+    for number, path in enumerate(
+        f"{path}/{BELOW[path]}" if path in BELOW else path
+        for path in (_path(entry, entry.names[0]) for entry in TABLE)
+    )
+]
+SAMPLES = {"open file without a name": [".envrc", ".git/config", "new/deep/.vscode/tasks.json"]}
+PLANTINGS = {
+    **{f"all names by {method}": (method, PATHS) for method in METHODS if method not in SAMPLES},
+    **{
+        f"few names by {method}": (method, SAMPLES.get(method, ONE_OF_EACH))
+        for method in METHODS
+        if method != "redirection"
+    },
+}
+# The CI tier plants every name by one way, and one name of each entry by every way.
+CI_PLANTINGS = ["all names by redirection", *(name for name in PLANTINGS if "few" in name)]
 
 
 @pytest.fixture
@@ -63,16 +93,17 @@ def real_executables(place: Place) -> dict[str, str]:
 
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.parametrize("started_by", ["fork", "cold"], indirect=True, scope="module"),
+    pytest.mark.parametrize(
+        "started_by", rows(["fork", "cold"], ["fork"]), indirect=True, scope="module"
+    ),
 ]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("planting", rows(PLANTINGS, CI_PLANTINGS))
 async def test_new_name_of_the_table_leads_nowhere_on_the_host(
-    runtime: Runtime, place: Place, method: str
+    runtime: Runtime, place: Place, planting: str
 ) -> None:
-    paths = SLOW.get(method, PATHS)
+    method, paths = PLANTINGS[planting]
     script = "\n".join(METHODS[method](path, TEXT) for path in paths)
     async with sandbox(runtime, place) as box:
         run = await box.shell(script)
@@ -84,15 +115,15 @@ async def test_new_name_of_the_table_leads_nowhere_on_the_host(
     assert real_executables(place) == {}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("planting", rows(PLANTINGS, CI_PLANTINGS))
 async def test_existing_name_of_the_table_is_not_changed(
-    runtime: Runtime, place: Place, method: str
+    runtime: Runtime, place: Place, planting: str
 ) -> None:
     for path in PATHS:
         place.write(path, "of the user")
     before = real_executables(place)
     assert len(before) >= len(PATHS)
-    paths = SLOW.get(method, PATHS)
+    method, paths = PLANTINGS[planting]
     script = "\n".join(METHODS[method](path, TEXT) for path in paths)
     async with sandbox(runtime, place) as box:
         await box.shell(script)
@@ -179,6 +210,31 @@ async def test_repository_that_code_creates_works_for_the_whole_session(
         assert place.user("git", "status").returncode != 0  # on the host there is none
 
 
+SESSIONS = {
+    "a worktree": "git init -q r; cd r; git commit -q --allow-empty -m x; git worktree add -q ../w;"
+    " cd ../w; echo 1 > f; git add f; git commit -qm y; git log --oneline | wc -l",
+    "a clone": "git init -q r; git -C r commit -q --allow-empty -m x; git clone -q r c; cd c;"
+    " git commit -q --allow-empty -m y; git push -q origin HEAD:y; git log --oneline | wc -l",
+    "a bare clone": "git init -q r; git -C r commit -q --allow-empty -m x; git clone -q --bare r;"
+    " git clone -q --no-local r.git c; git -C c commit -q --allow-empty -m y; git -C c push -q;"
+    " git -C r.git log --oneline | wc -l",
+    "a directory that is moved": "git init -q a/b; git -C a/b commit -q --allow-empty -m x;"
+    " echo 1 > a/b/f; mv a/b c; cd c; git add f; git commit -qm y; git log --oneline | wc -l",
+}
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+async def test_git_works_in_directories_that_code_creates(
+    runtime: Runtime, place: Place, session: str
+) -> None:
+    who = "git config --global user.name x; git config --global user.email x@y"
+    async with sandbox(runtime, place) as box:
+        run = await box.shell(f"set -e; {who}; {SESSIONS[session]}")
+        assert (run.exit_code, run.stdout) == (0, "2\n"), run.text
+    heads = [path for path in place.directory.rglob("HEAD") if path.is_file()]
+    assert heads == []
+
+
 async def test_packages_stay_installable(runtime: Runtime, place: Place) -> None:
     """A package may bring settings of editors: in a tree of packages no editor reads them."""
     async with sandbox(runtime, place) as box:
@@ -194,6 +250,91 @@ async def test_packages_stay_installable(runtime: Runtime, place: Place) -> None
             "outside/.vscode", "outside/.npmrc", "outside2/.idea",
         }, moved.text  # fmt: skip
     assert real_executables(place) == {}
+
+
+ORDINARY = (
+    "templates/index.html", "templates/base.html", "templates/base.html.j2",
+    "templates/index.html.j2", "roles/base/templates/app.conf.j2", "roles/base/tasks/main.yml",
+    "python/client.py.j2", "docs/conf.py", "docs/_templates/layout.html", "config.json",
+    "src/shop/__init__.py", "src/shop/types.py", "src/shop/enum.py", "src/shop/json/__init__.py",
+    "tests/__init__.py", "test/__init__.py", "test/test_pip.py", "email/welcome.html",
+    "html/index.html", "http/client.http", "org/notes.org", "org/example/Main.java",
+    "keyword.txt", "re.sh", "pip/requirements.txt", "lab/results.csv", "lab/notes.md",
+    "script/build.sh", "{{cookiecutter.name}}/setup.py", "models/types.pth", "index.html.j2",
+    "vendor/requests/__init__.py", "vendor/urllib3/__init__.py", ".prettierrc", "biome.json",
+)  # fmt: skip
+
+
+async def test_ordinary_project_has_nothing_in_the_quarantine(
+    runtime: Runtime, place: Place
+) -> None:
+    """Its files are made, and arrive by renames of directories and in an archive."""
+    made = " && ".join(
+        f"mkdir -p '{os.path.dirname(path) or '.'}' && printf {TEXT} > '{path}'"
+        for path in ORDINARY
+    )
+    async with sandbox(runtime, place) as box:
+        run = await box.shell(
+            f"mkdir -p work; cd work; {made}; cd ..; tar cf /tmp/p.tar work; mv work first;"
+            " tar xf /tmp/p.tar; mv work/email work/lab work/html .; mv email mail; mv mail email"
+        )
+        assert (run.exit_code, run.quarantined) == (0, ()), run.text
+        moved = await box.run(
+            "import os, shutil; shutil.move('work/python', 'python'); os.rename('first', 'second')"
+        )
+        assert moved.ok, moved.error
+        assert moved.quarantined == ()
+    assert real_executables(place) == {}
+    assert (place.directory / "second/src/shop/types.py").read_text() == TEXT
+    assert (place.directory / "lab/notes.md").read_text() == TEXT
+    assert (place.directory / "python/client.py.j2").read_text() == TEXT
+
+
+ARRIVALS = {
+    "a renamed directory": "mv made {name}",
+    "a renamed directory, by the call": 'python3 -c \'import os; os.rename("made", "{name}")\'',
+    "a moved directory": "mkdir up; mv made up/{name}; mv up/{name} .",
+    "a symlink": "ln -s made {name}",
+    "a renamed symlink": "ln -s made way; mv way {name}",
+    "a hard link to a symlink": "ln -s made way; ln -P way {name}",
+    "a symlink in a moved directory": "mkdir up; ln -s ../made up/{name}; mv up/{name} .",
+    "a copy": "cp -r made {name}",
+    "a copied symlink": "ln -s made way; cp -P way {name}",
+    "a directory that is filled later": "mkdir {name}; mv made/* {name}",
+    "an archive": "tar cf /tmp/x.tar --transform s/made/{name}/ made; tar xf /tmp/x.tar",
+}
+
+
+@pytest.mark.parametrize("arrival", ARRIVALS)
+async def test_directory_does_not_get_a_name_that_its_content_needs(
+    runtime: Runtime, place: Place, arrival: str
+) -> None:
+    """`made` is free: its files count only in a directory with a name of the table."""
+    files = {"pip": "__init__.py", "keyword": "__init__.pyc", "lab": "index.html.j2"}
+    for name, file in files.items():
+        command = ARRIVALS[arrival].format(name=name)
+        async with sandbox(runtime, place) as box:
+            await box.shell(f"rm -rf made up way; mkdir made; echo {TEXT} > made/{file}; {command}")
+            assert real_executables(place) == {}
+            assert not (place.directory / name / file).exists()
+
+
+async def test_hard_link_to_a_symlink_does_not_lead_out(runtime: Runtime, place: Place) -> None:
+    """A relative symlink leads elsewhere under a second name at another depth."""
+    async with sandbox(runtime, place) as box:
+        run = await box.shell("mkdir -p a/b; ln -s ../../x a/b/way; ln -P a/b/way way")
+        assert run.exit_code != 0
+    assert not (place.directory / "way").is_symlink()
+
+
+async def test_environment_of_code_has_its_links_to_programs(
+    runtime: Runtime, place: Place
+) -> None:
+    async with sandbox(runtime, place) as box:
+        run = await box.shell(
+            "mkdir -p tool/bin; cd tool/bin; ln -s /usr/bin/python3 python3; ln -s python3 python"
+        )
+        assert (run.exit_code, run.quarantined) == (0, ()), run.text
 
 
 LINKS_OUT = ["/", "..", "../../home", "a/../..", "/home/me", "/proc/self/cwd", "/tmp/x", "/var/lib"]

@@ -1,16 +1,20 @@
-"""Every test here runs twice: embedded, and connected to a service on a real socket."""
+"""Every test here runs twice: embedded, and connected to a service on a real socket. A synchronous
+one needs the service of another process, as nothing runs in the loop of the tests meanwhile."""
 
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from live_app import Served
+from serving import Service
 
-from both_faces.faces import FACES, Box, Make, asynchronous, blocking
-from sbx import Sandbox
+from both_faces.faces import FACES, Box, Make, blocking
+from sbx import Runtime, Sandbox
+from sbx.client import Client
 
 
 @pytest.fixture(scope="module", params=FACES)
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    with blocking(request.param) as make:
+def make(request: pytest.FixtureRequest, service: Service) -> Iterator[Make]:
+    with blocking(request.param, service.socket) as make:
         yield make
 
 
@@ -22,6 +26,12 @@ def cells(make: Make) -> Iterator[Sandbox]:
 
 
 @pytest.fixture(params=FACES)
-async def box(request: pytest.FixtureRequest) -> AsyncIterator[Box]:
-    async with asynchronous(request.param) as box:
+async def box(
+    request: pytest.FixtureRequest, runtime: Runtime, served: Served
+) -> AsyncIterator[Box]:
+    if request.param == "embedded":
+        async with await runtime.create() as box:
+            yield box
+        return
+    async with Client(served.socket) as client, await client.create() as box:
         yield box

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from live_app import live, short_directory
+from live_app import live
+from places import short_directory
 
 import sbx
 from sbx import AsyncSandbox, Runtime, Sandbox
-from sbx.blocking import Loop
 from sbx.client import Client, RemoteSandbox
 from sbx.protocol.runs import Event, Stdout
 
@@ -31,41 +31,21 @@ def says(event: Event, text: str) -> bool:
 
 
 @contextlib.contextmanager
-def service() -> Iterator[Path]:
-    """The socket of a service, on a loop in a thread of its own."""
-    with short_directory() as directory:
-        loop = Loop("service-of-the-test")
-        serving = live(directory)
-        served = loop.call(serving.__aenter__())
-        try:
-            yield served.socket
-        finally:
-            loop.end(serving.__aexit__(None, None, None))
+def blocking(face: str, socket: Path) -> Iterator[Make]:
+    """How sandboxes of this face are made, synchronously; `socket` is that of a service."""
 
+    def connected(policy: str = "default", *, narrower: Mapping[str, Any] | None = None) -> Sandbox:
+        return Sandbox(policy, narrower=narrower, connect=socket)
 
-@contextlib.contextmanager
-def blocking(face: str) -> Iterator[Make]:
-    """How sandboxes of this face are made, synchronously."""
     try:
-        if face == "embedded":
-            yield Sandbox
-            return
-        with service() as socket:
-
-            def connected(
-                policy: str = "default", *, narrower: Mapping[str, Any] | None = None
-            ) -> Sandbox:
-                return Sandbox(policy, narrower=narrower, connect=socket)
-
-            yield connected
-            sbx.close()
+        yield Sandbox if face == "embedded" else connected
     finally:
         sbx.close()
 
 
 @contextlib.asynccontextmanager
 async def asynchronous(face: str) -> AsyncIterator[Box]:
-    """A sandbox of this face for asyncio."""
+    """A sandbox of this face for asyncio, in a runtime or a service of its own."""
     if face == "embedded":
         async with Runtime() as runtime, await runtime.create() as box:
             yield box

@@ -13,18 +13,18 @@ from sbx import errors
 from sbx.protocol.commands import CommandCause, CommandState
 from sbx.protocol.runs import RunEnd, RunStart, Stdout
 
-pytestmark = [pytest.mark.core, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.core
 STUBBORN = "trap '' TERM INT HUP; echo ready; while true; do sleep 1; done"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=FACES)
+@pytest_asyncio.fixture(scope="module", params=FACES)
 async def whole(request: pytest.FixtureRequest) -> AsyncIterator[Box]:
     """One sandbox for the tests of this module, each of which has a conversation of its own."""
     async with asynchronous(request.param) as box:
         yield box
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def box(whole: Box) -> AsyncIterator[Any]:
     talk = whole.conversation(secrets.token_hex(4))
     yield talk

@@ -89,8 +89,11 @@ async def test_a_restart_gives_a_clean_namespace_and_ends_what_runs(box: Box, na
     context = await box.contexts.get(name)
     await context.run("x = 1; open('kept', 'w')")
     busy = await hangs(box, name)
-    waiting = asyncio.create_task(context.run("open('ran', 'w')", timeout=50))
-    await asyncio.sleep(0.5)  # until it waits as well, which nobody outside is told
+    queued = context.start_run("open('ran', 'w')", timeout=50)
+    waiting = asyncio.create_task(queued.result())
+    async with asyncio.timeout(60):
+        while not queued.run_id:  # noqa: ASYNC110  # it waits as soon as it has one
+            await asyncio.sleep(0.02)
     await context.restart()
     ended = (await busy).run
     assert ended.status == "interrupted"

@@ -19,6 +19,7 @@ from sbx.errors import (
     SbxError,
     TooLarge,
 )
+from tests.tiers import rows
 
 pytestmark = pytest.mark.core
 
@@ -185,14 +186,19 @@ def test_changes_are_told_as_they_happen(box: Sandbox) -> None:
         if change.kind == "started":
             threading.Thread(
                 target=lambda: box.run(
-                    "import os, time; open('watch/here/x', 'a').write('1'); os.mkdir('watch/new')\n"
-                    "time.sleep(.3); open('watch/new/f', 'w').write('1'); time.sleep(.3)\n"
-                    "os.rename('watch/new', 'watch/other'); time.sleep(.3)\n"
+                    "import os, time\n"
+                    "def seen(path):\n"
+                    "    while not os.path.exists(f'seen-{path}'): time.sleep(0.01)\n"
+                    "open('watch/here/x', 'a').write('1'); os.mkdir('watch/new'); seen('new')\n"
+                    "open('watch/new/f', 'w').write('1'); seen('f')\n"
+                    "os.rename('watch/new', 'watch/other'); seen('other')\n"
                     "open('watch/other/g', 'w').close(); os.remove('watch/here/x')\n"
-                    "open('outside', 'w').close(); time.sleep(.3); open('watch/end', 'w').close()"
+                    "open('outside', 'w').close(); open('watch/end', 'w').close()"
                 )
             ).start()
         seen.append((change.kind, change.path.removeprefix("/workspace/")))
+        if change.kind == "created":  # else a directory is gone before it is watched
+            box.files.write(f"seen-{change.path.rpartition('/')[2]}", "")
         if change.path.endswith("/end"):
             break
     assert seen[0] == ("started", "watch")
@@ -307,7 +313,7 @@ def test_what_is_in_a_hostile_archive_stays_out(box: Sandbox) -> None:
     fails(InvalidPath, "invalid_path", next, box.files.archive("hostile/set-id"))
 
 
-@pytest.mark.parametrize("form", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("form", rows(["gz", "bz2", "xz"], ["gz"]))
 def test_what_is_almost_nothing_packed_is_unpacked_piece_by_piece(box: Sandbox, form: str) -> None:
     held, size = io.BytesIO(), 200 << 20
     with tarfile.open(fileobj=held, mode=f"w:{form}") as tar:  # type: ignore[call-overload]

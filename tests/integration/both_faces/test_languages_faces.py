@@ -79,7 +79,7 @@ async def test_cancelling_the_call_ends_the_script(box: Box) -> None:
 
 
 async def _until_there(box: Box, name: str) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if name in {one.name for one in await box.files.list()}:
             return
         await asyncio.sleep(0.02)

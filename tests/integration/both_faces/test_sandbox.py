@@ -214,7 +214,7 @@ def test_an_answering_function_that_fails_interrupts_the_cell(cells: Sandbox) ->
 
 def test_interrupt_from_another_thread_keeps_the_state(cells: Sandbox) -> None:
     cells.run("before = 5")
-    events = cells.stream("import time\nprint('busy')\ntime.sleep(30)")
+    events = cells.stream("import time\nprint('busy')\ntime.sleep(600)")
     for event in events:
         if says(event, "busy"):
             interrupting = threading.Thread(target=cells.interrupt)
@@ -231,11 +231,10 @@ def test_interrupt_finds_nothing_to_interrupt(cells: Sandbox) -> None:
 
 def test_a_time_out_interrupts_and_keeps_the_state(cells: Sandbox) -> None:
     cells.run("before = 6")
-    run = cells.run("import time\nprint('x')\ntime.sleep(55)", timeout=2)
+    run = cells.run("import time\nprint('x')\ntime.sleep(600)", timeout=2)
     assert (run.status, run.stdout, run.state_lost) == ("timeout", "x\n", False)
     assert run.error is not None
     assert run.error.name == "Timeout"
-    assert run.duration_s < 40
     assert cells.run("before").result == "6"
 
 

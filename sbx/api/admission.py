@@ -1,0 +1,251 @@
+"""Which connections may be open: counted per listener, decided by `decide`.
+
+TCP and the Unix socket have `connections_max` places each, so that neither can take those of the
+other. A TCP connection is unauthenticated until a request on it carries a valid key or token, and
+again after a request without one. When a newcomer finds the places of these taken, the oldest of
+them is closed, whatever it does: a client with a key needs such a place only until its request is
+judged, and an attacker cannot keep one. When all places are taken by clients with a key, the one
+that has made no request for longest is closed. Of the Unix socket's places some are for the
+operator (root and the user of the service), and no other user has more than half.
+"""
+
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from weakref import WeakKeyDictionary
+
+from uvicorn.server import ServerState
+
+PLACE = "sbx.place"  # in the extensions of a scope
+_FOR_OPERATORS = 16
+_PREFIX = 64  # bits of an IPv6 address: one client chooses the others as it likes
+
+
+class Decision(StrEnum):
+    """The answer to a newcomer. REPLACE…: admit it, and close the oldest unauthenticated
+    connection, of all or of the same address, or the authenticated one that is idle for longest."""
+
+    ADMIT = "admit"
+    REPLACE = "replace"
+    REPLACE_OF_ADDRESS = "replace_of_address"
+    REPLACE_IDLE = "replace_idle"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class TcpOpen:
+    """The open TCP connections when a newcomer comes. `of_address`: the unauthenticated ones
+    of its address; 0 for loopback, where a reverse proxy connects for everybody. `idle`: the
+    authenticated ones without a request."""
+
+    connections: int = 0
+    unauthenticated: int = 0
+    of_address: int = 0
+    idle: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnixOpen:
+    """The open connections of the Unix socket when a newcomer comes. `others`: of all users but
+    operators; `of_user`: of the newcomer's user, who is an `operator` or not."""
+
+    operator: bool
+    connections: int = 0
+    others: int = 0
+    of_user: int = 0
+
+
+def decide(counts: TcpOpen | UnixOpen, most: int) -> Decision:
+    """Return the answer to a newcomer of a listener with `most` places."""
+    if isinstance(counts, UnixOpen):
+        full = counts.connections >= most
+        if not counts.operator:
+            full = (
+                full
+                or counts.others >= most - min(_FOR_OPERATORS, most // 2)
+                or counts.of_user >= max(1, most // 2)
+            )
+        return Decision.REFUSE if full else Decision.ADMIT
+    if counts.of_address >= max(1, most // 4):
+        return Decision.REPLACE_OF_ADDRESS
+    full = counts.connections >= most
+    if counts.unauthenticated >= max(1, most // 2) or (full and counts.unauthenticated):
+        return Decision.REPLACE
+    if full:
+        return Decision.REPLACE_IDLE if counts.idle else Decision.REFUSE
+    return Decision.ADMIT
+
+
+class Place:
+    """The place of one connection. `refused`: it stays open only until it has its 503."""
+
+    __slots__ = ("_admission", "_authenticated", "address", "close", "refused", "user")
+
+    def __init__(
+        self,
+        admission: "Admission",
+        close: Callable[[], None],
+        *,
+        user: int | None = None,
+        address: str | None = None,
+        refused: bool = False,
+    ) -> None:
+        self._admission = admission
+        self._authenticated = False
+        self.address = address  # to count by
+        self.close = close
+        self.user = user
+        self.refused = refused
+
+    def begin_request(self) -> None:
+        """Record that a request has to be answered, of which the caller is not known yet."""
+        self._authenticated = False
+        self._admission.remove_idle(self)
+
+    def authenticated(self) -> None:
+        """Record that the request has a valid key or token."""
+        self._authenticated = True
+        self._admission.remove_unauthenticated(self)
+
+    def end_request(self, *, flushed: bool = True) -> None:
+        """Record that no request is left to be answered. `flushed`: the client has the replies."""
+        if not self._authenticated:
+            self._admission.add_unauthenticated(self)
+        elif flushed:
+            self._admission.add_idle(self)
+
+    def leave(self) -> None:
+        """Give the place back; a second time does nothing."""
+        self._admission.remove(self)
+
+
+_Queue = OrderedDict[Place, None]
+
+
+class Admission:
+    """The places of one server; `most` is None where nothing is bounded."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._open: set[Place] = set()
+        self._refused: set[Place] = set()
+        self._users: Counter[int] = Counter()
+        # TCP connections, the oldest first.
+        self._unauthenticated: _Queue = OrderedDict()
+        self._addresses: dict[str, _Queue] = {}
+        self._idle: _Queue = OrderedDict()
+        self._operators = frozenset({0, os.geteuid()})
+
+    def enter_unix(self, user: int, close: Callable[[], None]) -> Place | None:
+        """Return a place for a connection of this user, perhaps a refused one, or None if too many
+        are refused already."""
+        operators = sum(self._users[operator] for operator in self._operators)
+        connections = self._users.total()
+        counts = UnixOpen(
+            user in self._operators, connections, connections - operators, self._users[user]
+        )
+        if self._decided(counts) is Decision.REFUSE:
+            return self._refuse(close)
+        self._users[user] += 1
+        return self._admit(Place(self, close, user=user))
+
+    def enter_tcp(self, host: str, close: Callable[[], None]) -> Place | None:
+        """As `enter_unix`, for a connection from this address. It may close an older one."""
+        address = _bounded_address(host)
+        of_address = self._addresses.get(address or "", OrderedDict())
+        counts = TcpOpen(
+            len(self._open) - self._users.total(),
+            len(self._unauthenticated),
+            len(of_address),
+            len(self._idle),
+        )
+        match self._decided(counts):
+            case Decision.REFUSE:
+                return self._refuse(close)
+            case Decision.REPLACE:
+                self._close_first(self._unauthenticated)
+            case Decision.REPLACE_OF_ADDRESS:
+                self._close_first(of_address)
+            case Decision.REPLACE_IDLE:
+                self._close_first(self._idle)
+        place = self._admit(Place(self, close, address=address))
+        self.add_unauthenticated(place)
+        return place
+
+    def _decided(self, counts: TcpOpen | UnixOpen) -> Decision:
+        return Decision.ADMIT if self._most is None else decide(counts, self._most)
+
+    def _admit(self, place: Place) -> Place:
+        self._open.add(place)
+        return place
+
+    def _refuse(self, close: Callable[[], None]) -> Place | None:
+        assert self._most is not None
+        if len(self._refused) >= max(1, self._most // 4):
+            return None
+        place = Place(self, close, refused=True)
+        self._refused.add(place)
+        return place
+
+    def _close_first(self, places: _Queue) -> None:
+        place = next(iter(places))
+        self.remove(place)
+        place.close()
+
+    def add_unauthenticated(self, place: Place) -> None:
+        """Count it, unless it is counted already, closed, or of the Unix socket."""
+        if place in self._open and place.user is None:
+            self._unauthenticated.setdefault(place)
+            if place.address is not None:
+                self._addresses.setdefault(place.address, OrderedDict()).setdefault(place)
+
+    def remove_unauthenticated(self, place: Place) -> None:
+        self._unauthenticated.pop(place, None)
+        if place.address is not None and (queue := self._addresses.get(place.address)) is not None:
+            queue.pop(place, None)
+            if not queue:
+                del self._addresses[place.address]
+
+    def add_idle(self, place: Place) -> None:
+        """Let it be closed when all places are taken, unless it is of the Unix socket."""
+        if place in self._open and place.user is None:
+            self._idle[place] = None
+
+    def remove_idle(self, place: Place) -> None:
+        self._idle.pop(place, None)
+
+    def remove(self, place: Place) -> None:
+        self._refused.discard(place)
+        self.remove_unauthenticated(place)
+        self.remove_idle(place)
+        if place in self._open:
+            self._open.remove(place)
+            if place.user is not None:
+                self._users[place.user] -= 1
+                if not self._users[place.user]:
+                    del self._users[place.user]
+
+
+def admission_of(server: ServerState, most: int | None) -> Admission:
+    """Return the admission of a server, which its first connection makes."""
+    if server not in _admissions:
+        _admissions[server] = Admission(most)
+    return _admissions[server]
+
+
+def _bounded_address(host: str) -> str | None:
+    """Return the address to count by: of IPv6 its network, and None for loopback."""
+    address: IPv4Address | IPv6Address = ip_address(host.partition("%")[0])
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    if address.is_loopback:
+        return None
+    if isinstance(address, IPv6Address):
+        return str(IPv6Address(int(address) >> _PREFIX << _PREFIX))
+    return str(address)
+
+
+_admissions: WeakKeyDictionary[ServerState, Admission] = WeakKeyDictionary()

@@ -1,0 +1,307 @@
+"""`sbx store`: the store of a service, and the directories that it does not know."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sbx.cli import exits, reach, report
+from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.errors import BadRequest, Conflict, SbxError
+
+if TYPE_CHECKING:
+    from sbx.runtime.maintenance.backup import Replaced
+    from sbx.runtime.maintenance.check import DirectoryName, StoreCheck
+    from sbx.runtime.maintenance.repair import Repaired
+
+_REMOVE_S = 600.0
+
+app = typer.Typer(
+    help="Check, back up, restore or repair the store of a service.", rich_markup_mode=None
+)
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(envvar="SBX_DATA_DIR", help="The service's data directory.", metavar="DIR"),
+]
+
+
+@app.command()
+def check(data_dir: DataDir = None, as_json: reach.Json = False) -> int:
+    """Check the store, and whether its rows and the directories on the disk match.
+
+    The service may run. The exit code is 0 if all is well, and 1 for a finding.
+    """
+    from sbx.runtime.maintenance.check import check as checked
+
+    result = checked(_data(data_dir))
+    if as_json:
+        report.document(_check_body(result))
+    else:
+        _print_check(result)
+    return exits.Exit.OK if result.ok else exits.Exit.FAILED
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="Where the copy goes.", metavar="FILE")],
+    force: Annotated[bool, typer.Option(help="Replace FILE if it is there.")] = False,
+    data_dir: DataDir = None,
+    as_json: reach.Json = False,
+) -> int:
+    """Copy the store to a file. The service may run, and is not held up.
+
+    The files of sandboxes are not in the copy. `sbx store restore` puts it back.
+    """
+    from sbx.runtime.maintenance.backup import backup as backed_up
+
+    done = backed_up(_data(data_dir), file, force=force)
+    body = {"file": str(file), "bytes": done.bytes, "mark": done.mark and asdict(done.mark)}
+    report.outcome(body, f"{one_line(str(file))}: {done.bytes} bytes", as_json=as_json)
+    return exits.Exit.OK
+
+
+@app.command()
+def restore(
+    file: Annotated[
+        Path | None, typer.Argument(help="A backup, or another store.", metavar="[FILE]")
+    ] = None,
+    empty: Annotated[bool, typer.Option("--empty", help="Begin with an empty store.")] = False,
+    force: Annotated[
+        bool, typer.Option(help="Restore a backup of another data directory.")
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: reach.Json = False,
+) -> int:
+    """Put a backup in the place of the store, which is kept under another name.
+
+    The service must have ended. Files of sandboxes that the backup does not know are moved to
+    `unclaimed` at the next start.
+    """
+    from sbx.runtime.maintenance.backup import restore as restored
+    from sbx.runtime.maintenance.check import on_disk
+
+    if (file is None) != empty:
+        raise BadRequest("name a backup, or give --empty", code="usage")
+    data = _data(data_dir)
+    if empty and not as_json:
+        report.note(
+            f"an empty store knows no sandbox and no key: {len(on_disk(data))} directories of"
+            " sandboxes are kept in unclaimed at the next start"
+        )
+    done = restored(data, file, force=force)
+    if as_json:
+        report.document(_replaced_body(done))
+    else:
+        write(STDOUT, f"restored {'an empty store' if file is None else one_line(str(file))}\n")
+        _note_replaced(done)
+    return exits.Exit.OK
+
+
+@app.command()
+def repair(data_dir: DataDir = None, as_json: reach.Json = False) -> int:
+    """Save the rows of a damaged store in a new one, and add cargo rows that are missing.
+
+    The service must have ended. The damaged store is kept under another name.
+    """
+    from sbx.runtime.maintenance.repair import repair as repaired
+
+    done = repaired(_data(data_dir))
+    if as_json:
+        report.document(_repaired_body(done))
+    else:
+        _print_repaired(done)
+    return exits.Exit.OK
+
+
+@app.command()
+def unclaimed(
+    remove: Annotated[
+        list[str] | None, typer.Option(help="Delete this one for good. Repeatable.", metavar="ID")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Delete all of them for good.")] = False,
+    data_dir: DataDir = None,
+    as_json: reach.Json = False,
+) -> int:
+    """List the directories of sandboxes that the store did not know; or remove some.
+
+    They lie in DIR/unclaimed. `sbx store restore` and `repair` move those back that the new store
+    knows.
+    """
+    from sbx.workspace import unclaimed as directories
+
+    data = _data(data_dir)
+    if remove or every:
+        if remove and every:
+            raise BadRequest("name the directories, or give --all", code="usage")
+        ids = [item.id for item in directories.items(data)] if every else remove or []
+        return _removed(data, list(dict.fromkeys(ids)), as_json=as_json)
+    items = directories.measured(data)
+    if as_json:
+        report.document({"items": [asdict(item) for item in items]})
+    elif not items:
+        report.note("there are no unclaimed directories")
+    else:
+        from sbx.cli.tables import print_table
+
+        rows = [
+            (item.id, item.moved_at, *map(_number, (item.uid, item.files, item.bytes)))
+            for item in items
+        ]
+        print_table(("id", "moved", "uid", "files", "bytes"), rows)
+    return exits.Exit.OK
+
+
+def _data(data_dir: Path | None) -> Path:
+    from sbx.runtime.maintenance.place import demand
+
+    if data_dir is None:
+        from sbx.api.settings import read_settings
+
+        data_dir = read_settings().settings.data
+    return demand(data_dir)
+
+
+def _removed(data: Path, ids: list[str], *, as_json: bool) -> int:
+    from sbx.workspace import unclaimed as directories
+
+    removed: list[str] = []
+    failures: list[tuple[str, SbxError]] = []
+    recorded = _record_removal(data, ids)
+    for item_id in ids:
+        try:
+            if not directories.remove(data, item_id, _REMOVE_S):
+                raise Conflict(f"not all of {item_id} could be removed", hint="try again")
+        except SbxError as error:
+            failures.append((item_id, error))
+        else:
+            removed.append(item_id)
+    if as_json:
+        errors = [{"id": item_id, **failure.to_dict()} for item_id, failure in failures]
+        report.document({"removed": removed, "recorded": recorded, "errors": errors})
+    else:
+        for item_id in removed:
+            write(STDOUT, f"removed {item_id}\n")
+        if not ids:
+            report.note("there are no unclaimed directories")
+        for _, failure in failures:
+            report.failure(failure.message, failure.hint)
+        if removed and not recorded:
+            report.note("the service is running, so the audit log has no line of this")
+    return exits.for_error(failures[0][1]) if failures else exits.Exit.OK
+
+
+def _record_removal(data: Path, ids: list[str]) -> bool:
+    """Add a line to the audit log for each; False while the service, which writes it, runs."""
+    from sbx.runtime.maintenance import place
+
+    try:
+        with place.as_owner(data), place.ended(data):
+            for item_id in ids:
+                place.record(data, "store.unclaimed.remove", item_id)
+    except Conflict:
+        return False
+    return True
+
+
+def _check_body(result: "StoreCheck") -> dict[str, Any]:
+    return {
+        "store": str(result.store),
+        "running": result.running,
+        "ok": result.ok,
+        "error": result.error and result.error.to_dict(),
+        "problems": result.problems,
+        "version": result.version,
+        "store_mark": result.store_mark and asdict(result.store_mark),
+        "directory_mark": result.directory_mark and asdict(result.directory_mark),
+        "without_directory": [asdict(directory) for directory in result.without_directory],
+        "without_row": [asdict(directory) for directory in result.without_row],
+        "without_cargo": result.without_cargo,
+        "unclaimed": result.unclaimed,
+    }
+
+
+def _print_check(result: "StoreCheck") -> None:
+    state = "ok" if result.ok else "not ok"
+    generation = f", generation {result.store_mark.generation}" if result.store_mark else ""
+    running = "the service runs" if result.running else "the service has ended"
+    write(STDOUT, f"{one_line(str(result.store))}: {state}, {running}{generation}\n")
+    if result.error is not None:
+        report.failure(result.error.message, result.error.hint)
+    for problem in result.problems:
+        report.failure(problem)
+    for sandbox in result.without_cargo:
+        report.failure(f"the sandbox {sandbox} has no cargo row", "sbx store repair adds one")
+    for directory in result.without_directory:
+        files = f"the files of a conversation of {directory.sandbox}"
+        report.failure(f"{files} are missing: {_path(directory)}")
+    for directory in result.without_row:
+        report.failure(
+            f"the store does not know the directory {_path(directory)}",
+            "the next start, or collection, moves it to unclaimed",
+        )
+    if result.unclaimed:
+        report.note(f"{result.unclaimed} unclaimed directories are kept: sbx store unclaimed")
+
+
+def _path(directory: "DirectoryName") -> str:
+    names = ("sandboxes", directory.directory, directory.conversation)
+    return "/".join(name for name in names if name)
+
+
+def _replaced_body(done: "Replaced") -> dict[str, Any]:
+    return {
+        "mark": asdict(done.mark),
+        "kept": done.kept and str(done.kept),
+        "unknown": done.unknown,
+        "brought_back": list(done.brought_back),
+    }
+
+
+def _note_replaced(done: "Replaced") -> None:
+    if done.kept is not None:
+        report.note(f"the store that was there is kept as {done.kept}")
+    if done.brought_back:
+        report.note(f"{len(done.brought_back)} unclaimed directories are in their places again")
+    if done.unknown:
+        report.note(
+            f"up to {done.unknown} directories are not known to the store: the next start moves"
+            " them to unclaimed"
+        )
+
+
+def _repaired_body(done: "Repaired") -> dict[str, Any]:
+    return {
+        "repaired": done.replaced is not None,
+        "tables": {name: asdict(table) for name, table in done.tables.items()},
+        "found_again": list(done.found_again),
+        "without_files": list(done.without_files),
+        "dropped": done.dropped,
+        "replaced": done.replaced and _replaced_body(done.replaced),
+    }
+
+
+def _print_repaired(done: "Repaired") -> None:
+    if done.replaced is None:
+        report.note("there is nothing to repair")
+        return
+    if done.tables:
+        from sbx.cli.tables import print_table
+
+        rows = [
+            (name, str(table.saved), "?" if table.lost is None else str(table.lost))
+            for name, table in done.tables.items()
+        ]
+        print_table(("table", "saved", "lost"), rows)
+    for sandbox in done.found_again:
+        report.note(f"the sandbox {sandbox} has a new cargo row, for the directory of its files")
+    for sandbox in done.without_files:
+        report.note(f"the files of the sandbox {sandbox} were not found: it has an empty directory")
+    if done.dropped:
+        report.note(f"{done.dropped} rows were dropped, which belonged to rows that are lost")
+    _note_replaced(done.replaced)
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,68 @@
+"""/proc/PID/mountinfo, see proc_pid_mountinfo(5): which file system is mounted where.
+
+The device and the root of a mount name a directory by its file system: a bind mount of /etc/cron.d
+has the device of / and the root /etc/cron.d, wherever it is mounted. The device alone is that of
+the file system, also where several subvolumes or bind mounts share it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+Source = tuple[str, str]  # the device of a file system, and a path from its root
+
+
+class Mount(NamedTuple):
+    """`root`: the path in the file system `device` that is mounted at `point`."""
+
+    point: str
+    device: str
+    root: str
+
+
+def read() -> tuple[Mount, ...]:
+    """Return the mounts of this process, in their order; none where /proc cannot be read."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+            return parse(lines)
+    except OSError:
+        return ()
+
+
+def parse(lines: Iterable[str]) -> tuple[Mount, ...]:
+    rows = (line.split(" ") for line in lines)
+    return tuple(Mount(_unescaped(row[4]), row[2], _unescaped(row[3])) for row in rows)
+
+
+def source_of(path: str, mounts: Sequence[Mount]) -> Source | None:
+    """Return the source of a path without symlinks: of several mounts nearest above it, the last
+    one hides the others."""
+    above = [mount for mount in mounts if is_below(path, mount.point)]
+    if not above:
+        return None
+    nearest = max(reversed(above), key=lambda mount: len(mount.point))
+    return nearest.device, _joined(nearest.root, path[len(nearest.point.rstrip("/")) :])
+
+
+def paths_of(source: Source, mounts: Sequence[Mount]) -> Iterator[str]:
+    """Yield the paths at which a source can be seen."""
+    device, path = source
+    for mount in mounts:
+        if mount.device == device and is_below(path, mount.root):
+            seen = _joined(mount.point, path[len(mount.root.rstrip("/")) :])
+            if source_of(seen, mounts) == source:
+                yield seen
+
+
+def is_below(path: str, top: str) -> bool:
+    """Return whether `path` is `top` or below it."""
+    return path == top or path.startswith(f"{top.rstrip('/')}/")
+
+
+def _joined(top: str, below: str) -> str:
+    return "/" + "/".join(part for part in f"{top}/{below}".split("/") if part)
+
+
+def _unescaped(field: str) -> str:
+    for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(escape, character)
+    return field

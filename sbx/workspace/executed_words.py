@@ -1,0 +1,194 @@
+"""Which words of a hook, of its configuration or of `.envrc` name something to execute. Pure.
+
+The rule for a simple command of a shell script, and its kind of mention:
+
+    program    the first word, and the word after `run` and `exec`, if it has a slash
+    script     the first argument of an interpreter (`python scripts/check.py`) or of `source`
+    option     an argument of an option of the interpreter: `node --require ./hook.js`
+    module     the argument of `python -m`; "" for `python -c`
+    directory  an entry of a PATH that the script sets, an argument of `PATH_add`
+    path       a word that names an existing file or directory, or has a slash: of `.envrc`
+    word       any other word: it counts if it names an executable file
+    code       a word of a program in another language: as `word`, or a file of a script language
+
+Arguments of other commands do not count: `pytest tests`, `ruff check src/a.py`, `npm test`. They
+are the project's own code and data. `host_executable_links` decides by the files that exist.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from sbx.workspace.shell_commands import SHELLS, Script, read_script
+
+Kind = Literal[
+    "program", "script", "option", "module", "imports", "directory", "path", "word", "code"
+]
+_INTERPRETER = re.compile(
+    r"(?:python[0-9.]*|pypy[0-9.]*|node|nodejs|deno|bun|tsx|ts-node|ruby|perl|php|lua[0-9.]*"
+    rf"|Rscript|pwsh|tclsh|g?awk|sed|{'|'.join(sorted(SHELLS))})"
+)
+_SOURCES = frozenset((".", "source"))
+# Options of interpreters that take the next word.
+_WITH_ARGUMENT = {
+    "python": ("-W", "-X", "--check-hash-based-pycs"),
+    "pypy": ("-W", "-X"),
+    "node": ("-r", "--require", "--import", "--loader", "--env-file", "-C", "--conditions"),
+    "ruby": ("-r", "-I", "-C", "-E"),
+    "perl": ("-I", "-M"),
+    "sh": ("-o", "+o", "-O", "+O", "--rcfile", "--init-file"),
+    "": ("-r", "-f", "-I", "-d", "-c"),
+}
+_WITH_CODE = frozenset(("-c", "-e", "-E", "-p", "--eval", "--print"))
+_RUNNERS = frozenset(("run", "exec"))
+_WRAPPERS = frozenset(
+    ("exec", "command", "builtin", "env", "nice", "nohup", "sudo", "time", "timeout", "xargs")
+)
+_CODE_WORD = re.compile(r"[^\s\"'`!;&|()=,<>\[\]{}]+")
+# Of YAML, TOML and JSON.
+_KEY = re.compile(
+    r"""["']?\b(entry|run|runner|args|rc|source_dir|source_dir_local|extends"""
+    r"""|additional_dependencies)["']?[ \t]*[:=][ \t]*"""
+)
+_SCALAR = re.compile(r"""\"{3}(.*?)\"{3}|'{3}(.*?)'{3}|"((?:\\.|[^"\\])*+)"|'([^']*)'""", re.DOTALL)
+
+
+class Mention(NamedTuple):
+    kind: Kind
+    word: str
+
+
+def of_script(text: str) -> tuple[list[Mention], list[str]]:
+    """Return the mentions of a hook, or of a script that one executes, and the directories to which
+    it changes."""
+    interpreter = _interpreter(text.partition("\n")[0])
+    if interpreter not in SHELLS:
+        return [Mention("code", word) for word in _CODE_WORD.findall(text)], []
+    script = read_script(text)
+    changes = [command[-1] for command in script.commands if command[0] in ("cd", "pushd")]
+    # husky puts node_modules/.bin on PATH, for `npm test` and the like.
+    mentions = [
+        mention
+        for mention in of_commands(script)
+        if mention.kind != "directory" or "node_modules" not in mention.word
+    ]
+    return mentions, [change for change in changes if "$" not in change]
+
+
+def _interpreter(line: str) -> str:
+    """Return the program of the first line of a script: git and husky use sh without one."""
+    words = line.removeprefix("#!").split()
+    if not line.startswith("#!") or not words:
+        return "sh"
+    if words[0].endswith("/env"):
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    return words[0].rpartition("/")[2] if words else "sh"
+
+
+def of_commands(script: Script) -> Iterator[Mention]:
+    for name, value in script.assignments:
+        if name == "PATH":
+            yield from (Mention("directory", part) for part in value.split(":"))
+    for command in script.commands:
+        yield from _of_command(command)
+
+
+def of_hook_configuration(text: str) -> Iterator[Mention]:
+    """Return the mentions of a configuration of pre-commit or lefthook.
+
+    By a search for keys and not by a parser: YAML, TOML and JSON need three of them, and one of
+    them takes 10 ms for a usual file. More text than the value is harmless.
+    """
+    for key in _KEY.finditer(text):
+        before = text[text.rfind("\n", 0, key.start()) + 1 : key.start()]
+        if "#" in before:
+            continue
+        value = _value(text, key.end(), before)
+        words = _CODE_WORD.findall(value)
+        if key[1] in ("entry", "run", "runner"):
+            yield from of_commands(read_script(value))
+            yield from (Mention("word", word) for word in words)
+        elif key[1] == "args":
+            yield from (Mention("code", word) for word in words)
+        elif key[1] == "additional_dependencies":
+            yield from (Mention("path", word) for word in words if word.startswith("."))
+        else:
+            yield from (Mention("path", word) for word in words)
+
+
+def _value(text: str, at: int, before: str) -> str:
+    """Return the value at this place of a configuration; `before` is the line up to its key."""
+    if scalar := _SCALAR.match(text, at):
+        value = next(group for group in scalar.groups() if group is not None)
+        return value.replace('\\"', '"').replace("\\n", "\n") if scalar[3] else value
+    indent = " " * len(before)
+    deeper = re.compile(rf"[^\n]*+(?:\n(?:[ \t]*+(?=\n)|{indent}[ \t-][^\n]*+))*+")
+    if before.strip(" \t-"):  # in the middle of a line: { run: x, … }
+        deeper = re.compile(r"\[[^\]]*+\]|[^\n,}]*+")
+    match = deeper.match(text, at)
+    value = match[0] if match is not None else ""
+    if value.startswith("|"):
+        return value.partition("\n")[2]
+    return value.removeprefix(">").lstrip("+-").replace("\n", " ")
+
+
+def _of_command(command: tuple[str, ...]) -> Iterator[Mention]:
+    at = _first(command)
+    for number, word in enumerate(command):
+        name = word.rpartition("/")[2]
+        if number == at or (number > 0 and command[number - 1] in _RUNNERS):
+            yield Mention("program", word)
+        else:
+            yield Mention("word", word)
+        if word in _SOURCES and number == at and number + 1 < len(command):
+            yield Mention("script", command[number + 1])
+        elif _INTERPRETER.fullmatch(name):
+            yield from _of_interpreter(name, command[number + 1 :])
+
+
+def _first(command: tuple[str, ...]) -> int:
+    """Return the index of the program that a command executes, after `exec` and the like."""
+    at = 0
+    while at < len(command) - 1 and command[at] in _WRAPPERS:
+        at += 1
+        while at < len(command) - 1 and re.match(r"-|[0-9]|[A-Za-z_]\w*=", command[at]):
+            at += 1
+    return at
+
+
+def _of_interpreter(name: str, arguments: tuple[str, ...]) -> Iterator[Mention]:
+    kind = "sh" if name in SHELLS else name.rstrip("0123456789.").replace("nodejs", "node")
+    with_argument = _WITH_ARGUMENT.get(kind, _WITH_ARGUMENT[""])
+    option = ""
+    if kind in ("awk", "gawk", "sed"):  # their first argument is a program in itself
+        for option, word in itertools.pairwise(arguments):
+            if option in ("-f", "--file"):
+                yield Mention("option", word)
+        return
+    for word in arguments:
+        if kind == "sh" and not option.startswith("--") and option.endswith("c"):
+            return  # commands of the script already
+        if kind != "sh" and option in _WITH_CODE:
+            yield from (Mention("code", part) for part in _CODE_WORD.findall(word))
+            if kind in ("python", "pypy"):
+                yield Mention("module", "")  # it imports from the working directory too
+            return
+        if option == "-m" and kind in ("python", "pypy"):
+            yield Mention("module", word)
+            return
+        if option in with_argument or (kind == "sh" and re.fullmatch("[-+][a-z]*o", option)):
+            yield Mention("option", word)
+            option = ""
+        elif word.startswith("-m") and word != "-m" and kind in ("python", "pypy"):
+            yield Mention("module", word[2:])
+            return
+        elif word.startswith(("-", "+")) and word != "-":
+            option = word
+            if "=" in word:
+                yield Mention("option", word.partition("=")[2])
+        elif kind in ("deno", "bun") and word in _RUNNERS:
+            option = ""
+        else:
+            yield Mention("script", word)
+            return

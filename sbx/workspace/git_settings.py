@@ -1,0 +1,110 @@
+"""The settings of git that apply in a work tree: git-config(1), "FILES". No program is executed.
+
+An `includeIf` counts whatever its condition is: a condition may hold later.
+"""
+
+import os
+import pwd
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sbx.workspace.git_config import Setting, parse
+from sbx.workspace.small_files import read_small
+
+_FILES_MAX = 30
+_DEPTH_MAX = 10  # as git
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """`work_tree` has `.git`; `git` is the directory of this work tree's own files, `common` that
+    of the files which all work trees of the repository share."""
+
+    work_tree: str
+    git: str
+    common: str
+
+    @classmethod
+    def at(cls, work_tree: str) -> "Repository":
+        """Find the directories of a repository by `.git`. Raises OSError, ValueError."""
+        git = os.path.join(work_tree, ".git")
+        if os.path.isfile(git):  # of a worktree or a submodule
+            git = os.path.join(work_tree, read_small(git).partition("gitdir:")[2].strip())
+        common = git
+        with suppress(OSError):
+            common = os.path.join(git, read_small(os.path.join(git, "commondir")).strip())
+        return cls(work_tree, git, common)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSettings:
+    """The settings of one file, at `path`, without those that it includes. `home`: the home of the
+    user who reads them."""
+
+    path: str
+    settings: Sequence[Setting]
+    home: str
+
+
+def settings_of_repository(repository: Repository, home: str) -> list[FileSettings]:
+    names = (f"{repository.common}/config", f"{repository.git}/config.worktree")
+    return list(_read(names, home))
+
+
+def settings_of_user(owner: int) -> list[FileSettings]:
+    """Return the settings of the system, of the user of this process and of the user `owner`."""
+    files = []
+    for home in homes(owner):
+        names = [f"{home}/.gitconfig", f"{home}/.config/git/config"]
+        files += list(_read(names, home))
+    names = ["/etc/gitconfig"]
+    for variable in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        names.append(os.environ.get(variable, ""))
+    if configured := os.environ.get("XDG_CONFIG_HOME"):
+        names.append(f"{configured}/git/config")
+    return [*files, *_read(names, os.path.expanduser("~"))]
+
+
+def homes(owner: int) -> list[str]:
+    """Return the home of the user `owner` of a directory, and the home of this process."""
+    paths = [os.path.expanduser("~")]
+    with suppress(KeyError):
+        paths.insert(0, pwd.getpwuid(owner).pw_dir)
+    return list(dict.fromkeys(paths))
+
+
+def expanded(value: str, home: str) -> str:
+    """Return the path that git takes a value for: `~/` is the user's home."""
+    if value == "~" or value.startswith("~/"):
+        return home + value[1:]
+    return os.path.expanduser(value)
+
+
+def _read(paths: Sequence[str], home: str) -> Iterator[FileSettings]:
+    pending = [(path, 0) for path in paths if path]
+    seen: set[str] = set()
+    while pending and len(seen) < _FILES_MAX:
+        path, depth = pending.pop(0)
+        if path in seen:
+            continue
+        seen.add(path)
+        with suppress(OSError, ValueError):
+            settings = parse(read_small(path))
+            yield FileSettings(path, settings, home)
+            if depth < _DEPTH_MAX:
+                pending += [
+                    (os.path.join(os.path.dirname(path), expanded(value, home)), depth + 1)
+                    for value in includes(settings)
+                ]
+
+
+def includes(settings: Sequence[Setting]) -> list[str]:
+    """Return the paths that settings include, relative to the file that has them."""
+    return [
+        setting.value
+        for setting in settings
+        if setting.value
+        and (setting.key == "include.path" or setting.key.startswith("includeif."))
+        and setting.key.endswith(".path")
+    ]

@@ -1,0 +1,226 @@
+"""Directories of sandboxes and conversations that no row of the store names.
+
+    {data}/unclaimed/{time}-{sandbox}/                   a sandbox
+    {data}/unclaimed/{time}-{sandbox}-{conversation}/    a conversation of a sandbox that has a row
+
+They come from a store that is older than the data directory, or that was replaced. The service
+moves them here, and only an operator removes them. `unclaimed` has the mode 0700 and belongs to the
+service's account: no jail can enter it, also one that has the host uid of the files in it.
+
+A directory in which certainly no user has a file is not kept: a sandbox that was made ahead and not
+taken has empty directories only, a frozen copy has the directory `copy` in it, and a sandbox that
+ends with its process, as that of a project, has the directory `temporary`.
+"""
+
+import errno
+import os
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from sbx.errors import NotFound
+from sbx.linux.renameat2 import rename_new
+from sbx.workspace.beneath import opener
+from sbx.workspace.measure import measure
+from sbx.workspace.refusals import translated
+from sbx.workspace.removal import remove_tree
+
+UNCLAIMED = "unclaimed"
+COPY = "copy"
+TEMPORARY = "temporary"
+OPAQUE_NAME = re.compile("[0-9a-f]{32}")  # of directories of sandboxes and conversations
+_OPAQUE = OPAQUE_NAME.pattern
+_MOMENT = "([0-9]{4})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})Z"
+_NAME = re.compile(rf"{_MOMENT}-({_OPAQUE})(?:-({_OPAQUE}))?")
+_TIME = "%Y%m%dT%H%M%SZ"
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENTRIES_MAX = 200_000
+_MEASURE_S = 5.0
+
+Frame: TypeAlias = "Mapping[str, Frame]"  # directories in a directory
+_CONVERSATION: Frame = {
+    "staging": {},
+    "files": {"uploads": {"temparea": {}, "generated": {}}, "shared": {}},
+    "uploads": {},
+    "commands": {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UnclaimedDirectory:
+    """`sandbox` and `conversation` are the opaque names that the directory had; `uid` is the owner
+    of the files on the host, where they are of one sandbox that ran as another user."""
+
+    id: str
+    sandbox: str
+    conversation: str | None
+    moved_at: str
+    uid: int | None = None
+    files: int | None = None
+    bytes: int | None = None
+
+
+def new_id(at: float, sandbox: str, conversation: str | None) -> str:
+    moment = datetime.fromtimestamp(at, UTC).strftime(_TIME)
+    return "-".join(part for part in (moment, sandbox, conversation) if part)
+
+
+def move(parent: int, name: str, unclaimed: int, item_id: str) -> None:
+    """Move the directory `name` of the directory fd `parent` here. Raises OSError."""
+    rename_new(parent, os.fsencode(name), unclaimed, os.fsencode(item_id))
+
+
+def items(data: Path) -> list[UnclaimedDirectory]:
+    """Return all of them, the oldest first, without owner and size."""
+    with ExitStack() as stack, translated(str(data / UNCLAIMED)):
+        try:
+            top = _top(stack, data)
+        except FileNotFoundError:
+            return []
+        return [
+            _item(match) for name in sorted(os.listdir(top)) if (match := _NAME.fullmatch(name))
+        ]
+
+
+def measured(data: Path) -> list[UnclaimedDirectory]:
+    """Return the same with owner and size, each None where that cannot be seen in time."""
+    with ExitStack() as stack, translated(str(data / UNCLAIMED)):
+        listed = items(data)
+        top = _top(stack, data) if listed else -1
+        return [_measured(item, top) for item in listed]
+
+
+def remove(data: Path, item_id: str, deadline_s: float) -> bool:
+    """Remove one. False when it is out of reach, and the service has to remove the rest; or when it
+    could not be moved. Raises NotFound."""
+    with ExitStack() as stack, translated(str(data / UNCLAIMED)):
+        top = _require(stack, data, item_id)
+        trash = _closing(stack, os.open(data / "removed", _LIST))
+        return remove_tree(top, item_id, deadline_s, trash=trash)
+
+
+def bring_back(data: Path, item: UnclaimedDirectory) -> bool:
+    """Move a directory to where it was; False where another one is there by now, or its sandbox
+    has none."""
+    with ExitStack() as stack, translated(str(data / UNCLAIMED)):
+        top = _require(stack, data, item.id)
+        to = _closing(stack, os.open(data / "sandboxes", _LIST))
+        try:
+            if item.conversation is not None:
+                to = _closing(stack, opener()(to, (item.sandbox,), _LIST))
+            name = item.conversation or item.sandbox
+            rename_new(top, os.fsencode(item.id), to, os.fsencode(name))
+        except (FileExistsError, FileNotFoundError):
+            return False
+        return True
+
+
+def has_no_files(sandboxes: int, sandbox: str, conversation: str | None = None) -> bool:
+    """Return whether no user has a file in a sandbox, or in one conversation of it: it is gone, a
+    copy or temporary, or there are only directories that sbx makes. False if that cannot be seen.
+
+    `sandboxes`: the directory fd in which all sandboxes are. Raises OSError where this process has
+    no descriptor or memory to look: then the directory can be judged later.
+    """
+    names = (sandbox,) if conversation is None else (sandbox, conversation)
+    try:
+        directory = opener()(sandboxes, names, _LIST)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        return _cannot_be_seen(error)
+    try:
+        if conversation is not None:
+            return _is_copy_or_frame(directory)
+        return TEMPORARY in os.listdir(directory) or _has_frames(directory)
+    except OSError as error:
+        return _cannot_be_seen(error)
+    finally:
+        os.close(directory)
+
+
+def _cannot_be_seen(error: OSError) -> Literal[False]:
+    if error.errno in _EXHAUSTED:
+        raise error
+    return False
+
+
+def _has_frames(sandbox: int) -> bool:
+    for name in os.listdir(sandbox):
+        below = opener()(sandbox, (name,), _LIST)
+        try:
+            if name == "shared":
+                empty = not os.listdir(below)
+            else:
+                empty = bool(OPAQUE_NAME.fullmatch(name)) and _is_copy_or_frame(below)
+        finally:
+            os.close(below)
+        if not empty:
+            return False
+    return True
+
+
+def _is_copy_or_frame(conversation: int) -> bool:
+    return COPY in os.listdir(conversation) or _is_frame(conversation, _CONVERSATION)
+
+
+def _is_frame(directory: int, frame: Frame) -> bool:
+    with os.scandir(directory) as entries:  # there may be a million
+        for entry in entries:
+            if entry.name not in frame:
+                return False
+            below = opener()(directory, (entry.name,), _LIST)  # ENOTDIR for all but a directory
+            try:
+                if not _is_frame(below, frame[entry.name]):
+                    return False
+            finally:
+                os.close(below)
+    return True
+
+
+def _item(match: re.Match[str]) -> UnclaimedDirectory:
+    year, month, day, hour, minute, second, sandbox, conversation = match.groups()
+    moved_at = f"{year}-{month}-{day}T{hour}:{minute}:{second}Z"
+    return UnclaimedDirectory(match[0], sandbox, conversation, moved_at)
+
+
+def _measured(item: UnclaimedDirectory, top: int) -> UnclaimedDirectory:
+    with suppress(OSError), ExitStack() as stack:
+        directory = _closing(stack, opener()(top, (item.id,), _LIST))
+        usage = measure(opener(), directory, max_entries=_ENTRIES_MAX, deadline_s=_MEASURE_S)
+        if usage.complete:
+            item = replace(item, files=usage.files, bytes=usage.bytes)
+        names = ["."] if item.conversation is not None else os.listdir(directory)
+        for name in filter(re.compile(rf"\.|{_OPAQUE}").fullmatch, names):
+            with suppress(FileNotFoundError):
+                status = os.stat(f"{name}/files", dir_fd=directory, follow_symlinks=False)
+                return replace(item, uid=status.st_uid)
+    return item
+
+
+def _require(stack: ExitStack, data: Path, item_id: str) -> int:
+    """Return the directory fd of `unclaimed`, which has the item. Raises NotFound."""
+    with suppress(FileNotFoundError):
+        top = _top(stack, data)
+        if _NAME.fullmatch(item_id):
+            os.stat(item_id, dir_fd=top, follow_symlinks=False)
+            return top
+    raise NotFound(
+        f"there is no unclaimed directory {item_id!r}",
+        code="directory_not_found",
+        hint="list them: sbx store unclaimed",
+    )
+
+
+def _top(stack: ExitStack, data: Path) -> int:
+    return _closing(stack, os.open(data / UNCLAIMED, _LIST))
+
+
+def _closing(stack: ExitStack, fd: int) -> int:
+    stack.callback(os.close, fd)
+    return fd

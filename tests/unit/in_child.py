@@ -1,0 +1,32 @@
+"""Do in a child of the test what no process can undo."""
+
+import errno
+import os
+from collections.abc import Callable
+
+from sbx.guest import seal
+
+
+def in_child(act: Callable[[int], object]) -> str:
+    """Return the text of the result of `act`, or the name of the wall that it could not put up.
+
+    `act` gets the descriptor by which the outcome is reported.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            try:
+                outcome = str(act(writing))
+            except seal.SealError as error:
+                outcome = f"{error.layer}: {errno.errorcode.get(error.errno or 0)}"
+            except BaseException as error:  # noqa: BLE001  # a fork never returns into pytest
+                outcome = repr(error)
+            os.write(writing, outcome.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as told:
+        outcome = told.read()
+    os.waitpid(pid, 0)
+    return outcome

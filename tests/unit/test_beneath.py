@@ -1,0 +1,38 @@
+"""A path that does not hold still is tried again, and not without end."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from sbx.linux import openat2
+from sbx.workspace import beneath
+
+
+def test_refusals_for_a_moment_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux answers EAGAIN where `..` races with a rename, or a lease has to be broken."""
+    (tmp_path / "file").touch()
+    left = 3
+    real = openat2.openat2
+
+    def moving(*args: int, **named: int) -> int:
+        nonlocal left
+        if left:
+            left -= 1
+            raise BlockingIOError(errno.EAGAIN, "again")
+        return real(*args, **named)  # type: ignore[arg-type]
+
+    root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        monkeypatch.setattr(openat2, "openat2", moving)
+        os.close(beneath.by_openat2(root, ("file",), os.O_RDONLY))
+        assert left == 0
+        left = 1 << 30
+        with pytest.raises(OSError, match="hold still") as raised:
+            beneath.by_openat2(root, ("file",), os.O_RDONLY)
+        assert raised.value.errno == errno.EAGAIN
+    finally:
+        os.close(root)

@@ -1,0 +1,39 @@
+"""Which uid of the host the broker gives to a sandbox."""
+
+import socket
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from sbx.errors import Unavailable
+from sbx.isolation.broker import Broker, _Sandbox
+from sbx.isolation.cgroups import SandboxGroup
+from sbx.isolation.spawn import Started
+from sbx.isolation.zygotes import Zygote
+
+FIRST = 1_900_000_000
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    ours, its = socket.socketpair()
+    with ours, its:
+        broker = Broker(its)
+        broker._uids = range(FIRST, FIRST + 3)
+        yield broker
+        broker._selector.close()
+
+
+def test_no_sandbox_gets_the_uid_of_a_zygote_or_of_another_sandbox(broker: Broker) -> None:
+    """Linux would let it signal the processes of that zygote, and of all jails under way there."""
+    with socket.socket() as orders:
+        zygote = Zygote("z", 1, FIRST + 1, orders, Started(0, -1, -1, -1))
+        broker._zygotes["z"] = zygote
+        group = cast("SandboxGroup", None)
+        broker._sandboxes["one"] = _Sandbox(group, (FIRST, FIRST))
+        for _ in range(32):  # it is drawn by chance
+            assert broker._free_uid() == FIRST + 2
+        broker._sandboxes["two"] = _Sandbox(group, (FIRST + 2, FIRST + 2))
+        with pytest.raises(Unavailable, match="every host uid"):
+            broker._free_uid()

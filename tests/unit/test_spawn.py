@@ -1,0 +1,83 @@
+"""What a program that the broker starts has, and what it has not."""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sbx.isolation import spawn
+from sbx.isolation.spawn import Start
+
+UID = 1_900_000_123
+
+
+@pytest.fixture
+def null() -> Iterator[int]:
+    fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    yield fd
+    os.close(fd)
+
+
+def output(
+    command: str,
+    null: int,
+    become: tuple[int, int] | None = None,
+    before: Callable[[], None] = lambda: None,
+) -> str:
+    """Return what a shell prints that is started like bubblewrap."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    slots = [(null, 0), (writing, 1), (null, 2)]
+    monitor = spawn.start(Start(["/bin/sh", "-c", command], slots, become, before))
+    os.close(writing)
+    with open(reading, encoding="utf-8") as told:
+        printed = told.read()
+    os.waitpid(monitor, 0)
+    return printed.strip()
+
+
+@pytest.mark.needs("root")
+def test_jail_keeps_no_group_of_root(null: int) -> None:
+    """The groups of its parent would open files of the host to it."""
+    told = output("id -G; id -u", null, (UID, UID), before=lambda: os.setgroups([0, 4, 12345]))
+    assert told.split() == [str(UID), str(UID)]
+
+
+def test_jail_has_its_slots_and_no_other_descriptor(null: int) -> None:
+    inheritable = os.dup(null)
+    os.set_inheritable(inheritable, True)
+    try:
+        told = output('for fd in /proc/$$/fd/*; do printf "%s " "${fd##*/}"; done', null)
+    finally:
+        os.close(inheritable)
+    assert {"0", "1", "2"} <= set(told.split()) <= {"0", "1", "2", "3", "10"}  # of the shell itself
+
+
+def test_jail_has_no_variable_and_a_plain_umask(null: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "of the broker")
+    before = os.umask(0o077)
+    try:
+        assert output('echo "${SECRET-none}"; umask', null).split() == ["none", "0022"]
+    finally:
+        os.umask(before)
+
+
+def test_program_that_cannot_be_started_is_an_error_of_linux(null: int) -> None:
+    with pytest.raises(FileNotFoundError):
+        spawn.start(Start(["/nowhere/bwrap"], [(null, 0)], None, lambda: None))
+
+
+def test_group_that_cannot_be_entered_starts_nothing(null: int) -> None:
+    """Outside of its group a jail would have no limit."""
+
+    def full() -> None:
+        raise OSError(28, "no space")
+
+    with pytest.raises(OSError, match="no space") as raised:
+        spawn.start(Start(["/bin/true"], [(null, 0)], None, full))
+    assert raised.value.errno == 28
+
+    def broken() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(OSError, match="broken"):
+        spawn.start(Start(["/bin/true"], [(null, 0)], None, broken))

@@ -1,0 +1,29 @@
+"""The files of two cargos never belong to one uid of the host."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sbx.errors import Unavailable
+from sbx.runtime import uids
+from sbx.runtime.store import Store
+from sbx.runtime.store import sandboxes as rows
+from sbx.runtime.store.sandboxes import CargoRow
+from sbx.runtime.uids import own_uid
+
+
+async def test_uid_of_a_cargo_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uids, "_ATTEMPTS", 64)
+    async with await Store.open(tmp_path / "sbx.db") as store:
+        for name in ("a", "b", "c"):
+            cargo = CargoRow(name, "me", None, name, None, None, 1, 1)
+            await store.write(partial(rows.add_cargo, row=cargo))
+        first = await own_uid(store, "a", (1000, 2))
+        second = await own_uid(store, "b", (1000, 2))
+        assert {first, second} == {1000, 1001}
+        assert await own_uid(store, "a", (1000, 2)) == first
+        with pytest.raises(Unavailable, match="nearly every host uid"):
+            await own_uid(store, "c", (1000, 2))
+        await store.write(lambda on: rows.free_uid(on, "a"))
+        assert await own_uid(store, "c", (1000, 2)) == first
