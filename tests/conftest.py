@@ -50,11 +50,11 @@ from shared_services import (  # noqa: F401  # fixtures
 from sbx import Runtime
 from sbx.isolation import launch
 from sbx.isolation.probe import Capabilities
+from sbx.linux import mounts, namespaces
 from sbx.runtime.sandbox import AsyncSandbox
 
 SETTLE_S = 60.0
 _LOOK_S = 0.05
-_OWN_PREFIX = "tests-of-sbx-"
 _PR_SET_CHILD_SUBREAPER = 36
 _brokers: dict[int, str] = {}  # pid: how the names of its cgroups end
 _CI_EXAMPLES = 50
@@ -94,6 +94,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # Started as a background job, as CI may: what the tests start would ignore Ctrl-C as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _take_own_mounts()
+
+
+def _take_own_mounts() -> None:
+    """Move this process into a mount namespace of its own, if it may have one: what the other
+    processes of the run mount is then no leak of this one."""
+    with suppress(PermissionError):
+        namespaces.unshare(namespaces.Namespace.MOUNT)
+        mounts.receive_only("/")
 
 
 def _load_examples(config: pytest.Config) -> None:
@@ -355,7 +364,7 @@ def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterato
     tmp_path_factory.getbasetemp()  # pytest's own stays where people look for it
     names = ("TMPDIR", "XDG_DATA_HOME")  # the second: where quarantines lie
     before = {name: os.environ.get(name) for name in names}
-    top = Path(tempfile.mkdtemp(prefix=_OWN_PREFIX))
+    top = Path(tempfile.mkdtemp(prefix="tests-of-sbx-"))
     top.chmod(0o1777)
     os.environ["TMPDIR"] = tempfile.tempdir = str(top)
     os.environ["XDG_DATA_HOME"] = str(top / "data-home")
@@ -438,23 +447,10 @@ def _traces(temporary: Path) -> Traces:
         surplus=surplus,
         descriptors=_descriptors(),
         may_open=sum(runtime.descriptors for runtime in _lasting.runtimes),
-        mounts=frozenset(line for line in _mounts() if not _is_of_another_session(line)),
+        mounts=frozenset(Path("/proc/self/mountinfo").read_text().splitlines()),
         cgroups=frozenset(_cgroups(brokers)),
         directories=frozenset(map(str, set(temporary.glob("sbx-*")) - data)),
     )
-
-
-def _mounts() -> list[str]:
-    return Path("/proc/self/mountinfo").read_text().splitlines()
-
-
-def _is_of_another_session(line: str) -> bool:
-    """Whether another process of the run mounted it: in the directory that is its own, or for the
-    torture run, whose test looks for its mounts itself."""
-    place = line.split()[4]
-    if "/sbx-torture-" in place:
-        return True
-    return _OWN_PREFIX in place and not place.startswith(f"{tempfile.gettempdir()}/")
 
 
 def _processes(brokers: set[int | None]) -> dict[int, str]:
