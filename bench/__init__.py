@@ -11,6 +11,7 @@
     cells.py            cell_roundtrip, first_byte
     shell.py            shell_roundtrip
     teardown.py         from the kill until nothing is left
+    disk.py             disk_end: from a write beyond the disk limit until the run has ended
     churn.py            create, run, destroy: how many in a second
     parallel_create.py  fifty asked for in the same instant
     attacks.py          what one sandbox may do to use up its host; tests strike with it, too
