@@ -116,6 +116,18 @@ def _load_examples(config: pytest.Config) -> None:
     settings.load_profile("full" if config.option.full else "ci")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep what collection makes out of every later garbage collection. The 11,000 tests and their
+    modules are half a gigabyte, and to walk it took four fifths of the CPU of a test process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.full:
         for item in items:
