@@ -19,7 +19,6 @@ _PATHS = 8  # of a sandbox, in use at once
 _SIZES = (100, 10_000, 200_000)
 _RUNS_MAX = 120  # of a sandbox, then it is replaced
 _ATTEMPTS = 4  # of a request with an Idempotency-Key
-_PAUSE_S = 0.1
 _DOWN_S = 0.3  # after a connection was refused
 _TIMEOUT_S = 20  # of a run
 _TERMINALS = 2
@@ -66,7 +65,7 @@ def talk_of(client: int) -> str:
 
 
 class Client:
-    """One of many; `random` decides everything it does."""
+    """One of many; `random` decides all that it does. It pauses up to `pause_s` after each act."""
 
     def __init__(
         self,
@@ -75,12 +74,15 @@ class Client:
         number: int,
         random: Random,
         credentials: Credentials,
+        *,
+        pause_s: float,
     ) -> None:
         self._wire = Wire(house, http, number)
         self._house = house
         self._number = number
         self._random = random
         self._credentials = credentials
+        self._pause_s = pause_s
         self._box: _Box | None = None
         self._keys = 0
 
@@ -110,7 +112,7 @@ class Client:
             work = self._random.choices(acts, weights)[0]
             act = await (self._delete_sandbox if box.runs > _RUNS_MAX else work)(box)
             down = act is not None and act.code == NEVER_SENT
-            await asyncio.sleep(_DOWN_S if down else self._random.random() * _PAUSE_S)
+            await asyncio.sleep(_DOWN_S if down else self._random.random() * self._pause_s)
 
     # -- sandboxes --------------------------------------------------------------------------------
 

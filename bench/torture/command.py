@@ -28,6 +28,7 @@ from sbx.linux.prctl import set_child_subreaper
 from sbx.linux.rlimits import raise_open_files
 
 CLIENTS = 30
+PAUSE_S = 0.1
 _FILES = 8192
 _HEALED_S = 120.0
 _SHOWN = 40
@@ -62,10 +63,11 @@ def main(
     minutes: Annotated[float, typer.Option(help="How long faults strike.")] = 15.0,
     seed: Annotated[int, typer.Option(help="Of the faults and of the clients' work.")] = 1,
     clients: Annotated[int, typer.Option(help="How many work at once.")] = CLIENTS,
+    pause: Annotated[float, typer.Option(help="Seconds a client pauses at most.")] = PAUSE_S,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Torture a service, and compare its end with its replies. Exit code 1 when they differ."""
-    report = asyncio.run(torture(minutes * 60, seed, clients=clients))
+    report = asyncio.run(torture(minutes * 60, seed, clients=clients, pause_s=pause))
     if as_json:
         print(json.dumps(report.row()), flush=True)
     else:
@@ -74,7 +76,7 @@ def main(
         raise typer.Exit(1)
 
 
-async def torture(seconds: float, seed: int, *, clients: int = CLIENTS) -> Report:
+async def torture(seconds: float, seed: int, *, clients: int, pause_s: float) -> Report:
     """One run. Processes that the service leaves become children of this one."""
     raise_open_files(_FILES)
     set_child_subreaper(True)
@@ -86,7 +88,7 @@ async def torture(seconds: float, seed: int, *, clients: int = CLIENTS) -> Repor
                 house = House(ledger, place, log, model_url)
                 before = Traces.now(house)
                 try:
-                    await _run(house, seconds, seed, clients)
+                    await _run(house, seconds, seed, clients, pause_s)
                 except TimeoutError:
                     ledger.left.append(f"a service that does not answer within {_HEALED_S:g} s")
                 ledger.left += await left_behind(house, before)
@@ -100,7 +102,7 @@ async def torture(seconds: float, seed: int, *, clients: int = CLIENTS) -> Repor
     return _report(ledger, result, seed, seconds, str(log.parent) if result else None)
 
 
-async def _run(house: House, seconds: float, seed: int, clients: int) -> None:
+async def _run(house: House, seconds: float, seed: int, clients: int, pause_s: float) -> None:
     """Work under faults, heal, survey, restart and survey again; then end."""
     serving = asyncio.create_task(house.run())
     try:
@@ -112,7 +114,7 @@ async def _run(house: House, seconds: float, seed: int, clients: int) -> None:
             injector = Injector(house, Random(seed))
             group.create_task(injector.carry_out(plan(seed, seconds), began, seconds))
             for number in range(clients):
-                group.create_task(_client(house, number, seed, until, credentials))
+                group.create_task(_client(house, number, seed, until, credentials, pause_s))
         await _ready(house)
         await survey(house, clients, credentials)
         await works_again(house)
@@ -131,10 +133,11 @@ async def _ready(house: House) -> None:
 
 
 async def _client(
-    house: House, number: int, seed: int, until: float, credentials: Credentials
+    house: House, number: int, seed: int, until: float, credentials: Credentials, pause_s: float
 ) -> None:
     async with house.client(tcp=over_tcp(number)) as http:
-        await Client(house, http, number, Random(f"{seed}-{number}"), credentials).work(until)
+        random = Random(f"{seed}-{number}")
+        await Client(house, http, number, random, credentials, pause_s=pause_s).work(until)
 
 
 def _report(

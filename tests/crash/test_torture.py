@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CI_SECONDS = 120
+CI_PAUSE_S = 0.5  # three other processes test meanwhile
 FULL_SECONDS = 900
 SEED = 7
 REST_S = 240  # the start, the wait for the last replies, two surveys and the end
@@ -25,8 +26,10 @@ pytestmark = [
 
 def test_torture_finds_nothing(pytestconfig: pytest.Config) -> None:
     """The bench runs in its own process: it adopts orphans and raises limits."""
-    seconds = FULL_SECONDS if pytestconfig.getoption("--full") else CI_SECONDS
+    full = pytestconfig.getoption("--full")
+    seconds = FULL_SECONDS if full else CI_SECONDS
     words = ["torture", "--minutes", str(seconds / 60), "--seed", str(SEED), "--json"]
+    words += [] if full else ["--pause", str(CI_PAUSE_S)]
     command = [sys.executable, "-m", "bench", *words]
     # The ledger of a failure outlives this session.
     top = Path(tempfile.mkdtemp(prefix="tests-of-sbx-torture-", dir="/var/tmp"))
