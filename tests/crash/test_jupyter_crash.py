@@ -225,7 +225,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     short.rmdir()
 
 
-@pytest.mark.parametrize("kernel", [DEFAULT, STANDALONE])
+@pytest.mark.parametrize("kernel", rows([DEFAULT, STANDALONE], ci_tier=[STANDALONE]))
 async def test_whoever_started_it_killed_in_a_cell_all_dies_and_the_same_place_serves_again(
     swept: None, place: Path, kernel: str
 ) -> None:

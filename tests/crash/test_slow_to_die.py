@@ -62,6 +62,7 @@ async def test_a_cell_that_is_killed_at_its_deadline(
         assert (run.result, run.status) == ("2", Status.OK)
 
 
+@pytest.mark.full_tier
 async def test_a_cell_that_writes_too_much(runtime: Runtime, left: list[Mapping[str, Any]]) -> None:
     deaf = "while True:\n  try:\n    print('x' * 10_000)\n  except KeyboardInterrupt: pass"
     async with await runtime.create(narrower={"limits": {"output_max": 100_000}}) as box:
@@ -70,6 +71,7 @@ async def test_a_cell_that_writes_too_much(runtime: Runtime, left: list[Mapping[
         assert (await box.run("1 + 1")).result == "2"
 
 
+@pytest.mark.full_tier
 async def test_a_kernel_that_ends_by_itself(
     runtime: Runtime, left: list[Mapping[str, Any]]
 ) -> None:
@@ -79,6 +81,7 @@ async def test_a_kernel_that_ends_by_itself(
         assert (await box.run("1 + 1")).result == "2"
 
 
+@pytest.mark.full_tier
 async def test_a_stop_and_a_close_go_on(runtime: Runtime, left: list[Mapping[str, Any]]) -> None:
     async with await runtime.create() as box:
         await box.run("here = 1")

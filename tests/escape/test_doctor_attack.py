@@ -61,6 +61,7 @@ def test_without_seccomp_it_names_what_escaped_and_ends_with_1(
     assert named in told.printed
 
 
+@pytest.mark.full_tier
 def test_without_landlock_the_document_has_the_policy_and_the_path(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -19,6 +19,7 @@ from sbx.client.files import RemoteFiles
 from sbx.errors import Broken, SbxError, Unavailable
 from sbx.protocol.runs import Run, Status
 from sbx.runtime.files import OpenFiles
+from tests.tiers import rows
 
 pytestmark = pytest.mark.core
 SECRET = "what-only-the-host-may-read"
@@ -108,7 +109,7 @@ class Race:
         return done
 
 
-@pytest_asyncio.fixture(scope="module", params=FACES)
+@pytest_asyncio.fixture(scope="module", params=rows(FACES, ci_tier=["embedded"]))
 async def box(request: pytest.FixtureRequest) -> AsyncIterator[Box]:
     async with asynchronous(request.param) as box:
         yield box

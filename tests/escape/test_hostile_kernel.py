@@ -23,6 +23,7 @@ from chain import until_stopped, until_there
 from sbx.kernels import kernel
 from sbx.protocol.runs import Cause, Status
 from sbx.runtime.sandbox import AsyncSandbox
+from tests.tiers import rows
 
 SOCKET = """
 import json, struct
@@ -204,7 +205,7 @@ LARGE = {
 
 
 @one_path()  # the runtime reads every kernel's socket alike
-@pytest.mark.parametrize("what", LARGE)
+@pytest.mark.parametrize("what", rows(LARGE, ci_tier={*LARGE} - {"displays without end"}))
 async def test_what_is_large_costs_bounded_memory_and_time(fresh: Fresh, what: str) -> None:
     """The runtime's memory and the loop that all kernels share are watched meanwhile."""
     sending, ended_by = LARGE[what]

@@ -20,6 +20,7 @@ from sbx.policy import load
 from sbx.protocol.languages import Language
 from sbx.protocol.runs import Status
 from sbx.runtime.sandbox import AsyncSandbox
+from tests.tiers import rows
 
 sys.path.append(str(Path(__file__).parents[1] / "integration"))
 from speaking import is_spoken, needs_language  # of the other suite
@@ -132,7 +133,7 @@ def tasks(box: AsyncSandbox) -> int:
 
 
 @one_path()  # what happens beside the kernel, whoever forked it
-@pytest.mark.parametrize("language", BOMBS)
+@pytest.mark.parametrize("language", rows(BOMBS, ci_tier=["javascript"]))
 async def test_a_bomb_ends_at_tasks_max_and_the_kernel_beside_it_lives(
     beside: AsyncSandbox, fresh: Fresh, language: Language
 ) -> None:

@@ -10,7 +10,8 @@ import pytest
 from tests.fuzz.targets import SEEDS, TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 4
+CI_SECONDS = 2
+FULL_SECONDS = 20
 
 
 @pytest.mark.parametrize(
@@ -23,11 +24,14 @@ def test_a_seed_is_taken(target: str, seed: bytes) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_some_seconds_of_fuzzing_find_nothing(target: str, tmp_path: Path) -> None:
+def test_some_seconds_of_fuzzing_find_nothing(
+    target: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris is not installed: pip install sbx[fuzz]")
+    seconds = FULL_SECONDS if pytestconfig.getoption("--full") else CI_SECONDS
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", target, str(SECONDS), str(tmp_path)],
+        [sys.executable, "-m", "tests.fuzz", target, str(seconds), str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,

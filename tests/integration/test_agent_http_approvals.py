@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import pytest_asyncio
 from agent_calls import (
     Desk,
@@ -391,6 +392,7 @@ async def test_a_service_that_ends_denies_what_waits_and_says_so_in_the_history(
             assert "restarted" in (await messages(client, "ends"))[-1]["content"]
 
 
+@pytest.mark.full_tier
 async def test_a_service_that_was_killed_denies_at_its_next_start() -> None:
     with short_directory() as top:
         call = await to_thread(killed_while_one_waits, top)

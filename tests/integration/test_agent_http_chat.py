@@ -44,6 +44,16 @@ async def client(at: Desk) -> AsyncIterator[httpx.AsyncClient]:
     at.model.forget()
 
 
+async def answered(events: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first event once the model answers: the next answer of the script is then for
+    another request."""
+    first = await anext(events)
+    async for event in events:
+        if event["type"] == "text_delta":
+            return first
+    raise AssertionError("the run ended before the model answered")
+
+
 async def token(client: httpx.AsyncClient, **bounds: Any) -> str:
     asked = {"user_id": "ann", "ttl_s": 600, **bounds}
     reply = await client.post("/v1/admin/tokens", json=asked)
@@ -106,7 +116,7 @@ async def test_a_second_message_is_refused_while_the_agent_works(
 ) -> None:
     at.model.add(HANGS)
     async with aclosing(following(client, body("busy"))) as events:
-        first = await anext(events)
+        first = await answered(events)
         reply = await client.post(f"{API}/chat", json=body("busy", message="and?"))
         assert code_of(reply) == (409, "run_in_progress")
         assert reply.json()["error"]["details"]["run_id"] == first["run_id"]
@@ -125,9 +135,7 @@ async def test_deleting_ends_what_the_agent_does_there(
 ) -> None:
     at.model.add(HANGS)
     async with aclosing(following(client, body("gone"))) as events:
-        async for event in events:
-            if event["type"] == "text_delta":
-                break
+        await answered(events)
         path = "" if what == "session" else "/conversations/gone"
         assert (await client.delete(url(SESSION, path))).status_code == 204
         assert (await the_rest(events))[-1]["reason"] == "aborted"
@@ -184,7 +192,7 @@ async def test_agents_of_two_users_work_in_one_conversation_id_at_once(
 ) -> None:
     at.model.add(HANGS)
     async with aclosing(following(client, body("both"))) as events:
-        await anext(events)
+        await answered(events)
         at.model.add(Response("hello bob"))
         assert (await say(client, "both", user_id="bob"))[-1]["content"] == "hello bob"
         chosen = {"user_id": "ann"}
@@ -237,7 +245,7 @@ async def test_nothing_of_it_is_there_for_another_owner(
 ) -> None:
     at.model.add(HANGS)
     async with aclosing(following(client, body("secret"))) as events:
-        await anext(events)
+        await answered(events)
         async with at.served.client(await at.served.key_of("eve")) as eve:
             tried = [
                 await eve.get(f"{API}/chat/secret/events"),

@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
 
+import pytest
+
 from sbx import AsyncSandbox, Runtime, Settings
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import Approvals
@@ -130,6 +132,7 @@ class Everybody:
         await self._here.wait()
 
 
+@pytest.mark.full_tier
 async def test_a_hundred_conversations_at_once_see_only_their_own_markers() -> None:
     everybody = Everybody(MANY)
 

@@ -236,6 +236,7 @@ def test_a_command_in_a_project_is_shown_with_its_effect_and_asked_for(
     assert {path.name for path in project.iterdir()} == {"old.txt", "new.txt", "a.txt"}
 
 
+@pytest.mark.full_tier
 def test_every_tool_in_a_project_is_asked_about_by_its_changes(places: Path, project: Path) -> None:
     cell = calls("run_code", code="x = 41; open('made.txt', 'w').write('made')")
     answers = recording(
@@ -276,6 +277,7 @@ def asking(places: Path) -> dict[str, str]:
     return {"SBX_POLICY_DIRS": json.dumps([str(policies)])}
 
 
+@pytest.mark.full_tier
 def test_a_new_host_executable_is_always_asked_about_where_the_policy_asks(
     places: Path, project: Path
 ) -> None:

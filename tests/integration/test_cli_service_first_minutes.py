@@ -5,6 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 from command import COMMAND, environment, in_process
 from serving import Service, open_directory, service
 
@@ -81,6 +82,7 @@ def test_a_persons_first_ten_minutes(tmp_path: Path) -> None:
         assert in_process("audit", "verify", "--data-dir", served.data).returncode == 0
 
 
+@pytest.mark.full_tier
 def test_a_sandbox_is_there_after_a_restart(tmp_path: Path) -> None:
     """What a person finds who restarts the service, or the machine."""
     with open_directory() as top:

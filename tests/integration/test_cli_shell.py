@@ -16,6 +16,8 @@ import serving
 from command import COMMAND, environment
 from serving import Service
 
+from tests.tiers import rows
+
 pytestmark = pytest.mark.core
 WAIT_S = 60.0
 PROMPT = "bash-[0-9.]+[$#] "
@@ -119,6 +121,7 @@ def test_vi_draws_and_leaves_the_screen(service: Service, sandbox: str) -> None:
         child.expect("WRITTEN IN VI")
 
 
+@pytest.mark.full_tier
 def test_ten_megabytes_arrive(service: Service, sandbox: str) -> None:
     with attached(service, sandbox) as child:
         child.expect(PROMPT)
@@ -199,7 +202,7 @@ def test_the_caller_s_terminal_is_restored(
             assert child.exitstatus == 128 + number
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", rows([signal.SIGTERM, signal.SIGKILL], ci_tier=[signal.SIGKILL]))
 def test_a_service_that_ends_is_said_and_the_terminal_restored(number: signal.Signals) -> None:
     with serving.service() as other:
         name = re.search(r'"id": "([^"]+)"', other.quick("create", "--json").stdout)

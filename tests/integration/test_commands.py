@@ -49,6 +49,7 @@ def on_disk(box: AsyncSandbox) -> int:
     return sum(path.stat().st_blocks * 512 for path in directory(box).glob("*.log"))
 
 
+@pytest.mark.full_tier
 @pytest.mark.core
 @pytest.mark.timeout(60)
 async def test_a_thousand_commands_leave_nothing_behind() -> None:

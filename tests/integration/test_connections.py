@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from service_process import Service, service
 
 from sbx.api import connections
 from sbx.api.connections import HEAD_MAX, HEAD_S, Connection
+from tests.tiers import rows
 
 _OK = b"HTTP/1.1 200"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -317,6 +319,7 @@ def test_idle_connections_with_a_key_lock_nobody_out(serviced: Service) -> None:
         assert known[0].recv(1) == b""
 
 
+@pytest.mark.full_tier
 def test_few_descriptors_are_enough_for_many_silent_connections() -> None:
     """The limit of open files would be reached before the limit of connections."""
     few = ("prlimit", "--nofile=128:128")
@@ -408,8 +411,10 @@ async def test_an_end_without_a_whole_request_closes_the_connection(
     await writer.wait_closed()
 
 
-@pytest.mark.parametrize("half_closed", [False, True])
-@pytest.mark.parametrize("family", ["tcp", "unix"])
+@pytest.mark.parametrize(
+    ("family", "half_closed"),
+    rows(product(["tcp", "unix"], [False, True]), ci_tier=[("tcp", False), ("unix", True)]),
+)
 def test_a_run_ends_when_its_client_is_gone(
     serviced: Service, box: str, family: str, half_closed: bool
 ) -> None:

@@ -43,6 +43,7 @@ def test_the_demo_analyses_and_is_refused(tmp_path: Path) -> None:
     assert "Biscoe" in (tmp_path / "table.csv").read_text()
 
 
+@pytest.mark.full_tier
 @pytest.mark.needs("root")
 def test_the_demo_says_what_is_best_effort_for_a_user_without_rights() -> None:
     top = Path(os.environ["TMPDIR"])

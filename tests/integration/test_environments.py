@@ -170,6 +170,7 @@ def test_pip_takes_its_lock_with_require_hashes(house: House, tmp_path: Path) ->
     assert (tmp_path / "tiny-2.0-py3-none-any.whl").is_file()
 
 
+@pytest.mark.full_tier
 def test_requirements_come_from_a_file_and_agree_with_packages(
     house: House, tmp_path: Path
 ) -> None:
@@ -259,6 +260,7 @@ def test_a_name_that_is_taken_is_told_so(house: House) -> None:
     assert house.quick("show", "small").returncode == 0
 
 
+@pytest.mark.full_tier
 def test_of_two_who_make_one_name_at_once_one_wins(house: House) -> None:
     words = [*COMMAND, "env", "create", "raced", "tiny", *_BY_UV, "--json"]
     both = [
@@ -446,6 +448,7 @@ async def test_an_environment_that_is_not_there_is_told_with_how_to_make_it(
     assert "sbx env create nowhere" in raised.value.hint
 
 
+@pytest.mark.full_tier
 async def test_a_new_one_of_the_same_name_gets_a_zygote_of_its_own(
     house: House, runtime: Runtime
 ) -> None:
@@ -504,6 +507,7 @@ async def test_a_sandbox_whose_environment_is_removed_by_force_says_so(
         assert (await box.run("1")).ok
 
 
+@pytest.mark.full_tier
 def test_sbx_run_and_the_synchronous_sandbox_use_it_too(house: House) -> None:
     policy = house.policies / f"{house.policy('plain', 'small', start='cold')}.toml"
     code = (
@@ -537,6 +541,7 @@ def _others() -> list[pythons.Python]:
     return list(newest.values())
 
 
+@pytest.mark.full_tier
 def test_another_python_of_the_host_runs_cells_cold_and_forked(
     house: House, pytestconfig: pytest.Config
 ) -> None:
@@ -587,6 +592,7 @@ def test_a_python_that_is_too_old_or_not_there_is_refused(house: House) -> None:
     assert house.there == ["small"]
 
 
+@pytest.mark.full_tier
 @pytest.mark.needs("root", "landlock", "seccomp")
 def test_a_service_that_gave_up_root_uses_those_that_were_there_at_its_start(
     house: House,

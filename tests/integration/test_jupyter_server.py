@@ -181,6 +181,7 @@ def server(jupyter_kernels: Path) -> Iterator[Server]:  # noqa: F811  # of the m
 # -- REST ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 def test_the_kernels_are_listed(server: Server) -> None:
     specs = server.ask("GET", "kernelspecs")["kernelspecs"]
     assert {*KINDS, HERE} <= set(specs)
@@ -299,6 +300,7 @@ def test_cells_behind_a_failed_one_are_aborted(server: Server) -> None:
         assert page.run("print(ran)") == "[]\n"
 
 
+@pytest.mark.full_tier
 def test_a_kernel_that_dies_is_restarted_by_the_server(server: Server) -> None:
     """Its restarter looks every few seconds, and says so to the page."""
     with server.kernel(DEFAULT) as kernel:

@@ -236,6 +236,7 @@ async def test_typescript_by_what_the_host_has(box: AsyncSandbox) -> None:
     assert (run.status, run.stdout, run.stderr) == ("ok", "42\n", "")
 
 
+@pytest.mark.full_tier
 @pytest.mark.timeout(60)
 async def test_java_finds_the_jars_of_the_workspace(box: AsyncSandbox) -> None:
     needs_language("java")

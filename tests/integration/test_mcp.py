@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from command import COMMAND, environment, in_process
 from mcp import Client, StdioServerParameters
 from mcp_types import CallToolResult, ImageContent, TextContent
@@ -75,6 +76,7 @@ async def test_tools_state_files_errors_and_images() -> None:
         assert "2" in said(await client.call_tool("run_code", {"code": "1 + 1"}))
 
 
+@pytest.mark.full_tier
 async def test_output_comes_live_and_a_call_that_is_cancelled_is_interrupted() -> None:
     told: list[str | None] = []
     running = asyncio.Event()

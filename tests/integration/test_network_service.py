@@ -18,6 +18,7 @@ from web import ADDRESS, Web, networked, web
 
 from sbx.cli.toml import dumps
 from sbx.policy import describe
+from tests.tiers import rows
 
 TOKEN = "s3cr3t-of-the-service"
 GET = """
@@ -124,7 +125,7 @@ async def test_the_policy_that_is_shown_names_where_a_secret_lies_and_not_what_i
 
 
 @pytest.mark.needs("root", "landlock", "seccomp")
-@pytest.mark.parametrize("start", ["fork", "cold"])
+@pytest.mark.parametrize("start", rows(["fork", "cold"], ci_tier=["fork"]))
 def test_a_service_that_gave_up_root_opens_it_for_jails_of_other_uids(
     site: Web, start: str
 ) -> None:

@@ -219,6 +219,7 @@ async def test_zygote_whose_parked_jail_cannot_enforce_is_not_asked_again(
     await until(lambda: not zygotes(runtime))
 
 
+@pytest.mark.full_tier
 async def test_one_deadline_is_for_all_paths_and_leaves_the_last_its_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -256,6 +257,7 @@ async def test_zygote_has_as_long_as_a_start_may_take(monkeypatch: pytest.Monkey
     assert told == [77]
 
 
+@pytest.mark.full_tier
 async def test_variable_that_a_preloaded_module_has_read_acts_as_on_the_cold_path(
     runtime: Runtime,
 ) -> None:

@@ -27,6 +27,7 @@ from sbx.isolation import pulse
 from sbx.runtime import project_calls
 from sbx.runtime.project_client import ProjectServerLink, RemoteBox
 from sbx.runtime.runtime import Runtime
+from tests.tiers import rows
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
 
@@ -87,7 +88,9 @@ async def test_its_rights_are_those_of_a_service_but_for_the_directories(
     assert (top / "data-projects").stat().st_uid == 1_899_999_998
 
 
-@pytest.mark.parametrize(("name", "uid"), [("root", 0), ("other", OWNER)])
+@pytest.mark.parametrize(
+    ("name", "uid"), rows([("root", 0), ("other", OWNER)], ci_tier=[("root", 0)])
+)
 async def test_a_call_of_a_tool_changes_the_project_with_its_commit(
     link: ProjectServerLink, top: Path, name: str, uid: int
 ) -> None:
@@ -273,6 +276,7 @@ def a_project(client: httpx.Client, directory: Path, **more: Any) -> httpx.Respo
     return client.post("/api/v1/projects", json=asked)
 
 
+@pytest.mark.full_tier
 def test_an_agent_works_in_a_directory_of_root(served: Service, model: ModelServer) -> None:
     mine = served.data.parent / "work/mine"
     with served.http() as client:
@@ -345,6 +349,7 @@ async def test_a_server_that_answers_nothing_is_killed(
     await gone(process, *family)
 
 
+@pytest.mark.full_tier
 async def test_a_server_whose_broker_died_is_given_up(
     failing: tuple[ProjectServerLink, psutil.Process],
 ) -> None:

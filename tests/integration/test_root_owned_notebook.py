@@ -13,11 +13,13 @@ from jupyter_specs import (  # noqa: F401
 )
 from nbclient import NotebookClient
 
+from tests.tiers import rows
+
 pytestmark = [pytest.mark.needs("root"), ours_only]
 PATIENCE_S = 60
 
 
-@pytest.mark.parametrize("kernel", [NOTEBOOK, STANDALONE_HERE])
+@pytest.mark.parametrize("kernel", rows([NOTEBOOK, STANDALONE_HERE], ci_tier=[NOTEBOOK]))
 def test_a_notebook_of_root_reads_and_writes_beside_itself(kernel: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "data.csv").write_text("1,2\n")

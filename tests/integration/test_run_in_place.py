@@ -53,6 +53,7 @@ async def test_a_caller_s_own_time_out_interrupts_it(warm: AsyncSandbox) -> None
     assert (await warm.run("kept")).result == "1"
 
 
+@pytest.mark.full_tier
 async def test_a_cancelled_caller_s_cell_that_ignores_it_has_its_deadline(
     warm: AsyncSandbox,
 ) -> None:

@@ -200,6 +200,7 @@ def test_script_development_with_a_failing_and_a_mended_script(http: httpx.Clien
     ok(http.delete(f"/v1/sandboxes/{box}"), 204)
 
 
+@pytest.mark.full_tier
 def test_project_set_up_from_a_folder_of_wheels_is_kept_over_a_stop(http: httpx.Client) -> None:
     box = create(http, profile="team")
     put(http, box, "requirements.txt", "greeter==1.2.0\n")
@@ -252,6 +253,7 @@ def test_create_run_delete_leaves_nothing(http: httpx.Client, served: Service) -
     assert not kept()
 
 
+@pytest.mark.full_tier
 def test_long_task_with_extensions_replays_and_refusal_after_expiry(http: httpx.Client) -> None:
     box = create(http, ttl=600)
     ends = [ok(http.get(f"/v1/sandboxes/{box}"))["expires_at"]]

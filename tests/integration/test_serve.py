@@ -194,6 +194,7 @@ def test_a_run_that_does_not_end_is_cut_off_and_recorded(top: Path) -> None:
         assert "open('begun'" in entry["code"]
 
 
+@pytest.mark.full_tier
 def test_a_second_signal_ends_the_drain(top: Path) -> None:
     with service(top, "--drain-timeout", "600", env=_COLD) as served:
         with served.client() as client:
@@ -211,6 +212,7 @@ def test_a_second_signal_ends_the_drain(top: Path) -> None:
         assert "the service ended" in running.reply["error"]  # and not its time-out
 
 
+@pytest.mark.full_tier
 def test_a_drain_does_not_wait_for_who_only_follows(top: Path) -> None:
     with service(top, "--drain-timeout", "600", env=_COLD) as served, served.client() as client:
         url = f"/v1/sandboxes/{create(client)}/events"
@@ -220,6 +222,7 @@ def test_a_drain_does_not_wait_for_who_only_follows(top: Path) -> None:
             assert served.stop() == 0
 
 
+@pytest.mark.full_tier
 @pytest.mark.core
 def test_after_kill_9_it_starts_again_with_its_files_and_without_leftovers(top: Path) -> None:
     with service(top, env=_COLD) as served:
@@ -357,6 +360,7 @@ def test_the_environment_of_the_tests_is_without_settings() -> None:
     assert not [name for name in environment() if name.startswith("SBX_")]
 
 
+@pytest.mark.full_tier
 def test_it_ends_with_its_broker_and_serves_again_when_it_is_started_anew(top: Path) -> None:
     with service(top, env=_COLD) as served, served.client() as client:
         sandbox_id = create(client)

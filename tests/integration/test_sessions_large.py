@@ -10,6 +10,8 @@ from live_app import live
 from places import short_directory
 from sessions_calls import new_session, url
 
+from tests.tiers import rows
+
 SIZE = 300 << 20
 MOST = 48 << 20  # bytes that the process may grow by, client and service together
 CHUNK = bytes(1 << 20)
@@ -54,7 +56,7 @@ async def form(file_first: bool) -> AsyncIterator[bytes]:
     yield b"\r\n" + (field if file_first else b"") + b"--B--\r\n"
 
 
-@pytest.mark.parametrize("file_first", [False, True])
+@pytest.mark.parametrize("file_first", rows([False, True], ci_tier=[False]))
 async def test_three_hundred_megabytes_leave_memory_flat(file_first: bool) -> None:
     with short_directory() as directory:
         policies = directory / "policies"

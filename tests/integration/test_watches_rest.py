@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 from sbx.runtime.watches import _REST, _REST_MAX_S, Watches, _Watch
 from sbx.workspace.tree import Tree
 from sbx.workspace.watching import Watching
@@ -61,6 +63,7 @@ def _storm(directory: Path) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.full_tier
 async def test_watches_of_a_conversation_read_in_turn_and_rest_in_between(tmp_path: Path) -> None:
     watches, threads = Watches(), _Threads()
 

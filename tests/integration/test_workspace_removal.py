@@ -107,6 +107,7 @@ def test_removes_directories_without_any_permission_as_their_owner(tmp_path: Pat
     os.close(fd)
 
 
+@pytest.mark.full_tier
 def test_removes_many_names_in_bounded_memory(parent: int, tmp_path: Path) -> None:
     for directory in ("d", "d/e"):
         (tmp_path / directory).mkdir()
