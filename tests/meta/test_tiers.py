@@ -46,11 +46,12 @@ def counted() -> tuple[Counter[str], Counter[str]]:
     for path in TESTS.glob("**/test_*.py"):
         folder = path.relative_to(TESTS).parts[0]
         module = ast.parse(path.read_text())
+        all_full = has_marker(module, "full_tier")
         for node in ast.walk(module):
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     if name.startswith("test_"):
-                        full = has_marker(module, "full_tier") or has_marker(node, "full_tier")
+                        full = all_full or has_marker(node, "full_tier")
                         full = full and not has_marker(node, "ci_tier")
                         (full_tier if full else ci_tier)[folder] += 1
     return ci_tier, full_tier
