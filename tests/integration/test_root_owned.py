@@ -16,6 +16,7 @@ from kept import a_house
 
 from sbx import Runtime, Settings
 from sbx.errors import BadRequest, Broken, Denied
+from sbx.isolation import userns
 from sbx.linux import renameat2
 from sbx.runtime import sandbox as sandboxes
 from sbx.runtime.house import House
@@ -127,6 +128,17 @@ async def test_code_works_on_files_of_root_by_every_path_of_a_start(
         assert box.receipt is not None
         assert box.receipt.host_uid != 0
     assert owned(project) == AFTER
+
+
+@pytest.mark.parametrize(("device", "inode"), [(0, 1), (1, 0)])
+def test_owner_of_a_directory_that_was_replaced_is_not_mapped(
+    project: Path, device: int, inode: int
+) -> None:
+    found = project.stat()
+    expected = (found.st_dev + device, found.st_ino + inode)
+    with pytest.raises(Broken) as raised:
+        userns.map_owner(str(project), expected, (OTHER, OTHER))
+    assert raised.value.code == "path_replaced"
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "overlay"])
