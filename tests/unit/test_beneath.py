@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -34,5 +35,23 @@ def test_refusals_for_a_moment_are_tried_again(
         with pytest.raises(OSError, match="hold still") as raised:
             beneath.by_openat2(root, ("file",), os.O_RDONLY)
         assert raised.value.errno == errno.EAGAIN
+    finally:
+        os.close(root)
+
+
+@pytest.mark.parametrize("opener", [beneath.by_openat2, beneath.by_walk])
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_PATH, os.O_PATH | os.O_DIRECTORY])
+def test_link_is_opened_only_by_name_and_never_followed(
+    tmp_path: Path, opener: beneath.Opener, flags: int
+) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        with pytest.raises(OSError, match=r"symlink|symbolic") as raised:
+            opener(root, ("link",), flags)
+        assert raised.value.errno == errno.ELOOP
+        link = opener(root, ("link",), os.O_PATH | os.O_NOFOLLOW)
+        assert stat.S_ISLNK(os.fstat(link).st_mode)
+        os.close(link)
     finally:
         os.close(root)
