@@ -68,6 +68,20 @@ async def test_a_run_keeps_the_idle_time_out_away(tmp_path: Path) -> None:
         assert (await handle.result()).status is Status.INTERRUPTED
 
 
+async def test_a_use_without_a_run_keeps_the_idle_time_out_away(tmp_path: Path) -> None:
+    """A long upload or download: its sandbox was not closed under it."""
+    clock = FakeClock()
+    async with a_house(tmp_path / "data", clock, idle_timeout=100) as house:
+        made = await house.sandboxes.create(ME)
+        await run(house, made.id, "x = 1")
+        async with house.sandboxes.using(ME, made.id, scope="files:write") as use:
+            clock.advance(1000)
+            await house.reaper.round()
+            assert (await house.sandboxes.get(ME, made.id)).state is State.READY
+            await use.box.files.write("late", "1")
+        assert not (await run(house, made.id, "x")).state_lost
+
+
 async def test_expiry_ends_the_run_tells_why_and_refuses_from_then_on(tmp_path: Path) -> None:
     clock = FakeClock()
     async with a_house(tmp_path / "data", clock, files_grace=50) as house:
