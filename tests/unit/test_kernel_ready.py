@@ -1,5 +1,6 @@
 """What is said of a kernel that ends before it is ready."""
 
+import asyncio
 import socket
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,6 +39,28 @@ class EndedJail:
         """Its sockets are its kernel's by now."""
 
 
+class LivingJail:
+    """A jail whose processes hold their ends of its sockets."""
+
+    gone = False
+
+    def __init__(self) -> None:
+        self.control, self._supervisor = socket.socketpair()
+        self.kernel, self._kernel = socket.socketpair()
+        self.kills = 0
+
+    async def kill(self) -> End:
+        self.kills += 1
+        return End()
+
+    def close(self) -> None:
+        """Its sockets are its kernel's by now."""
+
+    def end_processes(self) -> None:
+        self._supervisor.close()
+        self._kernel.close()
+
+
 async def started(*, from_kernel: bytes) -> Kernel:
     return await Kernel.start(cast("Jail", EndedJail(from_kernel=from_kernel)), {}, 10)
 
@@ -58,3 +81,15 @@ async def test_the_wall_that_its_kernel_could_not_put_up_is_named() -> None:
 async def test_without_such_a_word_it_ended_before_it_was_ready(said: bytes) -> None:
     with pytest.raises(Broken, match="ended before it was ready: it fell over"):
         await started(from_kernel=said)
+
+
+async def test_jail_is_killed_when_its_attach_is_cancelled() -> None:
+    """The caller gets no kernel to kill, and the jail would live on."""
+    jail = LivingJail()
+    attaching = asyncio.create_task(Kernel.attach(cast("Jail", jail)))
+    await asyncio.sleep(0)  # it has begun
+    attaching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await attaching
+    assert jail.kills == 1
+    jail.end_processes()
