@@ -1,11 +1,12 @@
 """Whether a store is the one of its data directory: every combination, and the hints."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from sbx.errors import Unavailable
-from sbx.runtime.store import marks
+from sbx.runtime.store import Store, marks
 from sbx.runtime.store.marks import Mark, following, judge, refusal
 
 STORE = Path("/var/lib/a b/store.sqlite")
@@ -90,3 +91,22 @@ def test_the_mark_of_a_directory_is_kept_and_damage_is_named(tmp_path: Path) -> 
     (tmp_path / marks.FILE).write_text("{")
     with pytest.raises(Unavailable, match="cannot be read"):
         marks.of_directory(tmp_path)
+
+
+@pytest.mark.parametrize("step", ["write_to_store", "write_to_directory"])
+async def test_start_that_is_cut_off_at_a_mark_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The directory is never ahead of its store: the next start would refuse the store as older."""
+    await (await Store.of_data(tmp_path)).close()
+    before = marks.of_directory(tmp_path)
+
+    def cut_off(*_: object) -> None:
+        raise OSError(errno.EIO, "cut off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(marks, step, cut_off)
+        with pytest.raises(Unavailable):
+            await Store.of_data(tmp_path)
+    assert marks.of_directory(tmp_path) == before
+    await (await Store.of_data(tmp_path)).close()
