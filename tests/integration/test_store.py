@@ -289,6 +289,33 @@ async def keep_and_write(store: Store, path: Path) -> None:
     await pending.close()
 
 
+async def test_a_refused_write_is_kept_although_its_caller_was_cancelled(store: Store) -> None:
+    """The caller cannot see the refusal any more, and nobody else would try again."""
+    pending = PendingWrites(store)
+    begun, released = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    attempts = 0
+
+    def refused_once(on: sqlite3.Connection) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            loop.call_soon_threadsafe(begun.set)
+            released.wait(60)
+            raise sqlite3.OperationalError("database is locked")
+        note_removal(on, "kept")
+
+    writing = asyncio.create_task(pending.write("one", refused_once))
+    await begun.wait()
+    writing.cancel()
+    released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    await pending.close()
+    rows = await store.rows("SELECT directory FROM removals")
+    assert [row["directory"] for row in rows] == ["kept"]
+
+
 def note_removal(on: sqlite3.Connection, name: str) -> None:
     on.execute("DELETE FROM removals")
     on.execute("INSERT INTO removals (directory) VALUES (?)", (name,))
