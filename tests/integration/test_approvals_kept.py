@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -250,6 +250,19 @@ async def test_an_exact_rule_allows_that_command_there_and_nothing_else(desk: De
     assert not await desk.allowed(THERE, "make test")
     assert not await desk.allowed(YOURS, "make test")
     assert not await desk.allowed(HERE, "make test", tool="run_code")
+
+
+@pytest.mark.parametrize("place", [replace(HERE, user_id="bob"), replace(HERE, agent_id="other")])
+async def test_a_rule_does_not_count_in_a_conversation_of_the_same_name(
+    desk: Desk, records: Records, place: Place
+) -> None:
+    """Each user and agent of an owner may have one."""
+    if isinstance(records, StoredApprovals):
+        await chats.ensure(records._store, chat("chat-alike", place))
+    await desk.ask(HERE, "make test")
+    await desk.approvals.decide(ME, "call-1", True, remember="exact")
+    assert await desk.allowed(HERE, "make test")
+    assert not await desk.allowed(place, "make test")
 
 
 async def test_a_prefix_allows_simple_commands_that_begin_with_its_words(desk: Desk) -> None:
