@@ -4,6 +4,9 @@ from typing import Literal
 
 import pytest
 
+from sbx.api.agent.asked import deciding
+from sbx.errors import Denied
+from sbx.protocol.approvals import Reach
 from sbx.runtime.access import SCOPES, Caller
 
 
@@ -85,3 +88,13 @@ def test_the_key_or_token_is_told_and_gives_no_right() -> None:
     assert hash(first) == hash(second)
     assert first.space == second.space
     assert Caller("uid:7", "peer").who == "uid:7"
+
+
+def test_a_token_decides_within_all_of_its_bounds() -> None:
+    bounds = {"user_id": "u", "agent_id": "a", "conversation_id": "c"}
+    executing = Caller("me", "token", scopes=frozenset({"execute"}), **bounds)  # type: ignore[arg-type]
+    assert deciding(executing) == Reach("me", "u", "a", "c")
+    assert deciding(Caller("me", "key")) == Reach("me")
+    with pytest.raises(Denied) as raised:
+        deciding(token(**bounds))
+    assert raised.value.code == "forbidden"
