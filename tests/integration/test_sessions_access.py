@@ -191,6 +191,26 @@ async def test_a_login_is_a_cookie_that_scripts_cannot_read(
         assert code_of(await browser.post(f"{API}/login", json=key)) == (400, "validation_error")
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+async def test_a_page_of_another_origin_changes_nothing_by_a_cookie(
+    served: Served, owner: tuple[str, httpx.AsyncClient], method: str
+) -> None:
+    native = "/v1/sandboxes/none/conversations/default"
+    path = {
+        "POST": f"{API}/sessions",
+        "PUT": f"{native}/files",
+        "PATCH": f"{native}/partials/none",
+        "DELETE": f"{API}/sessions/none",
+    }[method]
+    text = await token(served, owner[0], new_user())
+    async with served.client() as browser:
+        assert (await browser.post(f"{API}/login", json={"token": text})).status_code == 200
+        refused = await browser.request(method, path, headers={"origin": "http://evil.example"})
+        assert code_of(refused) == (403, "forbidden")
+        reply = await browser.request(method, path, headers={"origin": "http://sbx"})
+        assert code_of(reply) != (403, "forbidden")  # judged by what it asks for
+
+
 async def test_other_origins_are_answered_only_when_allowed(
     client: httpx.AsyncClient,
 ) -> None:
