@@ -45,7 +45,8 @@ class Items:
         """Move a regular file to a new item, or over the content of an existing `item`."""
         if item is not None:
             _copy(source, item, os.O_TRUNC)
-        elif match is not None:
+        else:
+            assert match is not None  # a free name is renamed instead
             self.copy(source, target, match)
         os.unlink(source.name, dir_fd=source.parent)
 

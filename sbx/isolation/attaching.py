@@ -169,8 +169,8 @@ def end(child: Child, target: str) -> Ended:
     _, status = os.waitpid(child.pid, 0)
     said, tree, masks = "", None, masking.Masks(0, False)
     with child.report as report:
-        while packet := socket.recv_fds(report, 4096, 1):
-            words, fds = packet[:2]
+        while True:
+            words, fds, _, _ = socket.recv_fds(report, 4096, 1)
             if not words:
                 break
             if words.startswith(b"{"):

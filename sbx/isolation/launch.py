@@ -335,8 +335,8 @@ def start_broker(
 
     Blocks for as long as the broker looks at the host, 30 s at most.
     """
-    prefix = _scope() if groups else []
-    for words in ([prefix] if prefix else []) + [[]]:
+    words = _scope() if groups else []
+    while True:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             process = _start_process(its.fileno(), words)
@@ -356,7 +356,7 @@ def start_broker(
         watchdog.end(process, None, _END_S)
         if not words or error.code != "broker_died":
             raise error
-    raise AssertionError  # the last round returned or raised
+        words = []  # systemd-run could not: without a scope, and without cgroups
 
 
 class Broker:
@@ -381,8 +381,8 @@ class Broker:
         cls, *, bwrap: str | None = None, uids: tuple[int, int], groups: bool = True
     ) -> "Broker":
         """Start the process and let it find out what this host can do. `uids`: (first, count)."""
-        prefix = await in_thread(_scope) if groups else []
-        for words in ([prefix] if prefix else []) + [[]]:
+        words = await in_thread(_scope) if groups else []
+        while True:
             broker = cls()
             try:
                 await broker._open(words)
@@ -390,12 +390,12 @@ class Broker:
             except BaseException as error:
                 await broker.close()
                 if words and getattr(error, "code", "") in ("broker_died", "broker_silent"):
-                    continue  # systemd-run could not, or waits: without a scope, without cgroups
+                    words = []  # systemd-run could not, or waits: without a scope and cgroups
+                    continue
                 raise
             broker.capabilities = Capabilities.from_json(raw)
             broker._pulse.start()
             return broker
-        raise AssertionError  # the last round returned or raised
 
     @classmethod
     def adopt(cls, started: BrokerProcess) -> "Broker":

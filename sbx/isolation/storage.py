@@ -81,7 +81,7 @@ def mounted(path: str) -> Mounted:
     own = f"{os.major(number)}:{os.minor(number)}"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
         kind, source = kind_of(own, lines.read())
-    return Mounted(kind, source, _disk(own))
+    return Mounted(kind, source, disk_of(own))
 
 
 def kinds_at(path: str) -> tuple[str, ...]:
@@ -106,9 +106,10 @@ def kind_of(device: str, mountinfo: str) -> tuple[str, str]:
     return "a file system", "unknown"  # a subvolume of btrfs has a number of its own
 
 
-def _disk(device: str) -> str | None:
-    """The whole disk of a block device, which may be one of its partitions."""
-    place = f"/sys/dev/block/{device}"
+def disk_of(device: str, devices: str = "/sys/dev/block") -> str | None:
+    """Return the whole disk of a block device, which may be one of its partitions; None for a
+    device number without a disk."""
+    place = f"{devices}/{device}"
     if not os.path.exists(place):
         return None
     if not os.path.exists(f"{place}/partition"):

@@ -30,3 +30,16 @@ def in_child(act: Callable[[int], object]) -> str:
         outcome = told.read()
     os.waitpid(pid, 0)
     return outcome
+
+
+def exit_status(act: Callable[[], object]) -> int:
+    """Return the status with which `act` ends a child of the test; -1 if it returns or raises."""
+    returned = 0x7F
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        finally:
+            os._exit(returned)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return -1 if status == returned else status

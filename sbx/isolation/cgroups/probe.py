@@ -148,7 +148,7 @@ def look(layout: Layout) -> Facts:
         ),
         members=tuple(controlfile.pids(path)),
         at_root=not os.path.exists(f"{path}/cgroup.events"),  # every other group has this file
-        scope=_scope(uid),
+        scope=systemd_scope(uid),
     )
 
 
@@ -290,18 +290,17 @@ def _in_container() -> bool:
     )
 
 
-def _scope(uid: int) -> tuple[str, ...] | None:
-    """How systemd would start a command in a scope, None where it is not running."""
-    program = next(
-        (path for path in ("/usr/bin/systemd-run", "/bin/systemd-run") if os.path.exists(path)),
-        None,
-    )
-    if program is None or not os.path.isdir("/run/systemd/system"):
+def systemd_scope(uid: int, root: str = "") -> tuple[str, ...] | None:
+    """Return the words by which systemd starts a command in a scope; None where it does not run.
+    `root` is put before the paths of the host."""
+    places = (f"{root}/usr/bin/systemd-run", f"{root}/bin/systemd-run")
+    program = next((path for path in places if os.path.exists(path)), None)
+    if program is None or not os.path.isdir(f"{root}/run/systemd/system"):
         return None
     options = ("--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--")
     if uid == 0:
         return (program, *options)
-    runtime_dir = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR") or f"{root}/run/user/{uid}"
     if not os.path.exists(f"{runtime_dir}/bus"):
         return None
     # Without the variable systemd-run finds no bus, and a broker is started with few of them
