@@ -25,13 +25,6 @@ def test_group_that_is_gone_has_no_groups_below(tmp_path: Path) -> None:
     assert groups.below(str(tmp_path / "gone")) == []
 
 
-def test_all_directories_are_made_or_none(tmp_path: Path) -> None:
-    (tmp_path / "b").touch()
-    with pytest.raises(FileExistsError):
-        groups.make([str(tmp_path / "a"), str(tmp_path / "b")])
-    assert os.listdir(tmp_path) == ["b"]
-
-
 def test_processes_that_appear_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pids = iter(range(1 << 23, 1 << 24))  # beyond all that Linux gives
     monkeypatch.setattr(groups, "KILL_PASSES", 5)
@@ -105,20 +98,3 @@ def test_removal_that_linux_refuses_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         groups.remove([str(tmp_path / "file")], lambda _: None, 60)
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "ä", "x" * 129])
-def test_name_that_is_no_part_of_a_path_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="cannot name a cgroup"):
-        groups.checked(name)
-
-
-def test_groups_of_dead_runtimes_are_swept_and_others_stay(tmp_path: Path) -> None:
-    dead = f"sbx-dead-{1 << 23}-1"
-    alive = groups.runtime_name("alive")
-    reused = f"sbx-reused-{os.getpid()}-1"  # the pid lives, and is another process
-    names = (dead, alive, reused, "sbx-x", "sbx-a-b-c", "other")
-    for name in names:
-        (tmp_path / name).mkdir()
-    assert groups.sweep([str(tmp_path)]) == sorted([dead, reused])
-    assert set(os.listdir(tmp_path)) == set(names) - {dead, reused}

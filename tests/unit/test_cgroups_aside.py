@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sbx.isolation.cgroups.aside import _is_delegated, _is_ours_alone
+from sbx.isolation.cgroups import aside, groups
+from sbx.isolation.cgroups.aside import _is_delegated, _is_ours_alone, step_aside
 from sbx.isolation.cgroups.probe import CgroupCapabilities
 
 
@@ -52,3 +53,33 @@ def test_what_systemd_did_not_delegate_is_left_alone(
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
     monkeypatch.setattr(os, "geteuid", lambda: 0)  # root's own systemd marks what it delegates
     assert not _is_delegated(str(delegated))
+
+
+def test_step_that_linux_refuses_leaves_no_group(
+    delegated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside, "probe", lambda: found(delegated))
+    assert step_aside() is None  # a directory has no cgroup.procs to be moved by
+    assert os.listdir(delegated) == []
+
+
+def test_service_that_steps_aside_moves_into_a_leaf(
+    delegated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = groups.make
+
+    def make(paths: list[str]) -> None:
+        real(paths)
+        (Path(paths[-1]) / "cgroup.procs").touch()
+
+    monkeypatch.setattr(groups, "make", make)
+    monkeypatch.setattr(aside, "probe", lambda: found(delegated))
+    leaf = step_aside()
+    assert leaf == f"{delegated}/{groups.runtime_name('service')}/sup"
+    assert (Path(leaf) / "cgroup.procs").read_text() == "0"
+
+
+def test_service_that_is_not_alone_stays(delegated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "probe", lambda: found(delegated, version=1))
+    assert step_aside() is None
+    assert os.listdir(delegated) == []

@@ -1,5 +1,10 @@
 """What is concluded from what /proc says, for all kinds of hosts. No cgroup is touched."""
 
+import os
+from pathlib import Path
+
+import pytest
+
 from sbx.isolation.cgroups.probe import (
     CONTROLLERS,
     DELEGATE,
@@ -8,9 +13,12 @@ from sbx.isolation.cgroups.probe import (
     Layout,
     Missing,
     Place,
+    _read_or_empty,
     decide,
     locate,
+    look,
     scope_command,
+    systemd_scope,
 )
 
 V2_MOUNT = (
@@ -245,3 +253,61 @@ def test_v2_root_whose_linux_has_the_memory_controller_off_is_told_how_to_boot_i
 def test_v2_user_without_a_systemd_of_their_own_is_told_to_enable_lingering() -> None:
     missing = decide(v2_layout("/a"), Facts(uid=1000)).missing["memory"]
     assert "loginctl enable-linger" in missing.remedy
+
+
+# -- reading, in a directory that looks like a host ------------------------------------------------
+
+
+def test_facts_of_a_v2_group_are_read_from_its_files(tmp_path: Path) -> None:
+    layout = Layout(2, dict.fromkeys(CONTROLLERS, Place(str(tmp_path), False)))
+    for name, text in (("cgroup.controllers", "cpu memory pids\n"), ("cgroup.procs", "7\n9\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "cgroup.subtree_control").touch()
+    facts = look(layout)
+    assert facts == Facts(
+        os.geteuid(),
+        frozenset({str(tmp_path)}),
+        frozenset({"cpu", "memory", "pids"}),
+        (7, 9),
+        at_root=True,
+        container=facts.container,
+        scope=facts.scope,
+    )
+    (tmp_path / "cgroup.events").touch()
+    (tmp_path / "cgroup.subtree_control").unlink()
+    assert look(layout) == facts._replace(at_root=False, writable=frozenset())
+
+
+@pytest.mark.parametrize("program", ["/usr/bin/systemd-run", "/bin/systemd-run"])
+def test_systemd_starts_scopes_where_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    root = str(tmp_path)
+    assert systemd_scope(0, root) is None
+    (tmp_path / program[1:]).parent.mkdir(parents=True)
+    (tmp_path / program[1:]).touch()
+    assert systemd_scope(0, root) is None  # installed, and not running
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    options = ("--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--")
+    assert systemd_scope(0, root) == (root + program, *options)
+    assert systemd_scope(1000, root) is None
+    runtime_dir = tmp_path / "run/user/1000"
+    runtime_dir.mkdir(parents=True)
+    (runtime_dir / "bus").touch()
+    user = ("/usr/bin/env", f"XDG_RUNTIME_DIR={runtime_dir}", root + program, "--user", *options)
+    assert systemd_scope(1000, root) == user
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"{root}/elsewhere")
+    assert systemd_scope(1000, root) is None
+
+
+def test_file_that_is_not_there_reads_as_empty(tmp_path: Path) -> None:
+    assert _read_or_empty(str(tmp_path / "cgroup")) == ""
+
+
+def test_controller_that_was_found_can_be_given_up_with_its_reason() -> None:
+    capabilities = CgroupCapabilities(1, {"cpu": "/c", "io": "/i"}, {}, cpuacct="/a")
+    why = Missing("no disk", "use one")
+    assert capabilities.without("io", why) == CgroupCapabilities(
+        1, {"cpu": "/c"}, {"io": why}, cpuacct="/a"
+    )

@@ -1,5 +1,6 @@
 """What is looked for below a directory that a jail is shown, and where the look ends."""
 
+import errno
 import os
 import socket
 import stat
@@ -15,7 +16,7 @@ from sbx.errors import Denied
 from sbx.isolation import masking
 from sbx.isolation.filters import Filter
 from sbx.isolation.plan import Bind, LaunchPlan, Seal
-from sbx.linux import mounts, namespaces
+from sbx.linux import mounts, namespaces, openat2
 from sbx.runtime.host_sockets import refuse_uncovered
 from tests.unit.in_child import in_child
 
@@ -189,7 +190,9 @@ def test_socket_that_is_removed_or_exchanged_meanwhile_is_not_covered(
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize(("owner", "mode", "complete"), [(4242, 0o000, False), (0, 0o700, True)])
+@pytest.mark.parametrize(
+    ("owner", "mode", "complete"), [(4242, 0o000, False), (0, 0o700, True), (0, 0o711, False)]
+)
 def test_directory_that_hides_its_entries_counts_if_the_jail_may_open_it(
     top: Path, owner: int, mode: int, complete: bool
 ) -> None:
@@ -208,3 +211,69 @@ def test_directory_that_hides_its_entries_counts_if_the_jail_may_open_it(
         return limits.complete
 
     assert in_child(act) == str(complete)
+
+
+def test_directory_that_cannot_be_looked_at_counts_as_one_that_the_jail_may_open(
+    top: Path,
+) -> None:
+    fd = os.open(top, os.O_PATH | os.O_DIRECTORY)
+    try:
+        denied = PermissionError(errno.EACCES, "denied")
+        assert masking._can_be_passed(fd, b"a", OSError(errno.EIO, "damaged"))
+        assert masking._can_be_passed(fd, b"missing", denied)
+    finally:
+        os.close(fd)
+
+
+def test_look_ends_within_a_large_directory(top: Path) -> None:
+    for number in range(masking._BATCH + 1):
+        os.mkfifo(top / f"{number}")
+    limits = masking.Limits(entries=100)
+    assert len(found(top, limits)) < masking._BATCH
+    assert not limits.complete
+
+
+@pytest.mark.needs("root")
+def test_directory_above_several_sockets_is_pinned_once(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later round finds sockets below directories that an earlier one has pinned."""
+    real = masking._cover
+
+    def covering(at: int, path: bytes, cover: masking.Cover) -> bool:
+        if path == b"a/b/one":
+            listen(top / "a/b/two")
+        return real(at, path, cover)
+
+    monkeypatch.setattr(masking, "_cover", covering)
+    listen(top / "a/b/one")
+    assert masked(top, pin=True).startswith("2 True ")
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(
+    ("number", "outcome"), [(errno.ENOENT, "0 True "), (errno.ENOSPC, "OSError(28, 'no')")]
+)
+def test_cover_that_cannot_be_put_is_an_error_unless_the_socket_is_gone(
+    top: Path, monkeypatch: pytest.MonkeyPatch, number: int, outcome: str
+) -> None:
+    def put(cover: masking.Cover, target: int) -> None:
+        for path in top.rglob("one"):
+            path.unlink()
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(masking.Cover, "put", put)
+    listen(top / "one")
+    assert masked(top).startswith(outcome)
+
+
+def test_socket_that_cannot_be_opened_is_an_error(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_none(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(openat2, "openat2", open_none)
+    cover = masking.Cover(-1)
+    with pytest.raises(OSError, match="Too many open files"):
+        masking._cover(-1, b"one", cover)

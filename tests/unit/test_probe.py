@@ -161,3 +161,25 @@ def test_capabilities_cross_the_broker_s_socket_unchanged() -> None:
         layers=(Layer("memory", False, "none", "why", "remedy"), Layer("cpu", True, "v1")),
     )
     assert Capabilities.from_json(found.to_json()) == found
+
+
+def test_host_without_bwrap_is_told_where_it_was_looked_for(tmp_path: Path) -> None:
+    assert probe.find_bwrap([str(tmp_path)]) is None
+    options, layer = probe._bwrap(None)
+    assert (options, layer.found, layer.detail) == (frozenset(), False, "not found")
+    assert all(place in (layer.cause or "") for place in probe._BWRAP_PLACES)
+
+
+def test_bwrap_that_cannot_be_executed_is_a_missing_layer(tmp_path: Path) -> None:
+    path = tmp_path / "bwrap"
+    path.write_bytes(b"no program")
+    path.chmod(0o755)
+    assert "not a version" in (probed(str(path)).layer("bwrap").cause or "")
+
+
+def test_linux_without_landlock_or_filters_lacks_these_layers() -> None:
+    assert not probe._landlock(0).found
+    assert probe._landlock(99) == Layer("landlock", True, "ABI 99")
+    without, unknown = probe._seccomp(False, "x86_64"), probe._seccomp(True, "riscv64")
+    assert (without.found, without.cause) == (False, "this linux has no seccomp filters")
+    assert (unknown.found, unknown.cause) == (False, "sbx ships no filter for riscv64")
