@@ -20,3 +20,7 @@ def test_a_file_system_without_an_answer_may_fold_case() -> None:
         assert may_fold_case(fd)
     finally:
         os.close(fd)
+
+
+def test_a_directory_that_cannot_be_opened_may_fold_case() -> None:
+    assert may_fold_case(-1)

@@ -1,15 +1,18 @@
 """/proc of a process: strings in its memory, and a process that is gone or hides."""
 
+import builtins
 import ctypes
 import errno
 import mmap
 import os
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from sbx.linux import mountinfo, namespaces, procfs
+from tests.unit.in_child import in_child
 
 GONE = 1 << 23  # beyond all numbers of processes
 PAGE = mmap.PAGESIZE
@@ -90,9 +93,20 @@ def test_path_above_all_mounts_has_no_source() -> None:
     assert mountinfo.source_of("/elsewhere", mounts) is None
 
 
-def test_initial_namespace_maps_every_uid_and_another_has_one_for_the_rest() -> None:
-    with open("/proc/self/uid_map") as file:
-        mapped = sum(int(line.split()[2]) for line in file)
-    overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
-    expected = None if mapped >= (1 << 32) - 1 else overflow
-    assert namespaces.unmapped_uid() == expected
+def test_mounts_that_cannot_be_read_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "/proc" in [mount.point for mount in mountinfo.read()]
+
+    def hidden(path: str, **_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "hidden", path)
+
+    monkeypatch.setattr(builtins, "open", hidden)
+    assert mountinfo.read() == ()
+
+
+@pytest.mark.needs("root")
+def test_namespace_without_all_uids_has_one_that_stands_for_the_rest() -> None:
+    def act(report: int) -> int | None:
+        namespaces.unshare(namespaces.Namespace.USER)
+        return namespaces.unmapped_uid()
+
+    assert in_child(act) == Path("/proc/sys/kernel/overflowuid").read_text().strip()

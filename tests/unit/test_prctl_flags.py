@@ -1,5 +1,6 @@
 """Flags that a process sets on itself, read back."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,8 @@ def test_death_of_the_parent_sends_the_signal() -> None:
         "print(os.read(r, 1))"  # the end of file comes when the grandchild is gone
     )
     assert run(code) == "b''"
+
+
+def test_option_that_linux_does_not_know_is_an_error() -> None:
+    code = "\ntry:\n    prctl.prctl(99999)\nexcept OSError as error:\n    print(error.errno)"
+    assert run(code) == str(errno.EINVAL)
