@@ -185,7 +185,7 @@ def test_conversation_with_files_is_not_charged(
     (conversation / old).parent.mkdir(exist_ok=True)
     (conversation / old).touch()
     assert not storage.charge(str(conversation), bytes_max=MIB, inodes_max=9)
-    assert projects.of == projects.limits == {}
+    assert (projects.of, projects.limits) == ({}, {})
 
 
 def test_shared_directory_is_charged_as_a_whole(projects: Projects, tmp_path: Path) -> None:
