@@ -73,7 +73,9 @@ def test_refusals_of_a_child_have_codes_of_their_own(
         raise attaching._Refused(code)
 
     monkeypatch.setattr(namespaces, "join", refuse)
-    child = attaching.begin_masks(0, [])
+    fd = os.open("/", os.O_PATH)
+    child = attaching.begin(fd, "/mnt/x", fd, attach=True)
+    os.close(fd)
     error = attaching.end(child, "/mnt/x").error
     assert error is not None
     assert (error.code, "/mnt/x" in error.message) == (told, True)
