@@ -21,6 +21,7 @@ import pytest
 from sbx.guest import guarded_calls, guarded_paths, quarantine_items
 from sbx.guest.guarded_calls import Answer, GuardedCalls, Opened, SlowOpen
 from sbx.guest.guarded_paths import AT_EMPTY_PATH, AT_FDCWD, AT_REMOVEDIR, Outside
+from sbx.linux import file_names
 from sbx.linux.seccomp_notify import Call, path_calls
 from sbx.workspace.host_executables import path_rules
 
@@ -32,9 +33,9 @@ NUMBERS = path_calls()
 class Caller:
     """A process of a jail. `root` is its workspace; a relative path starts there."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, fifos: bool = True) -> None:
         self.root = root
-        walls = {"root": str(root), "link_prefixes": ["/usr"], "fifos": True}
+        walls = {"root": str(root), "link_prefixes": ["/usr"], "fifos": fifos}
         self._guard = GuardedCalls(walls)
 
     def answer(self, name: str, *arguments: int | str) -> Answer:
@@ -210,6 +211,9 @@ def test_devices_are_refused_and_fifos_are_made(caller: Caller) -> None:
         assert caller.outcome("mknodat", AT_FDCWD, "device", kind | 0o600) == "EROFS"
     assert caller.outcome("mknodat", AT_FDCWD, "fifo", stat.S_IFIFO | 0o600) == "done"
     assert stat.S_ISFIFO(Path("fifo").stat().st_mode)
+    without = Caller(caller.root, fifos=False)
+    assert without.outcome("mknodat", AT_FDCWD, "other", stat.S_IFIFO | 0o600) == "EACCES"
+    assert without.outcome("mknodat", AT_FDCWD, "other", stat.S_IFREG | 0o600) == "done"
 
 
 @pytest.mark.parametrize(
@@ -242,6 +246,18 @@ def test_directory_keeps_its_depth_and_its_repository(caller: Caller) -> None:
     assert caller.outcome("renameat", AT_FDCWD, ".git/c", AT_FDCWD, ".git/e") == "EROFS"
     Path("f").mkdir()
     assert caller.outcome("renameat", AT_FDCWD, "a/b", AT_FDCWD, "f/b") == "done"
+
+
+def test_repository_stays_protected_without_its_rule_in_the_table(caller: Caller) -> None:
+    """The name `.git` is that of a bare repository, too."""
+    rules = caller.root.parent / "quarantine/rules.json"
+    content = {"rules": path_rules(remove=(".git",)).to_json(), "linked": []}
+    rules.write_text(json.dumps(content))
+    for path in (".git/a", "b"):
+        Path(path).mkdir(parents=True)
+    for source, destination in ((".git/a", "b/a"), ("b", ".git/b")):
+        call = ("renameat", AT_FDCWD, source, AT_FDCWD, destination)
+        assert caller.outcome(*call) == "EROFS", source
 
 
 def test_symlink_gets_no_second_name(caller: Caller) -> None:
@@ -291,6 +307,29 @@ def test_new_protected_file_and_directory_are_made_in_the_quarantine(caller: Cal
         assert Path(os.readlink(name)).parent == items
     assert caller.outcome("unlinkat", AT_FDCWD, ".vscode", AT_REMOVEDIR) == "done"
     assert [path.name for path in items.iterdir()] == [Path(os.readlink(".envrc")).name]
+
+
+def test_free_file_that_replaces_a_link_of_an_item_becomes_its_content(caller: Caller) -> None:
+    assert caller.outcome("openat", AT_FDCWD, ".envrc", CREATE, 0o600) == "done"
+    item = os.readlink(".envrc")
+    Path("file").write_text("text")
+    assert caller.outcome("renameat", AT_FDCWD, "file", AT_FDCWD, ".envrc") == "done"
+    assert (os.readlink(".envrc"), Path(item).read_text()) == (item, "text")
+    assert not Path("file").exists()
+
+
+def test_new_head_of_a_repository_is_found_without_its_case(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ("one", "two"):
+        for part in ("objects", "refs"):
+            Path(path, part).mkdir(parents=True)
+    assert caller.outcome("openat", AT_FDCWD, "one/head", CREATE, 0o600) == "done"
+    assert Path("one/head").is_file()
+    assert not Path("one/head").is_symlink()
+    monkeypatch.setattr(file_names, "may_fold_case", lambda directory: True)
+    assert caller.outcome("openat", AT_FDCWD, "two/head", CREATE, 0o600) == "done"
+    assert Path("two/head").is_symlink()
 
 
 def test_item_whose_name_is_taken_meanwhile_is_not_given(
