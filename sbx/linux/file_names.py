@@ -15,13 +15,14 @@ _CASE_FOLD = 0x40000000
 def may_fold_case(directory: int) -> bool:
     """Return whether `a` and `A` may be one name there; True where Linux has no answer."""
     flags = bytearray(8)
-    fd = -1
     try:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return True
+    try:
         fcntl.ioctl(fd, _GET_FLAGS, flags)
     except OSError:
         return True
     finally:
-        if fd >= 0:
-            os.close(fd)
+        os.close(fd)
     return bool(struct.unpack("=Q", flags)[0] & _CASE_FOLD)
