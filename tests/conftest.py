@@ -29,7 +29,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -442,6 +442,16 @@ async def nothing_is_left(
     assert not left, f"left behind by this module: {left}"
 
 
+def _data_directories(temporary: Path) -> set[Path]:
+    return set(temporary.glob("sbx-*")) - {runtime.data for runtime in _lasting.runtimes}
+
+
+@pytest.fixture
+def data_directories(own_temporary_directory: Path) -> Callable[[], set[Path]]:
+    """Find the data directories of runtimes, except those of what all tests share."""
+    return lambda: _data_directories(own_temporary_directory)
+
+
 def _traces(temporary: Path) -> Traces:
     brokers = {runtime.broker for runtime in _lasting.runtimes}
     processes = _processes(brokers)
@@ -450,7 +460,6 @@ def _traces(temporary: Path) -> Traces:
         surplus += runtime.surplus(_taken(processes, runtime.broker))
     for pid in _lasting.services:
         _taken(processes, pid)
-    data = {runtime.data for runtime in _lasting.runtimes}
     return Traces(
         processes=processes,
         surplus=surplus,
@@ -458,7 +467,7 @@ def _traces(temporary: Path) -> Traces:
         may_open=sum(runtime.descriptors for runtime in _lasting.runtimes),
         mounts=frozenset(Path("/proc/self/mountinfo").read_text().splitlines()),
         cgroups=frozenset(_cgroups(brokers)),
-        directories=frozenset(map(str, set(temporary.glob("sbx-*")) - data)),
+        directories=frozenset(map(str, _data_directories(temporary))),
     )
 
 

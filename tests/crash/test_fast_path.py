@@ -267,7 +267,7 @@ asyncio.run(main())
     rows(["importing", "forking", "entering", "booting", "running"], ["forking", "running"]),
 )
 async def test_everything_ends_with_the_program_at_any_step_of_a_start(
-    step: str, own_temporary_directory: Path
+    step: str, data_directories: Callable[[], set[Path]]
 ) -> None:
     with embedding(step) as program:
         assert program.stdin is not None
@@ -282,17 +282,13 @@ async def test_everything_ends_with_the_program_at_any_step_of_a_start(
         program.kill()
         await gone(*below)
     async with Runtime():  # sweeps the data directory that nobody could remove
-        assert len(_data_directories(own_temporary_directory)) == 1
+        assert len(data_directories()) == 1
 
 
 def embedding(step: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", PROGRAM, step]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe)
-
-
-def _data_directories(top: Path) -> list[Path]:
-    return list(top.glob("sbx-*"))
 
 
 async def _hold(step: str, itself: psutil.Process) -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +243,7 @@ async def test_everything_inside_dies_with_the_program(
 
 
 async def test_the_next_runtime_sweeps_what_a_dead_one_left(
-    embedding: "subprocess.Popen[str]", own_temporary_directory: Path
+    embedding: "subprocess.Popen[str]", data_directories: Callable[[], set[Path]]
 ) -> None:
     """The broker is killed first, so that neither of the two can tidy up."""
     await asyncio.sleep(0.3)
@@ -255,11 +255,7 @@ async def test_the_next_runtime_sweeps_what_a_dead_one_left(
         await gone(process)
     embedding.wait()
     await asyncio.to_thread(os.waitpid, itself.pid, 0)  # adopted; a zombie would count as living
-    left = [
-        own_temporary_directory / name
-        for name in os.listdir(own_temporary_directory)
-        if name.startswith("sbx-")
-    ]
+    left = data_directories()
     assert left
     assert groups_of(itself.pid) or not probe().controllers
     async with Runtime() as runtime:
