@@ -6,6 +6,7 @@ As root the user is `OWNER`, whose uid the jails of that directory have; else th
 
 import os
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,10 +23,12 @@ OWNER = 4242 if os.geteuid() == 0 else os.geteuid()
 
 @dataclass(frozen=True)
 class Place:
-    """`directory` is the project, `marker` what an executed command of the sandbox creates."""
+    """`directory` is the project, `marker` what an executed command of the sandbox creates, and
+    `packages` the virtual environment that `{packages}` in a variable stands for."""
 
     directory: Path
     marker: Path
+    packages: Path = Path(sys.prefix)
 
     def user(
         self, *argv: str, cwd: str = ".", env: Mapping[str, str] | None = None, stdin: str = ""
@@ -40,7 +43,10 @@ class Place:
             "GIT_AUTHOR_EMAIL": "me@example.org",
             "GIT_COMMITTER_NAME": "me",
             "GIT_COMMITTER_EMAIL": "me@example.org",
-            **(env or {}),
+            **{
+                name: value.replace("{packages}", str(self.packages))
+                for name, value in (env or {}).items()
+            },
         }
         is_root = os.geteuid() == 0
         return subprocess.run(

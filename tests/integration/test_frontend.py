@@ -507,10 +507,12 @@ threading.Thread(target=later, daemon=True).start()
 
 async def test_what_a_thread_and_a_task_show_between_cells_is_told(seen: Seen) -> None:
     await seen.run(
-        "import asyncio, os, threading, time\n"
-        "def late():\n    while not os.path.exists('now'): time.sleep(0.01)\n    print('thread')\n"
+        # print writes the end of the line apart from the text, and the other's may come between
+        "import asyncio, os, sys, threading, time\n"
+        "def late():\n    while not os.path.exists('now'): time.sleep(0.01)\n"
+        "    sys.stdout.write('thread\\n')\n"
         "async def task():\n    while not os.path.exists('now'): await asyncio.sleep(0.01)\n"
-        "    print('task'); display(1)\n"
+        "    sys.stdout.write('task\\n'); display(1)\n"
         "threading.Thread(target=late).start(); t = asyncio.create_task(task())"
     )
     assert seen.told == []

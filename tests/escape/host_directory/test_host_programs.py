@@ -4,15 +4,19 @@ Every attack is also made where the policy says `host_executables = "allow"`: th
 shows that the test would see it.
 """
 
+import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from planting import Attack, Place, attacked, make_place
 
 from sbx import Runtime
+from sbx.linux import mounts
 from tests.tiers import rows
 
 MONITOR = "[core]\n\trepositoryformatversion = 0\n\tfsmonitor = \"touch '{marker}'; false\"\n"
@@ -30,10 +34,9 @@ CELL = '{"cell_type": "markdown", "id": "a", "metadata": {}, "source": "x"}'
 NOTEBOOK = f'{{"cells": [{CELL}], "metadata": {{}}, "nbformat": 4, "nbformat_minor": 5}}'
 COMMAND = '{"type": "subprocess.Popen", "args": ["touch", "{marker}"]}'
 SETTINGS = '{"preprocessors": {"x": ' + COMMAND + "}}"
-# The packages of the tests, for the host's interpreter: the user cannot enter the home of root.
-PACKAGES = {
-    "PYTHONPATH": sysconfig.get_path("purelib"),
-    "JUPYTER_PATH": f"{sys.prefix}/share/jupyter",
+PACKAGES = {  # of the tests, for the host's interpreter; see `packages`
+    "PYTHONPATH": f"{{packages}}/{Path(sysconfig.get_path('purelib')).relative_to(sys.prefix)}",
+    "JUPYTER_PATH": "{packages}/share/jupyter",
 }
 NBCONVERT = ("python3", "-P", "-m", "nbconvert")
 
@@ -366,9 +369,25 @@ CI_ATTACKS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def packages(own_temporary_directory: Path) -> Iterator[Path]:
+    """The virtual environment of the tests where the user can reach it, also if it lies in the
+    home of root."""
+    if os.geteuid() != 0:
+        yield Path(sys.prefix)
+        return
+    shown = own_temporary_directory / "packages"
+    shown.mkdir()
+    mounts.bind(sys.prefix, str(shown))
+    yield shown
+    mounts.detach(str(shown))
+    shown.rmdir()
+
+
 @pytest.fixture
-def place(own_temporary_directory: Path, request: pytest.FixtureRequest) -> Place:
-    return make_place(own_temporary_directory / f"place-{abs(hash(request.node.name))}")
+def place(own_temporary_directory: Path, packages: Path, request: pytest.FixtureRequest) -> Place:
+    top = own_temporary_directory / f"place-{abs(hash(request.node.name))}"
+    return replace(make_place(top), packages=packages)
 
 
 def _skip_without(attack: Attack, place: Place) -> None:
