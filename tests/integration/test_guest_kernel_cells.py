@@ -109,21 +109,7 @@ def test_sys_exit_and_exit_leave_the_kernel_alive(kernel: KernelClient) -> None:
     assert kernel.run("1").result == "1"
 
 
-def test_help_is_a_page_in_the_payload(kernel: KernelClient) -> None:
-    (payload,) = kernel.run("len?").reply["payload"]
-    assert payload["source"] == "page"
-    assert "number of items" in payload["data"]["text/plain"]
-
-
 # --- Streams.
-
-
-def test_streams_are_told_apart_and_precede_results(kernel: KernelClient) -> None:
-    cell = kernel.run(
-        "import sys\nprint('out')\nprint('err', file=sys.stderr)\nprint('more')\n'end'"
-    )
-    assert cell.kinds == ["stdout", "stderr", "stdout", "execute_result"]
-    assert (cell.text(), cell.text("stderr")) == ("out\nmore\n", "err\n")
 
 
 def test_prints_and_displays_keep_their_order(kernel: KernelClient) -> None:
@@ -131,9 +117,7 @@ def test_prints_and_displays_keep_their_order(kernel: KernelClient) -> None:
     assert cell.kinds == ["stdout", "display_data", "stdout", "display_data", "stdout"]
 
 
-@pytest.mark.parametrize(
-    "printing", ["print('now')", "print('now', end='')", "print('now\\r', end='')"]
-)
+@pytest.mark.parametrize("printing", ["print('now', end='')", "print('now\\r', end='')"])
 def test_the_first_output_does_not_wait_for_the_cell(kernel: KernelClient, printing: str) -> None:
     finish = kernel.start("execute_request", code=f"{printing}\nwhile True: pass")
     frame = kernel.receive()
@@ -246,19 +230,6 @@ def test_a_huge_picture_makes_way_for_a_note(tmp_path: Path) -> None:
 # --- Rich display.
 
 
-def test_display_ids_update_in_place(kernel: KernelClient) -> None:
-    cell = kernel.run("h = display('a', display_id='id1'); h.update('b')")
-    first, second = cell.of("display_data", "update_display_data")
-    assert cell.kinds == ["display_data", "update_display_data"]
-    assert first["transient"] == second["transient"] == {"display_id": "id1"}
-    assert second["data"] == {"text/plain": "'b'"}
-
-
-def test_clear_output_says_whether_to_wait(kernel: KernelClient) -> None:
-    cell = kernel.run("from IPython.display import clear_output; clear_output(wait=True)")
-    assert cell.of("clear_output") == [{"wait": True}]
-
-
 @pytest.mark.parametrize(
     ("method", "value", "mime"),
     [
@@ -298,10 +269,6 @@ def test_something_that_is_no_json_is_an_error_of_the_cell(kernel: KernelClient)
 
 
 # --- asyncio.
-
-
-def test_top_level_await(kernel: KernelClient) -> None:
-    assert kernel.run("import asyncio\nawait asyncio.sleep(0, 'slept')").result == "'slept'"
 
 
 def test_background_tasks_go_on_between_cells(kernel: KernelClient) -> None:
@@ -621,37 +588,6 @@ def test_odd_displays_never_make_a_frame_the_host_calls_malformed(
 def test_an_output_limit_that_is_no_number_is_answered(kernel: KernelClient) -> None:
     cell = kernel.run("1", output_max="much")
     assert (cell.kinds, cell.reply["status"]) == (["error"], "error")
-
-
-# --- Comms.
-
-
-def test_comms_speak_both_ways(kernel: KernelClient) -> None:
-    cell = kernel.run(
-        "from comm import create_comm\nc = create_comm(target_name='t', data={'n': 1})\n"
-        "c.on_msg(lambda m: c.send({'echo': m['content']['data']}, buffers=[b'ab']))"
-    )
-    (opened,) = cell.of("comm_open")
-    assert (opened["target_name"], opened["data"]) == ("t", {"n": 1})
-    kernel.send("comm_msg", {"comm_id": opened["comm_id"], "data": {"x": 2}})
-    answer = kernel.receive()
-    assert answer.type == "comm_msg"
-    assert answer.content["data"] == {"echo": {"x": 2}}
-    assert answer.content["buffers"] == ["YWI="]
-    assert kernel.run("c.close()").of("comm_close")[0]["comm_id"] == opened["comm_id"]
-
-
-def test_the_host_may_open_a_comm(kernel: KernelClient) -> None:
-    kernel.run(
-        "def opened(c, message): c.send({'hello': message['content']['data']})\n"
-        "get_ipython().kernel.comm_manager.register_target('mine', opened)"
-    )
-    kernel.send("comm_open", {"comm_id": "c1", "target_name": "mine", "data": 5})
-    assert kernel.receive().content["data"] == {"hello": 5}
-    kernel.send("comm_open", {"comm_id": "c2", "target_name": "nobody", "data": {}})
-    while (frame := kernel.receive()).type != "comm_close":
-        assert frame.type == "stream"
-    assert frame.content["comm_id"] == "c2"
 
 
 # --- The end.
