@@ -16,7 +16,6 @@ from sessions_calls import API
 
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.settings import AgentSettings
-from sbx.clock import Clock
 
 PERSON = 4242  # whose directories projects are, where the tests run as root
 Event = dict[str, Any]
@@ -43,7 +42,6 @@ class Desk:
 async def desk(
     directory: Path,
     *answers: Script,
-    clock: Clock | None = None,
     key: str = KEY,
     known_key: str | None = None,
     **settings: Any,
@@ -56,7 +54,7 @@ async def desk(
         chosen = AgentSettings(
             base_url=model.openai_url, api_key=SecretStr(key), model_name="scripted"
         )
-        served = live(directory, clock=clock, agent=chosen, project_dirs=(projects,), **settings)
+        served = live(directory, agent=chosen, project_dirs=(projects,), **settings)
         async with served as serves:
             yield Desk(serves, model, projects)
 

@@ -38,7 +38,6 @@ from sessions_calls import API, code_of, until, url
 from sbx.agent.messages import Response
 from sbx.api.agent import agents_of
 from sbx.runtime.sessions import session_id
-from tests.fake_clock import FakeClock
 
 WRITES = "echo done > made.txt && echo said"
 
@@ -96,38 +95,6 @@ async def test_a_yes_makes_the_very_changes_that_were_rehearsed(
     assert (directory / "made.txt").read_text() == "done\n"
     assert "said" in rest[-1]["content"]
     assert await pending(person) == []
-
-
-async def test_a_no_leaves_nothing_and_is_told_to_the_model(
-    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
-) -> None:
-    directory = at.directory("no")
-    at.model.add(runs(WRITES), told)
-    asked = body("no", project_id=await project(asker, directory))
-    async with aclosing(following(asker, asked)) as events:
-        start = await asked_for(events)
-        assert (await decide(person, start["tool_call_id"], False)).status_code == 200
-        rest = await the_rest(events)
-    assert one(rest, "tool_end")["is_error"]
-    assert "denied" in rest[-1]["content"]
-    assert list(directory.iterdir()) == []
-
-
-async def test_of_two_answers_at_once_one_counts(
-    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
-) -> None:
-    at.model.add(runs(WRITES), told)
-    asked = body("two", project_id=await project(asker, at.directory("two")))
-    async with aclosing(following(asker, asked)) as events:
-        call = (await asked_for(events))["tool_call_id"]
-        async with at.served.client() as other:
-            replies = await asyncio.gather(decide(person, call, True), decide(other, call, False))
-        rest = await the_rest(events)
-    first, second = sorted(replies, key=lambda reply: reply.status_code)
-    assert (first.status_code, code_of(second)) == (200, (409, "already_decided"))
-    decided = first.json()["approved"]
-    assert one(rest, "tool_approval")["approved"] is decided
-    assert second.json()["error"]["details"]["approved"] is decided
 
 
 async def test_abort_denies_what_waits_and_ends_the_run(
@@ -358,21 +325,6 @@ async def test_a_program_that_calls_a_tool_is_asked_for_as_a_model_is(
 
 async def _some(client: httpx.AsyncClient) -> bool:
     return bool(await pending(client))
-
-
-async def test_without_an_answer_it_is_denied_when_its_time_is_over() -> None:
-    clock = FakeClock()
-    with short_directory() as top:
-        async with desk(top, runs(WRITES), told, clock=clock) as at, at.served.client() as client:
-            asked = body("late", project_id=await project(client, at.directory("late")))
-            async with aclosing(following(client, asked)) as events:
-                start = await asked_for(events)
-                assert start["expires_at"] == clock.now() + 600
-                clock.advance(601)
-                rest = await the_rest(events)
-            assert one(rest, "tool_approval")["by"] == "timeout"
-            assert "nobody answered" in rest[-1]["content"]
-            assert code_of(await decide(client, start["tool_call_id"], True))[0] == 409
 
 
 async def test_a_service_that_ends_denies_what_waits_and_says_so_in_the_history() -> None:
