@@ -170,15 +170,13 @@ class Way:
             return await reader.readuntil(b"\r\n\r\n"), (reader, writer)
 
     @asynccontextmanager
-    async def tls(
-        self, to: str, trust: ssl.SSLContext, *, sni: str | None = None
-    ) -> AsyncIterator[Streams]:
+    async def tls(self, to: str, trust: ssl.SSLContext) -> AsyncIterator[Streams]:
         """TLS through a CONNECT, as a client inside has it."""
         said, (reader, writer) = await self.tunnel(to)
         with closed(writer):
             assert said.startswith(b"HTTP/1.1 200 "), said
             async with asyncio.timeout(LONG_S):
-                await writer.start_tls(trust, server_hostname=sni or to.rpartition(":")[0])
+                await writer.start_tls(trust, server_hostname=to.rpartition(":")[0])
             yield reader, writer
 
     async def ask(

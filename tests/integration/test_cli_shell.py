@@ -166,19 +166,6 @@ def test_a_client_that_vanishes_leaves_its_terminal(service: Service, sandbox: s
             again.expect("after")
 
 
-def test_two_clients_on_one_terminal(service: Service, sandbox: str) -> None:
-    with attached(service, sandbox) as one:
-        one.expect(PROMPT)
-        with attached(service, sandbox) as two:
-            two.expect(PROMPT)
-            one.sendline("echo seen by'' both")
-            one.expect("seen by both")
-            two.expect("seen by both")
-            two.sendline("exit")
-            assert ended(two) == 0
-            assert ended(one) == 0
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_the_caller_s_terminal_is_restored(
     service: Service, sandbox: str, number: signal.Signals

@@ -14,7 +14,6 @@ from places import short_directory
 
 from sbx import AsyncSandbox, Runtime, Settings, errors
 from sbx.client import Client
-from sbx.kernels.kernel import Command
 from sbx.protocol.commands import CommandCause, CommandState
 from sbx.runtime import command_log, commands
 
@@ -241,17 +240,6 @@ async def test_a_closed_sandbox_still_says_why_its_commands_ended(runtime: Runti
         await box.commands.start("true")
     with pytest.raises(errors.Closed):
         await command.logs()
-
-
-def test_a_supervisor_that_minds_no_window_is_found_out() -> None:
-    from sbx.kernels import frames
-
-    command = Command(None, "1", 1000)  # type: ignore[arg-type]
-    command._put(frames.Output("stdout", "x" * 3000))
-    assert not command._overran
-    for _ in range(3):
-        command._put(frames.Output("stdout", "x" * MIB))
-    assert command._overran
 
 
 # -- in a service ----------------------------------------------------------------------------------

@@ -82,18 +82,6 @@ async def test_tls_for_another_server_than_was_asked_for_is_refused(
     assert (last.allowed, last.rule, last.reason) == (False, "tls.sni", reason)
 
 
-async def test_a_client_of_tls_understands_the_refusal(
-    tmp_path: Path, certificates: Certificates
-) -> None:
-    async with (
-        origin(tls=certificates.server(HOST)) as site,
-        way(tmp_path, allowing(f"{HOST}:{site.port}"), HERE) as out,
-    ):
-        with pytest.raises(ssl.SSLError, match="access denied"):
-            async with out.tls(f"{HOST}:{site.port}", certificates.trust, sni="other.example"):
-                pass
-
-
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01"])
 async def test_only_tls_goes_through_a_tunnel(tmp_path: Path, said: bytes) -> None:
     async with (
