@@ -369,8 +369,7 @@ def posted(served: Service, path: str, body: dict[str, Any], version: str = "1.1
     return head.encode() + content
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-@pytest.mark.parametrize("family", ["tcp", "unix"])
+@pytest.mark.parametrize(("family", "version"), [("tcp", "1.0"), ("tcp", "1.1"), ("unix", "1.1")])
 def test_a_client_that_shuts_down_its_writing_side_gets_its_reply(
     serviced: Service, box: str, family: str, version: str
 ) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -191,19 +190,6 @@ async def test_there_are_so_many_and_no_more(box: Box) -> None:
     other = box.conversation("other")
     await other.run("1")
     assert [one.name for one in await other.contexts.list()] == ["default"]
-
-
-async def test_the_sandbox_may_be_closed_while_a_context_starts(box: Box) -> None:
-    await box.run("1")
-    starting: asyncio.Task[Any] = asyncio.create_task(box.contexts.create("other"))
-
-    async def use() -> None:
-        await (await starting).run("1")  # it may have started just before
-
-    await asyncio.sleep(0.005)
-    await box.close()
-    with pytest.raises((Closed, NotFound, Conflict)):
-        await use()
 
 
 def test_the_synchronous_ones_do_the_same(make: Make) -> None:

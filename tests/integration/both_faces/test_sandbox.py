@@ -260,7 +260,7 @@ def test_a_path_that_leads_out(cells: Sandbox, path: str) -> None:
         cells.files.write(path, "x")
 
 
-@pytest.mark.parametrize("content", ["\udc80", None, 5])
+@pytest.mark.parametrize("content", ["\udc80", None])
 def test_content_that_no_file_can_have(cells: Sandbox, content: str) -> None:
     with pytest.raises(BadRequest) as raised:
         cells.files.write("a", content)
@@ -274,7 +274,7 @@ def test_a_file_that_is_no_text(cells: Sandbox) -> None:
     assert cells.files.read_bytes("raw") == b"\xff"
 
 
-@pytest.mark.parametrize("name", ["a/b", "", "..", "x" * 300])
+@pytest.mark.parametrize("name", ["a/b", "", ".."])
 def test_a_conversation_s_name_that_cannot_be(cells: Sandbox, name: str) -> None:
     with pytest.raises(InvalidPath):
         cells.conversation(name)
