@@ -19,8 +19,8 @@ def only(monkeypatch: pytest.MonkeyPatch, found: Found) -> None:
     monkeypatch.setattr(languages, "_cache", languages.Cache())
 
 
-async def box_of(client: httpx.AsyncClient, profile: str = "default") -> str:
-    reply = await client.post("/v1/sandboxes", json={"profile": profile})
+async def box_of(client: httpx.AsyncClient) -> str:
+    reply = await client.post("/v1/sandboxes", json={})
     return str(reply.json()["id"])
 
 
@@ -91,12 +91,6 @@ async def test_what_the_native_route_refuses(
 ) -> None:
     reply = await asked(client, await box_of(client), **{"code": "true", **body})
     assert code_of(reply) == (status, code), reply.text
-
-
-async def test_a_policy_without_processes_refuses_scripts(client: httpx.AsyncClient) -> None:
-    reply = await asked(client, await box_of(client, "strict"), kind="bash", code="true")
-    assert code_of(reply)[1] == "processes_denied"
-    assert reply.status_code in (400, 403)
 
 
 async def test_an_interrupt_of_the_conversation_ends_a_script(client: httpx.AsyncClient) -> None:

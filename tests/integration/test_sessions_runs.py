@@ -67,13 +67,6 @@ async def test_code_that_fails_is_a_result(client: httpx.AsyncClient) -> None:
     assert odd["status"] in ("ok", "error")
 
 
-async def test_bash_runs_beside_python(client: httpx.AsyncClient) -> None:
-    session = await new_session(client)
-    done = (await run(client, session, "echo hi; echo no >&2; pwd", language="bash")).json()
-    assert (done["status"], done["stdout"], done["stderr"]) == ("ok", "hi\n/workspace\n", "no\n")
-    assert (await run(client, session, "exit 3", language="bash")).json()["status"] == "error"
-
-
 @pytest.mark.parametrize(
     "change",
     [
