@@ -208,12 +208,6 @@ def test_allowed_errors_are_outputs_and_the_rest_runs() -> None:
     assert last.outputs[0].data["text/plain"] == "1"
 
 
-def test_input_is_refused_where_nobody_can_answer() -> None:
-    done = run(DEFAULT, "input('name? ')", "'goes on'", allow_errors=True)
-    assert done.cells[0].outputs[0].ename == "StdinNotImplementedError"
-    assert done.cells[1].outputs[0].data["text/plain"] == "'goes on'"
-
-
 @pytest.mark.parametrize("kernel", [DEFAULT, STANDALONE])
 @pytest.mark.ci_tier
 def test_a_loop_without_end_is_interrupted_at_its_time_out(kernel: str) -> None:

@@ -207,22 +207,13 @@ def test_a_kernel_is_started_interrupted_restarted_and_deleted(server: Server, k
     assert kernel not in server.running()
 
 
-def test_a_page_that_stays_open_sees_the_restart(server: Server) -> None:
-    """Its websocket goes on: the sockets are the same after it."""
-    with server.kernel(DEFAULT) as kernel, server.page(kernel) as page:
-        page.run("x = 1")
-        server.ask("POST", f"kernels/{kernel}/restart")
-        assert page.run("print('x' in globals())") == "False\n"
-
-
 # -- notebooks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [DEFAULT, HERE])
-def test_a_notebook_that_is_opened_again_finds_its_files(server: Server, kind: str) -> None:
-    with server.notebook(f"{kind}.ipynb", kind) as page:
+def test_a_notebook_that_is_opened_again_finds_its_files(server: Server) -> None:
+    with server.notebook("again.ipynb", DEFAULT) as page:
         page.run("x = 1; open('results.txt', 'w').write('of the first kernel')")
-    with server.notebook(f"{kind}.ipynb", kind) as page:
+    with server.notebook("again.ipynb", DEFAULT) as page:
         said = page.run("print('x' in globals(), open('results.txt').read())")
         assert said == "False of the first kernel\n"
         page.run("import os; os.unlink('results.txt')")
@@ -276,28 +267,6 @@ def test_a_cell_asks_and_is_answered(server: Server) -> None:
         assert page.next("input_request", cell) == {"prompt": "pin? ", "password": True}
         page.answer("1815")
         assert page.end(cell)[0] == "Ada 1815\n"
-
-
-def test_a_question_is_interrupted(server: Server) -> None:
-    with server.kernel(DEFAULT) as kernel, server.page(kernel) as page:
-        cell = page.execute("input('? ')", allow_stdin=True)
-        page.next("input_request", cell)
-        server.ask("POST", f"kernels/{kernel}/interrupt")
-        assert page.end(cell)[1]["ename"] == "KeyboardInterrupt"
-        assert page.run("print('goes on')") == "goes on\n"
-
-
-def test_cells_behind_a_failed_one_are_aborted(server: Server) -> None:
-    """As with "run all": what was queued is not run, what comes later is."""
-    with server.kernel(DEFAULT) as kernel, server.page(kernel) as page:
-        page.run("ran = []")
-        failing = page.execute("input('go? ')\nraise ValueError('stop here')", allow_stdin=True)
-        waiting = [page.execute(f"ran.append({number})") for number in range(3)]
-        page.next("input_request", failing)
-        page.answer("")
-        assert page.next("execute_reply", failing)["status"] == "error"
-        assert [page.next("execute_reply", cell)["status"] for cell in waiting] == ["aborted"] * 3
-        assert page.run("print(ran)") == "[]\n"
 
 
 @pytest.mark.full_tier

@@ -185,24 +185,6 @@ def test_the_page_reads_which_widgets_there_are(page: Page) -> None:
     assert comm not in page.comms("jupyter.widget")
 
 
-def test_the_page_opens_a_comm_of_its_own(page: Page) -> None:
-    page.run(
-        "def opened(comm, message):\n"
-        "    comm.on_msg(lambda m: comm.send({'back': m['content']['data']}))\n"
-        "get_ipython().kernel.comm_manager.register_target('echo', opened)"
-    )
-    page.send("comm_open", {"comm_id": "mine", "target_name": "echo", "data": {}})
-    (back,) = of(page.send("comm_msg", {"comm_id": "mine", "data": {"n": 1}}), "comm_msg")
-    assert (back["comm_id"], back["data"]) == ("mine", {"back": {"n": 1}})
-    page.send("comm_close", {"comm_id": "mine", "data": {}})
-    assert page.comms("echo") == set()
-
-
-def test_a_comm_for_a_target_that_is_unknown_is_closed(page: Page) -> None:
-    heard = page.send("comm_open", {"comm_id": "nobody's", "target_name": "unknown", "data": {}})
-    assert [content["comm_id"] for content in of(heard, "comm_close")] == ["nobody's"]
-
-
 def test_nbclient_keeps_the_state_of_widgets_and_plays_the_output_widget() -> None:
     """Its Output widget answers comms while the cell still runs."""
     nb = notebook(
