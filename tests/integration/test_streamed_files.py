@@ -143,13 +143,3 @@ async def test_two_streams_of_one_name_leave_one_of_them_whole(box: AsyncSandbox
     bodies = [bytes([n]) * 700_000 for n in range(8)]
     await asyncio.gather(*(box.uploads.put_stream("a", pieces(body)) for body in bodies))
     assert await box.uploads.read_bytes("a") in bodies
-
-
-async def test_files_at_once_never_pass_the_limit_of_their_number(box: AsyncSandbox) -> None:
-    limits = UploadLimits(max_file_count=3)
-    done = await asyncio.gather(
-        *(box.uploads.put_stream(f"{n}", pieces(b"x"), limits) for n in range(10)),
-        return_exceptions=True,
-    )
-    assert sum(not isinstance(one, BaseException) for one in done) == 3
-    assert len(await box.uploads.list()) == 3

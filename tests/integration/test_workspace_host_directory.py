@@ -260,11 +260,6 @@ def test_links_protects_attributes_where_git_has_a_driver(directory: HostDirecto
             directory.refuse_change(path)
 
 
-def test_links_protects_a_hooks_directory_that_is_not_there(directory: HostDirectory) -> None:
-    write(directory, ".git/config", "[core]\n\thooksPath = later\n")
-    assert directory.find_links().aliases == {"later"}
-
-
 def test_links_protects_each_symlink_on_the_way(directory: HostDirectory) -> None:
     write(directory, ".git/config", "[core]\n\thooksPath = tools/hooks\n")
     write(directory, "v1/hooks/pre-commit")

@@ -90,14 +90,6 @@ def test_no_id_of_a_caller_is_ever_a_path_component(data: DataDirectory, name: s
         data.remove(name)
 
 
-def test_opening_again_finds_the_same_files(data: DataDirectory) -> None:
-    sandbox, name = data.new_name(), data.new_name()
-    with data.conversation(sandbox, name) as first:
-        first.files.write(("a",), b"kept", max_bytes=9)
-    with data.conversation(sandbox, name) as second:
-        assert second.files.read(("a",), max_bytes=9) == b"kept"
-
-
 def test_whatever_took_the_place_of_a_mount_point_gives_way(
     conversation: ConversationFiles, tmp_path: Path
 ) -> None:
@@ -184,38 +176,6 @@ def test_files_reads_an_upload_where_the_code_inside_sees_it(
     paths = [entry.path for entry in files.list(max_depth=3)]
     assert "/workspace/uploads/temparea/x.csv" in paths
     assert [entry.name for entry in files.list("uploads/temparea")] == ["x.csv"]
-
-
-def test_files_writes_lists_and_deletes(files: Files) -> None:
-    assert files.write("d/a.txt", b"hi") == 2
-    assert files.read("/workspace/d/a.txt") == b"hi"
-    assert [entry.name for entry in files.list()] == ["d", "uploads"]
-    files.make_directory("d/e")
-    assert files.delete("d")
-    with pytest.raises(NotFound):
-        files.read("d/a.txt")
-
-
-@pytest.mark.parametrize(
-    "path", ["uploads", "uploads/temparea", "uploads/generated", "shared", "."]
-)
-def test_files_never_deletes_or_replaces_a_mount_point(
-    files: Files, conversation: ConversationFiles, path: str
-) -> None:
-    for change in (files.delete, lambda where: files.write(where, b"")):
-        with pytest.raises(InvalidPath) as raised:
-            change(path)
-        assert raised.value.details["reason"] == "reserved"
-    assert (conversation.files_path / "uploads/temparea").is_dir()
-
-
-def test_files_never_changes_an_upload(files: Files, conversation: ConversationFiles) -> None:
-    conversation.uploads.put("x", b"kept")
-    for change in (files.delete, lambda where: files.write(where, b"")):
-        with pytest.raises(InvalidPath) as raised:
-            change("uploads/temparea/x")
-        assert raised.value.details["reason"] == "read_only"
-    assert files.read("uploads/temparea/x") == b"kept"
 
 
 def test_files_shares_between_conversations_only_where_there_is_a_shared_tree(

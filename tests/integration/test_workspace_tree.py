@@ -39,12 +39,6 @@ def reason(error: pytest.ExceptionInfo[InvalidPath]) -> str:
     return str(error.value.details["reason"])
 
 
-def test_write_makes_parents_and_read_gives_the_bytes_back(tree: Tree, root: Path) -> None:
-    assert tree.write(("a", "b", "c.bin"), b"\0\xff", max_bytes=BIG) == 2
-    assert tree.read(("a", "b", "c.bin"), max_bytes=BIG) == b"\0\xff"
-    assert (root / "a/b/c.bin").read_bytes() == b"\0\xff"
-
-
 def test_write_replaces_content_and_keeps_permissions(tree: Tree, root: Path) -> None:
     (root / "run.sh").write_text("old")
     (root / "run.sh").chmod(0o750)

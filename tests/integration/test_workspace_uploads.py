@@ -55,14 +55,6 @@ def test_put_of_a_host_file_that_is_missing_or_no_file(uploads: Uploads, tmp_pat
     assert uploads.list() == ()
 
 
-@pytest.mark.parametrize("name", ["Ünï.csv", "a b", "-rf", "x" * 255, "é" * 127])
-def test_put_keeps_the_name_byte_for_byte(
-    uploads: Uploads, conversation: ConversationFiles, name: str
-) -> None:
-    uploads.put(name, b"x")
-    assert os.listdir(os.fsencode(conversation.uploads_path)) == [name.encode()]
-
-
 def test_put_replaces_in_one_step(uploads: Uploads) -> None:
     uploads.put("a", b"old")
 
