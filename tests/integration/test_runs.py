@@ -292,11 +292,6 @@ async def test_waiters_that_go_away_at_any_moment_leave_every_run_recorded(
     assert len(await talk.history()) == 41
 
 
-async def test_a_follower_that_goes_away_does_not_end_it(talk: Talk) -> None:
-    handle = await talk.begun("print('a', flush=True); import time; time.sleep(0.3); 'b'")
-    assert (await handle.result()).result == "'b'"
-
-
 async def test_a_run_that_nobody_waits_for_runs(talk: Talk) -> None:
     handle = await talk.start("1")
     async with asyncio.timeout(60):
@@ -524,12 +519,6 @@ async def test_no_answer_interrupts_the_run(talk: Talk) -> None:
         if isinstance(event, InputRequest):
             await handle.answer(None)
     assert (await handle.result()).status == "interrupted"
-
-
-async def test_input_that_nobody_was_asked_to_answer_is_an_error_inside(talk: Talk) -> None:
-    run = await talk.run("input()")
-    assert run.error is not None
-    assert (run.status, run.error.name) == ("error", "StdinNotImplementedError")
 
 
 # -- history ---------------------------------------------------------------------------------------
