@@ -72,13 +72,6 @@ async def test_without_a_key_each_call_is_done(replies: Replies, store: Store) -
     assert await kept(store) == 0
 
 
-async def test_a_second_call_gets_the_reply_of_the_first(replies: Replies) -> None:
-    work = Work()
-    first = await replies.once(ME, "k", "f", work)
-    assert await replies.once(ME, "k", "f", work) == first == (201, b"reply 1")
-    assert work.done == 1
-
-
 async def test_fifty_at_once_are_done_once(replies: Replies) -> None:
     work = Work(held=True)
     calls = [asyncio.create_task(replies.once(ME, "k", "f", work)) for _ in range(50)]

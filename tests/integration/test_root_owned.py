@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import in_process
 from kept import a_house
 
 from sbx import Runtime, Settings
@@ -336,14 +335,6 @@ async def test_two_sandboxes_have_uids_of_their_own_over_one_directory(
         assert (await one.run("open('from-one', 'w').write('1')")).ok
         assert (await other.run("open('from-one', 'a').write('2')")).ok
     assert (project / "from-one").read_text() == "12"
-
-
-def test_sbx_run_works_in_a_directory_of_root(project: Path) -> None:
-    ended = in_process(
-        "run", "--workspace", project, "-c", "open('made', 'w').write('x'); print('done')"
-    )
-    assert (ended.returncode, ended.stdout) == (0, "done\n")
-    assert owned(project)["made"] == (0, 0, 0o644)
 
 
 # -- projects --------------------------------------------------------------------------------------

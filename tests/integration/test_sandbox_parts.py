@@ -130,19 +130,6 @@ async def test_events_are_followed_to_the_tombstone(tmp_path: Path) -> None:
         assert again == seen
 
 
-async def test_lists_go_by_pages(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data") as house:
-        ids = sorted([(await house.sandboxes.create(ME)).id for _ in range(5)])
-        found, cursor = [], None
-        while True:
-            page = await house.sandboxes.list(ME, limit=2, cursor=cursor)
-            found += [one.id for one in page.items]
-            if (cursor := page.next_cursor) is None:
-                break
-        assert found == ids
-        assert not (await house.sandboxes.list(ME, state=State.READY)).items
-
-
 @pytest.mark.core
 async def test_two_sandboxes_share_a_cargo_at_the_same_time(tmp_path: Path) -> None:
     async with a_house(tmp_path / "data") as house:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from command import environment, in_process, sbx
+from command import in_process, sbx
 from places import short_directory
 from service_process import Service, service, wait_until
 
@@ -354,10 +354,6 @@ def test_a_planted_settings_file_executes_nothing(
     assert ended.returncode != 0
     assert f"{top / name} may not set" in ended.stderr
     assert "--config" in ended.stderr
-
-
-def test_the_environment_of_the_tests_is_without_settings() -> None:
-    assert not [name for name in environment() if name.startswith("SBX_")]
 
 
 @pytest.mark.full_tier

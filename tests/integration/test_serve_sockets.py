@@ -29,14 +29,6 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def test_directory_and_socket_are_for_their_owner_only(top: Path) -> None:
-    path = top / "sbx" / "sbx.sock"
-    listener = listen(path)
-    assert (mode(path.parent), mode(path)) == (0o700, 0o600)
-    listener.close()
-    assert not path.exists()
-
-
 def test_it_is_private_whatever_the_umask_is(top: Path) -> None:
     before = os.umask(0)
     try:
