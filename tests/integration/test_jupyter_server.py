@@ -244,20 +244,6 @@ def test_two_notebooks_see_nothing_of_each_other_or_the_host(server: Server) -> 
 # -- a cell's life ---------------------------------------------------------------------------------
 
 
-def test_output_of_a_busy_cell_arrives_before_the_cell_ends(server: Server) -> None:
-    """The cell waits for a file that is only written once its output was seen."""
-    with server.notebook("busy.ipynb", HERE) as page:
-        cell = page.execute(
-            "import os, time\n"
-            "print('no newline, no flush', end='')\n"
-            "while not os.path.exists('go'): time.sleep(0.01)\n"
-            "print('ended')"
-        )
-        assert page.next("stream", cell)["text"] == "no newline, no flush"
-        (server.notebooks / "go").touch()
-        assert page.end(cell)[0] == "ended\n"
-
-
 def test_a_cell_asks_and_is_answered(server: Server) -> None:
     ask = "import getpass\nname = input('name? '); pin = getpass.getpass('pin? '); print(name, pin)"
     with server.kernel(DEFAULT) as kernel, server.page(kernel) as page:
