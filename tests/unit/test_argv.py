@@ -88,12 +88,6 @@ def test_words_with_spaces_or_dashes_stay_one_argument() -> None:
     assert argv[argv.index("--setenv") : argv.index("--chdir")] == ["--setenv", "A", "--setenv B c"]
 
 
-def test_everything_of_the_plan_is_in_place_before_the_root_becomes_read_only() -> None:
-    argv = bwrap_argv(PLAN, str)
-    last_mount = max(argv.index(target) for target in ("/workspace/maybe", "/etc/hosts"))
-    assert last_mount < argv.index("--remount-ro") < argv.index("--seccomp")
-
-
 def test_a_zygote_has_the_same_view_without_files_and_the_power_to_give_it_to_others() -> None:
     plan = ZygotePlan(
         bwrap="/usr/bin/bwrap",

@@ -68,10 +68,6 @@ def test_must_is_judged_by_what_was_measured_and_not_by_what_is_printed() -> Non
     assert row([5.0004], must=5.0)["met"] is False
 
 
-def test_ratio_of_a_throughput_is_above_one_when_more_is_done() -> None:
-    assert row([60.0], [4.0], better="higher")["ratio"] == 15.0
-
-
 def test_comparison_says_better_whichever_way_is_good() -> None:
     assert compared(row([2.0], [10.0])) == "5 times better"
     assert compared(row([10.0], [2.0])) == "5 times worse"

@@ -52,7 +52,6 @@ V1_PLACES = {
 }
 SCOPE_PATH = "/user.slice/user-1000.slice/user@1000.service/app.slice/run-r1aa8.scope"
 USER_SCOPE = ("/usr/bin/env", "XDG_RUNTIME_DIR=/run/user/1000", "/usr/bin/systemd-run", "--user")
-ROOT_SCOPE = ("/usr/bin/systemd-run", "--scope", "-p", "Delegate=yes", "--")
 NO_USER_SCOPE = (
     "systemd was asked for a scope and gave none; see what it says to:"
     " systemd-run --user --scope -p Delegate=yes true"
@@ -125,19 +124,6 @@ def test_v2_root_of_a_machine_without_systemd_is_used_as_it_is() -> None:
         at_root=True,
     )
     assert scope_command(capabilities) is None
-
-
-def test_v2_root_in_a_login_session_gets_a_system_scope() -> None:
-    layout = locate("0::/user.slice/user-0.slice/session-2.scope\n", V2_MOUNT)
-    path = "/sys/fs/cgroup/user.slice/user-0.slice/session-2.scope"
-    facts = Facts(
-        uid=0,
-        writable=frozenset({path}),
-        controllers=frozenset({"cpu", "io", "memory", "pids"}),
-        members=(780, 789),
-        scope=ROOT_SCOPE,
-    )
-    assert scope_command(decide(layout, facts)) == list(ROOT_SCOPE)
 
 
 def test_v2_user_session_without_delegation_names_how_to_see_why_there_is_no_scope() -> None:
@@ -234,14 +220,6 @@ def test_process_taken_along_by_a_runtime_has_the_group_where_that_one_made_its_
 def test_mount_point_with_a_blank_is_read() -> None:
     mount = V2_MOUNT.replace("/sys/fs/cgroup", "/my\\040groups")
     assert locate("0::/a\n", mount).places["memory"].path == "/my groups/a"
-
-
-def test_v2_user_whose_systemd_hands_down_no_cpu_is_told_how_to_delegate_it() -> None:
-    layout = locate(f"0::{SCOPE_PATH}\n", V2_MOUNT)
-    path = "/sys/fs/cgroup" + SCOPE_PATH
-    facts = Facts(uid=1000, writable=frozenset({path}), controllers=frozenset({"memory", "pids"}))
-    missing = decide(layout, facts).missing
-    assert missing["cpu"] == Missing(f"the cpu controller is not handed down to {path}", DELEGATE)
 
 
 def test_v2_root_whose_linux_has_the_memory_controller_off_is_told_how_to_boot_it() -> None:

@@ -230,13 +230,3 @@ def test_judge_knows_the_server_that_tls_names(
     host: str, sni: str | None, verdict: Verdict
 ) -> None:
     assert judge(NETWORK, Asked("CONNECT", host, 443, hello=Hello(sni))) == verdict
-
-
-def test_judge_is_the_same_for_each_request_anew() -> None:
-    """A redirect is judged as what it is: another request."""
-    first = Asked("GET", "example.org", 80, "/", addresses=("93.184.216.34",))
-    redirected = replace(first, host="169.254.169.254", path="/latest/meta-data/")
-    assert judge(NETWORK, first).allowed
-    assert judge(NETWORK, redirected) == Verdict(
-        False, UNLISTED, "169.254.169.254 is not in the policy's network.allow"
-    )

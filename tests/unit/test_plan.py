@@ -160,12 +160,6 @@ def test_root_stages_what_another_uid_could_not_walk_to_and_nothing_of_the_syste
     )
 
 
-def test_only_the_workspace_and_what_is_pinned_in_it_is_writable() -> None:
-    mounts = (*planned().mounts, *planned().own_mounts)
-    binds = [mount for mount in mounts if isinstance(mount, Bind) and mount.writable]
-    assert [bind.target for bind in binds] == ["/workspace", "/workspace/uploads"]
-
-
 def test_a_zygote_is_shown_what_its_jails_are_and_nothing_of_any_conversation() -> None:
     zygote = zygote_plan(load("data-science"), HOST, PATHS)
     jail = planned("data-science")

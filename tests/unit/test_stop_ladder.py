@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sbx.protocol.runs import Cause, Status
 from sbx.runtime.stop import Ladder, Why
 
 TIMEOUT_S, GRACE_S = 60.0, 1.0
@@ -185,14 +184,6 @@ def test_what_is_there_at_once_is_taken_without_a_timer(run: Callable[..., Any])
         return code
 
     assert run(story()).done == []
-
-
-def test_every_reason_has_an_outcome() -> None:
-    assert {why: why.outcome() for why in Why} == {
-        Why.DEADLINE: (Status.TIMEOUT, None),
-        Why.OUTPUT: (Status.KILLED, Cause.OUTPUT),
-        Why.CALLER: (Status.INTERRUPTED, None),
-    }
 
 
 @pytest.mark.parametrize("each_s", [0.5, 7.0])

@@ -56,10 +56,6 @@ def test_reply_promises_an_outcome(status: int | None, code: str, outcome: str) 
     assert act("run", 0, status, code=code).outcome == outcome
 
 
-def test_no_acts_give_no_findings() -> None:
-    assert found() == []
-
-
 def test_status_500_is_a_finding_with_its_code() -> None:
     assert found(act("run", 1, 500, code="broker_silent")) == [
         Finding("server_error", "run", "500 broker_silent", 1)
