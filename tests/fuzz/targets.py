@@ -25,6 +25,8 @@ from sbx.policy.model import Imports
 from sbx.workspace.paths import Part, check_name, resolve
 
 _PIECES = (1, 3, 7, 64, 1 << 16)
+_TYPES = sorted(wire.KERNEL_FRAMES | wire.SUPERVISOR_FRAMES)
+_ONE_OF_EACH_TYPE = range(7, 7 + 2 * len(_TYPES), 2)  # first bytes of `frames`
 
 
 def frames(data: bytes) -> None:
@@ -36,8 +38,7 @@ def frames(data: bytes) -> None:
     if how < len(_PIECES):
         bodies = _split(rest, _PIECES[how])
     elif how & 1:
-        kinds = sorted(wire.KERNEL_FRAMES | wire.SUPERVISOR_FRAMES)
-        kind = kinds[how // 2 % len(kinds)].encode()
+        kind = _TYPES[how // 2 % len(_TYPES)].encode()
         bodies = [b'{"type":"' + kind + b'","id":"1","content":' + rest + b"}"]
     else:
         bodies = [rest]
@@ -186,7 +187,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"\xf0" + b"[" * 100 + b"]" * 100,
         b"\x07" + b"1" * 4301,
         b"\x07-1e308",
-        *(bytes([one]) + b'{"data":{"a":1}}' for one in range(7, 99, 2)),
+        *(bytes([one]) + b'{"data":{"a":1}}' for one in _ONE_OF_EACH_TYPE),
     ),
     "paths": (
         b"\x00a/../../etc/passwd",
