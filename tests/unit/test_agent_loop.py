@@ -119,12 +119,6 @@ async def test_parallel_calls_all_start_before_one_ends_and_results_are_in_call_
     assert [result.tool_call_id for result in results] == ids
 
 
-async def test_live_output_comes_between_start_and_end_of_its_call() -> None:
-    agent = Agent(FakeSandbox(), ReplayModel([calling(code("6*7")), "ok"]))
-    kinds = [event.type for event in await told(agent)]
-    assert kinds[1:4] == ["tool_start", "tool_output", "tool_end"]
-
-
 @pytest.mark.parametrize(
     ("call", "says"),
     [

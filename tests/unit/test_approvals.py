@@ -42,15 +42,6 @@ async def waits_for(clock: FakeClock, sleepers: int = 1) -> None:
             await asyncio.sleep(0)
 
 
-async def test_the_answer_of_a_person_is_given_to_whoever_asked(approvals: Approvals) -> None:
-    pending = await ask(approvals)
-    waiting = asyncio.create_task(pending.decision())
-    await approvals.decide(ME, "call-1", True)
-    decision = await waiting
-    assert (decision.approved, decision.by) == (True, "me")
-    assert await pending.decision() == decision  # asked again, the same
-
-
 async def test_an_answer_that_came_before_anybody_waited_counts(approvals: Approvals) -> None:
     pending = await ask(approvals)
     await approvals.decide(ME, "call-1", False)
@@ -93,15 +84,19 @@ async def test_one_that_is_cancelled_while_it_waits_is_denied(
     assert late.value.details["by"] == "abort"
 
 
-async def test_nothing_sleeps_on_after_an_answer(approvals: Approvals, clock: FakeClock) -> None:
+async def test_answer_is_given_to_whoever_waits_and_nothing_sleeps_on(
+    approvals: Approvals, clock: FakeClock
+) -> None:
     before = asyncio.all_tasks()
     pending = await ask(approvals)
     waiting = asyncio.create_task(pending.decision())
     await waits_for(clock)
     await approvals.decide(ME, "call-1", True)
-    await waiting
+    decision = await waiting
+    assert (decision.approved, decision.by) == (True, "me")
     await asyncio.sleep(0)
     assert asyncio.all_tasks() <= before
+    assert await pending.decision() == decision  # asked again, the same
 
 
 class SlowRecords(MemoryRecords):

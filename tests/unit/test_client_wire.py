@@ -14,7 +14,7 @@ from opentelemetry import trace
 
 from sbx.client import Client, SessionCreateFailed, SessionNotReady
 from sbx.client.address import address_of
-from sbx.errors import BadRequest, Broken, Closed, Denied, SbxError, TooLarge, Unavailable
+from sbx.errors import BadRequest, Broken, Closed, SbxError, TooLarge, Unavailable
 from sbx.protocol.events import run_to_json
 from sbx.protocol.runs import Run, RunEnd, Status, Stdout
 
@@ -185,17 +185,6 @@ async def test_what_is_no_service_is_an_error_of_ours(answer: bytes) -> None:
         with pytest.raises((Broken, Unavailable)) as raised:
             await client.health()
     assert raised.value.code in ("foreign_reply", "connection_lost")
-
-
-async def test_an_error_comes_back_as_it_was_raised() -> None:
-    error = {"code": "capability_not_supported", "message": "no shell", "hint": "h",
-             "details": {"capability": "shell"}, "request_id": "r-1"}  # fmt: skip
-    async with told(Script(body(400, {"error": error}))) as client:
-        with pytest.raises(Denied) as raised:
-            await client.keepalive("s")
-    found = raised.value
-    assert (found.code, found.message, found.hint) == ("capability_not_supported", "no shell", "h")
-    assert found.details == {"capability": "shell", "request_id": "r-1"}
 
 
 async def test_an_upload_that_is_refused_on_the_way_is_not_sent_to_its_end() -> None:

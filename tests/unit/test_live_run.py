@@ -251,16 +251,6 @@ def test_what_was_cut_inside_makes_the_run_truncated(shown_in_part: Any) -> None
     assert not ran(resulting("whole"), shown("whole")).truncated
 
 
-async def test_whoever_waits_for_the_end_may_go_away_without_ending_it() -> None:
-    live = LiveRun("run-1", ROOM)
-    impatient, patient = (asyncio.create_task(live.result()) for _ in range(2))
-    await asyncio.sleep(0)
-    impatient.cancel()
-    run = live.finish(Status.OK)
-    assert await patient is run
-    assert impatient.cancelled() or impatient.cancelling()
-
-
 async def test_events_have_numbers_by_which_a_follower_comes_back() -> None:
     live = LiveRun("run-1", ROOM)
     live.add(printed("a"))

@@ -16,7 +16,6 @@ from sbx.api.errors import status_of
 from sbx.api.limits import Limits
 from sbx.errors import SbxError, Unavailable, out_of_files
 from sbx.runtime.context import _as_ours
-from sbx.workspace.refusals import translate
 
 FULL = OSError(errno.EMFILE, "Too many open files")
 
@@ -49,10 +48,6 @@ def test_other_errors_are_not(error: Exception) -> None:
 def test_run_without_a_descriptor_is_not_a_bug() -> None:
     assert _as_ours(FULL).code == "too_many_open_files"
     assert _as_ours(RuntimeError("wrong")).code == "internal_error"
-
-
-def test_file_without_a_descriptor_is_not_a_bad_path() -> None:
-    assert translate(FULL, "a").code == "too_many_open_files"
 
 
 def test_settings_without_a_descriptor_are_not_wrong(tmp_path: Path) -> None:

@@ -48,8 +48,3 @@ def test_filter_asks_for_calls_that_change_files(
         program, architecture=AUDIT_ARCH[machine], number=number, arguments=arguments
     )
     assert action == (bpf.NOTIFY if asked else bpf.ALLOW)
-
-
-def test_machine_without_a_table_is_refused() -> None:
-    with pytest.raises(OSError, match="no call numbers"):
-        seccomp_notify.path_calls("riscv64")

@@ -220,14 +220,6 @@ async def test_errors_of_a_tool_are_results() -> None:
     assert "TimeoutError: its own" in (await called(acting(impatient), "weather", ANYWHERE)).text
 
 
-async def test_a_cancelled_call_is_cancelled() -> None:
-    async def cancelled(call: Call, arguments: Arguments) -> str:
-        raise asyncio.CancelledError
-
-    with pytest.raises(asyncio.CancelledError):
-        await called(acting(cancelled), "weather", ANYWHERE)
-
-
 async def test_a_long_result_is_cut_in_the_middle_and_kept_whole() -> None:
     whole = "".join(f"line {n}\n" for n in range(1000)) + "\ud800"
 
