@@ -124,7 +124,6 @@ async def test_parallel_calls_all_start_before_one_ends_and_results_are_in_call_
     [
         (ToolCall("x", "no_such", "{}"), "no_such"),
         (ToolCall("x", "run_code", "{"), "JSON"),
-        (ToolCall("x", "run_code", '{"cod": "1"}'), "code"),
     ],
 )
 async def test_what_is_wrong_with_a_call_is_told_to_the_model_and_the_loop_goes_on(

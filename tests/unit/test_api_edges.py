@@ -357,7 +357,7 @@ async def test_http_1_1_needs_one_host_and_http_1_0_none() -> None:
     assert (await call("GET", "/none", host=None, http_version="1.0")).status == 404
 
 
-@pytest.mark.parametrize("text", ["", "abc", "-1", "+1", "1.0", "9" * 30, "9" * 16, "٣", "1 2"])
+@pytest.mark.parametrize("text", ["", "abc", "-1", "+1", "1.0", "9" * 16, "٣", "1 2"])
 async def test_a_malformed_event_id_is_refused(text: str) -> None:
     """It was taken for 0, and the client got all events a second time."""
     reply = await call("GET", "/last", headers=[("last-event-id", text)])

@@ -117,7 +117,6 @@ def test_mounts_cannot_lie_in_one_another() -> None:
         {"processes": False},
         {"filter": "strict"},
         {"processes": False, "filter": "strict"},  # with the shell among the capabilities
-        {"network": {"allow": ["pypi.org"]}},
         {"capabilities": []},
     ],
 )

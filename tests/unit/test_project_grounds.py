@@ -59,7 +59,7 @@ def test_it_has_to_be_a_directory(grounds: ProjectGrounds, top: Path, name: str)
     assert refusal(grounds, top / "work" / name) == (BadRequest, "invalid_directory")
 
 
-@pytest.mark.parametrize("asked", ["/", "/etc", "/root", "{top}", "{top}/elsewhere/theirs"])
+@pytest.mark.parametrize("asked", ["/", "/etc", "{top}", "{top}/elsewhere/theirs"])
 def test_what_lies_elsewhere_is_not_granted(grounds: ProjectGrounds, top: Path, asked: str) -> None:
     assert refusal(grounds, asked.replace("{top}", str(top))) == (Denied, "not_granted")
 
@@ -80,7 +80,7 @@ def test_what_is_the_service_s_own_is_forbidden(
     assert refusal(grounds, top / name) == (Denied, "directory_forbidden")
 
 
-@pytest.mark.parametrize("asked", ["/", "/etc", "/home", "/tmp"])
+@pytest.mark.parametrize("asked", ["/", "/etc"])
 def test_the_host_s_own_directories_are_no_projects(asked: str) -> None:
     anywhere = ProjectGrounds((Path("/"),), OwnPaths())
     assert refusal(anywhere, asked) == (Denied, "directory_forbidden")
