@@ -137,7 +137,7 @@ async def test_the_jail_killed_at_rest_whoever_started_it_notices(victim: str) -
 async def test_the_broker_killed_in_a_cell_its_client_is_told_and_a_new_one_serves() -> None:
     async with started(DEFAULT) as it:
         name = await it.busy()
-        inside = below(psutil.Process())
+        inside = below(broker())
         kill(broker())
         assert (await finished(it.client, name)).reply["content"]["status"] == "error"
         await it.dies()

@@ -188,11 +188,18 @@ def test_broker_that_refuses_its_first_order_says_why() -> None:
 async def test_broker_that_cannot_be_started_leaves_no_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    made: list[socket.socket] = []
+    pair = socket.socketpair
+
+    def socketpair(*words: int) -> tuple[socket.socket, socket.socket]:
+        made.extend(ends := pair(*words))
+        return ends
+
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(socket, "socketpair", socketpair)
     with pytest.raises(FileNotFoundError):
         await Broker.start(uids=UIDS, groups=False)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert [end.fileno() for end in made] == [-1, -1]
 
 
 # -- what a confined broker is told at its start ---------------------------------------------------
