@@ -33,7 +33,6 @@ from typing import Any
 import psutil
 import pytest
 
-from sbx import Runtime
 from sbx.isolation import argv
 from sbx.isolation import plan as plan_of
 from sbx.isolation.filters import Filter
@@ -265,6 +264,8 @@ def by(path: str) -> Iterator[None]:
         elif path == "fork":  # from a pool where nothing is ever parked
             order = replace(order, key=replace(key, min_idle=0, max_idle=0), pooled=False)
         async with turn:
+            if order.key is not None and order.key not in starter._pools:
+                leave_few_zygotes(starter)
             if path == "pool":
                 await starter.warm(key, 1)
             kernel = await _start(starter, order)
@@ -288,16 +289,13 @@ def one_path(path: str = "pool") -> pytest.MarkDecorator:
 _KEPT_ZYGOTES = 3
 
 
-async def leave_few_zygotes(runtime: Runtime) -> None:
-    """End the zygotes of earlier modules, but the latest few: a runtime has eight at most, and
-    starts a kernel by the cold path while all of them were used a moment ago."""
-    assert runtime._means is not None
-    starter = runtime._means.starter
+def leave_few_zygotes(starter: Starter) -> None:
+    """End all zygotes but those used last: a runtime has eight at most, and starts no kernel from
+    a ninth while each of them was used a moment ago. The kernels that they forked live on."""
     oldest_first = sorted(starter._pools, key=lambda key: starter._pools[key].used_at)
     for key in oldest_first[:-_KEPT_ZYGOTES]:
-        starter._drop(key)
-    if starter._ending:
-        await asyncio.wait(starter._ending)
+        if not starter._pools[key].busy:
+            starter._drop(key)
 
 
 _is_altering: ContextVar[bool] = ContextVar("_is_altering", default=False)

@@ -22,7 +22,6 @@ from attacking import (
     attacked_cells,
     attacked_paths,
     by,
-    leave_few_zygotes,
 )
 
 from sbx import Runtime, Settings
@@ -65,7 +64,6 @@ async def runtime(
             yield runtime
         return
     runtime = await shared_runtimes.started()
-    await leave_few_zygotes(runtime)
     yield runtime
     await shared_runtimes.end_sandboxes()
 
