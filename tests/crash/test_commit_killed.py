@@ -11,6 +11,7 @@ import pytest
 
 from sbx.workspace.changes import Nodes
 from tests.crash.commit_trees import STEPS_MAX, Trees, killed, made
+from tests.tiers import rows
 
 JAIL = 4242  # uid and gid
 
@@ -46,7 +47,9 @@ def exchanged(top: Path, *paths: str) -> Iterator[tuple[Trees, Nodes]]:
     raise AssertionError("no step exchanges them all")
 
 
-@pytest.mark.parametrize("in_tree", [False, True], ids=["beside", "in the tree"])
+@pytest.mark.parametrize(
+    "in_tree", rows([False, True], ci_tier=[True]), ids=["beside", "in the tree"]
+)
 def test_killed_before_any_step_all_is_undone_or_all_was_done(
     tmp_path: Path, in_tree: bool
 ) -> None:

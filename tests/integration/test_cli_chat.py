@@ -16,6 +16,7 @@ from places import short_directory
 from serving import Service
 
 from sbx.agent.messages import Response, ToolCall, Usage
+from tests.tiers import rows
 
 WAIT_S = 60.0
 PROMPT = "\r?\n> |^> "
@@ -324,7 +325,9 @@ def test_a_new_host_executable_is_refused_where_the_policy_does_not_ask(
     assert not (project / ".envrc").exists()
 
 
-@pytest.mark.parametrize(("answer", "there"), [("y", True), ("n", False)])
+@pytest.mark.parametrize(
+    ("answer", "there"), rows([("y", True), ("n", False)], ci_tier=[("y", True)])
+)
 def test_a_chat_offers_to_restore_where_the_policy_asks(
     places: Path, project: Path, answer: str, there: bool
 ) -> None:

@@ -305,7 +305,7 @@ async def test_what_a_run_holds_is_about_what_it_was_sent() -> None:
 
 def hostile(item: bytes) -> bytes:
     """A frame that shows as many of these in a list as it may."""
-    shown = b",".join([item] * 100_000)
+    shown = b",".join([item] * 25_000)
     return b'{"type":"display_data","content":{"data":{"a/b":[%b]}}}' % shown
 
 
