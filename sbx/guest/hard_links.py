@@ -44,8 +44,8 @@ def move(path_fd: int, source: Target, destination: Target) -> None:
 
 
 def separate(path_fd: int, target: Target, *, empty: bool = False) -> int:
-    """Let `target` be a file of its own, with the content of the file of an O_PATH descriptor that
-    it led to, and return a descriptor of it. `empty`: without the content.
+    """Make `target` a separate file, with the content of the file of an O_PATH descriptor that it
+    led to, and return a descriptor of it. `empty`: without the content.
 
     The other names may lie outside of the directory, as those of packages that pnpm and uv link
     from a store. Raises OSError EROFS for a file that is too large or belongs to another user.

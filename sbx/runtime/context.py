@@ -113,7 +113,7 @@ class Context:
         had_kernel: bool = False,
         ends_with_command: bool = False,
     ) -> None:
-        """`had_kernel`: one that was ended unasked, so that the next run says `state_lost`.
+        """`had_kernel`: an earlier kernel ended unasked, so that the next run reports `state_lost`.
         `ends_with_command`: the jail is for one command, and has ended before the run has."""
         self.name = name
         self.conversation = conversation
@@ -799,7 +799,7 @@ class Context:
                 raise self._start_ended() from None
             raise
         except errors.SbxError as error:
-            # The broker kills the jail of a sandbox that is dropped, and says that it did not start
+            # The broker kills the jail of a dropped sandbox, and reports that it did not start
             if self._gone is not None or self._halting is not None:
                 raise self._start_ended() from error
             raise

@@ -110,8 +110,8 @@ def _records() -> Path:
 
 
 def _recorded(path: Path) -> Path | None:
-    """The new record of a temporary directory; None where the user has no place for it: nobody
-    removes it then."""
+    """Write the record of a temporary directory and return its path; None if the user has no
+    place for it: then no later runtime removes the directory."""
     found = path.stat()
     with suppress(OSError, RuntimeError):
         records = _records()

@@ -10,8 +10,8 @@ every half second, and sooner when the file system has lost as much room as the 
 who writes fast is found fast. Not seen are unlinked files on their way through a socket, and by an
 unprivileged runtime those that are mapped and not open.
 
-The quarantine of a directory of the host is looked at, too. No quota holds for it, and what lies in
-it counts with the files.
+The quarantine of a directory of the host is measured as well. It has no quota, and its content
+counts with the files.
 """
 
 import asyncio

@@ -28,7 +28,7 @@ class LinkWatch:
 
     def watch(self, opened: OpenFiles, used_at: Callable[[], float]) -> None:
         """Look from now on until `close`, where there is a guard. `used_at`: the monotonic time of
-        the last use of the kernel; nothing that nobody uses is looked at."""
+        the last use of the kernel; an unused kernel is not examined."""
         if opened.quarantine is not None:
             self._task = asyncio.create_task(_look(opened, used_at), context=background_context())
 

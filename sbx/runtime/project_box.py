@@ -67,7 +67,7 @@ class ProjectBox:
 
     @property
     def asks_about_host_executables(self) -> bool:
-        """Whether the policy says to ask the user about files that a program of the host obeys."""
+        """Whether the policy asks the user about files that a program of the host executes."""
         return self.sandbox.policy.host_executables == "ask"
 
     async def allow_commands(self) -> None:
@@ -113,8 +113,8 @@ class ProjectBox:
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> LiveRun:
-        """A command in a jail that ends with it; nothing that it left running goes on. Once
-        commands are allowed, in the jail that lives."""
+        """Start a command in a jail that ends with it, processes in the background included. Once
+        commands are allowed, in the live jail."""
         if self.commands_allowed:
             return self._talk.start_shell(command, timeout=timeout, cwd=cwd)
         return self._talk.start_command(command, timeout=timeout, cwd=cwd)

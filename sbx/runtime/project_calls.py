@@ -167,7 +167,7 @@ class AddToUpload(_Request):
 
 
 class EndUpload(_Request):
-    """`whole`: False drops what came of it."""
+    """`whole`: False drops the received part."""
 
     of: int
     upload: int
@@ -188,14 +188,14 @@ class Call(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """The service does not wait for this call any more."""
+    """The service no longer waits for this call."""
 
     id: int
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`stateful`: whether Python in the sandbox of the request has, or had, variables. The reply of
-    the number 0 says that the server is ready, or why it is not."""
+    """`stateful`: whether Python in the sandbox of the request has, or had, variables. The reply
+    with the number 0 reports that the server is ready, or why it is not."""
 
     id: int
     result: msgspec.Raw = msgspec.Raw(b"\xc0")

@@ -49,7 +49,7 @@ class ProjectProcess:
     watchdog: Watchdog
 
     def close(self) -> None:
-        """End it, where nobody linked to it."""
+        """End a server that no `ProjectServerLink` uses."""
         self.sock.close()
         watchdog.end(self.process, self.watchdog, _END_S)
 
@@ -183,7 +183,7 @@ class ProjectServerLink:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(reply)
         except ValueError as error:
-            _log.error("the project server sent what is no reply: %s", error)
+            _log.error("the project server sent an invalid reply: %s", error)
         finally:
             self._pulse.stop()
             for waiting in self._waiting.values():
@@ -215,7 +215,7 @@ class ProjectServerLink:
 
 
 class RemoteRun:
-    """A run in the project server, which goes on whether or not anybody follows it."""
+    """A run in the project server. It continues without a follower."""
 
     def __init__(self, of: "_Remote", request: calls.Start) -> None:
         self._of = of
@@ -406,7 +406,7 @@ class RemoteUploads:
     async def put_stream(
         self, name: str, chunks: AsyncIterable[bytes], limits: UploadLimits | None = None
     ) -> Upload:
-        """`limits` are the server's: whoever calls has checked their own."""
+        """`limits` are the server's: the caller has checked its own."""
         of = self._of
         upload = await of.call(calls.BeginUpload(of.number, name), int)
         try:
@@ -440,7 +440,7 @@ def _listing(found: calls.Found) -> Listing:
 
 def _retrieve(done: "asyncio.Future[Any]") -> None:
     if not done.cancelled():
-        done.exception()  # raised again to whoever follows the run
+        done.exception()  # raised again to each follower of the run
 
 
 def _died() -> errors.Unavailable:

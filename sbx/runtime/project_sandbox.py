@@ -159,14 +159,14 @@ class ProjectConversation(Conversation):
     def start_command(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> LiveRun:
-        """Start a shell command in a jail of its own. Raises as `start_shell`."""
+        """Start a shell command in a separate jail. Raises as `start_shell`."""
         jail = self._jail()
         return self._alone(jail, jail.start_shell(command, timeout=timeout, cwd=cwd))
 
     def start_script_alone(
         self, code: str, language: str, *, timeout: float | None = None
     ) -> LiveRun:
-        """Start a script in a jail of its own. Raises as `start_script`."""
+        """Start a script in a separate jail. Raises as `start_script`."""
         make = self.prepare_script(code, language)
         jail = self._jail()
         return self._alone(jail, jail.start_program(make, self.time_for_script(timeout)))

@@ -50,7 +50,7 @@ class _Upload:
 
 @dataclass(slots=True, eq=False)
 class _Opened:
-    """A sandbox, or the changes of one call of a tool in it, and what was started there."""
+    """A sandbox, or the changes of one tool call in it, and the runs that were started there."""
 
     box: ProjectBox
     acts: ProjectBox | _Changes
@@ -77,7 +77,7 @@ class ProjectServer:
             while (body := await calls.read_frame(reader)) is not None:
                 self._take(calls.CALLS.decode(body))
         except (ValueError, ConnectionError) as error:
-            _log.error("the service sent what is no call, and is heard no more: %s", error)
+            _log.error("the service sent an invalid call, and the connection ends: %s", error)
         finally:
             await to_the_end(self._close())
 

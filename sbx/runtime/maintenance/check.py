@@ -77,8 +77,7 @@ def check(data: Path) -> StoreCheck:
 
 
 def _look(result: StoreCheck, data: Path) -> Directories | None:
-    """Return the directories that the store knows; None where there is none, or it cannot be
-    read."""
+    """Return the directories that the store lists; None if it is missing or cannot be read."""
     path = result.store
     result.directory_mark = marks.of_directory(data)
     exists = not opening.is_missing(path)

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z_]+")
 
 @dataclass(frozen=True, slots=True)
 class SavedTable:
-    """How many rows were saved, and how many lost; None where the damaged store does not say."""
+    """How many rows were saved and lost; `lost` is None if the damaged store gives no count."""
 
     saved: int
     lost: int | None
