@@ -74,6 +74,7 @@ class JailsUsage:
 
     version: int
     memory: int | None
+    memory_pinned: int | None
     memory_peak: int | None
     tasks: int | None
     cpu_s: float | None

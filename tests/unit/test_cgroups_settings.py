@@ -92,6 +92,8 @@ def test_field_is_found_by_its_whole_name() -> None:
     assert controlfile.field(text, "oom_kill") == 2
     assert controlfile.field(text, "kill") is None
     assert controlfile.field(None, "oom_kill") is None
+    assert controlfile.fields_sum(text, "oom", "oom_kill") == 5
+    assert controlfile.fields_sum(text, "oom", "kill") is None
 
 
 def test_tightest_limit_may_be_one_from_outside(tmp_path: Path) -> None:

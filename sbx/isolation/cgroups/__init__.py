@@ -88,9 +88,12 @@ class Usage(NamedTuple):
     """What one jail, or a whole sandbox, uses now; None where this machine does not tell.
 
     Bytes, tasks, seconds. Memory charged before a process entered stays where it was charged.
+    `memory_pinned` is the part of `memory` that Linux cannot reclaim without swap: anonymous
+    memory, tmpfs and shared memory. It includes the groups below.
     """
 
     memory: int | None = None
+    memory_pinned: int | None = None
     memory_peak: int | None = None
     tasks: int | None = None
     cpu_s: float | None = None

@@ -76,6 +76,12 @@ def field(text: str | None, name: str) -> int | None:
     return None
 
 
+def fields_sum(text: str | None, *names: str) -> int | None:
+    """Return the sum of these ``name number`` lines. None if a line is missing."""
+    numbers = [field(text, name) for name in names]
+    return None if None in numbers else sum(filter(None, numbers))
+
+
 def pids(group: str) -> list[int]:
     """The processes in a group; none when it is gone. Those of PID namespaces that cannot be seen
     from here read as 0."""

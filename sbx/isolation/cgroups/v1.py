@@ -129,6 +129,9 @@ class V1Group:
         nanoseconds = controlfile.number(self._read("cpuacct", "cpuacct.usage"))
         return Usage(
             memory=controlfile.number(self._read("memory", "memory.usage_in_bytes")),
+            memory_pinned=controlfile.fields_sum(
+                self._read("memory", "memory.stat"), "total_rss", "total_shmem"
+            ),
             memory_peak=controlfile.number(self._read("memory", "memory.max_usage_in_bytes")),
             tasks=controlfile.number(self._read("tasks", "pids.current")),
             cpu_s=None if nanoseconds is None else nanoseconds / 1e9,

@@ -251,6 +251,7 @@ class V2Group:
         microseconds = controlfile.field(self._read("cpu.stat"), "usage_usec")
         return Usage(
             memory=controlfile.number(self._read("memory.current")),
+            memory_pinned=controlfile.fields_sum(self._read("memory.stat"), "anon", "shmem"),
             memory_peak=controlfile.number(self._read("memory.peak")),  # since 5.19
             tasks=controlfile.number(self._read("pids.current")),
             cpu_s=None if microseconds is None else microseconds / 1e6,
