@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 HABITS = {
-    "clause as a noun": r"\bwhat (?:is|are|was|were|has|had|it|its|they|he|we|comes?|came|goes|went|"
-    r"stands?|lies|runs?|ran|can|could|may|must|should|would|will|does|did|this|that|the|a|an|each|"
+    "clause as a noun": r"\bwhat (?:is|are|was|were|has|had|it|its|they|he|we|comes?|came|goes|"
+    r"went|stands?|lies|runs?|ran|can|could|may|must|should|would|will|does|did|this|that|the|a|an|each|"
     r"one|happens|happened|another|follows|remains|belongs|any)\b",
     "docstring begins with What": r"\A(?:What)\b",
     "docstring begins with As, Those, Which, …": (
@@ -25,7 +25,7 @@ HABITS = {
     "tell, told": r"\b(?:tells?|told)\b",
     "say, said": r"\b(?:says?|said)\b",
     "nobody, somebody, anybody": r"\b(?:no|some|any)body\b",
-    "who without a noun": r"(?:\bwhoever\b|(?:^|[.:;,(] |\b(?:and|by|for|of|to|or|from|with) )who\b)",
+    "who without a noun": r"\bwhoever\b|(?:^|[.:;,(] |\b(?:and|by|for|of|to|or|from|with) )who\b",
     "negated nouns": (r"\b(?:is|are|was|were) (?:no|none)\b|\bthat (?:is|are) none\b"),
     "possessives apart": (
         r"\bof (?:ours|theirs|its own|their own|his own|mine|yours)\b|\ba person's\b"
