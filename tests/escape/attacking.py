@@ -23,7 +23,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -238,15 +238,13 @@ def attacked_paths(config: pytest.Config) -> tuple[str, ...]:
     return PATHS if config.getoption("--full") else PATHS[:1]
 
 
-def attacked_cells(
-    config: pytest.Config, ci_tier: Sequence[tuple[str, str]] = CI_CELLS
-) -> list[tuple[str, str]]:
+def attacked_cells(config: pytest.Config) -> list[tuple[str, str]]:
     """Return the cells (path, policy) of the matrix in which the attack set is tried."""
     path, policy = config.getoption("--path"), config.getoption("--policy")
     every = path or policy or config.getoption("--full")
     return [
         cell
-        for cell in (product(PATHS, POLICIES) if every else ci_tier)
+        for cell in (product(PATHS, POLICIES) if every else CI_CELLS)
         if path in (None, cell[0]) and policy in (None, cell[1])
     ]
 

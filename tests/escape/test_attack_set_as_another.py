@@ -1,5 +1,7 @@
-"""Run test_attack_set.py as a user without any right: in one cell of the matrix in the CI tier, in
-all cells in the full tier."""
+"""Run test_attack_set.py as a user without any right, in all cells of the matrix.
+
+The CI tier tests each wall as that user, by integration/test_unprivileged.py.
+"""
 
 import re
 import sys
@@ -11,13 +13,12 @@ import pytest
 from as_unprivileged import copy_of_the_project, run
 from attacking import attacked_cells
 
-pytestmark = pytest.mark.needs("root")
-_CI_CELLS = [("pool", "default")]
+pytestmark = [pytest.mark.full_tier, pytest.mark.needs("root")]
 _SET = "tests/escape/test_attack_set.py"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    cells = attacked_cells(metafunc.config, _CI_CELLS)
+    cells = attacked_cells(metafunc.config)
     metafunc.parametrize("cell", cells, ids="-".join)
 
 
