@@ -178,9 +178,7 @@ class Ruleset:
             "landlock_create_ruleset",
             _NR_CREATE_RULESET,
             ctypes.byref(attributes),
-            ctypes.sizeof(
-                attributes
-            ),  # an older Linux accepts the longer struct if the unknown fields are 0
+            ctypes.sizeof(attributes),  # an older Linux accepts more fields if they are 0
             0,
         )
 
