@@ -135,8 +135,8 @@ def handled_by(version: int) -> Files:
     if version < 1:
         return Files(0)
     rights = Files(Files.REFER - 1)
-    for since, right in _ADDED_BY_ABI.items():
-        if version >= since:
+    for minimum, right in _ADDED_BY_ABI.items():
+        if version >= minimum:
             rights |= right
     return rights
 

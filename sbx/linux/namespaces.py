@@ -61,7 +61,7 @@ def map_ids(inside: tuple[int, int], outside: tuple[int, int]) -> None:
 
     The order of each pair is uid, gid. setgroups(2) is denied first, because otherwise an
     unprivileged process may not write gid_map. `outside` are the effective ids that the caller had
-    before. A process that changed its ids is no longer dumpable and gets EACCES here: see
+    before. A process that changes its ids loses its dumpable attribute and gets EACCES here: see
     prctl.set_dumpable.
     """
     _write("/proc/self/setgroups", "deny")

@@ -3,14 +3,14 @@
 import resource
 
 
-def raise_open_files(most: int) -> int:
-    """Raise the soft limit of this process to its hard limit, but at most to `most`; return the
+def raise_open_files(maximum: int) -> int:
+    """Raise the soft limit of this process to its hard limit, but at most to `maximum`; return the
     limit.
 
     Many hosts set a soft limit of 1024 because of select(2). Jails have their own limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    limit = maximum if hard == resource.RLIM_INFINITY else min(hard, maximum)
     if soft == resource.RLIM_INFINITY or soft >= limit:
         return limit
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -47,7 +47,7 @@ def install(program: bytes, *, all_threads: bool = False) -> None:
         ctypes.byref(_Program(count, program)),
     )
     if refused_by:  # with TSYNC a failure returns the thread that could not follow, not -1
-        raise OSError(errno.ESRCH, f"seccomp: thread {refused_by} has a filter of its own")
+        raise OSError(errno.ESRCH, f"seccomp: thread {refused_by} has a different filter")
 
 
 def install_with_listener(program: bytes) -> int:

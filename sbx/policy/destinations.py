@@ -88,7 +88,7 @@ def host_covers(pattern: str, other: str) -> bool:
     return pattern == other or (pattern.startswith("*.") and other.endswith(pattern[1:]))
 
 
-def overlap(one: str, other: str) -> bool:
+def overlap(pattern: str, other: str) -> bool:
     """Return whether some host matches both patterns. Of two patterns, one includes the other or
     they share no host."""
-    return host_covers(one, other) or host_covers(other, one)
+    return host_covers(pattern, other) or host_covers(other, pattern)

@@ -233,8 +233,8 @@ class Uploads(Table):
 class Walls(Table):
     """hard: refuse to start without it. best-effort: use the next weaker one, named in the receipt.
 
-    There is no weaker replacement for namespaces and seccomp: without them nothing starts. `io` has
-    an effect only if `limits.io_read_max` or `limits.io_write_max` is set.
+    Namespaces and seccomp have no weaker replacement: without them nothing starts. `io` has an
+    effect only if `limits.io_read_max` or `limits.io_write_max` is set.
     """
 
     namespaces: Strength = "hard"

@@ -17,9 +17,9 @@ that it does not contain keep the value of the policy. Each key may change as fo
     unix_sockets                       own, or none
     env                                additional variables; those of the policy stay unchanged
 
-Some changes imply others. Without processes, the filter is strict and there is no shell and no
-proxy. Without the proxy, there are no hosts and no secrets. A smaller maximum of idle kernels also
-lowers their minimum. A secret in the request keeps the fields that the request does not set:
+Some changes imply others. Without processes, the filter becomes strict, and the shell and the proxy
+are removed. Without the proxy, all hosts and secrets are removed. A smaller maximum of idle kernels
+also lowers their minimum. A secret in the request keeps the fields that the request does not set:
 {"secrets": {"CRM": {}}} leaves only this secret. A narrowed policy keeps its name and loses its
 examples, because they may no longer be true.
 """

@@ -255,17 +255,17 @@ class Audit:
     def _last_whole(self) -> re.Match[bytes] | None:
         size = os.fstat(self._fd).st_size
         tail = os.pread(self._fd, _WINDOW, max(0, size - _WINDOW))
-        whole = list(_WHOLE.finditer(tail))
-        return whole[-1] if whole else None
+        matches = list(_WHOLE.finditer(tail))
+        return matches[-1] if matches else None
 
     def _mend(self) -> str:
         """Return the hash for the next line. End a torn line first, and add a line that reports
         it."""
         size = os.fstat(self._fd).st_size
         tail = os.pread(self._fd, _WINDOW, max(0, size - _WINDOW))
-        whole = list(_WHOLE.finditer(tail if tail.endswith(b"\n") else tail + b"\n"))
-        head = whole[-1][1].decode() if whole else FIRST
-        torn = tail[whole[-1].end() :] if whole else tail
+        matches = list(_WHOLE.finditer(tail if tail.endswith(b"\n") else tail + b"\n"))
+        head = matches[-1][1].decode() if matches else FIRST
+        torn = tail[matches[-1].end() :] if matches else tail
         if tail and not tail.endswith(b"\n"):
             _write(self._fd, b"\n")
             torn = torn and torn + b"\n"
@@ -338,15 +338,15 @@ class _Chain:
     def add(self, piece: bytes) -> None:
         self._lines += 1
         self._last = piece
-        whole = _WHOLE.fullmatch(piece if piece.endswith(b"\n") else piece + b"\n")
-        if whole is None:
+        match = _WHOLE.fullmatch(piece if piece.endswith(b"\n") else piece + b"\n")
+        if match is None:
             self._rest_from = self._rest_from or self._lines
             self._rest.update(piece)
             return
-        body = piece[: whole.start(1) - len(_SEAM)]
+        body = piece[: match.start(1) - len(_SEAM)]
         digest = _chained(self._head, body)
         if (
-            digest != whole[1].decode()
+            digest != match[1].decode()
             or not self._reports_torn_pieces(body)
             or not self._has_valid_signature(body)
         ):
@@ -457,9 +457,9 @@ def _opened(path: Path) -> int:
 
 
 def _write(fd: int, line: bytes) -> None:
-    left = memoryview(line)
-    while left:
-        left = left[os.write(fd, left) :]
+    remaining = memoryview(line)
+    while remaining:
+        remaining = remaining[os.write(fd, remaining) :]
 
 
 @contextmanager

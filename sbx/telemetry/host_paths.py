@@ -48,9 +48,9 @@ def hide_in(error: SbxError) -> None:
 
 
 def _hidden(error: SbxError) -> dict[str, Any]:
-    whole = error.to_dict()
-    shown = {name: _without(value) for name, value in whole.items()}
-    if shown != whole:
+    original = error.to_dict()
+    shown = {name: _without(value) for name, value in original.items()}
+    if shown != original:
         _log.warning("%s: %s (%s)", error.code, error.message, error.hint or "no hint")
     return shown
 
