@@ -1,20 +1,20 @@
-"""Every error sbx raises, sorted by what the caller should do about it.
+"""All errors that sbx raises, sorted by the next step of the caller.
 
     SbxError
     ├── BadRequest       fix the call
     │   ├── PolicyError      … the policy file: names file, line or key
-    │   ├── InvalidPath      … the path: `details["reason"]` says what is wrong with it
+    │   ├── InvalidPath      … the path: `details["reason"]` is the problem
     │   └── TooLarge         … the size: `details["limit"]` in bytes, or in files
-    ├── NotFound         what was named is not there
-    ├── Conflict         wait, retry, or give up what is in the way
+    ├── NotFound         the named object does not exist
+    ├── Conflict         wait, retry, or remove the conflicting object
     │   └── Closed           the sandbox or runtime was closed
-    ├── Denied           the policy said no; names the rule
-    ├── Unavailable      this machine cannot; names what is missing
+    ├── Denied           the policy forbids it; names the rule
+    ├── Unavailable      this machine cannot do it; names the missing capability
     │   └── CannotEnforce    … a hard wall of the policy
-    └── Broken           our own bug, or something that died under us
+    └── Broken           a bug in sbx, or a process of sbx that died
 
-`code` is stable and meant for programs; `message` is one sentence for a person; `hint` says what
-to do next. User code that fails, times out or is killed is a result, never one of these.
+`code` is stable and meant for programs. `message` is one sentence for a user. `hint` suggests the
+next step. User code that fails, times out or is killed gives a result, never one of these errors.
 """
 
 import errno
@@ -22,7 +22,7 @@ from typing import Any
 
 
 class SbxError(Exception):
-    """The root: catch it to catch everything sbx raises on purpose."""
+    """The root: catch it to catch every error that sbx raises on purpose."""
 
     code: str = "error"
 
@@ -42,7 +42,7 @@ class SbxError(Exception):
             self.code = code
 
     def to_dict(self) -> dict[str, Any]:
-        """The shape of every report of an error: JSON output, HTTP bodies, logs."""
+        """Return the shape of every error report: JSON output, HTTP bodies, logs."""
         body: dict[str, Any] = {"code": self.code, "message": self.message}
         if self.hint:
             body["hint"] = self.hint
@@ -101,7 +101,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def out_of_files(error: BaseException) -> Unavailable | None:
-    """Return the error of a process that may open no further file; None for any other error."""
+    """Return Unavailable if the process may open no further file; None for any other error."""
     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
         return None
     return Unavailable(

@@ -1,6 +1,7 @@
-"""The system calls sbx needs, one file per linux facility; mechanisms without any policy.
+"""The system calls that sbx needs, one file for each Linux facility. Mechanisms only, no policy.
 
-Standard library only, and nothing of sbx: these files are also mounted inside the jail, where they
-run before the seal. Each names its man page, raises OSError with the name of the call in the text,
-and says by `supported()` (or its like) whether this linux has the facility at all.
+The package uses the standard library and nothing else of sbx, because these files are also mounted
+inside the jail, where they run before the lockdown. Each file names its man page. Its functions
+raise OSError with the name of the call in the text. `supported()`, or a similar function, returns
+whether this Linux has the facility at all.
 """

@@ -1,10 +1,12 @@
-"""Classic BPF as seccomp(2) uses it: write a program, read it, and run it on paper.
+"""Classic BPF as seccomp(2) uses it: write a program, read it, and run it without Linux.
 
-For building and testing filters on any machine, also those of another architecture; loading one is
-`sbx.linux.seccomp.install`. Only the instructions that our filters are made of exist here.
+This module builds and tests filters on any machine, also for another architecture. To load a
+filter, use `sbx.linux.seccomp.install`. Only the instructions that the filters of sbx use exist
+here.
 
-The program sees `struct seccomp_data`: the number of the call, the architecture, and six arguments
-of 64 bits, of which `load_argument` takes the low word (little-endian, as both our architectures).
+The input of a program is `struct seccomp_data`: the number of the call, the architecture, and six
+arguments of 64 bits. `load_argument` loads the low word of an argument, because both supported
+architectures are little-endian.
 """
 
 import struct
@@ -19,13 +21,13 @@ _ERRNO = 0x00050000
 _LOAD, _AND, _RETURN, _JUMP = 0x20, 0x54, 0x06, 0x05
 _JUMP_IF = {"==": 0x15, ">=": 0x35, "&": 0x45}
 _JUMP_SIGN = {code: sign for sign, code in _JUMP_IF.items()}
-_FARTHEST = 255  # what a conditional jump can skip; an unconditional one has 32 bits
+_FARTHEST = 255  # the most that a conditional jump can skip; an unconditional jump has 32 bits
 
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 
 
 class Instruction(NamedTuple):
-    """struct sock_filter; jumps are relative to the next instruction."""
+    """A `struct sock_filter`. Jumps are relative to the next instruction."""
 
     code: int
     if_true: int
@@ -57,12 +59,13 @@ def answer(action: int) -> Instruction:
 
 
 def errno_action(number: int) -> int:
-    """The action that makes a call fail with this errno."""
+    """Return the action that makes a call fail with this errno."""
     return _ERRNO | number
 
 
 def jump_if(sign: str, value: int, *, true: int = 0, false: int = 0) -> Block:
-    """Skip `true` or `false` instructions after these, comparing by `==`, `>=` or `&`."""
+    """Return a jump that skips `true` or `false` instructions after it. It compares by `==`, `>=`
+    or `&`."""
     code = _JUMP_IF[sign]
     if max(true, false) <= _FARTHEST:
         return [Instruction(code, true, false, value)]
@@ -74,7 +77,7 @@ def jump_if(sign: str, value: int, *, true: int = 0, false: int = 0) -> Block:
 
 
 def pack(program: Iterable[Instruction]) -> bytes:
-    """The array of struct sock_filter that linux takes."""
+    """Return the array of `struct sock_filter` that Linux loads."""
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
 
 
@@ -83,7 +86,7 @@ def unpack(program: bytes) -> Block:
 
 
 def explain(at: int, instruction: Instruction) -> str:
-    """One instruction for a reader; jumps name the instruction they go to."""
+    """Describe one instruction for a reader. A jump names the number of its target."""
     code, if_true, if_false, value = instruction
     if code == _LOAD:
         argument = (value - _ARGUMENTS_AT) // 8
@@ -99,14 +102,17 @@ def explain(at: int, instruction: Instruction) -> str:
 
 
 def explain_action(action: int) -> str:
-    known = {ALLOW: "allow", KILL_PROCESS: "kill", NOTIFY: "notify"}
-    return known.get(action) or f"errno {action ^ _ERRNO}"
+    names = {ALLOW: "allow", KILL_PROCESS: "kill", NOTIFY: "notify"}
+    return names.get(action) or f"errno {action ^ _ERRNO}"
 
 
 def decide(
     program: Sequence[Instruction], *, architecture: int, number: int, arguments: Sequence[int] = ()
 ) -> int:
-    """The action that linux would take on this call. Raises IndexError for a run off the end."""
+    """Return the action that Linux would take for this call.
+
+    Raise IndexError if the program runs past its last instruction.
+    """
     words = (*(argument & 0xFFFFFFFF for argument in arguments), 0, 0, 0, 0, 0, 0)
     at = accumulator = 0
     while True:

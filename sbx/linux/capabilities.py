@@ -1,7 +1,7 @@
-"""capabilities(7): the five sets of the calling thread, and how to be rid of them for good.
+"""capabilities(7): read the five sets of the calling thread, and drop them permanently.
 
-The sets belong to a thread, not to a process: a thread started earlier keeps its own. So drop them
-while there is only one.
+The sets belong to a thread and not to a process: a thread that was started earlier keeps its own.
+Therefore drop capabilities while the process has only one thread.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_IS_SET = 1
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
-_VERSION_3 = 0x20080522  # 64 bits a set, as two words of 32
+_VERSION_3 = 0x20080522  # each set has 64 bits, in two words of 32 bits
 
 CAP_CHOWN = 0
 CAP_DAC_OVERRIDE = 1
@@ -29,7 +29,7 @@ CAP_SYS_ADMIN = 21
 
 
 class Sets(NamedTuple):
-    """Bit masks; bit n is the capability number n of capabilities(7)."""
+    """Bit masks: bit n is the capability number n of capabilities(7)."""
 
     effective: int
     permitted: int
@@ -51,46 +51,53 @@ class _Word(ctypes.Structure):
 
 
 def effective() -> int:
-    """The capabilities this thread may use now, as a bit mask."""
+    """Return the effective capabilities of this thread as a bit mask."""
     return _capget()[0]
 
 
 def current() -> Sets:
-    """All five sets of this thread, read from linux."""
-    known = range(last() + 1)
+    """Read all five sets of this thread from Linux."""
+    capabilities = range(last() + 1)
     return Sets(
         *_capget(),
         bounding=_bounding(),
-        ambient=sum(prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_IS_SET, cap) << cap for cap in known),
+        ambient=sum(
+            prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_IS_SET, cap) << cap for cap in capabilities
+        ),
     )
 
 
 def drop_all() -> None:
-    """Empty all five sets of this thread, so that not even an execve of uid 0 refills them.
+    """Empty all five sets of this thread, so that not even an execve by uid 0 refills them.
 
-    Needs CAP_SETPCAP when anything is left in the bounding set, and raises PermissionError without
-    it, having dropped nothing. A fresh user namespace gives it, with all others, over itself.
+    Needs CAP_SETPCAP if the bounding set is not empty. Without it, raise PermissionError and drop
+    nothing. A new user namespace gives its creator CAP_SETPCAP, and all other capabilities, over
+    that namespace.
     """
-    empty_bounding()  # first: it needs a capability that the rest takes away
+    empty_bounding()  # first, because it needs a capability that the next calls drop
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     libc.call("capset", ctypes.byref(_Header(_VERSION_3, 0)), (_Word * 2)())
 
 
 def empty_bounding() -> None:
-    """Let no execve give this thread, or what it starts, a capability.
+    """Prevent every later execve of this thread and its children from gaining a capability.
 
-    Raises PermissionError without CAP_SETPCAP, having dropped nothing, unless nothing is left.
+    Without CAP_SETPCAP, raise PermissionError and drop nothing, unless the bounding set is already
+    empty.
     """
     try:
         prctl_each(_PR_CAPBSET_DROP, range(last() + 1))
     except PermissionError:
-        if _bounding():  # asked only now: to read it takes as long as to drop all
+        if _bounding():  # read it only now: reading takes as long as dropping all
             raise
 
 
 def keep_only(kept: int) -> None:
-    """Leave this thread the capabilities of the mask `kept`, which it must have permitted: they are
-    permitted and effective then, and neither inheritable nor ambient, so no child gets them."""
+    """Leave this thread only the capabilities of the mask `kept`, which must be permitted already.
+
+    They become permitted and effective. The inheritable and ambient sets become empty, so that no
+    child gets them.
+    """
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     words = (_Word * 2)()
     for index, word in enumerate(words):
@@ -99,8 +106,10 @@ def keep_only(kept: int) -> None:
 
 
 def make_effective(used: int) -> None:
-    """Use those of the mask `used` that are permitted to this thread, and no others. Seteuid to 0
-    makes all of them effective again."""
+    """Make exactly those capabilities of the mask `used` effective that this thread has permitted.
+
+    A later seteuid to 0 makes all permitted capabilities effective again.
+    """
     _, permitted, inheritable = _capget()
     words = (_Word * 2)()
     for index, word in enumerate(words):
@@ -111,7 +120,7 @@ def make_effective(used: int) -> None:
 
 
 def _bounding() -> int:
-    """One file instead of a call for each capability."""
+    """Read the bounding set from one file instead of one call for each capability."""
     with open("/proc/thread-self/status", "rb") as lines:
         return next(int(line[7:], 16) for line in lines if line.startswith(b"CapBnd:"))
 
@@ -128,5 +137,5 @@ def _capget() -> tuple[int, int, int]:
 
 @functools.cache
 def last() -> int:
-    """The highest capability this linux knows: 40 since 5.9, and the next one comes some day."""
+    """Return the highest capability of this Linux: 40 since 5.9. Later versions may add more."""
     return int(Path("/proc/sys/kernel/cap_last_cap").read_text())

@@ -1,7 +1,7 @@
-"""ioctl_iflags(2): whether a directory compares the names in it without their case.
+"""ioctl_iflags(2): whether a directory compares file names without regard to case.
 
-ext4, f2fs and tmpfs have a flag of a directory for that (FS_CASEFOLD_FL). File systems without such
-flags, as FAT and NTFS, do so always.
+ext4, f2fs and tmpfs have a flag for this on each directory (FS_CASEFOLD_FL). File systems without
+such flags, such as FAT and NTFS, always ignore case.
 """
 
 import fcntl
@@ -13,7 +13,10 @@ _CASE_FOLD = 0x40000000
 
 
 def may_fold_case(directory: int) -> bool:
-    """Return whether `a` and `A` may be one name there; True where Linux has no answer."""
+    """Return whether `a` and `A` may be the same name in this directory.
+
+    Return True if Linux does not report the flags of the directory.
+    """
     flags = bytearray(8)
     try:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)

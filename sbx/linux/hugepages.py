@@ -2,15 +2,16 @@
 
 from sbx.linux import libc
 
-SIZE = 2 << 20  # of both our architectures, with pages of 4 KiB
+SIZE = 2 << 20  # on both supported architectures, with pages of 4 KiB
 _COLLAPSE = 25
 
 
 def collapse(address: int) -> bool:
-    """Make one huge page of the `SIZE` bytes at `address`, a multiple of it; whether it was made.
+    """Copy the `SIZE` bytes at `address` into one huge page; return whether this succeeded.
 
-    It copies what is there, now, whatever the settings of this host say of huge pages. Not before
-    linux 6.1, not where nothing lies, and not without free memory in one piece.
+    `address` must be a multiple of `SIZE`. The copy is made immediately, whatever the huge page
+    settings of this host are. It fails before Linux 6.1, if the range contains no pages, and if no
+    contiguous free memory of this size exists.
     """
     try:
         libc.call("madvise", address, SIZE, _COLLAPSE)

@@ -1,11 +1,12 @@
-"""inotify(7): linux tells what changes in directories, by their inodes, whoever changes them.
+"""inotify(7): Linux reports changes in directories, whichever process makes them.
 
-One `Inotify` is one queue with many watches. A watch is of the inode that `add` was given, under
-whatever name it goes later; where it lies is for the caller to remember. What the queue cannot hold
-is lost, which an event with OVERFLOW says. Events of one directory come in their order.
+One `Inotify` is one queue with many watches. A watch belongs to the inode that was passed to `add`
+and follows it through renames. The caller must remember the location of the directory. When the
+queue is full, Linux drops events and adds one event with OVERFLOW. Events of one directory arrive
+in order.
 
-    EMFILE  fs.inotify.max_user_instances queues of this user are open already
-    ENOSPC  fs.inotify.max_user_watches watches are
+    EMFILE  this user has fs.inotify.max_user_instances queues open already
+    ENOSPC  this user has fs.inotify.max_user_watches watches already
 """
 
 import os
@@ -24,7 +25,7 @@ DELETE = 0x200
 DELETE_SELF = 0x400
 UNMOUNT = 0x2000
 OVERFLOW = 0x4000
-IGNORED = 0x8000  # the watch is gone: removed, or its directory was
+IGNORED = 0x8000  # the watch has ended: it was removed, or its directory was
 ONLYDIR = 0x1000000
 EXCL_UNLINK = 0x4000000
 IS_DIRECTORY = 0x40000000
@@ -35,7 +36,7 @@ _READ = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`name` is of the entry in the watched directory; empty for the directory itself."""
+    """`name` is the entry of the watched directory. It is empty for the directory itself."""
 
     watch: int
     mask: int
@@ -43,24 +44,26 @@ class Event:
 
 
 class Inotify:
-    """A queue; `fd` becomes readable when there is something in it, and never blocks."""
+    """A queue of events. `fd` is readable while the queue has events. Reading never blocks."""
 
     def __init__(self) -> None:
         self.fd = libc.call("inotify_init1", os.O_CLOEXEC | os.O_NONBLOCK)
 
     def add(self, directory: int, mask: int) -> int:
-        """Watch the directory that the fd `directory` holds (O_PATH will do); its watch, which is
-        the same one for the same inode. By the fd's magic link: no name can be swapped.
+        """Watch the directory of the fd `directory` (O_PATH is enough); return the watch.
+
+        The same inode always gets the same watch. The call uses the magic link of the fd in /proc,
+        so an attacker cannot swap a name in between.
         """
         path = f"/proc/self/fd/{directory}".encode()
         return libc.call("inotify_add_watch", self.fd, path, mask | ONLYDIR)
 
     def remove(self, watch: int) -> None:
-        """Raises OSError (EINVAL) for one that is gone already."""
+        """Remove a watch. Raise OSError (EINVAL) if it has ended already."""
         libc.call("inotify_rm_watch", self.fd, watch)
 
     def read(self) -> list[Event]:
-        """What is in the queue now, as much as one read takes; nothing where it is empty."""
+        """Return the events of one read of the queue; an empty list if the queue is empty."""
         try:
             data = os.read(self.fd, _READ)
         except BlockingIOError:
@@ -76,7 +79,7 @@ class Inotify:
         return events
 
     def close(self) -> None:
-        """A second time does nothing."""
+        """Close the queue. A second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

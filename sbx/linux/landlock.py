@@ -1,16 +1,17 @@
-"""landlock(7): a process gives up, for itself and its children, what the rules do not name.
+"""landlock(7): a process gives up every access that its rules do not allow, also for its children.
 
-    ABI 1  linux 5.13  files              ABI 5  6.10  IOCTL_DEV
-    ABI 2  linux 5.19  REFER              ABI 6  6.12  scopes: signals, abstract Unix sockets
-    ABI 3  linux 6.2   TRUNCATE           ABI 7  6.15  choice of what the audit log hears
-    ABI 4  linux 6.7   TCP ports          ABI 9  7.1   RESOLVE_UNIX: Unix sockets by their path
+    ABI 1  Linux 5.13  files              ABI 5  6.10  IOCTL_DEV
+    ABI 2  Linux 5.19  REFER              ABI 6  6.12  scopes: signals, abstract Unix sockets
+    ABI 3  Linux 6.2   TRUNCATE           ABI 7  6.15  flags that select audit log records
+    ABI 4  Linux 6.7   TCP ports          ABI 9  7.1   RESOLVE_UNIX: Unix sockets by their path
 
-ABI 8 (linux 7.0) adds nothing that is used here, and a newer ABI is used as 9. Rights are judged
-when a file is opened, so a descriptor that is held already keeps what it could do. Rules only add:
-nothing below an allowed directory can be taken away again. A rule holds for the file or directory
-that was there when it was made, and *not* for what is mounted over or below it later, so restrict
-after the last mount. chdir(2) and stat(2) are never restricted. A process in a domain can ptrace
-only processes in the same domain or below it.
+ABI 8 (Linux 7.0) adds nothing that sbx uses. A newer ABI is used as ABI 9.
+
+Linux checks rights when a file is opened, so an open descriptor keeps its rights. Rules only add
+rights: a rule cannot remove a right below an allowed directory. A rule applies to the file or
+directory that existed when the rule was added. It does *not* apply to later mounts over or below
+it, so restrict the process after the last mount. Landlock never restricts chdir(2) and stat(2). A
+process in a domain can ptrace only processes in the same domain or in a nested one.
 """
 
 import ctypes
@@ -31,7 +32,7 @@ _LOG_SAME_EXEC_OFF, _LOG_SUBDOMAINS_OFF = 1, 4
 
 
 class Files(IntFlag):
-    """LANDLOCK_ACCESS_FS_*: what may be done to files beneath a path."""
+    """LANDLOCK_ACCESS_FS_*: actions on the files beneath a path."""
 
     EXECUTE = 1 << 0
     WRITE_FILE = 1 << 1
@@ -49,12 +50,12 @@ class Files(IntFlag):
     REFER = 1 << 13  # rename and link between directories; never possible under ABI 1
     TRUNCATE = 1 << 14
     IOCTL_DEV = 1 << 15
-    #: connect(2) and sendmsg(2) to a socket by its path. A socket that was made in the domain needs
-    #: no rule.
+    #: connect(2) and sendmsg(2) to a socket by its path. A socket that was created in the domain
+    #: needs no rule.
     RESOLVE_UNIX = 1 << 16
 
     READ = EXECUTE | READ_FILE | READ_DIR
-    #: everything but devices: for a directory that a hostile process may call its own
+    #: everything except devices: for a directory that a hostile process owns
     EDIT = (
         READ | WRITE_FILE | TRUNCATE | REFER | REMOVE_DIR | REMOVE_FILE
         | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_SYM
@@ -64,21 +65,21 @@ class Files(IntFlag):
 
 
 class Tcp(IntFlag):
-    """LANDLOCK_ACCESS_NET_*: what may be done with a TCP port. UDP, MPTCP, raw: not covered."""
+    """LANDLOCK_ACCESS_NET_*: actions on a TCP port. UDP, MPTCP and raw sockets are not covered."""
 
     BIND = 1 << 0
     CONNECT = 1 << 1
 
 
 class Scope(IntFlag):
-    """LANDLOCK_SCOPE_*: what stays within the domain."""
+    """LANDLOCK_SCOPE_*: mechanisms that cannot reach processes outside the domain."""
 
     ABSTRACT_UNIX_SOCKET = 1 << 0
     SIGNAL = 1 << 1
 
 
 class Domain(NamedTuple):
-    """What is in force: a right that is not in `handled` is not restricted."""
+    """The restrictions in force. A right that is not in `handled` is not restricted."""
 
     abi: int
     handled: Files
@@ -116,7 +117,7 @@ class _NetPort(ctypes.Structure):
 
 @functools.cache
 def abi() -> int:
-    """The Landlock version of this linux; 0 where it is missing or switched off."""
+    """Return the Landlock version of this Linux; 0 if Landlock is missing or switched off."""
     try:
         return libc.syscall(
             "landlock_create_ruleset", _NR_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION
@@ -130,22 +131,22 @@ def supported() -> bool:
 
 
 def handled_by(version: int) -> Files:
-    """The rights that a linux with ABI `version` can take away."""
+    """Return the rights that Linux with ABI `version` can restrict."""
     if version < 1:
         return Files(0)
     rights = Files(Files.REFER - 1)
-    for since, right in _ADDED_BY_ABI.items():
-        if version >= since:
+    for minimum, right in _ADDED_BY_ABI.items():
+        if version >= minimum:
             rights |= right
     return rights
 
 
 class Ruleset:
-    """A domain in the making: rules are added one by one, and `enter` puts them in force.
+    """A domain that is being built. Add rules one by one; `enter` puts them in force.
 
-    What this linux is too old for is left out, and missing from `domain`: a caller that needs it
-    compares. `tcp` handles TCP ports, which is then refused but for those allowed. Raises OSError:
-    ENOSYS or EOPNOTSUPP without Landlock. To be closed.
+    Restrictions that this Linux is too old for are left out, and are missing from `domain`. A
+    caller that requires them must compare. With `tcp`, every TCP port is refused except the allowed
+    ones. Raise OSError without Landlock: ENOSYS or EOPNOTSUPP. The caller must close the ruleset.
     """
 
     def __init__(
@@ -157,9 +158,12 @@ class Ruleset:
         only: Files | None = None,
         made: int | None = None,
     ) -> None:
-        """`only`: the rights it is to be about, all others stay as they are (save REFER, which any
-        domain takes away). `made`: the fd of one that another process made with the same words, to
-        go on with."""
+        """Create a ruleset, or continue with one that another process created.
+
+        `only` is the set of rights that the ruleset handles. All other rights stay unrestricted,
+        except REFER, which every domain restricts. `made` is the fd of a ruleset that another
+        process created with the same arguments.
+        """
         self.domain = domain = _obtainable(
             tcp=tcp, signals=scope_signals, abstract_sockets=scope_abstract_sockets
         )
@@ -174,7 +178,7 @@ class Ruleset:
             "landlock_create_ruleset",
             _NR_CREATE_RULESET,
             ctypes.byref(attributes),
-            ctypes.sizeof(attributes),  # an older linux takes the longer one if what it misses is 0
+            ctypes.sizeof(attributes),  # an older Linux accepts more fields if they are 0
             0,
         )
 
@@ -182,10 +186,10 @@ class Ruleset:
         return self._fd
 
     def allow(self, where: str | int, rights: Files) -> None:
-        """Allow this to the file or directory that is at `where`, a path or an fd, and below it.
+        """Allow `rights` for the file or directory at `where` (a path or an fd), and below it.
 
-        Rights that only a directory can have are left out for anything else. ENOENT for a path that
-        is not there.
+        Rights that apply only to directories are left out for other files. Raise OSError ENOENT if
+        the path does not exist.
         """
         _allow_beneath(self._fd, where, int(rights) & self._handled)
 
@@ -194,14 +198,15 @@ class Ruleset:
             _add_rule(self._fd, _RULE_NET_PORT, _NetPort(rights, port))
 
     def enter(self, *, only_this_thread: bool = False) -> None:
-        """Leave this process, and all it starts, only what was allowed. Cannot be undone.
+        """Restrict this process, and all processes that it starts, to the allowed access.
+        Irreversible.
 
-        Must be called with one thread, since others would stay free: RuntimeError else, unless
-        `only_this_thread` says that this is meant. EPERM without no_new_privs.
+        Raise RuntimeError if the process has other threads, because they would stay unrestricted.
+        `only_this_thread` skips this check. Raise OSError EPERM without no_new_privs.
         """
         if not only_this_thread:
             _demand_one_thread()
-        # A jail must not be able to fill the host's audit log with what it was denied.
+        # A jail must not be able to fill the host's audit log with its denied accesses.
         quiet = _LOG_SAME_EXEC_OFF | _LOG_SUBDOMAINS_OFF if self.domain.abi >= 7 else 0
         libc.syscall("landlock_restrict_self", _NR_RESTRICT_SELF, self._fd, quiet)
 
@@ -222,8 +227,10 @@ def restrict(
     scope_abstract_sockets: bool = False,
     tcp: Sequence[tuple[int, Tcp]] | None = None,
 ) -> Domain:
-    """Make a `Ruleset` of these rules and enter it; `tcp` None leaves TCP alone. Raises as it
-    does."""
+    """Create a `Ruleset` from these rules and enter it. `tcp` None leaves TCP unrestricted.
+
+    Raise the same errors as `Ruleset`.
+    """
     _demand_one_thread()
     with Ruleset(
         scope_signals=scope_signals,
@@ -240,7 +247,7 @@ def restrict(
 
 @functools.cache  # flags are slow: 40 µs and 20 pages in a fork
 def _obtainable(*, tcp: bool, signals: bool, abstract_sockets: bool) -> Domain:
-    """What of that this linux can enforce, and all the file rights it knows."""
+    """Return the requested restrictions that this Linux can enforce, with all its file rights."""
     version = abi()
     scoped = Scope.SIGNAL if signals else Scope(0)
     scoped |= Scope.ABSTRACT_UNIX_SOCKET if abstract_sockets else Scope(0)
@@ -255,8 +262,8 @@ def _obtainable(*, tcp: bool, signals: bool, abstract_sockets: bool) -> Domain:
 def _allow_beneath(ruleset: int, where: str | int, rights: int) -> None:
     with _opened(where) as fd:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            rights &= _FOR_NON_DIRECTORIES  # linux answers EINVAL to the others
-        if rights:  # and ENOMSG to none
+            rights &= _FOR_NON_DIRECTORIES  # Linux returns EINVAL for the others
+        if rights:  # Linux returns ENOMSG for an empty set
             _add_rule(ruleset, _RULE_PATH_BENEATH, _PathBeneath(rights, fd))
 
 
@@ -279,4 +286,6 @@ def _opened(where: str | int) -> Iterator[int]:
 def _demand_one_thread() -> None:
     others = os.stat("/proc/self/task").st_nlink - 3
     if others:
-        raise RuntimeError(f"Landlock would not hold the {others} other threads of this process")
+        raise RuntimeError(
+            f"Landlock would not restrict the {others} other threads of this process"
+        )

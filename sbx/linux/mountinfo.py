@@ -1,8 +1,8 @@
-"""/proc/PID/mountinfo, see proc_pid_mountinfo(5): which file system is mounted where.
+"""/proc/PID/mountinfo, see proc_pid_mountinfo(5): the mount points and their file systems.
 
-The device and the root of a mount name a directory by its file system: a bind mount of /etc/cron.d
-has the device of / and the root /etc/cron.d, wherever it is mounted. The device alone is that of
-the file system, also where several subvolumes or bind mounts share it.
+The device and the root of a mount identify a directory within its file system. A bind mount of
+/etc/cron.d has the device of / and the root /etc/cron.d, wherever it is mounted. The device alone
+identifies only the file system, which several subvolumes or bind mounts may share.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ Source = tuple[str, str]  # the device of a file system, and a path from its roo
 
 
 class Mount(NamedTuple):
-    """`root`: the path in the file system `device` that is mounted at `point`."""
+    """`root` is the path in the file system `device` that is mounted at `point`."""
 
     point: str
     device: str
@@ -20,7 +20,7 @@ class Mount(NamedTuple):
 
 
 def read() -> tuple[Mount, ...]:
-    """Return the mounts of this process, in their order; none where /proc cannot be read."""
+    """Return the mounts of this process in order; an empty tuple if /proc cannot be read."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
             return parse(lines)
@@ -34,8 +34,10 @@ def parse(lines: Iterable[str]) -> tuple[Mount, ...]:
 
 
 def source_of(path: str, mounts: Sequence[Mount]) -> Source | None:
-    """Return the source of a path without symlinks: of several mounts nearest above it, the last
-    one hides the others."""
+    """Return the source of a path that contains no symlinks.
+
+    If several mounts have the same nearest point above the path, the last one hides the others.
+    """
     above = [mount for mount in mounts if is_below(path, mount.point)]
     if not above:
         return None
@@ -44,7 +46,7 @@ def source_of(path: str, mounts: Sequence[Mount]) -> Source | None:
 
 
 def paths_of(source: Source, mounts: Sequence[Mount]) -> Iterator[str]:
-    """Yield the paths at which a source can be seen."""
+    """Yield the paths at which a source is visible."""
     device, path = source
     for mount in mounts:
         if mount.device == device and is_below(path, mount.root):

@@ -23,27 +23,30 @@ class Namespace(IntFlag):
 
 
 def unshare(namespaces: Namespace) -> None:
-    """Move the calling process into new namespaces. USER is EINVAL in a process with threads.
+    """Move the calling process into new namespaces.
 
-    PID moves only the children to come, and the first of them is PID 1 there.
+    Raise OSError EINVAL for USER in a process with several threads. PID moves only later children,
+    and the first of them becomes PID 1 of the new namespace.
     """
     libc.call("unshare", int(namespaces))
 
 
 def join(fd: int, namespaces: Namespace) -> None:
-    """Move the calling process into namespaces that exist: setns(2).
+    """Move the calling process into existing namespaces: setns(2).
 
-    `fd` is a pidfd, whose process lends all the `namespaces` named at once (linux 5.8), or a file
-    of /proc/PID/ns, which must be of the kind named. USER and MOUNT are EINVAL in a process with
-    threads, USER in one that is there already; PID moves only the children to come.
+    `fd` is either a pidfd or a file of /proc/PID/ns. A pidfd joins all the named `namespaces` of
+    its process at once (Linux 5.8). A file must be of the named kind. Raise OSError EINVAL for USER
+    and MOUNT in a process with several threads, and for USER in a process that is in that namespace
+    already. PID moves only later children.
     """
     libc.call("setns", fd, int(namespaces))
 
 
 def unmapped_uid() -> int | None:
-    """Return the uid that stands for all users without one in the user namespace of the caller.
+    """Return the uid that stands for all unmapped users in the user namespace of the caller.
 
-    None where every uid is mapped, as in the initial namespace: there it is a user like others.
+    Return None if every uid is mapped, as in the initial namespace: there this uid is a normal
+    user.
     """
     with open("/proc/self/uid_map") as file:
         mapped = sum(int(line.split()[2]) for line in file)
@@ -54,11 +57,12 @@ def unmapped_uid() -> int | None:
 
 
 def map_ids(inside: tuple[int, int], outside: tuple[int, int]) -> None:
-    """Write the maps of a user namespace just entered: one uid and one gid, in this order.
+    """Write the maps of the user namespace that the caller has just entered: one uid and one gid.
 
-    setgroups(2) is denied first, without which an unprivileged process may not write gid_map.
-    `outside` are the effective ids that the caller had. A process that changed its ids is no longer
-    dumpable, and gets EACCES here: see prctl.set_dumpable.
+    The order of each pair is uid, gid. setgroups(2) is denied first, because otherwise an
+    unprivileged process may not write gid_map. `outside` are the effective ids that the caller had
+    before. A process that changes its ids loses its dumpable attribute and gets EACCES here: see
+    prctl.set_dumpable.
     """
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{inside[0]} {outside[0]} 1")
@@ -66,15 +70,17 @@ def map_ids(inside: tuple[int, int], outside: tuple[int, int]) -> None:
 
 
 def map_ids_to_self(uid: int, gid: int) -> None:
-    """As `map_ids`; `uid` and `gid` keep their numbers."""
+    """Call `map_ids` so that `uid` and `gid` keep their numbers."""
     map_ids((uid, gid), (uid, gid))
 
 
 def map_ranges(pid: int, ranges: Sequence[tuple[int, int]]) -> None:
-    """Write the maps of a user namespace that the process `pid` made: ids that keep their numbers.
+    """Write the maps of a user namespace that the process `pid` created. All ids keep their
+    numbers.
 
-    A range is the first id and how many; each is one of uids and of gids. For a caller with
-    CAP_SETUID and CAP_SETGID in the namespace around, EPERM else. A map can be written once.
+    A range is its first id and its length. Each range applies to uids and to gids. The caller needs
+    CAP_SETUID and CAP_SETGID in the parent namespace; otherwise raise OSError EPERM. A map can be
+    written only once.
     """
     lines = "".join(f"{first} {first} {count}\n" for first, count in ranges)
     _write(f"/proc/{pid}/uid_map", lines)
@@ -82,17 +88,21 @@ def map_ranges(pid: int, ranges: Sequence[tuple[int, int]]) -> None:
 
 
 def map_one(pid: int, inside: tuple[int, int], outside: tuple[int, int]) -> None:
-    """Write the maps of a user namespace that the process `pid` made: one uid and one gid, in this
-    order. Needs the same capabilities as `map_ranges`."""
+    """Write the maps of a user namespace that the process `pid` created: one uid and one gid.
+
+    The order of each pair is uid, gid. Needs the same capabilities as `map_ranges`.
+    """
     _write(f"/proc/{pid}/uid_map", f"{inside[0]} {outside[0]} 1")
     _write(f"/proc/{pid}/gid_map", f"{inside[1]} {outside[1]} 1")
 
 
 def forbid_user_namespaces() -> None:
-    """Let no user namespace be made in the caller's own or below it: unshare(USER) is ENOSPC.
+    """Forbid new user namespaces in the caller's user namespace and below it.
 
-    For good, once nobody there has CAP_SYS_RESOURCE over it any more, which the call needs too:
-    EPERM or EACCES without. Others are not touched. Through /proc/sys, which must be writable.
+    unshare(USER) then fails with ENOSPC. This is permanent once no process in the namespace has
+    CAP_SYS_RESOURCE over it. The call itself needs this capability; without it, raise OSError EPERM
+    or EACCES. Other user namespaces are not affected. The call writes to /proc/sys, which must be
+    writable.
     """
     _write("/proc/sys/user/max_user_namespaces", "0")
 
@@ -100,8 +110,9 @@ def forbid_user_namespaces() -> None:
 def limit_inotify(*, instances: int, watches: int) -> None:
     """Limit inotify(7) for each uid of the caller's user namespace and of those below it.
 
-    Linux charges an instance to the user namespace of its maker and to each one above, and every
-    namespace has its own maximum. For good, and under the conditions of `forbid_user_namespaces`.
+    Linux charges an instance to the user namespace of its creator and to each one above, and every
+    namespace has its own maximum. The limit is permanent under the same conditions as
+    `forbid_user_namespaces`.
     """
     with suppress(FileNotFoundError):  # a Linux without inotify
         _write("/proc/sys/user/max_inotify_instances", str(instances))

@@ -11,12 +11,12 @@ _SIZE_OF_IFREQ = 40
 
 
 def loopback_up() -> None:
-    """Switch on `lo`, which a new network namespace has, switched off. Needs CAP_NET_ADMIN in it.
+    """Switch on `lo`, which is switched off in a new network namespace. Needs CAP_NET_ADMIN in it.
 
-    127.0.0.1 and ::1 are there from then on.
+    From then on the namespace has 127.0.0.1 and ::1.
     """
     request = b"lo".ljust(_IFNAMSIZ, b"\0") + _IFF_UP.to_bytes(2, sys.byteorder)
-    # Any socket will do; of this family linux always has some.
+    # Any socket is suitable. Linux always supports this family.
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as any_socket:
         try:
             fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request.ljust(_SIZE_OF_IFREQ, b"\0"))

@@ -1,13 +1,14 @@
-"""openat2(2): open a path with rules about *how* it may be resolved. Linux 5.6, syscall 437.
+"""openat2(2): open a path with rules about its resolution. Linux 5.6, syscall 437.
 
-A check of a path before it is opened loses a race against whoever renames a directory or plants a
-symlink in between; with RESOLVE_BENEATH and its kin linux itself refuses while it walks.
+A check of a path before it is opened loses a race against a process that renames a directory or
+plants a symlink in between. With RESOLVE_BENEATH and the similar flags, Linux itself enforces the
+rules while it resolves the path.
 
-    ELOOP   RESOLVE_NO_SYMLINKS met a symlink (one that is last on the path is opened, not
-            followed, by O_PATH | O_NOFOLLOW)
+    ELOOP   RESOLVE_NO_SYMLINKS met a symlink (with O_PATH | O_NOFOLLOW, a symlink at the end of
+            the path is opened, not followed)
     EXDEV   RESOLVE_BENEATH would have left the directory, RESOLVE_NO_XDEV crossed a mount
     EAGAIN  `..` raced with a rename, or O_NONBLOCK met a lease: the caller may try again
-    ENOSYS  an older linux; EPERM from some container runtimes' seccomp filters
+    ENOSYS  an older Linux; EPERM from the seccomp filters of some container runtimes
 """
 
 import ctypes
@@ -35,9 +36,9 @@ class _OpenHow(ctypes.Structure):
 
 
 def openat2(dir_fd: int, path: bytes, flags: int, *, mode: int = 0, resolve: int = 0) -> int:
-    """Open `path` relative to `dir_fd` and give the new fd, which is close-on-exec.
+    """Open `path` relative to `dir_fd` and return the new fd, which is close-on-exec.
 
-    `mode` must be 0 unless `flags` create a file. Raises OSError as listed above.
+    `mode` must be 0 unless `flags` create a file. Raise OSError as listed above.
     """
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     while True:
@@ -51,7 +52,7 @@ def openat2(dir_fd: int, path: bytes, flags: int, *, mode: int = 0, resolve: int
 
 @functools.cache
 def supported() -> bool:
-    """Whether this linux has openat2 and lets this process use it."""
+    """Return whether this Linux has openat2 and allows this process to use it."""
     try:
         os.close(openat2(_AT_FDCWD, b"/", os.O_PATH | os.O_DIRECTORY))
     except OSError:

@@ -1,4 +1,4 @@
-"""proc(5): what linux says of a process, read by its pid in the reader's own PID namespace."""
+"""proc(5): facts about a process, read by its pid in the PID namespace of the reader."""
 
 import errno
 import functools
@@ -15,14 +15,15 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def status(pid: int) -> dict[str, str]:
-    """The fields of /proc/PID/status, as text. FileNotFoundError when the process is gone."""
+    """Return the fields of /proc/PID/status as text. Raise FileNotFoundError if it has ended."""
     return _fields(f"/proc/{pid}/status")
 
 
 class Credentials(NamedTuple):
-    """What linux enforces for a process: `seccomp` 2 is filter mode, `filters` how many.
+    """The restrictions that Linux enforces for a process.
 
-    `capabilities` are those of any of the sets permitted, effective and bounding.
+    `seccomp` 2 is filter mode, and `filters` is the number of filters. `capabilities` is the union
+    of the sets permitted, effective and bounding.
     """
 
     uid: int
@@ -41,16 +42,19 @@ _CREDENTIALS = re.compile(
 
 
 def credentials(pid: int | Literal["thread-self"]) -> Credentials:
-    """Of /proc/PID/status, in a tenth of the time of `status`. Linux before 5.9 tells no number of
-    filters: 1 then. FileNotFoundError when the process is gone."""
+    """Read the credentials from /proc/PID/status, in a tenth of the time that `status` takes.
+
+    Linux before 5.9 does not report the number of filters: `filters` is 1 then. Raise
+    FileNotFoundError if the process has ended.
+    """
     fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        found = _CREDENTIALS.search(os.read(fd, 1 << 14))
+        match = _CREDENTIALS.search(os.read(fd, 1 << 14))
     finally:
         os.close(fd)
-    if found is None:
-        raise OSError(f"/proc/{pid}/status is of no known form")
-    uid, permitted, effective, bounding, no_new_privs, seccomp, filters = found.groups()
+    if match is None:
+        raise OSError(f"/proc/{pid}/status has an unknown form")
+    uid, permitted, effective, bounding, no_new_privs, seccomp, filters = match.groups()
     return Credentials(
         int(uid),
         int(permitted, 16) | int(effective, 16) | int(bounding, 16),
@@ -65,19 +69,19 @@ _PAGE = 4096
 
 
 def umask(pid: int) -> int:
-    """Return the umask of a process (Linux 4.7). Raises OSError when it is gone."""
+    """Return the umask of a process (Linux 4.7). Raise OSError if it has ended."""
     with open(f"/proc/{pid}/status", "rb") as file:
-        found = _UMASK.search(file.read(1 << 14))
-    if found is None:
-        raise OSError(f"/proc/{pid}/status names no umask")
-    return int(found[1], 8)
+        match = _UMASK.search(file.read(1 << 14))
+    if match is None:
+        raise OSError(f"/proc/{pid}/status contains no umask")
+    return int(match[1], 8)
 
 
 def read_string(pid: int, address: int, limit: int) -> bytes:
-    """Return the C string at `address` in the memory of a process, without its final 0.
+    """Return the C string at `address` in the memory of a process, without its final NUL.
 
-    Raises OSError: EFAULT for memory that is not mapped, ENAMETOOLONG for more than `limit` bytes,
-    EACCES or EPERM where this process may not trace the other (ptrace(2)).
+    Raise OSError: EFAULT for memory that is not mapped, ENAMETOOLONG for more than `limit` bytes,
+    EACCES or EPERM if this process may not trace the other (ptrace(2)).
     """
     fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -100,36 +104,42 @@ def read_string(pid: int, address: int, limit: int) -> bytes:
 
 
 def pid_of(pidfd: int) -> int:
-    """The number of a pidfd's process, as this process numbers it; -1 when it has been reaped."""
+    """Return the pid of a pidfd's process in the PID namespace of this process; -1 if it was
+    reaped."""
     return int(_fields(f"/proc/self/fdinfo/{pidfd}")["Pid"])
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, of all its threads; empty when it is gone."""
-    found: list[int] = []
+    """Return the children of all threads of a process; an empty list if it has ended."""
+    pids: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as words:
-                found += [int(word) for word in words.read().split()]
+                pids += [int(word) for word in words.read().split()]
     except OSError:
         pass
-    return found
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
-    """The process and all below it. Of a jail's PID 1: every process inside, since whoever loses
-    its parent becomes a child of PID 1."""
-    found, todo = [], [pid]
+    """Return the process and all processes below it.
+
+    For the PID 1 of a jail these are all processes inside, because a process that loses its parent
+    becomes a child of PID 1.
+    """
+    pids, todo = [], [pid]
     while todo:
-        found.append(todo.pop())
-        todo += children(found[-1])
-    return found
+        pids.append(todo.pop())
+        todo += children(pids[-1])
+    return pids
 
 
 def activity(pid: int) -> tuple[bytes, ...]:
-    """What changes when any thread of the process does something: its minor page faults, the time
-    it had in user and in system mode (in ticks of 10 ms), its number of threads. Empty when the
-    process is gone."""
+    """Return counters that change when any thread of the process runs.
+
+    They are its minor page faults, its time in user mode and in system mode (in ticks of 10 ms),
+    and its number of threads. Return an empty tuple if the process has ended.
+    """
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -144,8 +154,10 @@ def activity(pid: int) -> tuple[bytes, ...]:
 
 
 def spent(pid: int) -> tuple[float, int]:
-    """CPU seconds of a process and of the children that it waited for, and how many threads it has
-    now; zeros when it is gone."""
+    """Return (CPU seconds, number of threads) of a process; zeros if it has ended.
+
+    The CPU seconds include the children that the process has waited for.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read(1024).rpartition(b")")[2].split()
@@ -155,17 +167,21 @@ def spent(pid: int) -> tuple[float, int]:
 
 
 def traffic(pid: int) -> dict[str, tuple[int, int]]:
-    """Bytes received and sent by each interface of the network namespace of a process, in the
-    words of netdevice(7). OSError when the process is gone."""
+    """Return the bytes received and sent by each interface in the network namespace of a process.
+
+    The keys are the names of netdevice(7). Raise OSError if the process has ended.
+    """
     with open(f"/proc/{pid}/net/dev", encoding="ascii", errors="replace") as lines:
         split = [line.partition(":") for line in lines]
     numbers = {name.strip(): rest.split() for name, colon, rest in split if colon}
-    return {name: (int(told[0]), int(told[8])) for name, told in numbers.items()}
+    return {name: (int(counters[0]), int(counters[8])) for name, counters in numbers.items()}
 
 
 def resident(pid: int) -> int:
-    """Bytes of anonymous and shared memory in RAM or swap, shared pages counted in full; 0 when
-    the process is gone."""
+    """Return the bytes of anonymous and shared memory of a process in RAM or swap.
+
+    Shared pages count in full. Return 0 if the process has ended.
+    """
     try:
         fields = status(pid)
     except OSError:
@@ -174,8 +190,10 @@ def resident(pid: int) -> int:
 
 
 def proportional(pid: int) -> int:
-    """The same, with each shared page divided among those who share it (smaps_rollup); falls back
-    to `resident` where the process hides it."""
+    """Return the same as `resident`, with each shared page divided among its users (smaps_rollup).
+
+    Return `resident` if the process hides smaps_rollup.
+    """
     try:
         fields = _fields(f"/proc/{pid}/smaps_rollup")
     except OSError:
@@ -184,7 +202,7 @@ def proportional(pid: int) -> int:
 
 
 def shared(pid: int) -> int:
-    """Of `resident`, what is shared memory: files in a tmpfs, memfds, System V segments."""
+    """Return the shared part of `resident`: files in a tmpfs, memfds, System V segments."""
     try:
         return _bytes(status(pid).get("RssShmem", "0 kB"))
     except OSError:
@@ -192,19 +210,23 @@ def shared(pid: int) -> int:
 
 
 def tmpfs_used(pid: int, path: str) -> int:
-    """Bytes that lie in the file system at `path`, as this process sees it; 0 when it is gone."""
+    """Return the used bytes of the file system at `path` in the view of a process.
+
+    Return 0 if the process has ended.
+    """
     try:
-        found = os.statvfs(f"/proc/{pid}/root{path}")
+        usage = os.statvfs(f"/proc/{pid}/root{path}")
     except OSError:
         return 0
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
 
 class Descriptors(NamedTuple):
-    """Some of the files that a process holds open: the bytes of each memfd_create(2) file by its
-    inode number, the names of pipes, and the number of epoll instances.
+    """Some of the open files of a process.
 
-    No count of resident pages shows a memfd, unless it is mapped as well.
+    `memfds` maps the inode number of each memfd_create(2) file to its bytes, `pipes` has the names
+    of pipes, and `epolls` is the number of epoll instances. A count of resident pages does not
+    include a memfd unless it is also mapped.
     """
 
     memfds: Mapping[int, int]
@@ -213,9 +235,9 @@ class Descriptors(NamedTuple):
 
 
 def descriptors(pid: int) -> Descriptors:
-    """Return the descriptors of a process. Empty when it is gone.
+    """Return the descriptors of a process; empty if it has ended.
 
-    Raises PermissionError if the process hides its files from the caller (PR_SET_DUMPABLE).
+    Raise PermissionError if the process hides its files from the caller (PR_SET_DUMPABLE).
     """
     memfds: dict[int, int] = {}
     pipes: set[str] = set()
@@ -226,7 +248,7 @@ def descriptors(pid: int) -> Descriptors:
         names = []
     for name in names:
         link = f"/proc/{pid}/fd/{name}"
-        with suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):  # closed in the meantime
             target = os.readlink(link)
             if target.startswith("pipe:"):
                 pipes.add(target)
@@ -241,12 +263,13 @@ def descriptors(pid: int) -> Descriptors:
 def count_descriptors(pid: int) -> int | None:
     """Return the number of descriptors, also of a process that hides them.
 
-    0 when the process has ended. None if this Linux does not report the number (before 6.2).
+    Return 0 if the process has ended. Return None if this Linux does not report the number (before
+    6.2).
     """
     try:
         if size := os.stat(f"/proc/{pid}/fd").st_size:
             return size
-        # A zombie, and a process that is about to be one, has no memory.
+        # A zombie, and a process that is about to become one, has no memory.
         return 0 if reports_descriptors() or "VmRSS" not in status(pid) else None
     except OSError:
         return 0
@@ -254,18 +277,19 @@ def count_descriptors(pid: int) -> int | None:
 
 @functools.cache
 def reports_descriptors() -> bool:
-    """Return whether Linux reports the number of descriptors of a process: since 6.2."""
+    """Return whether Linux reports the number of descriptors of a process (since 6.2)."""
     return os.stat("/proc/self/fd").st_size > 0
 
 
 def unlinked(pid: int, device: int, deadline: float) -> dict[int, int]:
-    """Bytes of each regular file of one file system that the process holds open or mapped and that
-    has no name any more, by inode number: they take room on the disk and no walk meets them.
+    """Return the bytes of each open or mapped regular file without a name, by inode number.
 
-    Of what can be looked at until `deadline`, by time.monotonic. What is mapped only, and not open,
-    shows to root alone. Raises PermissionError where the process hides its files from the caller.
+    Only files of the file system `device` count. Such files occupy disk space, and no walk of the
+    directories finds them. The search stops at `deadline` (time.monotonic). Files that are mapped
+    but not open are visible to root alone. Raise PermissionError if the process hides its files
+    from the caller.
     """
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for part in ("fd", "map_files"):
         try:
             names = os.listdir(f"/proc/{pid}/{part}")
@@ -277,43 +301,43 @@ def unlinked(pid: int, device: int, deadline: float) -> dict[int, int]:
             break
         for name in names:
             if time.monotonic() > deadline:
-                return found
+                return sizes
             with suppress(OSError):
                 file = os.stat(f"/proc/{pid}/{part}/{name}")
                 if not file.st_nlink and file.st_dev == device and stat.S_ISREG(file.st_mode):
-                    found[file.st_ino] = file.st_blocks * 512
-    return found
+                    sizes[file.st_ino] = file.st_blocks * 512
+    return sizes
 
 
 def unlinked_of(pids: Sequence[int], device: int, at_most_s: float) -> tuple[int, int]:
-    """The bytes and the number of such files of many processes, begun anywhere among them: where
-    there are too many to be looked at in the time, others are looked at each time.
+    """Return the bytes and the number of the `unlinked` files of many processes.
 
-    Raises PermissionError where one of them hides its files from the caller.
+    The search starts at a random process, so that repeated calls examine different processes if
+    there are too many for the time limit. Raise PermissionError if one of them hides its files from
+    the caller.
     """
     deadline = time.monotonic() + at_most_s
     begin = int.from_bytes(os.urandom(2)) % max(1, len(pids))
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for pid in (*pids[begin:], *pids[:begin]):
         if time.monotonic() > deadline:
             break
-        found |= unlinked(pid, device, deadline)
-    return sum(found.values()), len(found)
+        sizes |= unlinked(pid, device, deadline)
+    return sum(sizes.values()), len(sizes)
 
 
 def heap() -> Iterator[tuple[int, int]]:
-    """Start and end of each range of this process's memory that no file is behind, and that it can
-    write to."""
+    """Yield start and end of each writable range of this process's memory that no file backs."""
     with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
-        found = [line.split() for line in lines]
-    for addresses, rights, *rest in found:
+        ranges = [line.split() for line in lines]
+    for addresses, rights, *rest in ranges:
         if "w" in rights and (len(rest) < 4 or rest[3] == "[heap]"):
             start, end = addresses.split("-")
             yield int(start, 16), int(end, 16)
 
 
 def namespaces(pid: int | Literal["self"]) -> dict[str, int]:
-    """The inode numbers that name the namespaces of a process, by their names in namespaces(7)."""
+    """Return the inode numbers of the namespaces of a process, by their names in namespaces(7)."""
     names = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
     return {name: os.stat(f"/proc/{pid}/ns/{name}").st_ino for name in names}
 

@@ -1,8 +1,8 @@
-"""renameat2(2): rename with a rule. Linux 3.15, and not on every file system.
+"""renameat2(2): rename with flags. Linux 3.15. Not every file system supports the flags.
 
-EEXIST  RENAME_NOREPLACE, and the new name is there
-ENOENT  RENAME_EXCHANGE, and one of the two is not there
-EINVAL  the file system knows no such rule
+EEXIST  RENAME_NOREPLACE, and the new name exists
+ENOENT  RENAME_EXCHANGE, and one of the two names does not exist
+EINVAL  the file system does not support the flag
 """
 
 import errno
@@ -15,10 +15,11 @@ _RENAME_EXCHANGE = 2
 
 
 def rename_new(source: int, name: bytes, target: int, new: bytes) -> None:
-    """Rename `name` in the directory fd `source` to `new` in `target`, where that is not there yet.
+    """Rename `name` in the directory fd `source` to `new` in `target`, if `new` does not exist yet.
 
-    On a file system without the rule it is looked for first, and one that is made in that very
-    moment is replaced as by rename(2). Raises OSError, EEXIST above all.
+    On a file system without RENAME_NOREPLACE, check first whether `new` exists. There, a file that
+    is created between the check and the rename is replaced, as by rename(2). Raise OSError, mainly
+    EEXIST.
     """
     try:
         libc.call("renameat2", source, name, target, new, _RENAME_NOREPLACE)
@@ -36,8 +37,11 @@ def rename_new(source: int, name: bytes, target: int, new: bytes) -> None:
 
 
 def exchange(source: int, name: bytes, target: int, other: bytes) -> bool:
-    """Let `name` in the directory fd `source` and `other` in `target` change places, so that
-    neither is missing for a moment; False on a file system without the rule. Raises OSError."""
+    """Exchange `name` in the directory fd `source` and `other` in `target` atomically.
+
+    Neither name is missing at any time. Return False on a file system without RENAME_EXCHANGE.
+    Raise OSError.
+    """
     try:
         libc.call("renameat2", source, name, target, other, _RENAME_EXCHANGE)
     except OSError as error:

@@ -1,18 +1,21 @@
-"""sched(7): how urgent a process is. Both calls need no privilege, either way."""
+"""sched(7): the scheduling policy of a process. Neither call needs a privilege."""
 
 import os
 
-_PRIORITY = os.sched_param(0)  # the only one that these two policies have
+_PRIORITY = os.sched_param(0)  # the only priority of these two policies
 
 
 def batch() -> None:
-    """Work ahead: from now on this process, when it wakes up, preempts nobody (SCHED_BATCH).
+    """Mark this process as background work: when it wakes up, it preempts no process (SCHED_BATCH).
 
-    It has its full share of a CPU as before. What it starts inherits that.
+    Its share of a CPU stays the same. Processes that it starts inherit the policy.
     """
     os.sched_setscheduler(0, os.SCHED_BATCH, _PRIORITY)
 
 
 def normal() -> None:
-    """Be one that somebody waits for: the policy that processes start with (SCHED_OTHER)."""
+    """Return this process to the policy with which processes start (SCHED_OTHER).
+
+    Use it before work that a caller waits for.
+    """
     os.sched_setscheduler(0, os.SCHED_OTHER, _PRIORITY)

@@ -1,8 +1,8 @@
-"""seccomp(2): a classic BPF program that linux asks about every system call.
+"""seccomp(2): a classic BPF program that Linux runs for every system call.
 
-A filter cannot be taken off, is inherited by fork and execve, and of several the strictest answer
-counts. `install` needs no libseccomp. Only `syscall_number`, which is for building filters on a
-developer's machine, asks libseccomp's tables (by pyseccomp).
+A filter cannot be removed. Processes inherit it across fork and execve. Of several filters, the
+strictest result applies. `install` does not need libseccomp. Only `syscall_number`, which builds
+filters on a developer's machine, reads the tables of libseccomp (through pyseccomp).
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _SET_MODE_FILTER = 1
 _GET_ACTION_AVAIL = 2
 _FLAG_TSYNC = 1
 _FLAG_NEW_LISTENER = 8
-_FLAG_WAIT_KILLABLE = 32  # Linux 5.19: only a fatal signal interrupts a call that waits
+_FLAG_WAIT_KILLABLE = 32  # Linux 5.19: only a fatal signal interrupts a waiting call
 _KILL_PROCESS = ctypes.c_uint32(0x80000000)
 
 
@@ -29,11 +29,12 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes, *, all_threads: bool = False) -> None:
-    """Put `program` (an array of struct sock_filter) over this thread and all it starts.
+    """Apply `program` (an array of struct sock_filter) to this thread and all threads it starts.
 
-    With `all_threads`, over every thread of the process, or over none: OSError (ESRCH) when one of
-    them has a filter of its own that this thread has not. EACCES without no_new_privs, EINVAL for
-    a program that linux finds wrong; ValueError for one that cannot be a program.
+    With `all_threads`, apply it to every thread of the process or to none: raise OSError (ESRCH) if
+    one of them has a filter that this thread does not have. Raise OSError EACCES without
+    no_new_privs, and EINVAL for a program that Linux rejects. Raise ValueError for bytes that
+    cannot be a program.
     """
     count, rest = divmod(len(program), INSTRUCTION_BYTES)
     if rest or not 0 < count <= MAX_INSTRUCTIONS:
@@ -45,16 +46,16 @@ def install(program: bytes, *, all_threads: bool = False) -> None:
         _FLAG_TSYNC if all_threads else 0,
         ctypes.byref(_Program(count, program)),
     )
-    if refused_by:  # with TSYNC a failure is not -1, but the thread that could not follow
-        raise OSError(errno.ESRCH, f"seccomp: thread {refused_by} has a filter of its own")
+    if refused_by:  # with TSYNC a failure returns the thread that could not follow, not -1
+        raise OSError(errno.ESRCH, f"seccomp: thread {refused_by} has a different filter")
 
 
 def install_with_listener(program: bytes) -> int:
     """Install `program` as `install` does; return the fd of its listener (seccomp_unotify(2)).
 
-    A call for which the program answers `bpf.NOTIFY` waits until the holder of the listener has
-    decided (`sbx.linux.seccomp_notify`); it fails with ENOSYS once no process holds the fd. Raises
-    OSError: EBUSY if a filter of this thread has a listener already.
+    A call for which the program returns `bpf.NOTIFY` waits until the process that holds the
+    listener has decided (`sbx.linux.seccomp_notify`). It fails with ENOSYS once no process holds
+    the fd. Raise OSError: EBUSY if a filter of this thread has a listener already.
     """
     filter_ = _Program(len(program) // INSTRUCTION_BYTES, program)
     arguments = ("seccomp", _number(), _SET_MODE_FILTER)
@@ -69,7 +70,7 @@ def install_with_listener(program: bytes) -> int:
 
 @functools.cache
 def supported() -> bool:
-    """Whether this linux has filters, and can end a whole process by one (4.14)."""
+    """Return whether this Linux has filters, and can kill a whole process by one (4.14)."""
     try:
         libc.syscall("seccomp", _number(), _GET_ACTION_AVAIL, 0, ctypes.byref(_KILL_PROCESS))
     except OSError:
@@ -78,9 +79,10 @@ def supported() -> bool:
 
 
 def syscall_number(name: str, machine: str) -> int | None:
-    """What `name` is called by on `machine`; None where it is not, or libseccomp is too old.
+    """Return the number of the call `name` on `machine`.
 
-    Raises ImportError or RuntimeError without pyseccomp or libseccomp.
+    Return None if the call does not exist there or libseccomp is too old. Raise ImportError or
+    RuntimeError without pyseccomp or libseccomp.
     """
     import pyseccomp
 

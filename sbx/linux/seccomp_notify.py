@@ -1,11 +1,12 @@
-"""seccomp_unotify(2): decide on system calls of other processes, which wait for the answer.
+"""seccomp_unotify(2): decide on system calls of other processes, which wait for the decision.
 
-A filter answers `bpf.NOTIFY`; the holder of its listener receives the number and the arguments of
-the call, and answers with a result, an errno, a new descriptor, or "let it run". What a pointer
-leads to is read from the caller's memory and can change at any time. Therefore "let it run" is only
-safe where a second restriction (here: Landlock) holds whatever the caller does meanwhile.
+A filter returns `bpf.NOTIFY`. The process that holds its listener receives the number and the
+arguments of the call. It replies with a result, an errno, a new descriptor, or permission to
+continue. The memory behind a pointer argument belongs to the caller and can change at any time.
+Therefore it is safe to let a call continue only if a second restriction (here: Landlock) applies
+whatever the caller does in the meantime.
 
-Linux 5.9 (SECCOMP_IOCTL_NOTIF_ADDFD). Notifications end with ENOENT when the caller has ended.
+Linux 5.9 (SECCOMP_IOCTL_NOTIF_ADDFD). Notifications fail with ENOENT when the caller has ended.
 """
 
 import errno
@@ -19,10 +20,10 @@ _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 _RESPONSE = struct.Struct("=QqiI")
 _ADDED_FD = struct.Struct("=QIIII")
 _FLAG_CONTINUE = 1
-_GONE = (errno.ENOENT, errno.EINPROGRESS)  # the caller has ended, or has an answer
+_GONE = (errno.ENOENT, errno.EINPROGRESS)  # the caller has ended, or has its reply already
 
 
-# The calls that change files by a path, by their numbers; fchmod by a descriptor.
+# The numbers of the calls that change files by a path. fchmod uses a descriptor.
 _PATH_CALLS = {
     "x86_64": {
         "open": 2, "truncate": 76, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86,
@@ -39,7 +40,7 @@ _PATH_CALLS = {
 
 
 class Call(NamedTuple):
-    """A call that waits. `thread` is the caller as this process numbers it (a TID)."""
+    """A waiting call. `thread` is the TID of the caller in the PID namespace of this process."""
 
     id: int
     thread: int
@@ -48,9 +49,9 @@ class Call(NamedTuple):
 
 
 def path_calls(machine: str | None = None) -> dict[str, int]:
-    """Return the numbers of the calls that change files by a path, on this machine if not named.
+    """Return the numbers of the calls that change files by a path; by default for this machine.
 
-    Raises OSError ENOSYS for a machine without a known table.
+    Raise OSError ENOSYS for a machine without a table.
     """
     machine = machine or os.uname().machine
     try:
@@ -60,7 +61,7 @@ def path_calls(machine: str | None = None) -> dict[str, int]:
 
 
 def receive(listener: int) -> Call | None:
-    """Return the next waiting call; None if its caller ended first. Block until there is one."""
+    """Block until a call waits and return it; None if its caller has ended first."""
     buffer = bytearray(_NOTIFICATION.size)
     try:
         fcntl.ioctl(listener, _RECEIVE, buffer)
@@ -73,29 +74,29 @@ def receive(listener: int) -> Call | None:
 
 
 def succeed(listener: int, call: int, value: int = 0) -> bool:
-    """Let the call return `value` without being executed. False if the caller has ended."""
+    """Let the call return `value` without executing it. Return False if the caller has ended."""
     return _send(listener, _RESPONSE.pack(call, value, 0, 0))
 
 
 def fail(listener: int, call: int, number: int) -> bool:
-    """Let the call fail with this errno. False if the caller has ended."""
+    """Let the call fail with this errno. Return False if the caller has ended."""
     return _send(listener, _RESPONSE.pack(call, 0, -number, 0))
 
 
 def let_run(listener: int, call: int) -> bool:
-    """Let Linux execute the call. False if the caller has ended."""
+    """Let Linux execute the call. Return False if the caller has ended."""
     return _send(listener, _RESPONSE.pack(call, 0, 0, _FLAG_CONTINUE))
 
 
 def give_fd(listener: int, call: int, fd: int, *, close_on_exec: bool) -> bool:
-    """Let the call return a copy of `fd` in the caller. False if the caller has ended.
+    """Let the call return a copy of `fd` in the caller. Return False if the caller has ended.
 
-    Raises OSError: EMFILE if the caller may not open another file.
+    Raise OSError: EMFILE if the caller may not open another file.
 
-    Two steps, without SECCOMP_ADDFD_FLAG_SEND: with that flag a signal to this process (SIGCHLD, a
-    freezer) that comes before the caller takes the descriptor ends the call of the other with 0,
-    and Linux refuses every further answer with EINPROGRESS. A single step that is interrupted had
-    no effect.
+    This takes two steps, without SECCOMP_ADDFD_FLAG_SEND. With that flag, a signal to this process
+    (SIGCHLD, a freezer) that arrives before the caller takes the descriptor ends the caller's call
+    with the result 0, and Linux refuses every further reply with EINPROGRESS. A single step that is
+    interrupted has no effect.
     """
     flags = os.O_CLOEXEC if close_on_exec else 0
     number = _answer(listener, _ADD_FD, _ADDED_FD.pack(call, 0, fd, 0, flags))
@@ -107,7 +108,7 @@ def _send(listener: int, response: bytes) -> bool:
 
 
 def _answer(listener: int, request: int, argument: bytes) -> int | None:
-    """Return the result of the ioctl, or None if no call waits. Repeat it after a signal."""
+    """Return the result of the ioctl, or None if no call waits. Repeat the ioctl after a signal."""
     while True:
         try:
             return int(fcntl.ioctl(listener, request, bytearray(argument)))

@@ -1,7 +1,7 @@
-"""How linux stamps files with the time: fstatfs(2), clock_gettime(2).
+"""The time stamps that Linux gives to files: fstatfs(2), clock_gettime(2).
 
-A write sets mtime and ctime to the coarse clock, so two writes in one tick of it may have the same.
-On a file system in memory a write to a mapped page sets neither.
+A write sets mtime and ctime to the coarse clock, so two writes within one of its ticks may have the
+same stamp. On a file system in memory, a write to a mapped page sets neither.
 """
 
 import ctypes
@@ -9,20 +9,22 @@ import time
 
 from sbx.linux import libc
 
-TICK_NS = 10_000_000  # the longest there is, where CONFIG_HZ is 100
+TICK_NS = 10_000_000  # the longest tick, with CONFIG_HZ=100
 _REALTIME_COARSE = 5  # linux/time.h
-_STATFS_SIZE = 256  # more than struct statfs has anywhere; f_type comes first, as long as a word
+_STATFS_SIZE = 256  # larger than any struct statfs; f_type is its first field, one word long
 _IN_MEMORY = (0x01021994, 0x858458F6)  # tmpfs, ramfs: linux/magic.h
 
 
 def now_ns() -> int:
-    """What a file that is written now is stamped with, or a little less."""
+    """Return the stamp of a file that is written now, or a slightly earlier one."""
     return time.clock_gettime_ns(_REALTIME_COARSE)
 
 
 def tells_every_write(fd: int) -> bool:
-    """Whether the file system of `fd` (O_PATH will do) stamps files for whatever is written to
-    them. Raises OSError."""
-    told = ctypes.create_string_buffer(_STATFS_SIZE)
-    libc.call("fstatfs", fd, told)
-    return ctypes.c_ulong.from_buffer(told).value not in _IN_MEMORY
+    """Return whether the file system of `fd` (O_PATH is enough) stamps a file at every write.
+
+    Raise OSError.
+    """
+    buffer = ctypes.create_string_buffer(_STATFS_SIZE)
+    libc.call("fstatfs", fd, buffer)
+    return ctypes.c_ulong.from_buffer(buffer).value not in _IN_MEMORY

@@ -1,6 +1,7 @@
-"""syncfs(2): all of one file system to its disk, content and names alike. Linux 2.6.39.
+"""syncfs(2): write all content and names of one file system to its disk. Linux 2.6.39.
 
-Since linux 5.8 it also tells (EIO, ENOSPC) of what could not be written back since `fd` was opened.
+Since Linux 5.8 it also reports (EIO, ENOSPC) data that could not be written back since `fd` was
+opened.
 
 EBADF  an fd of O_PATH
 """
@@ -9,5 +10,5 @@ from sbx.linux import libc
 
 
 def syncfs(fd: int) -> None:
-    """Return when all that was written to the file system of `fd` so far is on its disk."""
+    """Return when all earlier writes to the file system of `fd` are on its disk."""
     libc.call("syncfs", fd)

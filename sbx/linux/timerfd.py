@@ -1,6 +1,7 @@
-"""An alarm clock that can be waited for like any other descriptor: timerfd_create(2).
+"""timerfd_create(2): a timer that is a descriptor, so that a process can wait for it like for
+others.
 
-Python has it from 3.13 on.
+Python has these functions since 3.13.
 """
 
 import os
@@ -14,20 +15,22 @@ _S = 1_000_000_000
 
 
 def create() -> int:
-    """A descriptor that is readable once the alarm went off; close-on-exec, non-blocking."""
+    """Return a descriptor that becomes readable when the timer expires; close-on-exec,
+    non-blocking."""
     return libc.call(
         "timerfd_create", time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK
-    )  # TFD_CLOEXEC and TFD_NONBLOCK are these
+    )  # TFD_CLOEXEC and TFD_NONBLOCK have the same values
 
 
 def go_off_in(timer: int, seconds: float) -> None:
-    """Once, in so many seconds (more than 0); forgets what it was set to before."""
+    """Set the timer to expire once, in this many seconds (more than 0); replace an earlier
+    setting."""
     after = divmod(max(1, int(seconds * _S)), _S)
     libc.call("timerfd_settime", timer, 0, _ITIMERSPEC.pack(0, 0, *after), None)
 
 
 def clear(timer: int) -> bool:
-    """Whether it went off since the last call; it is not readable any more."""
+    """Return whether the timer has expired since the last call, and make it unreadable again."""
     try:
         return bool(os.read(timer, 8))
     except BlockingIOError:

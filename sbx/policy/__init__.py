@@ -1,15 +1,15 @@
-"""What is allowed, as data: a TOML file becomes one frozen value that everything else reads.
+"""Permissions and limits as data: read a TOML file into one frozen value.
 
-    units.py     "512MiB", "60s", "150%" → bytes, seconds, CPUs, and back to the same words
-    model.py     Policy and its tables: frozen, every key known, every value checked
-    checks.py    names, paths, domains, modules: what one value may be
-    imports.py   which imports of a cell the rules of a policy refuse, from its text alone
-    load.py      files → layers (`extends`) → one table → Policy; where policies are found
+    units.py     "512MiB", "60s", "150%" → bytes, seconds, CPUs, and back to the same text
+    model.py     Policy and its tables: frozen, unknown keys are errors, every value is checked
+    checks.py    checks of single values: names, paths, domains, modules
+    imports.py   find the imports of a cell that the rules of a policy refuse, from its text alone
+    load.py      files → layers (`extends`) → one table → Policy; the directories of policies
     narrow.py    a request may tighten a policy, never widen it
-    problems.py  what is wrong with a file, in words that name file, line or key
+    problems.py  errors of a policy file, with file, line or key
 
-Loading reads files and nothing else: no code of a policy runs, no path of it is opened. Which walls
-this host can give is decided later, by `sbx.isolation`.
+Loading reads files and does nothing else: it runs no code of a policy and opens none of its paths.
+`sbx.isolation` decides later which walls this host can provide.
 
 May import: sbx.errors, pydantic, the standard library.
 """

@@ -1,7 +1,7 @@
 """Checks of single values and lists: names, paths, hosts, modules.
 
-Each takes a value, returns it in its canonical form and raises what pydantic passes on as one
-sentence; outside of pydantic that is a ValueError.
+Each check returns the value in its canonical form, or raises an error that pydantic reports as one
+sentence. Outside of pydantic this error is a ValueError.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ from sbx.policy.problems import invalid, shown
 from sbx.policy.units import KIB, format_size
 
 MOST_ENTRIES = 1000  # of any list
-ENVIRONMENT = "env:"  # an interpreter that is an environment made by `sbx env create`
+ENVIRONMENT = "env:"  # prefix of an interpreter that names an environment of `sbx env create`
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -31,30 +31,32 @@ _HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _SECRET_SOURCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:/[ -~]+")
 _FILE_TYPE = re.compile(r"[a-z0-9_+-]{1,16}(\.[a-z0-9_+-]{1,16})?")
 _MOST_SECRETS = 100
-_MOST_ENV = 64 * KIB  # linux refuses a single string of 128 KiB, and argv needs room too
+_MOST_ENV = 64 * KIB  # Linux refuses a single string of 128 KiB, and argv needs room too
 
 
 # --- names ---
 
 
 def policy_name(value: str) -> str:
-    """A name that is one file name, never a path. Raises a ValueError that pydantic understands."""
+    """Check a name that is one file name, never a path. Raise a ValueError that pydantic
+    accepts."""
     if not _NAME.fullmatch(value):
         raise invalid(f"{shown(value)} is not a policy's name: letters, digits, '.', '_' and '-'")
     return value
 
 
 def env_name(value: str) -> str:
-    """A variable a policy or a caller may set. Raises a ValueError that pydantic understands.
+    """Check a variable that a policy or a caller may set. Raise a ValueError that pydantic accepts.
 
-    The guest owns what decides whose code is loaded or where it looks *before* the seal, when a
-    file that a user wrote must not matter, and what the jail itself decides (HOME, USER).
-    PATH may be set: it only finds what is in the view anyway.
+    The guest reserves two kinds of variables. Some control which code is loaded, or from where,
+    *before* the lockdown, when a file that a user wrote must have no effect. The jail itself
+    decides others (HOME, USER). PATH may be set, because it only finds programs that are visible
+    anyway.
     """
     if not _ENV_NAME.fullmatch(value):
         raise invalid(
             f"{shown(value)} is not the name of an environment variable",
-            hint="letters, digits and _, with no digit in front",
+            hint="use letters, digits and _; the first character is not a digit",
         )
     if value in _GUESTS_OWN or value.startswith(_GUESTS_OWN_PREFIXES):
         raise invalid(f"{value} is set by sbx itself inside a sandbox", hint=_WHY_RESERVED)
@@ -69,24 +71,24 @@ _GUESTS_OWN = frozenset(
     }
 )
 _WHY_RESERVED = (
-    "LD_*, PYTHON*, XDG_*, OPENSSL_*, SBX_*, HOME, USER and their like decide whose files are "
-    "looked at before the sandbox is sealed"
+    "LD_*, PYTHON*, XDG_*, OPENSSL_*, SBX_*, HOME, USER and similar variables control which files "
+    "are read before the lockdown of the sandbox"
 )
 
 
 def env_value(value: str) -> str:
     if "\0" in value:
-        raise invalid("holds a NUL character, which no environment can carry")
+        raise invalid("contains a NUL character, which an environment cannot hold")
     return value
 
 
 def env(value: Mapping[str, str]) -> Mapping[str, str]:
     size = sum(len(name.encode()) + len(text.encode()) for name, text in value.items())
     if size > _MOST_ENV:
-        raise invalid(f"holds {format_size(size)} of text, more than {format_size(_MOST_ENV)}")
+        raise invalid(f"contains {format_size(size)} of text, more than {format_size(_MOST_ENV)}")
     zone = value.get("TZ", "").removeprefix(":")
     if zone.startswith("/") or ".." in zone:
-        raise invalid(f"TZ={zone} is a path, and libc would read that file before the seal")
+        raise invalid(f"TZ={zone} is a path, and libc would read that file before the lockdown")
     return MappingProxyType(dict(sorted(value.items())))
 
 
@@ -94,7 +96,9 @@ def user_name(value: str) -> str:
     if not _USER.fullmatch(value):
         raise invalid(f"{shown(value)} is not a user's name: lower case, up to 32 characters")
     if value in ("root", "nobody"):
-        raise invalid(f"{value} is another user's name inside; nobody in a sandbox is {value}")
+        raise invalid(
+            f"{value} is the name of another user inside; the user of a sandbox is never {value}"
+        )
     return value
 
 
@@ -108,19 +112,20 @@ def plain_path(value: str) -> str:
 
 
 def interpreter(value: str) -> str:
-    """The path of a Python, or an environment by its name."""
+    """Check an interpreter: the path of a Python, or the name of an environment."""
     if not value.startswith(ENVIRONMENT):
         return plain_path(value)
     if not _NAME.fullmatch(value.removeprefix(ENVIRONMENT)):
         raise invalid(
-            f"{shown(value)} names no environment: letters, digits, '.', '_' and '-'",
-            hint=f'write "{ENVIRONMENT}NAME"; `sbx env list` shows which there are',
+            f"{shown(value)} does not name an environment: use letters, digits, '.', '_' and '-'",
+            hint=f'write "{ENVIRONMENT}NAME"; `sbx env list` shows the environments',
         )
     return value
 
 
 def environment_name(value: str) -> str:
-    """A name that is one file name, never a path. Raises a ValueError that pydantic understands."""
+    """Check a name that is one file name, never a path. Raise a ValueError that pydantic
+    accepts."""
     if not _NAME.fullmatch(value):
         raise invalid(
             f"{shown(value)} is not an environment's name: letters, digits, '.', '_' and '-'"
@@ -146,7 +151,7 @@ def file_type(value: str) -> str:
 
 
 def destination(value: str) -> str:
-    """A host that may be reached, with or without a port."""
+    """Check a host that code inside may reach, with or without a port."""
     try:
         return str(destinations.parse(value))
     except ValueError:
@@ -154,18 +159,18 @@ def destination(value: str) -> str:
 
 
 def _how_to_name(value: str) -> str:
-    """What is most likely wrong with a host that nobody can reach."""
+    """Return a hint for the most likely mistake in an invalid host."""
     host = value.partition(":")[0]
     labels = host.removeprefix("*.").split(".")
     if "/" not in value and "*" in host.removeprefix("*.") and host != "*":
-        return 'a wildcard stands alone at the beginning: "*.example.org", all names below it'
+        return 'a wildcard is allowed only at the beginning: "*.example.org", all names below it'
     if "/" not in value and "*" in host and len(labels) < 2:
-        return 'a wildcard needs a domain of two parts or more behind it, such as "*.example.org"'
+        return 'a wildcard needs a domain of at least two parts after it, such as "*.example.org"'
     if value != value.lower() and "/" not in value:
         return f"write it in lower case: {shown(value.lower())}"
     with suppress(ValueError):
         ipaddress.ip_network(value, strict=False)
-        return "name single addresses; a network of them stands in allow_private only"
+        return "name single addresses; only allow_private accepts a network"
     return (
         'write "example.org", "*.example.org" or "example.org:8443", in lower case and '
         "without http://"
@@ -173,7 +178,7 @@ def _how_to_name(value: str) -> str:
 
 
 def host_pattern(value: str) -> str:
-    """A host without a port: a name, all names below one, or an address."""
+    """Check a host without a port: a name, all names below a domain, or an address."""
     if not destinations.is_name(value) and not destinations.is_address(value):
         raise invalid(
             f"{shown(value)} is not a host",
@@ -183,28 +188,28 @@ def host_pattern(value: str) -> str:
 
 
 def private_host(value: str) -> str:
-    """A host, or a network of addresses, that may be private."""
+    """Check a host, or a network of addresses, that may be private."""
     try:
         network = ipaddress.ip_network(value, strict=True)
     except ValueError:
         return host_pattern(value)
     plain = str(network.network_address) if network.num_addresses == 1 else str(network)
     if value not in (plain, str(network)):
-        raise invalid(f'{shown(value)} is not written plainly; did you mean "{plain}"?')
+        raise invalid(f'{shown(value)} is not in canonical form; did you mean "{plain}"?')
     return plain
 
 
 def method(value: str) -> str:
     if not _METHOD.fullmatch(value) or value == "CONNECT":
-        raise invalid(f"{shown(value)} is not a method of HTTP", hint='write "GET", in capitals')
+        raise invalid(f"{shown(value)} is not an HTTP method", hint='write "GET", in upper case')
     return value
 
 
 def path_pattern(value: str) -> str:
     if not _PATH_PATTERN.fullmatch(value) or len(value) > 2000:
         raise invalid(
-            f"{shown(value)} is not a path of a URL",
-            hint='write "/v1/users", or "/v1/*" for all that begins so; * only at the end',
+            f"{shown(value)} is not a URL path",
+            hint='write "/v1/users", or "/v1/*" for all paths with this prefix; * only at the end',
         )
     if (
         "?" in value
@@ -228,7 +233,7 @@ def header(value: str) -> str:
         raise invalid(f"{shown(value)} is not the name of a header, such as Authorization")
     if value.lower() in _NO_SECRETS_HEADER:
         raise invalid(
-            f"{value} says where a request goes or how it is framed: no place for a secret"
+            f"{value} controls the destination or the framing of a request: it cannot hold a secret"
         )
     return value
 
@@ -248,12 +253,12 @@ def secret_name(value: str) -> str:
 
 
 def secret_source(value: str) -> str:
-    """Where on the host the runtime finds the value; a policy never holds it."""
+    """Check the location of a secret on the host. The policy never contains the secret itself."""
     if not _SECRET_SOURCE.fullmatch(value):
         raise invalid(
-            "is not where a secret lies",  # whatever it is, it may be the secret itself
+            "is not the location of a secret",  # do not print it: it may be the secret itself
             hint='write "env:NAME", a variable of the runtime, or "file:/path"; the value itself '
-            "never stands in a policy",
+            "never belongs in a policy",
         )
     if value.startswith("file:"):
         try:
@@ -265,32 +270,32 @@ def secret_source(value: str) -> str:
 
 def secrets(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(value) > _MOST_SECRETS:
-        raise invalid(f"holds more than {_MOST_SECRETS} secrets")
+        raise invalid(f"contains more than {_MOST_SECRETS} secrets")
     variables = [secret.env for secret in value.values()]
     if twice := [name for name in variables if variables.count(name) > 1]:
-        raise invalid(f"two secrets would be {twice[0]} inside")
+        raise invalid(f"two secrets would set the same variable {twice[0]}")
     return MappingProxyType(dict(sorted(value.items())))
 
 
 # --- paths ---
 
-# Targets that sbx fills itself. Whatever covered one of them, or lay above it, would move a wall.
+# Targets that sbx fills itself. A mount over or above one of them would weaken a restriction.
 RESERVED = (
     *("/bin", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr"),
     *("/dev", "/proc", "/run", "/sys", "/tmp"),  # noqa: S108  # inside, not the host's
     *("/home", "/mnt", "/opt/sbx", "/sandbox", "/uploads", "/workspace"),
 )
 
-# Never shown: /proc and /sys of the host, devices, and sockets (docker.sock is a way out).
+# Never shown: /proc and /sys of the host, devices, and sockets (docker.sock allows an escape).
 _NEVER_SHOWN = ("/proc", "/sys", "/dev", "/run", "/var/run")
 
-# Files of the synthetic /etc, and the two that hold the host's passwords.
+# Files of the synthetic /etc, and the two files with the host's passwords.
 _MADE_BY_SBX = (
     *("/etc/passwd", "/etc/group", "/etc/shadow", "/etc/gshadow"),
     *("/etc/hostname", "/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf"),
 )
 
-# Read-only system paths are shown at their own place, so they may not cover what sbx makes.
+# Read-only system paths are shown at their own place, so they may not cover the paths of sbx.
 _OWN_PLACES = ("/workspace", "/tmp", "/sandbox", "/uploads", "/opt/sbx")  # noqa: S108
 
 
@@ -304,22 +309,22 @@ def overlaps(path: str, others: Iterable[str]) -> str | None:
 
 def system_path(value: str) -> str:
     if value == "/etc" or value in _MADE_BY_SBX:
-        raise invalid(f"{value} is made by sbx; show another part of /etc, such as /etc/ssl")
+        raise invalid(f"{value} is created by sbx; show another part of /etc, such as /etc/ssl")
     if taken := overlaps(value, (*_NEVER_SHOWN, *_OWN_PLACES)):
-        raise invalid(f"{value} cannot be shown: {taken} is sbx's own, or a way out")
+        raise invalid(f"{value} cannot be shown: {taken} is reserved for sbx, or allows an escape")
     return value
 
 
 def mount_source(value: str) -> str:
     if value == "/" or any(_below(value, never) for never in _NEVER_SHOWN):
-        raise invalid(f"{value} cannot be shown: it holds ways out of a sandbox")
+        raise invalid(f"{value} cannot be shown: it contains files that allow an escape")
     return value
 
 
 def mount_target(value: str) -> str:
     if taken := overlaps(value, RESERVED):
         raise invalid(
-            f"{value} is taken: {taken} is sbx's own", hint="a free place is /opt/NAME or /srv/NAME"
+            f"{value} is taken: {taken} is reserved for sbx", hint="use /opt/NAME or /srv/NAME"
         )
     return value
 
@@ -332,7 +337,7 @@ def sorted_set(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def topmost(values: tuple[str, ...]) -> tuple[str, ...]:
-    """A module stands for its submodules: what lies below another entry is dropped."""
+    """Drop every module below another entry, because a module includes its submodules."""
     names = set(values)
     return tuple(
         sorted(
@@ -346,8 +351,10 @@ def topmost(values: tuple[str, ...]) -> tuple[str, ...]:
 def any_or(
     check: Callable[[str], str], canonical: Callable[[tuple[str, ...]], tuple[str, ...]]
 ) -> BeforeValidator:
-    """A list or the word "any", checked here whole: a union of pydantic's answers a wrong entry
-    with one sentence for each of its halves."""
+    """Validate a list or the word "any", as a whole.
+
+    A union of pydantic would report a wrong entry with one sentence for each of its alternatives.
+    """
 
     def validate(value: object) -> object:
         if value == "any":
@@ -357,7 +364,7 @@ def any_or(
                 f'must be a list of up to {MOST_ENTRIES} entries or "any", not {shown(value)}'
             )
         if wrong := [entry for entry in value if not isinstance(entry, str)]:
-            raise invalid(f"must be a list of texts, and {shown(wrong[0])} is none")
+            raise invalid(f"must be a list of strings, and {shown(wrong[0])} is not a string")
         return canonical(tuple(check(entry) for entry in value))
 
     return BeforeValidator(validate)

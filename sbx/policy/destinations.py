@@ -1,7 +1,7 @@
-"""Hosts that a policy names: `example.org`, `*.example.org:8443`, `192.0.2.7`, `[2001:db8::7]:443`.
+"""Hosts in a policy: `example.org`, `*.example.org:8443`, `192.0.2.7`, `[2001:db8::7]:443`.
 
-A wildcard stands for every name below a domain and not for the domain itself. Without a port the
-two that the web has by itself are meant. Names are compared as text, addresses by their value.
+A wildcard matches every name below a domain and not the domain itself. An entry without a port
+means the two default ports of the web. Names are compared as text, addresses by their value.
 """
 
 import ipaddress
@@ -16,8 +16,11 @@ _PORT = re.compile(r"[1-9][0-9]{0,4}")
 
 
 class Destination(NamedTuple):
-    """One entry of `network.allow`. `host` is a name, `*.` and a name, or an address as linux
-    writes it, without brackets; `port` None stands for `DEFAULT_PORTS`."""
+    """One entry of `network.allow`.
+
+    `host` is a name, `*.` and a name, or an address as Linux writes it, without brackets. `port`
+    None stands for `DEFAULT_PORTS`.
+    """
 
     host: str
     port: int | None = None
@@ -31,21 +34,21 @@ class Destination(NamedTuple):
         return host if self.port is None else f"{host}:{self.port}"
 
     def covers(self, other: "Destination") -> bool:
-        """Whether everything that `other` names is named here, too."""
+        """Return whether this entry includes every host and port of `other`."""
         return host_covers(self.host, other.host) and self.ports >= other.ports
 
 
 def parse(text: str) -> Destination:
-    """Raises ValueError for what is none, or is not in its one canonical form."""
+    """Parse a destination. Raise ValueError if it is invalid or not in its canonical form."""
     host, port = _split(text)
     if not is_name(host) and not is_address(host):
-        raise ValueError(f"{text} names no host")
+        raise ValueError(f"{text} does not name a host")
     if port and not (_PORT.fullmatch(port) and int(port) <= 65535):
         raise ValueError(f"{text} has no port from 1 to 65535")
-    found = Destination(host, int(port) if port else None)
-    if str(found) != text:
-        raise ValueError(f"{text} is written {found}")
-    return found
+    destination = Destination(host, int(port) if port else None)
+    if str(destination) != text:
+        raise ValueError(f"the canonical form of {text} is {destination}")
+    return destination
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -57,12 +60,12 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def is_name(text: str) -> bool:
-    """Whether it is a domain, or all below one, in lower case."""
+    """Return whether the text is a domain, or a wildcard for all names below one, in lower case."""
     return len(text) <= 253 and _DOMAIN.fullmatch(text) is not None
 
 
 def is_address(text: str) -> bool:
-    """Whether it is an address of one host, in its canonical form and without a zone."""
+    """Return whether the text is the address of one host, in canonical form and without a zone."""
     try:
         return spelling(ipaddress.ip_address(text)) == text and "%" not in text
     except ValueError:
@@ -70,8 +73,10 @@ def is_address(text: str) -> bool:
 
 
 def spelling(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    """Return the canonical form of an address. Python 3.13 ends a mapped address with dotted
-    digits, and earlier versions do not."""
+    """Return the canonical form of an address.
+
+    Python 3.13 ends a mapped address with dotted digits, and earlier versions do not.
+    """
     if isinstance(address, ipaddress.IPv6Address) and (mapped := address.ipv4_mapped) is not None:
         high, low = divmod(int(mapped), 1 << 16)
         return f"::ffff:{high:x}:{low:x}"
@@ -79,11 +84,11 @@ def spelling(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
 
 
 def host_covers(pattern: str, other: str) -> bool:
-    """Whether `other`, a host or a pattern of hosts, is within `pattern`."""
+    """Return whether `pattern` includes `other`, which is a host or a pattern of hosts."""
     return pattern == other or (pattern.startswith("*.") and other.endswith(pattern[1:]))
 
 
-def overlap(one: str, other: str) -> bool:
-    """Whether some host is within both patterns: of two, one lies in the other or they are
-    apart."""
-    return host_covers(one, other) or host_covers(other, one)
+def overlap(pattern: str, other: str) -> bool:
+    """Return whether some host matches both patterns. Of two patterns, one includes the other or
+    they share no host."""
+    return host_covers(pattern, other) or host_covers(other, pattern)

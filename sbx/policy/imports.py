@@ -1,11 +1,12 @@
-"""Which imports of a cell the rules of a policy refuse, told from its text alone.
+"""Find the imports of a cell that the rules of a policy refuse, from the text of the cell alone.
 
-For the examples of a policy, at load. In a live kernel `sbx.guest.import_rules` decides, which also
-knows what earlier cells bound and may not import this package; tests hold the two to one answer.
+The check of the examples of a policy uses this module when the policy is loaded. In a live kernel,
+`sbx.guest.import_rules` decides. That module also knows the names that earlier cells bound, and it
+may not import this package. Tests verify that both give the same result.
 
-The rules give the writer of a cell one clear sentence instead of a PermissionError from the depth
-of a library. They are easily evaded (`getattr(os, "sys" + "tem")`): the walls are what protects.
-What the libraries that a cell uses import is not looked at.
+The rules give the author of a cell one clear sentence instead of a PermissionError from deep inside
+a library. They are easily evaded (`getattr(os, "sys" + "tem")`): the walls provide the protection.
+Imports inside the libraries that a cell uses are not checked.
 """
 
 import ast
@@ -20,8 +21,11 @@ _IMPORTERS = ("__import__", "import_module", "importlib.import_module")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`name` is the module or member at `line` of the cell, `forbidden` whether it is named in
-    `imports.forbid`, or else only missing from `imports.allow`."""
+    """One refused import. `name` is the module or member at `line` of the cell.
+
+    `forbidden` is True if `imports.forbid` names it, and False if it is only missing from
+    `imports.allow`.
+    """
 
     name: str
     line: int
@@ -34,33 +38,36 @@ class Refusal:
 
 
 def permits(rules: Imports, module: str) -> bool:
-    """Whether a cell may import `module`, a dotted name."""
+    """Return whether a cell may import `module`, a dotted name."""
     return not _covers(rules.forbid, module) and (
         rules.allow == "any" or _covers(rules.allow, module)
     )
 
 
 def refusals(code: str, rules: Imports) -> list[Refusal]:
-    """What of `code` the rules refuse, by line; empty if nothing. Top-level await is Python here.
+    """Return the refused imports of `code`, ordered by line. Top-level await is valid here.
 
-    Raises SyntaxError for what is not Python: IPython's magics have to be translated first.
+    Raise SyntaxError if the code is not Python. IPython magics must be translated first.
     """
     if rules.allow == "any" and not rules.forbid:
         return []
     nodes = list(ast.walk(_parse(code)))
-    found = {_refusal(rules, name, line) for name, line in _imported(nodes, rules)}
-    found |= {
+    refused = {_refusal(rules, name, line) for name, line in _imported(nodes, rules)}
+    refused |= {
         Refusal(name, line, forbidden=True)
         for name, line in _members(nodes)
         if name in rules.forbid and "." in name
     }
-    return sorted((one for one in found if one), key=lambda one: (one.line, one.name))
+    return sorted(
+        (refusal for refusal in refused if refusal),
+        key=lambda refusal: (refusal.line, refusal.name),
+    )
 
 
 def _parse(code: str) -> ast.AST:
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
-        # Only ever parsed: PyCF_ONLY_AST makes no code object.
+        # This only parses: with PyCF_ONLY_AST, no code object is created.
         tree = compile(code, "<cell>", "exec", flags=flags, dont_inherit=True)
     except (RecursionError, MemoryError, ValueError) as error:
         raise SyntaxError(f"cannot be parsed: {error}") from error
@@ -73,25 +80,27 @@ def _covers(names: Sequence[str], module: str) -> bool:
 
 
 def _refusal(rules: Imports, name: str, line: int) -> Refusal | None:
-    """Named as shortly as the rules tell it apart: subprocess.run is forbidden as subprocess."""
+    """Name the refused module as briefly as the rules allow: subprocess.run is reported as
+    subprocess."""
     if permits(rules, name):
         return None
-    if covering := [known for known in rules.forbid if _covers([known], name)]:
+    if covering := [entry for entry in rules.forbid if _covers([entry], name)]:
         return Refusal(covering[0], line, forbidden=True)
     package = name.partition(".")[0]
-    partly_allowed = any(known.startswith(f"{package}.") for known in rules.allow)
+    partly_allowed = any(entry.startswith(f"{package}.") for entry in rules.allow)
     return Refusal(name if partly_allowed else package, line, forbidden=False)
 
 
 def _imported(nodes: Sequence[ast.AST], rules: Imports) -> Iterator[tuple[str, int]]:
-    """Every module that the cell imports, with the members that it takes from one by name."""
+    """Yield every module that the cell imports, and each member that it imports from one, with its
+    line."""
     for node in nodes:
         match node:
             case ast.Import(names=names):
                 yield from ((alias.name, node.lineno) for alias in names)
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 for alias in names:
-                    # `from os import *` brings in os.system, so it counts as what is forbidden.
+                    # `from os import *` imports os.system, so it counts as each forbidden member.
                     taken = _forbidden_below(rules, module) if alias.name == "*" else [alias.name]
                     yield from ((f"{module}.{name}", node.lineno) for name in taken)
                     if not taken:
@@ -106,7 +115,10 @@ def _forbidden_below(rules: Imports, module: str) -> list[str]:
 
 
 def _members(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, int]]:
-    """Every dotted name in the cell, `import os as o` undone: o.system is os.system."""
+    """Yield every dotted name of the cell, with aliases resolved.
+
+    After `import os as o`, o.system is os.system.
+    """
     aliases = {
         alias.asname: alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
         for node in nodes
@@ -121,10 +133,10 @@ def _members(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, int]]:
 
 
 def _dotted(node: ast.expr) -> str | None:
-    """`a.b.c` as text; None for anything that is not plain names, or has very many of them.
+    """Return `a.b.c` as text; None for anything but plain names, or for a very long chain.
 
-    The front of a chain is a node of its own, so nothing hides behind a long one; a limit keeps a
-    cell that is one enormous chain from costing its square.
+    The front of a chain is a separate node in the tree, so a long chain cannot hide a name. The
+    limit prevents quadratic time for a cell that is one enormous chain.
     """
     parts: list[str] = []
     while isinstance(node, ast.Attribute):

@@ -1,13 +1,13 @@
-"""From files to one Policy: find, read, follow `extends`, merge, validate.
+"""Load a Policy from its files: find, read, follow `extends`, merge, validate.
 
-A policy is named by its file: `lab.toml` is the policy lab. The shipped ones are found first, then
-the user's own: in the directories passed as `search`, then in those of the environment variable
-SBX_POLICIES (separated as in PATH, where the earlier one wins). No file may take a shipped name:
-`default` always is what this project says it is.
+The file name is the name of the policy: `lab.toml` is the policy lab. The shipped policies are
+found first. Then come the user's own: first in the directories passed as `search`, then in those of
+the environment variable SBX_POLICIES (separated as in PATH; earlier directories win). No other file
+may use a shipped name, so that `default` always means the policy of this project.
 
-`extends = "default"` puts a file over another policy. Tables merge key by key; a list or a
-single value replaces the one below, so a list can shrink. `description` and `[[expect]]` speak
-of their own file and are not inherited.
+`extends = "default"` puts a file on top of another policy. Tables merge key by key. A list or a
+single value replaces the one below, so that a list can shrink. `description` and `[[expect]]`
+describe their own file and are not inherited.
 """
 
 import functools
@@ -32,8 +32,8 @@ from sbx.policy.problems import Problem, explain, nearest, policy_error, shown
 ALIASES = {"python-default": "default"}
 _LARGEST_FILE = 256 * 1024
 _LONGEST_CHAIN = 16
-_REMEMBERED = 64  # texts and chains: to judge one takes 1 to 3 ms, at each new sandbox
-_RACY_NS = 2_000_000_000  # a file that changes twice within one tick of a clock shows it once
+_REMEMBERED = 64  # texts and chains: validating one takes 1 to 3 ms, for each new sandbox
+_RACY_NS = 2_000_000_000  # two changes of a file within one clock tick may have the same stamp
 _FILE_KEYS = ("schema", "extends", *(key for key in Policy.model_fields if key != "name"))
 _NOT_INHERITED = ("description", "expect")
 _ENVIRONMENT = "SBX_POLICIES"
@@ -41,7 +41,8 @@ _ENVIRONMENT = "SBX_POLICIES"
 
 @dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """One line of `sbx policy list`. `problem` says why it cannot be used, if it cannot."""
+    """One line of `sbx policy list`. `problem` is the reason why the policy cannot be used, or
+    None."""
 
     name: str
     path: Path
@@ -53,7 +54,10 @@ class PolicyInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One file of a chain of `extends`; known by what it says, so that it is judged once."""
+    """One file of a chain of `extends`.
+
+    Layers are compared by path and text, so that the same chain is validated once.
+    """
 
     path: Path
     text: str
@@ -69,17 +73,17 @@ _Stamp = tuple[int, int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A policy, and what every file and directory was like that its name led to."""
+    """A policy, with the stamps of every file and directory that its name led to."""
 
     policy: Policy
     seen: dict[Path, _Stamp | None]
 
 
-_known: dict[tuple[str, tuple[Path, ...], str], _Known] = {}
+_cache: dict[tuple[str, tuple[Path, ...], str], _Known] = {}
 
 
 class _ProblemsError(Exception):
-    """Carries problems up to `load`, which raises them, or `check`, which returns them."""
+    """Carry problems up to `load`, which raises them, or `check`, which returns them."""
 
     def __init__(self, *problems: Problem, code: str | None = None) -> None:
         self.problems = list(problems)
@@ -91,7 +95,7 @@ T = TypeVar("T")
 
 
 def _with_files(read: Callable[P, T]) -> Callable[P, T]:
-    """Tell of a process that can open no file any more as what it is: no policy is to blame."""
+    """Raise `too_many_open_files` if this process cannot open files; the policy is not at fault."""
 
     @functools.wraps(read)
     def reading(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -107,64 +111,65 @@ def _with_files(read: Callable[P, T]) -> Callable[P, T]:
 
 @_with_files
 def load(policy: str | Path, *, search: Sequence[Path] = ()) -> Policy:
-    """The policy of that name, or in that file.
+    """Return the policy with this name, or in this file.
 
-    A `str` is only ever a name, so that one which came with a request cannot reach a file; what a
-    person typed goes through `reference` first. `search` are further directories of policies.
+    A `str` is always a name, so that a name in a request cannot reach a file. Pass text that a user
+    typed through `reference` first. `search` are additional directories of policies.
 
-    Raises NotFound `policy_not_found`; PolicyError `invalid_policy`, with all problems in its
-    details, and `policy_shadows`, a file that takes the name of a shipped policy; Unavailable
+    Raise NotFound `policy_not_found`. Raise PolicyError `invalid_policy`, with all problems in its
+    details, and `policy_shadows` for a file with the name of a shipped policy. Raise Unavailable
     `too_many_open_files`.
     """
     try:
         chain = _chain(_locate(policy, search), search)
-        found = _validate(chain)
+        loaded = _validate(chain)
     except _ProblemsError as faulty:
         raise policy_error(faulty.problems, code=faulty.code) from None
     if isinstance(policy, str):
-        _remember(policy, tuple(search), [layer.path for layer in chain], found)
-    return found
+        _remember(policy, tuple(search), [layer.path for layer in chain], loaded)
+    return loaded
 
 
 def unchanged(policy: str, *, search: Sequence[Path] = ()) -> Policy | None:
-    """What `load` gave last time, if it would again: a few calls of stat(2), and nothing is read.
+    """Return the last result of `load`, if another call would return the same; None otherwise.
 
-    None where a file or a directory that was looked into has changed, or so lately that its times
-    need not show a second change.
+    This takes a few calls of stat(2) and reads no file. Return None if a file or a directory of the
+    search has changed. Also return None if one changed so recently that a second change might not
+    alter its time stamp.
     """
-    known = _known.get((policy, tuple(search), os.environ.get(_ENVIRONMENT, "")))
-    if known is None or any(_stamp(path) != stamp for path, stamp in known.seen.items()):
+    entry = _cache.get((policy, tuple(search), os.environ.get(_ENVIRONMENT, "")))
+    if entry is None or any(_stamp(path) != stamp for path, stamp in entry.seen.items()):
         return None
-    return known.policy
+    return entry.policy
 
 
-def _remember(name: str, search: tuple[Path, ...], files: Sequence[Path], found: Policy) -> None:
+def _remember(name: str, search: tuple[Path, ...], files: Sequence[Path], policy: Policy) -> None:
     places = set(directories(search))
     places |= {file.parent for file in files}
     names = {name, *(file.stem for file in files)}
-    candidates = {place / f"{one}.toml" for place in places for one in names}
+    candidates = {place / f"{stem}.toml" for place in places for stem in names}
     seen = {path: _stamp(path) for path in (*places, *candidates, *files)}
     newest = max((stamp[-1] for stamp in seen.values() if stamp), default=0)
     if time.time_ns() - newest < _RACY_NS:
         return
-    while len(_known) >= _REMEMBERED:
-        _known.pop(next(iter(_known)))
-    _known[name, search, os.environ.get(_ENVIRONMENT, "")] = _Known(found, seen)
+    while len(_cache) >= _REMEMBERED:
+        _cache.pop(next(iter(_cache)))
+    _cache[name, search, os.environ.get(_ENVIRONMENT, "")] = _Known(policy, seen)
 
 
 def _stamp(path: Path) -> _Stamp | None:
     try:
-        its = os.stat(path)
+        info = os.stat(path)
     except OSError:
         return None
-    return its.st_dev, its.st_ino, its.st_mode, its.st_size, its.st_mtime_ns, its.st_ctime_ns
+    return info.st_dev, info.st_ino, info.st_mode, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
 @_with_files
 def check(path: Path, *, search: Sequence[Path] = ()) -> list[Problem]:
-    """Everything that is wrong with the policy in that file; empty if nothing is.
+    """Return all problems of the policy in that file; an empty list if it has none.
 
-    Raises NotFound for no such file.
+    Raise NotFound if the file does not exist.
     """
     try:
         _validate(_chain(_locate(path, search), search))
@@ -175,9 +180,9 @@ def check(path: Path, *, search: Sequence[Path] = ()) -> list[Problem]:
 
 @_with_files
 def available(search: Sequence[Path] = ()) -> list[PolicyInfo]:
-    """Every policy that `load` finds by name, also those it would refuse: shipped ones first.
+    """Return every policy that `load` finds by name, shipped ones first, including invalid ones.
 
-    Raises PolicyError for a directory of policies that cannot be read.
+    Raise PolicyError for a directory of policies that cannot be read.
     """
     try:
         return [_info(path, search) for path in _named(search)]
@@ -186,17 +191,18 @@ def available(search: Sequence[Path] = ()) -> list[PolicyInfo]:
 
 
 def reference(text: str) -> str | Path:
-    """What a person typed: a file if it has a slash or ends in .toml, else a name."""
+    """Return the file or the name that a user typed: a file if it has a slash or ends in .toml."""
     return Path(text) if "/" in text or text.endswith(".toml") else text
 
 
 def directories(search: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Where policies are looked for, whether or not they are there; the shipped ones' first."""
+    """Return the directories of policies, whether or not they exist; the shipped directory is
+    first."""
     return (shipped_directory(), *search, *map(Path, _named_directories()))
 
 
 def shipped_directory() -> Path:
-    """Where the shipped policies lie: in the package if it was installed, else in the checkout."""
+    """Return the directory of the shipped policies, in the installed package or in the checkout."""
     package = Path(__file__).parent.parent
     for directory in (package / "policies", package.parent / "policies"):
         if (directory / "default.toml").is_file():
@@ -212,9 +218,12 @@ def _named_directories() -> list[str]:
 
 
 def _own_directories(search: Sequence[Path]) -> list[Path]:
-    """The user's directories, in order. One that does not exist is passed over, one that cannot be
-    read is not: what it holds might take a name."""
-    # An empty entry means the working directory in PATH; here it would be a trap in a cloned tree.
+    """Return the user's directories in order.
+
+    Skip a directory that does not exist. Report one that cannot be read, because it might contain a
+    policy of the name.
+    """
+    # In PATH an empty entry means the working directory: here a trap in a cloned tree.
     named = [directory for directory in directories(search)[1:] if os.path.lexists(directory)]
     for directory in named:
         if not directory.is_dir():
@@ -225,8 +234,11 @@ def _own_directories(search: Sequence[Path]) -> list[Path]:
 
 
 def _named(search: Sequence[Path]) -> list[Path]:
-    """The file of every name, shipped ones first; of the user's own with one name the earlier.
-    One that takes a shipped name is among them: it is in the way, and a list should show that."""
+    """Return the file of every name, shipped ones first; of the user's files with one name the
+    earlier.
+
+    Include a file that takes a shipped name, because it is an error that a list should show.
+    """
     own: dict[str, Path] = {}
     for directory in _own_directories(search):
         for path in _files_of(directory):
@@ -236,13 +248,15 @@ def _named(search: Sequence[Path]) -> list[Path]:
 
 
 def _files_of(directory: Path) -> list[Path]:
-    """Return the policy files of a directory. Path.glob of Python 3.12 and later returns none of
-    them where the directory cannot be opened."""
+    """Return the policy files of a directory. Raise OSError if it cannot be opened.
+
+    In Python 3.12 and later, Path.glob returns nothing for such a directory.
+    """
     return sorted(directory / name for name in os.listdir(directory) if name.endswith(".toml"))
 
 
 def _same(path: Path, other: Path) -> bool:
-    return os.path.exists(path) and path.samefile(other)  # a link may lead nowhere
+    return os.path.exists(path) and path.samefile(other)  # a symlink may be dangling
 
 
 def _locate(policy: str | Path, search: Sequence[Path]) -> Path:
@@ -252,9 +266,12 @@ def _locate(policy: str | Path, search: Sequence[Path]) -> Path:
     return _find(policy, search)
 
 
-def _find(name: str, search: Sequence[Path], *, asked: bool = True) -> Path:
-    """The file of a name. A shipped name is never taken by another file: whoever asked for it is
-    told of that file; a policy that merely extends it gets the shipped one."""
+def _find(name: str, search: Sequence[Path], *, is_request: bool = True) -> Path:
+    """Return the file of a name. A shipped name always means the shipped file.
+
+    If another file takes a shipped name and `is_request` is set, report that file. A policy that
+    only extends the name gets the shipped file.
+    """
     try:
         policy_name(name)
     except ValueError:
@@ -262,7 +279,7 @@ def _find(name: str, search: Sequence[Path], *, asked: bool = True) -> Path:
     candidates = [directory / f"{name}.toml" for directory in _own_directories(search)]
     own = [path for path in candidates if os.path.exists(path)]
     if (shipped := _shipped(name)).exists():
-        for path in own if asked else ():
+        for path in own if is_request else ():
             _refuse_shipped_name(path, name)
         return shipped
     if own:
@@ -281,7 +298,7 @@ def _refuse_shipped_name(path: Path, name: str) -> None:
             Problem(
                 f"{name} is the name of a policy that comes with sbx",
                 path,
-                hint=f'give the file another name; it may say extends = "{name}"',
+                hint=f'give the file another name; it may contain extends = "{name}"',
             ),
             code="policy_shadows",
         )
@@ -291,9 +308,9 @@ def _not_found(name: str, search: Sequence[Path]) -> NotFound:
     names = [*dict.fromkeys(path.stem for path in _named(search)), *ALIASES]
     near = nearest(name, names)
     if reference(name) != name:
-        hint = "a text is a policy's name; pass a pathlib.Path for a file"
+        hint = "a string is the name of a policy; pass a pathlib.Path for a file"
     else:
-        hint = f"there are {', '.join(names)}; {_ENVIRONMENT} names directories of further ones"
+        hint = f"the policies are {', '.join(names)}; {_ENVIRONMENT} names more directories"
     return NotFound(
         f"there is no policy {shown(name)}" + (f"; did you mean {near}?" if near else ""),
         code="policy_not_found",
@@ -312,7 +329,7 @@ def _info(path: Path, search: Sequence[Path]) -> PolicyInfo:
         description = _validate(chain).description
     except _ProblemsError as faulty:
         problem = str(faulty.problems[0])
-    except NotFound as error:  # a link that leads nowhere
+    except NotFound as error:  # a dangling symlink
         problem = error.message
     return PolicyInfo(path.stem, path, description, extends, aliases, problem)
 
@@ -321,7 +338,7 @@ def _info(path: Path, search: Sequence[Path]) -> PolicyInfo:
 
 
 def _chain(path: Path, search: Sequence[Path]) -> tuple[_Layer, ...]:
-    """The file and all that it extends, itself first. Siblings of the file are found, too."""
+    """Return the file and all files that it extends, itself first. Also search its directory."""
     search = [*search, path.parent]
     chain = [_read(path)]
     while (name := chain[-1].extends) is not None:
@@ -329,12 +346,12 @@ def _chain(path: Path, search: Sequence[Path]) -> tuple[_Layer, ...]:
         if not isinstance(name, str):
             raise _wrong_extends(here, f"must be a name, not {shown(name)}")
         try:
-            below = _find(name, search, asked=False)
+            below = _find(name, search, is_request=False)
         except NotFound as error:
             raise _wrong_extends(here, error.message, error.hint) from None
         if any(layer.path.samefile(below) for layer in chain):
             circle = " → ".join([*(layer.path.stem for layer in chain), below.stem])
-            raise _wrong_extends(here, f"goes round in a circle: {circle}")
+            raise _wrong_extends(here, f"forms a circle: {circle}")
         if len(chain) == _LONGEST_CHAIN:
             raise _wrong_extends(here, f"is more than {_LONGEST_CHAIN} files deep")
         chain.append(_read(below))
@@ -354,18 +371,20 @@ def _parse(path: Path, text: str) -> _Layer:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        said, _, place = str(error).rpartition(" (at ")
+        sentence, _, place = str(error).rpartition(" (at ")
         at_line = re.match(r"line (\d+)", place)
         line = int(at_line[1]) if at_line else text.count("\n") + 1  # "at end of document"
-        raise _ProblemsError(Problem(f"not TOML: {said}", path, line=line)) from None
-    except (RecursionError, ValueError):  # brackets without end, or a number of 5000 digits
-        raise _cannot_be_read(path, "it is too deep, or holds too large a number") from None
+        raise _ProblemsError(Problem(f"not TOML: {sentence}", path, line=line)) from None
+    except (RecursionError, ValueError):  # endless brackets, or a number of 5000 digits
+        raise _cannot_be_read(
+            path, "it is nested too deeply, or contains a number that is too large"
+        ) from None
     schema = table.get("schema")
     if type(schema) is not int or schema != SCHEMA:
         raise _ProblemsError(_wrong_schema(path, schema))
     if "name" in table:
         raise _ProblemsError(
-            Problem("name: a policy is named by its file; take the line out", path, "name")
+            Problem("name: the file name is the name of the policy; remove the line", path, "name")
         )
     return _Layer(path, text, table)
 
@@ -375,7 +394,7 @@ def _wrong_schema(path: Path, schema: object) -> Problem:
         return Problem(f"schema is missing: begin the file with schema = {SCHEMA}", path, "schema")
     if type(schema) is int and schema > SCHEMA:
         return Problem(
-            f"schema: {shown(schema)} is newer than what this sbx reads, {SCHEMA}",
+            f"schema: {shown(schema)} is newer than {SCHEMA}, which this sbx reads",
             path,
             "schema",
             hint="use a newer sbx",
@@ -384,7 +403,8 @@ def _wrong_schema(path: Path, schema: object) -> Problem:
 
 
 def _text(path: Path) -> str:
-    """The text of a regular file of bounded size; a FIFO or a device could hold us forever."""
+    """Return the text of a regular file of bounded size. A FIFO or a device could block
+    indefinitely."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -436,7 +456,7 @@ def _validate(chain: tuple[_Layer, ...]) -> Policy:
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """No table of a policy holds another table, so one level is all there is."""
+    """Merge two tables. Tables of a policy are not nested, so one level is enough."""
     both = {
         key: {**below[key], **value}
         for key, value in above.items()
@@ -446,24 +466,27 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attributed(error: ValidationError, chain: Sequence[_Layer]) -> Iterator[Problem]:
-    """Each problem with the file that said it: the topmost one that has the key."""
+    """Yield each problem with its file: the topmost layer that has the key."""
     for loc, problem in explain(error, Policy, _FILE_KEYS):
         keys = [part for part in loc if isinstance(part, str)]
-        layer = next((layer for layer in chain if _says(layer.table, keys)), chain[0])
+        layer = next((layer for layer in chain if _contains(layer.table, keys)), chain[0])
         yield Problem(problem.message, layer.path, problem.key, hint=problem.hint)
 
 
-def _says(table: object, keys: list[str]) -> bool:
+def _contains(table: object, keys: list[str]) -> bool:
     for key in keys:
         if isinstance(table, dict) and key in table:
             table = table[key]
         else:
-            return isinstance(table, list)  # an entry of a list, which one layer says whole
+            return isinstance(table, list)  # an entry of a list, which always comes from one layer
     return True
 
 
 def _untrue_examples(policy: Policy, path: Path) -> Iterator[Problem]:
-    """What can be known of an example without running it: only import rules refuse a cell."""
+    """Yield the examples that are provably wrong without running them.
+
+    Only the import rules refuse a cell before it runs.
+    """
     for index, example in enumerate(policy.expect):
         key = f"expect[{index}].run"
         try:
@@ -473,10 +496,10 @@ def _untrue_examples(policy: Policy, path: Path) -> Iterator[Problem]:
             continue
         if example.then == "refused" and not refused:
             yield Problem(
-                f"{key}: is not refused: no rule of [imports] speaks of it",
+                f"{key}: is not refused: no rule of [imports] applies to it",
                 path,
                 key,
-                hint='then = "denied" is what a wall answers',
+                hint='use then = "denied" for a cell that a wall stops',
             )
         elif example.then != "refused" and refused:
             yield Problem(f"{key}: is refused and not {example.then}: {refused[0]}", path, key)

@@ -1,20 +1,21 @@
-"""Policy: everything that is allowed, as one frozen value.
+"""Policy: all permissions and limits, as one frozen value.
 
     Policy
     ├── capabilities, processes, user, env, interpreter, preload, filter, shared, workspace
-    ├── filesystem   what of the host is seen, read-only
+    ├── filesystem   the visible part of the host, read-only
     ├── network      none, or a proxy with a list of hosts
-    ├── secrets      which the proxy puts into requests; inside there are placeholders
-    ├── limits       what a jail may use up
-    ├── uploads      what a user may put in
-    ├── walls        what must stand (hard) and what may be replaced by weaker means (best-effort)
-    ├── imports      what a cell may import; a courtesy, the walls are what protects
+    ├── secrets      the proxy puts them into requests; inside there are placeholders
+    ├── limits       the resources that a jail may use
+    ├── uploads      the files that a user may upload
+    ├── walls        which walls are required (hard) or replaceable by weaker ones (best-effort)
+    ├── imports      the modules that a cell may import; convenience only, the walls protect
     ├── pool         how its kernels are started, and how many are kept ready
     ├── tripwire     fake credentials, whose use freezes a sandbox
     └── expect       examples that are checked at load and executed by tests/escape
 
-A value that came out of here is canonical: sets are sorted, what one entry already says is dropped.
-The defaults are those of `policies/default.toml`, which gives the reasons and is tested to agree.
+Values of these models are canonical: sets are sorted, and redundant entries are dropped. The
+defaults are those of `policies/default.toml`, which gives the reasons. A test verifies that both
+agree.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ from sbx.policy.problems import invalid
 from sbx.policy.units import GIB, KIB, MIB, Cpu, Duration, Rate, Size
 
 SCHEMA = 1
-MOST_IDLE = 256  # kernels; each holds some 10 MiB of its own
+MOST_IDLE = 256  # kernels; each uses about 10 MiB of private memory
 Capability = Literal["python", "shell", "filesystem"]
 Strength = Literal["hard", "best-effort"]
 Verdict = Literal["allowed", "denied", "refused", "killed"]
@@ -49,8 +50,8 @@ _CAPABILITIES: tuple[Capability, ...] = ("python", "shell", "filesystem")
 
 def _in_order(values: tuple[Capability, ...]) -> tuple[Capability, ...]:
     if not values:
-        raise invalid("must not be empty: a sandbox that can do nothing")
-    return tuple(known for known in _CAPABILITIES if known in values)
+        raise invalid("must not be empty: the sandbox could do nothing")
+    return tuple(capability for capability in _CAPABILITIES if capability in values)
 
 
 def _some_time(value: float) -> float:
@@ -65,9 +66,9 @@ _Interpreter = Annotated[str, Field(max_length=4000), AfterValidator(checks.inte
 _Module = Annotated[str, Field(max_length=200), AfterValidator(checks.module_name)]
 _Count = Annotated[int, Field(strict=True, ge=1, le=1 << 31)]
 _ListOrAny = tuple[str, ...] | Literal["any"]
-_TMPFS = "linux takes a tmpfs of 0 as one without a limit"
-_Rate = Annotated[Rate, checks.at_least(64 * KIB, "less would look like a hang")]
-_Some = Annotated[Size, checks.at_least(1, "0 would mean none at all, or no limit")]
+_TMPFS = "Linux treats a tmpfs of size 0 as unlimited"
+_Rate = Annotated[Rate, checks.at_least(64 * KIB, "a lower rate would look like a hang")]
+_Some = Annotated[Size, checks.at_least(1, "0 would mean nothing at all, or no limit")]
 
 
 class Table(BaseModel):
@@ -84,10 +85,11 @@ class Mount(Table):
 
 
 class Filesystem(Table):
-    """What of the host is seen, always read-only; paths that do not exist there are left out.
+    """The visible part of the host, always read-only.
 
-    `read` shows system paths at their own place; the interpreter is shown without being named.
-    `mount` shows folders elsewhere and must exist.
+    `read` shows system paths at their own place; paths that do not exist on the host are skipped.
+    The interpreter is visible without an entry. `mount` shows folders at another place, and they
+    must exist.
     """
 
     read: Annotated[
@@ -113,7 +115,7 @@ class Filesystem(Table):
 
     @model_validator(mode="after")
     def _apart(self) -> "Filesystem":
-        """No directory can be made in a read-only one, so nothing is mounted inside another."""
+        """Refuse nested mounts: Linux cannot create a mount point in a read-only directory."""
         for index, mount in enumerate(self.mount):
             others = [*self.read, *(other.target for other in self.mount[:index])]
             if taken := checks.overlaps(mount.target, others):
@@ -122,10 +124,11 @@ class Filesystem(Table):
 
 
 class Rule(Table):
-    """What may be asked of `host`, which has no rule but such: one of `methods` at one of `paths`.
+    """The requests that are allowed to `host`: one of `methods` at one of `paths`.
 
-    A path ends in * where all that begins so is meant. Only what the proxy can read is held to it:
-    plain HTTP, and TLS that it ends itself.
+    Once a host has a rule, only requests that match one of its rules are allowed. A path that ends
+    in * matches every path with that prefix. The rules apply only to requests that the proxy can
+    read: plain HTTP, and TLS that the proxy itself terminates.
     """
 
     host: Annotated[str, AfterValidator(checks.host_pattern)]
@@ -134,13 +137,14 @@ class Rule(Table):
 
 
 class Network(Table):
-    """`none`: only a loopback of its own. `proxy`: the hosts of `allow`, and no other way out.
+    """`none`: only a private loopback. `proxy`: the hosts of `allow`, and no other way out.
 
-    An entry is a name, an address, or `*.` and a name for all below it, with a port or with those
-    of the web, 80 and 443. What a name leads to must be a public address, unless the name or the
-    address is in `allow_private`. `connections_max` are open at once in all conversations of a
-    sandbox; `bytes_max` is what goes through the proxy of one sandbox, both ways together, until
-    the sandbox is stopped; `time_max` the longest that one connection lasts.
+    An entry is a name, an address, or `*.` and a name for all names below it. It has a port, or
+    means the default ports of the web, 80 and 443. A name must resolve to a public address, unless
+    the name or the address is in `allow_private`. `connections_max` limits the open connections of
+    all conversations of a sandbox. `bytes_max` limits the traffic of one sandbox through the proxy,
+    both directions together, until the sandbox is stopped. `time_max` limits the duration of one
+    connection.
     """
 
     mode: Literal["none", "proxy"] = "none"
@@ -163,16 +167,16 @@ class Network(Table):
     def _only_with_the_proxy(self) -> "Network":
         for name in ("allow", "rule", "allow_private"):
             if getattr(self, name) and self.mode == "none":
-                raise invalid(f'{name} means something only with mode = "proxy"')
+                raise invalid(f'{name} has an effect only with mode = "proxy"')
         return self
 
 
 class Secret(Table):
-    """A secret that code inside can use and not read: the variable `env` holds a placeholder there.
+    """A secret that code inside can use but not read: its variable `env` contains a placeholder.
 
-    The proxy puts the real value in its place, in `header` of requests to `hosts` and nowhere else;
-    over plain HTTP only with `allow_plain`. The runtime reads it where `from` says: `env:NAME`, a
-    variable of its own, or `file:/path`.
+    The proxy replaces the placeholder with the real value in `header` of requests to `hosts`, and
+    nowhere else; in plain HTTP only with `allow_plain`. The runtime reads the secret from the
+    location in `from`: `env:NAME`, a variable of the runtime, or `file:/path`.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -189,16 +193,19 @@ class Secret(Table):
 
 
 class Limits(Table):
-    """What a jail may use up. Bytes, seconds, CPUs; what is written to /tmp and /dev/shm is memory.
+    """The resources that a jail may use, in bytes, seconds and CPUs.
 
-    `wall_time` is the longest that one run may take, and the ceiling of a run's own time-out.
-    `output_max` is what one run may print; `file_size_max` the largest single file;
-    `workspace_max` and `workspace_files` what a conversation may keep, directories counted as
-    files, and the same again what conversations share. `io_read_max` and `io_write_max` are bytes a
-    second of all jails of a sandbox together, on the disk of the workspace.
+    Files in /tmp and /dev/shm count as memory. `wall_time` is the maximum duration of one run, and
+    the maximum for a run's own time-out. `output_max` limits the output of one run, and
+    `file_size_max` a single file. `workspace_max` and `workspace_files` limit the files of a
+    conversation; directories count as files. The files that conversations share have the same
+    limits again. `io_read_max` and `io_write_max` are bytes per second of all jails of a sandbox
+    together, on the disk of the workspace.
     """
 
-    memory_max: Annotated[Size, checks.at_least(32 * MIB, "below it no interpreter starts")] = GIB
+    memory_max: Annotated[
+        Size, checks.at_least(32 * MIB, "an interpreter cannot start with less")
+    ] = GIB
     tasks_max: Annotated[int, Field(strict=True, ge=8, le=1 << 22)] = 128
     cpu_quota: Cpu = 1.0
     wall_time: Annotated[Duration, AfterValidator(_some_time)] = 60.0
@@ -214,7 +221,8 @@ class Limits(Table):
 
 
 class Uploads(Table):
-    """What a user may put into a conversation. `allowed_types` are file name endings, or "any"."""
+    """The files that a user may upload to a conversation. `allowed_types` are file name endings, or
+    "any"."""
 
     max_file_size: _Some = 100 * MIB
     max_file_count: _Count = 50
@@ -223,10 +231,10 @@ class Uploads(Table):
 
 
 class Walls(Table):
-    """hard: refuse to start without it. best-effort: the next weaker means, named in the receipt.
+    """hard: refuse to start without it. best-effort: use the next weaker one, named in the receipt.
 
-    There is nothing weaker than namespaces and seccomp: without them nothing starts anyhow.
-    `io` asks for something where `limits.io_read_max` or `limits.io_write_max` does.
+    Namespaces and seccomp have no weaker replacement: without them nothing starts. `io` has an
+    effect only if `limits.io_read_max` or `limits.io_write_max` is set.
     """
 
     namespaces: Strength = "hard"
@@ -239,10 +247,11 @@ class Walls(Table):
 
 
 class Imports(Table):
-    """What a cell may import, told from its text before it runs.
+    """The modules that a cell may import, checked in its text before it runs.
 
-    A module stands for all its submodules. `forbid` wins over `allow` and may name a member, such
-    as os.system. A courtesy to whoever wrote the code: the walls are what protects.
+    A module includes all its submodules. `forbid` wins over `allow` and may name a member, such as
+    os.system. The rules are a convenience for the author of the code: the walls provide the
+    protection.
     """
 
     allow: Annotated[_ListOrAny, checks.any_or(checks.module_name, checks.topmost)] = "any"
@@ -252,15 +261,15 @@ class Imports(Table):
 
 
 class Pool(Table):
-    """How kernels come to be, and how many are kept ready for whoever asks next.
+    """How kernels are started, and how many are kept ready for the next request.
 
-    fork   forked from a process that has imported everything already; all kernels of one such
+    fork   forked from a process that has already imported all modules; all kernels of one such
            process share its address layout and its hash seed, until it is replaced
-    cold   a process of its own from the first instruction on
+    cold   a separate process from its first instruction
 
-    `min_idle` are kept ready once the policy is in use, up to `max_idle` while kernels are asked
-    for faster than they can be made. All sandboxes of a policy share them: a request that makes the
-    numbers smaller speaks of its own sandbox only, which with `max_idle = 0` takes none of them.
+    Once the policy is in use, `min_idle` kernels are kept ready, and up to `max_idle` while kernels
+    are requested faster than they can be started. All sandboxes of a policy share them. A request
+    with smaller numbers affects only its own sandbox, which with `max_idle = 0` uses none of them.
     """
 
     start: Literal["fork", "cold"] = "fork"
@@ -275,12 +284,15 @@ class Pool(Table):
 
 
 class Tripwire(Table):
-    """Fake credentials that are planted inside, other ones in each sandbox. Who uses one has looked
-    for secrets: the sandbox is frozen, and an operator told.
+    """Fake credentials inside, different in each sandbox.
 
-    `env` names the variables that hold one; `file` plants some in a file, too, which
+    Their use shows that code has searched for secrets. It freezes the sandbox and notifies an
+    operator.
+
+    `env` names the variables with a fake credential. `file` also puts some into a file that
     AWS_SHARED_CREDENTIALS_FILE names. `host_suffix` ends the fake host name in a variable *_URL,
-    *_URI or *_DSN. `watch`: what passes the proxy, files through the API, what is written out.
+    *_URI or *_DSN. `watch` selects where a use is detected: in traffic through the proxy, in files
+    through the API, or in the output.
     """
 
     enabled: StrictBool = False
@@ -301,12 +313,12 @@ class Tripwire(Table):
 
 
 class Expect(Table):
-    """An example: what becomes of the cell `run` under this policy, and why.
+    """An example: the result of the cell `run` under this policy, and the reason.
 
-    allowed   the cell ends well
-    denied    the cell runs, and a wall answers with an exception in it
-    refused   the cell does not start: the import rules name what is wrong
-    killed    the cell runs, and is ended from outside
+    allowed   the cell succeeds
+    denied    the cell runs, and a wall causes an exception in it
+    refused   the cell does not start: the import rules name the problem
+    killed    the cell runs and is killed from outside
     """
 
     run: Annotated[_Text, Field(min_length=1)]
@@ -315,19 +327,20 @@ class Expect(Table):
 
 
 class Policy(Table):
-    """What is allowed. Equal and hashable by value; see `fingerprint` for a name of that value.
+    """The permissions and limits. Equal and hashable by value; `fingerprint` names that value.
 
-    `processes` says whether a cell may start any, and goes with `filter`: the strict one has no
-    fork and no exec, the others cannot take them away. `shell` starts processes by its nature.
-    `interpreter` None is the runtime's own environment, else the path of a Python, or `env:NAME`.
-    `unix_sockets` says which Unix sockets code may connect to: `own` those that were made inside,
-    `any` also those of the host that lie in a directory which is shown, `none` no socket that has a
-    name at all; pairs stay.
-    `workspace` is what a notebook's kernel has as /workspace: a directory of its own, or the one
-    that the notebook lies in. Other front ends are told of a directory by whoever calls them.
-    `host_executables` is for a directory of the host as workspace: `protect` keeps files that a
-    program of the host obeys out of reach and puts new ones into the quarantine, `ask` also offers
-    to restore them where a user is present, `allow` does neither.
+    `processes` states whether a cell may start processes, and must agree with `filter`: the strict
+    filter has no fork and no exec, and the others always allow both. `shell` always needs
+    processes. `interpreter` None is the environment of the runtime; otherwise it is the path of a
+    Python, or `env:NAME`. `unix_sockets` states to which Unix sockets code may connect: `own` to
+    those that were created inside, `any` also to those of the host in a visible directory, and
+    `none` to no socket that has a name. Socket pairs are always allowed.
+
+    `workspace` is the /workspace of a notebook's kernel: a private directory, or the directory of
+    the notebook. For other front ends, the caller passes the directory. `host_executables` applies
+    if the workspace is a directory of the host. `protect` makes files inaccessible that a program
+    of the host obeys, and puts new ones into quarantine. `ask` also offers to restore them if a
+    user is present. `allow` does neither.
     """
 
     name: Annotated[str, AfterValidator(checks.policy_name)]
@@ -370,25 +383,26 @@ class Policy(Table):
 
     @property
     def environment(self) -> str | None:
-        """The name of the environment that is its interpreter; None when none is."""
+        """Return the name of the environment that is the interpreter; None for any other
+        interpreter."""
         if self.interpreter is None or not self.interpreter.startswith(checks.ENVIRONMENT):
             return None
         return self.interpreter.removeprefix(checks.ENVIRONMENT)
 
     def __deepcopy__(self, memo: object = None) -> Self:
-        return self  # nothing in it can change
+        return self  # it is immutable
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> "Policy":
         if self.processes == (self.filter == "strict"):
             raise invalid(
                 f"processes = {str(self.processes).lower()} contradicts "
-                f'filter = "{self.filter}": only the strict filter takes processes away',
-                hint='for no processes set processes = false and filter = "strict"',
+                f'filter = "{self.filter}": only the strict filter forbids processes',
+                hint='to forbid processes, set processes = false and filter = "strict"',
             )
         if not self.processes and "shell" in self.capabilities:
             raise invalid(
-                "capabilities names shell, which needs processes = true",
+                "capabilities includes shell, which needs processes = true",
                 hint='without processes: capabilities = ["python", "filesystem"]',
             )
         return self
@@ -397,24 +411,26 @@ class Policy(Table):
     def _proxy_can_be_reached(self) -> "Policy":
         if self.network.mode == "proxy" and self.filter == "strict":
             raise invalid(
-                'network.mode = "proxy" contradicts filter = "strict", which lets nothing connect',
+                'network.mode = "proxy" contradicts filter = "strict", which allows no connections',
                 hint='set network.mode = "none", or filter = "default" and processes = true',
             )
         if self.secrets and self.network.mode != "proxy":
-            raise invalid('secrets mean something only with network.mode = "proxy"')
+            raise invalid('secrets have an effect only with network.mode = "proxy"')
         for name, secret in self.secrets.items():
             if secret.env in self.env:
-                raise invalid(f"env.{secret.env} is set already, and secrets.{name} would set it")
+                raise invalid(f"env.{secret.env} and secrets.{name} would set the same variable")
         return self
 
 
 def describe(policy: Policy) -> dict[str, Any]:
-    """The whole policy as JSON, every value with its unit and `schema`; nothing is left out."""
+    """Return the whole policy as JSON data, with every value, its unit, and `schema`."""
     return {"schema": SCHEMA, **policy.model_dump(mode="json")}
 
 
 def fingerprint(policy: Policy) -> str:
-    """16 hex digits that name what is enforced: policies that differ only in their description
-    and examples share it."""
-    said = policy.model_dump(mode="json", exclude={"description", "expect"})
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+    """Return 16 hex digits that identify the enforced rules.
+
+    Policies that differ only in their description and examples have the same fingerprint.
+    """
+    enforced = policy.model_dump(mode="json", exclude={"description", "expect"})
+    return hashlib.sha256(json.dumps(enforced, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,25 +1,27 @@
 """A request may tighten a policy, never widen it.
 
-A request is a mapping of the shape of a policy file: {"limits": {"memory_max": "256MiB"}}. What it
-does not speak of stays as the policy says. What each key may become:
+A request is a mapping in the shape of a policy file: {"limits": {"memory_max": "256MiB"}}. Keys
+that it does not contain keep the value of the policy. Each key may change as follows:
 
-    limits, uploads, pool              a smaller number; of allowed_types a part; pool.start cold
-    capabilities, preload, filesystem  a part of the list
-    network                            mode none; of allow and allow_private a part; smaller caps;
-                                       rules that let through less
-    secrets                            fewer, each for a part of its hosts
-    imports                            of allow a part; forbid is added to what is forbidden
-    walls                              best-effort may become hard
-    processes, shared                  false; filter: allowlist, or strict
+    limits, uploads, pool              a smaller number; a subset of allowed_types; pool.start cold
+    capabilities, preload, filesystem  a subset of the list
+    network                            mode none; subsets of allow and allow_private; smaller
+                                       limits; rules that allow less
+    secrets                            fewer secrets, each for a subset of its hosts
+    imports                            a subset of allow; more entries in forbid
+    walls                              hard instead of best-effort
+    processes, shared                  false
+    filter                             allowlist, or strict
     workspace                          own
     host_executables                   ask, protect
     unix_sockets                       own, or none
-    env                                further variables; those of the policy stay as they are
+    env                                additional variables; those of the policy stay unchanged
 
-What follows is taken along: without processes the filter is strict, there is no shell and no proxy,
-without the proxy there are no hosts and no secrets, and of fewer kernels at most fewer are kept at
-least. A secret that is named keeps what is not said of it: {"secrets": {"CRM": {}}} leaves that one
-and no other. A narrowed policy keeps its name and loses its examples, which are no longer promised.
+Some changes imply others. Without processes, the filter becomes strict, and the shell and the proxy
+are removed. Without the proxy, all hosts and secrets are removed. A smaller maximum of idle kernels
+also lowers their minimum. A secret in the request keeps the fields that the request does not set:
+{"secrets": {"CRM": {}}} leaves only this secret. A narrowed policy keeps its name and loses its
+examples, because they may no longer be true.
 """
 
 import ipaddress
@@ -36,47 +38,48 @@ from sbx.policy.problems import explain, shown
 
 
 def narrow(policy: Policy, request: Mapping[str, Any]) -> Policy:
-    """The policy with what the request tightens.
+    """Return the policy, tightened by the request.
 
-    Raises BadRequest: `limit_widened` naming the key, what was asked and what is allowed;
+    Raise BadRequest: `limit_widened`, with the key, the requested and the allowed value;
     `validation_error` for an unknown key, a wrong unit, or a key that no request may set.
     """
     if not request:
         return policy
-    asked = _validate(policy, _overlay(policy, _checked(policy, request)))
-    if wider := list(_wider(policy, asked)):
+    narrowed = _validate(policy, _overlay(policy, _checked(policy, request)))
+    if wider := list(_wider(policy, narrowed)):
         raise _widened(policy, wider)
-    asked = asked.model_copy(
+    narrowed = narrowed.model_copy(
         update={
-            "preload": _in_order_of(policy.preload, asked.preload),
-            "filesystem": asked.filesystem.model_copy(
-                update={"mount": _in_order_of(policy.filesystem.mount, asked.filesystem.mount)}
+            "preload": _in_order_of(policy.preload, narrowed.preload),
+            "filesystem": narrowed.filesystem.model_copy(
+                update={"mount": _in_order_of(policy.filesystem.mount, narrowed.filesystem.mount)}
             ),
         }
     )
-    return policy if asked == policy else asked.model_copy(update={"expect": ()})
+    return policy if narrowed == policy else narrowed.model_copy(update={"expect": ()})
 
 
-# --- the order of each key: order(asked, allowed) says that asked is no wider -------------------
+# --- the order of each key: order(requested, allowed): whether requested is not wider ------------
 
 
-def _part(asked: Any, allowed: Any) -> bool:
-    return set(asked) <= set(allowed)
+def _part(requested: Any, allowed: Any) -> bool:
+    return set(requested) <= set(allowed)
 
 
-def _part_or_any(asked: Any, allowed: Any) -> bool:
-    return allowed == "any" or (asked != "any" and _part(asked, allowed))
+def _part_or_any(requested: Any, allowed: Any) -> bool:
+    return allowed == "any" or (requested != "any" and _part(requested, allowed))
 
 
-def _covered(asked: Any, allowed: Any) -> bool:
-    """Modules stand for their submodules: os.path is a part of os."""
-    if "any" in (asked, allowed):
+def _covered(requested: Any, allowed: Any) -> bool:
+    """Return whether all modules are allowed. A module includes its submodules: os.path is part of
+    os."""
+    if "any" in (requested, allowed):
         return bool(allowed == "any")
-    return all(any(f"{name}.".startswith(f"{known}.") for known in allowed) for name in asked)
+    return all(any(f"{name}.".startswith(f"{entry}.") for entry in allowed) for name in requested)
 
 
-def _forbids_as_much(asked: Any, allowed: Any) -> bool:
-    return _covered(allowed, asked)
+def _forbids_as_much(requested: Any, allowed: Any) -> bool:
+    return _covered(allowed, requested)
 
 
 _CAPS = ("connections_max", "bytes_max", "time_max")
@@ -84,69 +87,81 @@ _CAPS = ("connections_max", "bytes_max", "time_max")
 
 def _one_of(*weakest_last: str) -> Callable[[Any, Any], bool]:
     rank = {word: index for index, word in enumerate(weakest_last)}
-    return lambda asked, allowed: rank[asked] <= rank[allowed]
+    return lambda requested, allowed: rank[requested] <= rank[allowed]
 
 
-def _hosts(asked: Any, allowed: Any) -> bool:
-    known = [destinations.parse(entry) for entry in allowed]
-    return all(any(one.covers(destinations.parse(entry)) for one in known) for entry in asked)
-
-
-def _private(asked: Any, allowed: Any) -> bool:
-    return all(any(_private_covers(known, entry) for known in allowed) for entry in asked)
-
-
-def _private_covers(known: str, entry: str) -> bool:
-    try:
-        network, part = ipaddress.ip_network(known), ipaddress.ip_network(entry)
-    except ValueError:
-        return destinations.host_covers(known, entry)
-    return part.version == network.version and part.subnet_of(network)  # type: ignore[arg-type]
-
-
-def _rules(asked: Sequence[Rule], allowed: Sequence[Rule]) -> bool:
-    """Rules only ever add up for one host, and a host without any is free: so each rule that is
-    asked for lies within one that there is, or speaks of hosts of which none speaks; and hosts with
-    a rule keep one."""
+def _hosts(requested: Any, allowed: Any) -> bool:
+    patterns = [destinations.parse(entry) for entry in allowed]
     return all(
-        any(_rule_covers(known, rule) for known in allowed)
-        or not any(destinations.overlap(known.host, rule.host) for known in allowed)
-        for rule in asked
-    ) and all(
-        any(destinations.host_covers(rule.host, known.host) for rule in asked) for known in allowed
+        any(destination.covers(destinations.parse(entry)) for destination in patterns)
+        for entry in requested
     )
 
 
-def _rule_covers(known: Rule, rule: Rule) -> bool:
+def _private(requested: Any, allowed: Any) -> bool:
+    return all(any(_private_covers(pattern, entry) for pattern in allowed) for entry in requested)
+
+
+def _private_covers(pattern: str, entry: str) -> bool:
+    try:
+        network, part = ipaddress.ip_network(pattern), ipaddress.ip_network(entry)
+    except ValueError:
+        return destinations.host_covers(pattern, entry)
+    return part.version == network.version and part.subnet_of(network)  # type: ignore[arg-type]
+
+
+def _rules(requested: Sequence[Rule], allowed: Sequence[Rule]) -> bool:
+    """Return whether the requested rules allow nothing that the policy refuses.
+
+    Several rules for a host add up, and a host without a rule is unrestricted. Therefore each
+    requested rule must be within an existing rule, or apply only to hosts without a rule. Each host
+    with a rule must keep one.
+    """
+    return all(
+        any(_rule_covers(existing, rule) for existing in allowed)
+        or not any(destinations.overlap(existing.host, rule.host) for existing in allowed)
+        for rule in requested
+    ) and all(
+        any(destinations.host_covers(rule.host, existing.host) for rule in requested)
+        for existing in allowed
+    )
+
+
+def _rule_covers(existing: Rule, rule: Rule) -> bool:
     return (
-        destinations.host_covers(known.host, rule.host)
-        and _part_or_any(rule.methods, known.methods)
+        destinations.host_covers(existing.host, rule.host)
+        and _part_or_any(rule.methods, existing.methods)
         and (
-            known.paths == "any"
+            existing.paths == "any"
             or (
                 rule.paths != "any"
-                and all(any(_path_covers(path, one) for path in known.paths) for one in rule.paths)
+                and all(
+                    any(_path_covers(path, requested_path) for path in existing.paths)
+                    for requested_path in rule.paths
+                )
             )
         )
     )
 
 
-def _path_covers(known: str, path: str) -> bool:
-    return known == path or (known.endswith("*") and path.startswith(known[:-1]))
+def _path_covers(pattern: str, path: str) -> bool:
+    return pattern == path or (pattern.endswith("*") and path.startswith(pattern[:-1]))
 
 
-def _secrets(asked: Mapping[str, Secret], allowed: Mapping[str, Secret]) -> bool:
+def _secrets(requested: Mapping[str, Secret], allowed: Mapping[str, Secret]) -> bool:
     return all(
-        name in allowed and _secret_covers(allowed[name], secret) for name, secret in asked.items()
+        name in allowed and _secret_covers(allowed[name], secret)
+        for name, secret in requested.items()
     )
 
 
-def _secret_covers(known: Secret, secret: Secret) -> bool:
+def _secret_covers(existing: Secret, secret: Secret) -> bool:
     return (
-        (secret.env, secret.header, secret.source) == (known.env, known.header, known.source)
-        and secret.allow_plain <= known.allow_plain
+        (secret.env, secret.header, secret.source)
+        == (existing.env, existing.header, existing.source)
+        and secret.allow_plain <= existing.allow_plain
         and all(
-            any(destinations.host_covers(h, host) for h in known.hosts) for host in secret.hosts
+            any(destinations.host_covers(h, host) for h in existing.hosts) for host in secret.hosts
         )
     )
 
@@ -181,20 +196,20 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 ASKABLE = {key.partition(".")[0] for key in _ORDER} | {"env"}
 
 
-def _wider(policy: Policy, asked: Policy) -> Iterator[tuple[str, Any, Any]]:
+def _wider(policy: Policy, narrowed: Policy) -> Iterator[tuple[str, Any, Any]]:
     for key, order in _ORDER.items():
-        if key == "network.rule" and not asked.network.allow:
-            continue  # no rule speaks of a host that can be reached
-        value, allowed = attrgetter(key)(asked), attrgetter(key)(policy)
+        if key == "network.rule" and not narrowed.network.allow:
+            continue  # no host can be reached, so the rules have no effect
+        value, allowed = attrgetter(key)(narrowed), attrgetter(key)(policy)
         if not order(value, allowed):
-            yield key, _said(asked, key), _said(policy, key)
+            yield key, _as_written(narrowed, key), _as_written(policy, key)
     for name, allowed in policy.env.items():
-        if asked.env[name] != allowed:
-            yield f"env.{name}", asked.env[name], allowed
+        if narrowed.env[name] != allowed:
+            yield f"env.{name}", narrowed.env[name], allowed
 
 
-def _said(policy: Policy, key: str) -> Any:
-    """A value as the file would say it: with its unit."""
+def _as_written(policy: Policy, key: str) -> Any:
+    """Return a value as a policy file contains it, with its unit."""
     value: Any = policy.model_dump(mode="json")
     for part in key.split("."):
         value = value[part]
@@ -202,15 +217,16 @@ def _said(policy: Policy, key: str) -> Any:
 
 
 def _widened(policy: Policy, wider: list[tuple[str, Any, Any]]) -> BadRequest:
-    key, asked, allowed = wider[0]
+    key, requested, allowed = wider[0]
     return BadRequest(
-        f"{key}: {_text(asked)} goes beyond policy {policy.name}, which allows {_text(allowed)}",
+        f"{key}: {_text(requested)} goes beyond policy {policy.name}, "
+        f"which allows {_text(allowed)}",
         code="limit_widened",
-        hint="a request may only tighten a policy; choose or write another one for more",
+        hint="a request may only tighten a policy; choose or write a wider policy",
         details={
             "policy": policy.name,
             "key": key,
-            "asked": asked,
+            "asked": requested,
             "allowed": allowed,
             "widened": [key for key, _, _ in wider],
         },
@@ -231,7 +247,7 @@ def _checked(policy: Policy, request: Mapping[str, Any]) -> dict[str, Any]:
     for key in request:
         if key in Policy.model_fields and key not in ASKABLE:
             raise BadRequest(
-                f"{key} is the policy's own: a request cannot set it",
+                f"{key} belongs to the policy: a request cannot set it",
                 hint=f"a request may set {', '.join(sorted(ASKABLE))}",
                 details={"key": key, "policy": policy.name},
             )
@@ -243,11 +259,11 @@ def _overlay(policy: Policy, request: dict[str, Any]) -> dict[str, Any]:
     for key, value in request.items():
         merged = isinstance(value, dict) and isinstance(table.get(key), dict)
         table[key] = {**table[key], **value} if merged else value
-    if isinstance(asked := request.get("secrets"), dict):
-        known = policy.model_dump(mode="json")["secrets"]
+    if isinstance(secrets := request.get("secrets"), dict):
+        existing = policy.model_dump(mode="json")["secrets"]
         table["secrets"] = {
-            name: {**known.get(name, {}), **said} if isinstance(said, dict) else said
-            for name, said in asked.items()
+            name: {**existing.get(name, {}), **secret} if isinstance(secret, dict) else secret
+            for name, secret in secrets.items()
         }
     imports = table["imports"]
     if isinstance(imports, dict) and isinstance(imports["forbid"], list | tuple):
@@ -257,9 +273,12 @@ def _overlay(policy: Policy, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_along(policy: Policy, table: dict[str, Any], request: dict[str, Any]) -> None:
-    """What a request implies for keys it does not speak of, whether it tightens or widens: who
-    asks for too much is told that, not of a contradiction they never wrote."""
-    processes = _wanted_processes(request)
+    """Set the keys that a request implies without naming them, whether it tightens or widens.
+
+    A caller that requests too much then gets an error about that request, and not about a
+    contradiction that the caller never wrote.
+    """
+    processes = _requested_processes(request)
     if processes is not None:
         implied: dict[str, Any] = {
             "processes": processes,
@@ -281,19 +300,19 @@ def _take_along(policy: Policy, table: dict[str, Any], request: dict[str, Any]) 
             _take_proxy_away(table, others, request)
     proxied = isinstance(table["network"], dict) and table["network"].get("mode") == "proxy"
     if proxied and policy.filter == "strict" and not {"filter", "processes"} & request.keys():
-        table.update(filter="default", processes=True)  # it connects, which strict lets nobody do
+        table.update(filter="default", processes=True)  # the strict filter forbids connections
     match request.get("pool"):
-        case {"max_idle": int(most), **others} if "min_idle" not in others and most >= 0:
-            table["pool"]["min_idle"] = int(min(policy.pool.min_idle, most))
-        case {"min_idle": int(least), **others} if "max_idle" not in others:
-            table["pool"]["max_idle"] = max(policy.pool.max_idle, least)
+        case {"max_idle": int(maximum), **others} if "min_idle" not in others and maximum >= 0:
+            table["pool"]["min_idle"] = int(min(policy.pool.min_idle, maximum))
+        case {"min_idle": int(minimum), **others} if "max_idle" not in others:
+            table["pool"]["max_idle"] = max(policy.pool.max_idle, minimum)
 
 
 def _take_proxy_away(
-    table: dict[str, Any], said: Mapping[Any, Any], request: Mapping[str, Any]
+    table: dict[str, Any], network: Mapping[Any, Any], request: Mapping[str, Any]
 ) -> None:
     for name in ("allow", "rule", "allow_private"):
-        if name not in said:
+        if name not in network:
             table["network"][name] = []
     if "secrets" not in request:
         table["secrets"] = {}
@@ -303,10 +322,10 @@ def _filter_with(policy: Policy) -> str:
     return "default" if policy.filter == "strict" else policy.filter
 
 
-def _wanted_processes(request: dict[str, Any]) -> bool | None:
+def _requested_processes(request: dict[str, Any]) -> bool | None:
     match request:
-        case {"processes": bool(wanted)}:
-            return wanted
+        case {"processes": bool(processes)}:
+            return processes
         case {"filter": "strict" | "allowlist" | "default" as word}:
             return bool(word != "strict")
         case {"capabilities": [*words]} if "shell" in words:
@@ -321,7 +340,8 @@ def _validate(policy: Policy, table: dict[str, Any]) -> Policy:
         problems = [problem for _, problem in explain(error, Policy, sorted(ASKABLE))]
         raise BadRequest(
             str(problems[0]),
-            hint=problems[0].hint or f"`sbx policy show {policy.name}` has the form of each value",
+            hint=problems[0].hint
+            or f"`sbx policy show {policy.name}` shows the form of each value",
             details={"policy": policy.name, "problems": [p.to_dict() for p in problems]},
         ) from None
 

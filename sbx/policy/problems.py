@@ -1,4 +1,4 @@
-"""What is wrong with a policy, for the person who wrote it: file, line or key, the right word."""
+"""Problems of a policy, for its author: the file, the line or the key, and the correct word."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,12 +13,13 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from sbx.errors import PolicyError
 
-_MOST_LISTED = 50  # a file of nonsense has as many problems as lines
+_MOST_LISTED = 50  # a file of random text has as many problems as lines
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. `key` is dotted as in `limits.memory_max`; `message` names it."""
+    """One problem of a policy. `key` is dotted, as in `limits.memory_max`; `message` includes
+    it."""
 
     message: str
     file: Path | None = None
@@ -31,10 +32,10 @@ class Problem:
         return ": ".join([":".join(where), self.message]) if where else self.message
 
     def to_dict(self) -> dict[str, Any]:
-        said = {"file": self.file and str(self.file), "key": self.key, "line": self.line}
+        location = {"file": self.file and str(self.file), "key": self.key, "line": self.line}
         return (
             {"message": self.message}
-            | {k: v for k, v in said.items() if v}
+            | {k: v for k, v in location.items() if v}
             | ({"hint": self.hint} if self.hint else {})
         )
 
@@ -44,7 +45,7 @@ def _printable(text: str) -> str:
 
 
 def policy_error(problems: Sequence[Problem], *, code: str | None = None) -> PolicyError:
-    """One error that says the first problem and lists them all in its details."""
+    """Return one error with the first problem in its message and all of them in its details."""
     more = len(problems) - 1
     also = f" (and {more} more problem{'s' if more > 1 else ''})" if more else ""
     return PolicyError(
@@ -56,20 +57,21 @@ def policy_error(problems: Sequence[Problem], *, code: str | None = None) -> Pol
 
 
 def invalid(message: str, *, hint: str | None = None) -> PydanticCustomError:
-    """What a validator raises: the sentence goes through pydantic unchanged, hint beside it."""
+    """Return an error for a validator to raise. pydantic keeps its message and its hint
+    unchanged."""
     return PydanticCustomError("invalid", "{message}", {"message": message, "hint": hint})
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` is most likely a slip of."""
-    matches = get_close_matches(word, list(known), n=1, cutoff=0.6)
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """Return the word of `words` that `word` is most likely a misspelling of, or None."""
+    matches = get_close_matches(word, list(words), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def shown(value: object) -> str:
-    """A value of the file, as text that is safe and short enough for a terminal."""
+    """Return a value of the file as text that is safe and short enough for a terminal."""
     if isinstance(value, int) and value.bit_length() > 64:
-        return "this number"  # python refuses to print more than 4300 digits
+        return "this number"  # Python refuses to print more than 4300 digits
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list | tuple):
@@ -84,9 +86,9 @@ def shown(value: object) -> str:
 def explain(
     error: ValidationError, model: type[BaseModel], top: Sequence[str]
 ) -> Iterator[tuple[tuple[Any, ...], Problem]]:
-    """Each of pydantic's errors as its place and a problem without a file.
+    """Yield the location of each error of pydantic, and the error as a problem without a file.
 
-    `top` are the keys that may stand at the top, in the words of whoever wrote them.
+    `top` are the keys that are valid at the top level of the author's text.
     """
     for detail in error.errors(include_url=False):
         loc = tuple(part for part in detail["loc"] if part != "[key]")
@@ -106,7 +108,10 @@ def explain(
 
 
 def dotted(loc: Sequence[Any]) -> str:
-    """("filesystem", "mount", 0, "source") → filesystem.mount[0].source"""
+    """Return a location as a dotted key.
+
+    ("filesystem", "mount", 0, "source") → filesystem.mount[0].source
+    """
     key = ""
     for part in loc:
         if isinstance(part, int):
@@ -118,30 +123,30 @@ def dotted(loc: Sequence[Any]) -> str:
 
 
 def _sentence(detail: ErrorDetails) -> str:
-    kind, given, context = detail["type"], shown(detail["input"]), detail.get("ctx", {})
+    kind, value, context = detail["type"], shown(detail["input"]), detail.get("ctx", {})
     match kind:
         case "invalid":
             return str(context["message"])
         case "literal_error":
             choices = str(context["expected"]).replace("'", '"')
-            return f"must be {choices}, not {given}{_did_you_mean(detail['input'], choices)}"
+            return f"must be {choices}, not {value}{_did_you_mean(detail['input'], choices)}"
         case "missing":
             return "is missing"
         case "greater_than_equal":
-            return f"must be at least {context['ge']}, not {given}"
+            return f"must be at least {context['ge']}, not {value}"
         case "less_than_equal":
-            return f"must be at most {context['le']}, not {given}"
+            return f"must be at most {context['le']}, not {value}"
         case "too_short" | "string_too_short":
             return "must not be empty"
         case "too_long":
-            return f"holds more than {context['max_length']} entries"
+            return f"contains more than {context['max_length']} entries"
         case "string_too_long":
             return f"is longer than {context['max_length']} characters"
-    wanted = next((words for prefix, words in _WANTED.items() if kind.startswith(prefix)), None)
-    return f"must be {wanted}, not {given}" if wanted else str(detail["msg"])
+    expected = next((words for prefix, words in _EXPECTED.items() if kind.startswith(prefix)), None)
+    return f"must be {expected}, not {value}" if expected else str(detail["msg"])
 
 
-_WANTED = {
+_EXPECTED = {
     "bool": "true or false",
     "int": "a whole number",
     "string_type": "text in quotes",
@@ -152,9 +157,9 @@ _WANTED = {
 }
 
 
-def _did_you_mean(given: object, choices: str) -> str:
+def _did_you_mean(value: object, choices: str) -> str:
     words = choices.replace(" or ", ", ").replace('"', "").split(", ")
-    near = nearest(given, words) if isinstance(given, str) else None
+    near = nearest(value, words) if isinstance(value, str) else None
     return f'; did you mean "{near}"?' if near else ""
 
 
@@ -170,7 +175,7 @@ def _unknown(loc: Sequence[Any], key: str, model: type[BaseModel], top: Sequence
     )
 
 
-# What other tools call it, too far from our word for a spelling match.
+# The words of other tools, too different from the keys of sbx for a spelling match.
 _ALSO_CALLED = {
     "timeout": "limits.wall_time",
     "memory": "limits.memory_max",
@@ -185,7 +190,10 @@ _ALSO_CALLED = {
 
 
 def _meant(word: str, table: str, keys: Sequence[str], model: type[BaseModel]) -> str | None:
-    """The key that was meant: another tool's word, a slip, or the right word in the wrong table."""
+    """Return the key that the author probably meant, or None.
+
+    Candidates are the word of another tool, a misspelling, and the correct word in the wrong table.
+    """
     called = _ALSO_CALLED.get(word)
     if called and table in ("", called.rpartition(".")[0]):
         return called
@@ -196,7 +204,7 @@ def _meant(word: str, table: str, keys: Sequence[str], model: type[BaseModel]) -
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every dotted key below a model; of a table its keys, not itself."""
+    """Yield every dotted key below a model. Of a table, yield its keys and not the table itself."""
     for name, field in _keys(model).items():
         if inner := _table_in(field.annotation):
             yield from all_keys(inner, f"{prefix}{name}.")
@@ -205,21 +213,21 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a table by the words of a file."""
+    """Return the fields of a table by their names in a file."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _table_at(path: Iterable[Any], model: type[BaseModel]) -> type[BaseModel]:
     for part in path:
-        # Beside keys there are the places of a list, and the names in a table of tables.
+        # Other parts are positions in a list, and the names in a table of tables.
         if isinstance(part, str) and (field := _keys(model).get(part)) is not None:
             model = _table_in(field.annotation) or model
     return model
 
 
 def _table_in(annotation: object) -> type[BaseModel] | None:
-    """The model that a field holds, alone, in a list or by names."""
-    for held in (annotation, *get_args(annotation)):
-        if isinstance(held, type) and issubclass(held, BaseModel):
-            return held
+    """Return the model that a field contains: alone, in a list or in a mapping."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
     return None

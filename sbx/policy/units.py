@@ -1,15 +1,16 @@
-"""Sizes, times and shares of CPU as people write them, and back to the same words.
+"""Parse sizes, times and shares of CPU in the notation of policies, and format them again.
 
     size       "64KiB" "512MiB" "1.5GiB" "2TiB" "100B", or a plain number of bytes
     duration   "500ms" "60s" "5min" "2h" "1d", or a plain number of seconds; whole milliseconds
-    rate       a size a second, or "none": no limit
+    rate       a size per second, or "none": no limit
     cpu        "100%" is one CPU, "150%" one and a half; 1.5 means the same, a bare 150 is refused
 
-`format_*` writes what `parse_*` reads back to the same value. A wrong unit is an error that names
-the right word; "MB" is one, because half of its readers take it for 1000000 bytes. (Pydantic's own
-`ByteSize` is of that half, takes `true` for a byte and prints rounded; its durations are ISO 8601.)
+`parse_*` reads the output of `format_*` back to the same value. A wrong unit is an error that names
+the correct one. "MB" is a wrong unit, because half of its readers take it for 1000000 bytes.
+(Pydantic's `ByteSize` also reads it so, accepts `true` as one byte and prints rounded values. Its
+durations are ISO 8601.)
 
-Every `parse_*` raises a ValueError, one that pydantic understands.
+Every `parse_*` raises a ValueError that pydantic accepts.
 """
 
 import math
@@ -26,14 +27,14 @@ KIB, MIB, GIB, TIB = (1 << shift for shift in (10, 20, 30, 40))
 
 _BYTES = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_MOST_BYTES = (1 << 63) - 1  # what linux takes for any limit
+_MOST_BYTES = (1 << 63) - 1  # the maximum that Linux accepts for any limit
 _MOST_DAYS = 3650
 _MOST_PERCENT = 102_400
 _QUANTITY = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z%]*)")
 
 
 def parse_size(value: object) -> int:
-    """Bytes."""
+    """Return bytes."""
     if isinstance(value, int) and not isinstance(value, bool):
         size = Decimal(value)
     else:
@@ -47,7 +48,7 @@ def parse_size(value: object) -> int:
 
 
 def format_size(size: int) -> str:
-    """The largest unit that says it in a whole number."""
+    """Return the size in the largest unit that gives a whole number."""
     for unit, length in reversed(_BYTES.items()):
         if size >= length and size % length == 0:
             return f"{size // length}{unit}"
@@ -55,7 +56,7 @@ def format_size(size: int) -> str:
 
 
 def parse_rate(value: object) -> float:
-    """Bytes a second; "none" is infinity, so that any other is smaller."""
+    """Return bytes per second. "none" is infinity, so that every other rate is smaller."""
     return math.inf if value in ("none", math.inf) else parse_size(value)
 
 
@@ -64,12 +65,12 @@ def format_rate(rate: float) -> str:
 
 
 def parse_duration(value: object) -> float:
-    """Seconds."""
+    """Return seconds."""
     if isinstance(value, int) and not isinstance(value, bool):
         milliseconds = Decimal(value) * 1000
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise invalid(f'{shown(value)} is not a time: name an end, such as "60s"')
+            raise invalid(f'{shown(value)} is not a finite time: write one such as "60s"')
         milliseconds = Decimal(repr(value)) * 1000
     else:
         number, unit = _split(value, 'a time such as "60s"')
@@ -84,7 +85,7 @@ def parse_duration(value: object) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The largest unit that says it in a whole number above one: 60s rather than 1min."""
+    """Return the time in the largest unit that gives a whole number above one: 60s, not 1min."""
     milliseconds = round(seconds * 1000)
     for unit, length in reversed(_MILLISECONDS.items()):
         if milliseconds > length and milliseconds % length == 0:
@@ -93,17 +94,20 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_cpu(value: object) -> float:
-    """CPUs: 1.0 is all of one. At least a hundredth of one, in hundredths of a percent."""
-    wanted = 'a share of CPU: write "150%" for one and a half'
+    """Return a number of CPUs: 1.0 is one whole CPU.
+
+    The minimum is a hundredth of a CPU. The value is rounded to hundredths of a percent.
+    """
+    expected = 'a share of CPU: write "150%" for one and a half'
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise invalid(f"{shown(value)} is not {wanted}")
+            raise invalid(f"{shown(value)} is not {expected}")
         percent = Decimal(repr(value)) * 100
     else:
-        # A bare 50 may be meant as 50% or as 50 CPUs: the second reading would be a hole.
-        percent, unit = _split(value, wanted)
+        # A bare 50 may mean 50% or 50 CPUs. Reading it as 50 CPUs would be a security hole.
+        percent, unit = _split(value, expected)
         if unit != "%":
-            raise invalid(f"{shown(value)} is not {wanted}")
+            raise invalid(f"{shown(value)} is not {expected}")
     if not 1 <= percent <= _MOST_PERCENT:
         raise invalid(f"{shown(value)} is not between 1% and {_MOST_PERCENT}%")
     return float(round(percent, 2) / 100)
@@ -113,33 +117,37 @@ def format_cpu(cpus: float) -> str:
     return f"{round(Decimal(repr(cpus)) * 100, 2).normalize():f}%"
 
 
-def _split(value: object, wanted: str) -> tuple[Decimal, str]:
+def _split(value: object, expected: str) -> tuple[Decimal, str]:
     match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise invalid(f"{shown(value)} is not {wanted}")
+        raise invalid(f"{shown(value)} is not {expected}")
     return Decimal(match[1]), match[2]
 
 
 def _nearest_size(unit: str) -> str:
-    return next((known for known in _BYTES if known[0].lower() == unit[:1].lower()), "B")
+    return next(
+        (candidate for candidate in _BYTES if candidate[0].lower() == unit[:1].lower()), "B"
+    )
 
 
 def _nearest_duration(unit: str) -> str:
-    """The unit people mean by "sec", "Minutes", "m", "hrs" or "millis"."""
+    """Return the unit that a user means by "sec", "Minutes", "m", "hrs" or "millis"."""
     word = unit.lower()
     if word.startswith(("ms", "mil")):
         return "ms"
-    return next((known for known in ("s", "min", "h", "d") if known[0] == word[:1]), "s")
+    return next(
+        (candidate for candidate in ("s", "min", "h", "d") if candidate[0] == word[:1]), "s"
+    )
 
 
 def _wrong_unit(
-    value: object, unit: str, known: Iterable[str], nearest: Callable[[str], str]
+    value: object, unit: str, units: Iterable[str], nearest: Callable[[str], str]
 ) -> NoReturn:
     number = str(value).strip().removesuffix(unit).strip()
-    said = f"{unit} is not a unit here" if unit else "a unit is missing"
+    problem = f"{unit} is not a unit here" if unit else "a unit is missing"
     raise invalid(
-        f'{shown(value)}: {said}; did you mean "{number}{nearest(unit)}"?',
-        hint=f"the units are {', '.join(known)}",
+        f'{shown(value)}: {problem}; did you mean "{number}{nearest(unit)}"?',
+        hint=f"the units are {', '.join(units)}",
     )
 
 

@@ -1,14 +1,14 @@
-"""The words between callers and sandboxes, the same embedded, over HTTP and in the client.
+"""The data types between callers and sandboxes: the same embedded, over HTTP and in the client.
 
-    runs.py       a run, live as events and at its end as one result
-    events.py     both as JSON, and back
-    files.py      entries of a workspace, uploads
-    attachments.py  directories of the host, attached while a sandbox lives
-    receipt.py    which walls stand around a kernel
-    addresses.py  where a service listens
-    approvals.py  a person's yes or no to a tool call, and what is remembered of it
-    invisible.py  characters that a person cannot see
-    handles.py    what may not be used after a fork
+    runs.py         a run: its events while it is live, and one result at its end
+    events.py       events and results as JSON, and back
+    files.py        entries of a workspace, uploads
+    attachments.py  directories of the host that are attached to a live sandbox
+    receipt.py      the walls in force around a kernel
+    addresses.py    the default address of a service
+    approvals.py    a user's yes or no to a tool call, and remembered decisions
+    invisible.py    characters that a reader cannot see
+    handles.py      the check that a handle is not used after a fork
 
 Imports the standard library and sbx.errors only.
 """

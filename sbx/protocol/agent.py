@@ -1,6 +1,6 @@
 """The events of an agent's run, on the wire and in the loop: `run_start` first, `run_end` last.
 
-Each goes out with `seq`, which rises by one, `run_id` and `conversation_id`.
+On the wire each event also has `seq`, which increases by one, `run_id` and `conversation_id`.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,11 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolStart:
-    """`expires_at` (seconds of the epoch) when an approval is required; `rehearsal` is what the
-    call did on a copy, where it was tried on one: status, exit_code, output, changes."""
+    """`expires_at` (seconds of the epoch) is set if the call needs an approval.
+
+    `rehearsal` is the result of the call on a copy of the files, if it was tried on one: status,
+    exit_code, output, changes.
+    """
 
     tool_call_id: str
     tool_name: str
@@ -50,8 +53,10 @@ class ToolOutput:
 
 @dataclass(frozen=True, slots=True)
 class ToolApproval:
-    """`by` is who decided: an owner, or `timeout`, `abort`, `restart`; `remembered` is `exact`,
-    `prefix` or None."""
+    """`by` is the source of the decision: an owner, or `timeout`, `abort`, `restart`.
+
+    `remembered` is `exact`, `prefix` or None.
+    """
 
     tool_call_id: str
     approved: bool
@@ -78,7 +83,7 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """`error` has the shape of every report of an error: code, message, hint?, details?."""
+    """`error` has the shape of every error report: code, message, hint?, details?."""
 
     reason: Reason
     content: str
@@ -103,22 +108,24 @@ _KINDS: dict[str, type] = {
 
 
 def to_json(event: AgentEvent) -> Json:
-    told = asdict(event)
+    data = asdict(event)
     if isinstance(event, ToolStart):
         for key in ("expires_at", "rehearsal"):
-            if told[key] is None:
-                del told[key]
-    return {"type": event.type, **{key: value for key, value in told.items() if key != "type"}}
+            if data[key] is None:
+                del data[key]
+    return {"type": event.type, **{key: value for key, value in data.items() if key != "type"}}
 
 
-def from_json(told: Mapping[str, Any]) -> AgentEvent:
-    """The event again; what is not of it (seq, ids) is left aside. Raises ValueError."""
-    kind = _KINDS.get(str(told.get("type")))
+def from_json(data: Mapping[str, Any]) -> AgentEvent:
+    """Return the event. Ignore fields that it does not have (seq, ids). Raise ValueError."""
+    kind = _KINDS.get(str(data.get("type")))
     if kind is None:
-        raise ValueError(f"no event of an agent is of type {str(told.get('type'))[:80]!r}")
-    known = {name for name in kind.__dataclass_fields__ if name != "type"}  # type: ignore[attr-defined]
+        raise ValueError(f"unknown type of an agent's event: {str(data.get('type'))[:80]!r}")
+    names = {name for name in kind.__dataclass_fields__ if name != "type"}  # type: ignore[attr-defined]
     try:
-        event: AgentEvent = kind(**{key: told[key] for key in known & told.keys()})
+        event: AgentEvent = kind(**{key: data[key] for key in names & data.keys()})
     except TypeError as error:
-        raise ValueError(f"an event {told.get('type')} lacks or garbles {error}") from None
+        raise ValueError(
+            f"an event {data.get('type')} has a missing or invalid field: {error}"
+        ) from None
     return event

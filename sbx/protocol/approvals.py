@@ -1,5 +1,7 @@
-"""A person's yes or no to one tool call, as the agent asks for it, the store keeps it, and clients
-see it. Times are seconds of the epoch."""
+"""A user's yes or no to one tool call, as the agent, the store and clients use it.
+
+Times are seconds of the epoch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,17 +12,19 @@ TIMEOUT = "timeout"
 ABORT = "abort"
 RESTART = "restart"
 _WHY = {
-    TIMEOUT: "nobody answered within the time for it",
+    TIMEOUT: "no answer came within the time limit",
     ABORT: "the run was aborted",
-    "nobody": "nobody could be asked",
+    "nobody": "no user was available to decide",
     RESTART: "the service was restarted while the call waited for an answer",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`by` is who decided: an owner, an owner and the id of a token, or `timeout`, `abort`,
-    `restart`."""
+    """`by` is the source of the decision.
+
+    It is an owner, an owner and the id of a token, or `timeout`, `abort`, `restart`.
+    """
 
     approved: bool
     by: str
@@ -29,7 +33,7 @@ class Decision:
 
     @property
     def why(self) -> str:
-        """A sentence for whoever made the call."""
+        """Return a sentence for the caller that requested the tool call."""
         if self.approved:
             return f"The call was approved by {self.by}."
         return f"The call was denied: {_WHY.get(self.by, f'{self.by} said no')}. It was not made."
@@ -37,9 +41,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """One call and what became of it; pending without a `decision`. `seq` is its place in lists.
+    """One call and its decision; it is pending without a `decision`. `seq` is its position in
+    lists.
 
-    `rehearsal` is what the call did on a copy, where it was tried on one.
+    `rehearsal` is the result of the call on a copy of the files, if it was tried on one.
     """
 
     tool_call_id: str
@@ -58,8 +63,8 @@ class Approval:
     seq: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As it is listed."""
-        told: dict[str, Any] = {
+        """Return the entry of the call in a list."""
+        data: dict[str, Any] = {
             "tool_call_id": self.tool_call_id,
             "tool_name": self.tool_name,
             "tool_args": dict(self.tool_args),
@@ -68,13 +73,16 @@ class Approval:
             "expires_at": self.expires_at,
         }
         if self.rehearsal is not None:
-            told["rehearsal"] = dict(self.rehearsal)
-        return told
+            data["rehearsal"] = dict(self.rehearsal)
+        return data
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What somebody may see and decide: an owner's, within bounds. None does not bound."""
+    """The approvals that a caller may see and decide: those of an owner, within bounds.
+
+    A bound of None does not restrict.
+    """
 
     owner: str
     user_id: str | None = None
@@ -83,24 +91,26 @@ class Reach:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether this reaches less than all that the owner has: it is that of a token."""
+        """Return whether this covers less than everything of the owner, as for a token."""
         return self != Reach(self.owner)
 
-    def covers(self, one: Approval) -> bool:
-        return self.owner == one.owner and all(
+    def covers(self, approval: Approval) -> bool:
+        return self.owner == approval.owner and all(
             bound in (None, value)
             for bound, value in (
-                (self.user_id, one.user_id),
-                (self.agent_id, one.agent_id),
-                (self.conversation_id, one.conversation_id),
+                (self.user_id, approval.user_id),
+                (self.agent_id, approval.agent_id),
+                (self.conversation_id, approval.conversation_id),
             )
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """ "Always allow": calls of one tool whose text is, or begins with, this one. It holds for the
-    one of conversation and project that is named. `seq` is its place in lists."""
+    """ "Always allow": calls of one tool whose text equals this one or begins with it.
+
+    It applies to the conversation or the project that is set. `seq` is its position in lists.
+    """
 
     id: str
     owner: str
@@ -114,7 +124,7 @@ class Remembered:
     seq: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        told = {
+        data = {
             "id": self.id,
             "tool_name": self.tool_name,
             "kind": self.kind,
@@ -123,4 +133,4 @@ class Remembered:
             "created_at": self.created_at,
         }
         where = {"conversation_id": self.conversation_id, "project_id": self.project_id}
-        return told | {key: value for key, value in where.items() if value is not None}
+        return data | {key: value for key, value in where.items() if value is not None}

@@ -1,11 +1,11 @@
-"""A directory of the host that was attached to a sandbox while it lives."""
+"""A directory of the host that is attached to a live sandbox."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """`source` is its path on the host, `target` the one by which it is seen inside."""
+    """`source` is its path on the host, `target` its path inside."""
 
     source: str
     target: str

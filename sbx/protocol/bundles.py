@@ -1,11 +1,10 @@
 """MIME bundles whose JSON stays encoded until the caller reads it.
 
-JSON is a cheap way to make a host allocate: `{},` has three bytes and costs about eighty as a
-Python value. A `Bundle` therefore keeps each part that is JSON as bytes. The service copies these
-bytes to its replies and to its store. Only a program that embeds sbx and reads such a part decodes
-it.
+A short JSON text can allocate much memory: `{},` has three bytes and costs about eighty as a Python
+value. A `Bundle` therefore keeps each JSON part as bytes. The service copies these bytes to its
+replies and to its store. Only a program that embeds sbx and reads such a part decodes it.
 
-    count_values    the values of a JSON text, counted at the speed of C
+    count_values    count the values of a JSON text at the speed of C
     Part            one checked JSON text
     Bundle          a dict whose Parts look like the values that they stand for
 """
@@ -18,7 +17,7 @@ _BLANKS = b" \t\n\r"
 _CLASSES = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG_DIGITS = b"0" * 300  # a float may overflow from 309 digits on
 _HUGE_DIGITS = b"0" * 3_900  # an int of 13,000 bits, see `sbx.protocol.events`
-# Text that `sbx.protocol.events` writes in another form. A letter may be spelled as an escape.
+# Text that `sbx.protocol.events` writes in another form. A letter may be written as an escape.
 _MARKS = re.compile(rb'\xef\xb7\x90|\\u[fF][dD][dD]0|"(?:\$|\\u0024)+(?:float"|int"|[floatin]*\\u)')
 
 
@@ -43,15 +42,15 @@ def count_values(encoded: bytes) -> int:
 class Part:
     """One JSON text, valid and in UTF-8.
 
-    `marked` is the number of its values where `sbx.protocol.events` writes some of them in another
-    form, and 0 where the text is its own form.
+    `marked` is 0 if `sbx.protocol.events` writes the text unchanged. If it writes some values in
+    another form, `marked` is the number of values.
     """
 
     __slots__ = ("encoded", "marked")
 
     def __init__(self, encoded: bytes) -> None:
         """Raise ValueError for bytes that are not JSON in UTF-8, and for numbers out of range."""
-        import msgspec  # 15 ms that a program which only connects need not spend
+        import msgspec  # takes 15 ms, which a program that only connects does not need
 
         msgspec.json.decode(encoded, type=msgspec.Raw)  # everything but UTF-8 and ranges
         if not encoded.isascii():
@@ -69,7 +68,7 @@ class Part:
         self.marked = count_values(encoded) if marked else 0
 
     def value(self) -> Any:
-        """Decode it."""
+        """Decode the text."""
         import msgspec
 
         return msgspec.json.decode(self.encoded)
@@ -81,7 +80,7 @@ class Bundle(dict[str, Any]):
     __slots__ = ()
 
     def stored(self) -> Iterable[tuple[str, Any]]:
-        """The items without decoding: a Part stays a Part."""
+        """Return the items without decoding: a Part stays a Part."""
         return dict.items(self)
 
     def __getitem__(self, mime: str) -> Any:
@@ -94,7 +93,7 @@ class Bundle(dict[str, Any]):
     def _decoded(self) -> dict[str, Any]:
         return {mime: self[mime] for mime in dict.keys(self)}
 
-    def __iter__(self) -> Iterator[str]:  # overridden: else `dict(bundle)` copies the Parts
+    def __iter__(self) -> Iterator[str]:  # overridden: otherwise `dict(bundle)` copies the Parts
         return dict.__iter__(self)
 
     def get(self, mime: str, default: Any = None) -> Any:
@@ -145,18 +144,19 @@ class Bundle(dict[str, Any]):
 
 
 def stored(bundle: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """The items of any bundle without decoding a Part."""
+    """Return the items of any bundle without decoding a Part."""
     return bundle.stored() if isinstance(bundle, Bundle) else bundle.items()
 
 
 def text_of(bundle: Mapping[str, Any], mime: str) -> str | None:
-    """The part of this type where it is text. Decode nothing: the sender may be hostile."""
+    """Return the part of this type if it is text. Decode nothing: the sender may be hostile."""
     part = dict.get(bundle, mime) if isinstance(bundle, Bundle) else bundle.get(mime)
     return part if isinstance(part, str) else None
 
 
 def weight(bundles: Iterable[Mapping[str, Any]]) -> int:
-    """The number of values that writing these bundles as JSON visits in Python."""
+    """Return the number of values that Python code visits when these bundles are written as
+    JSON."""
     return sum(
         1 + len(bundle) + sum(part.marked for _, part in stored(bundle) if type(part) is Part)
         for bundle in bundles

@@ -1,10 +1,10 @@
-"""Which file changes of an agent in a project a person approves: a setting of a conversation.
+"""A setting of a conversation: which of an agent's file changes in a project need an approval.
 
     ask           every change of the project's files is shown as a diff and waits for a yes
     ask_outside   the same, except for changes below these directories of the project
     allow         every change is applied at once
 
-A call that changes no file is never asked about.
+A call that changes no file never needs this approval.
 """
 
 from collections.abc import Iterable
@@ -21,19 +21,21 @@ _WORKSPACE = "/workspace"
 
 @dataclass(frozen=True, slots=True)
 class ChangesSetting:
-    """`ask_outside`: directories relative to the project, without a trailing slash. They count
-    where `mode` is `ask`."""
+    """`ask_outside` are directories relative to the project, without a trailing slash.
+
+    They have an effect only if `mode` is `ask`.
+    """
 
     mode: ChangesMode = "ask"
     ask_outside: tuple[str, ...] = ()
 
 
 def checked_prefixes(prefixes: Iterable[str]) -> tuple[str, ...]:
-    """Return the directories in one spelling, relative to the project.
+    """Return the directories in canonical form, relative to the project.
 
-    Raises BadRequest `invalid_prefix` for a path that is the project itself or leads out of it.
+    Raise BadRequest `invalid_prefix` for a path that is the project itself or leads out of it.
     """
-    checked = tuple(dict.fromkeys(_checked(one) for one in prefixes))
+    checked = tuple(dict.fromkeys(_checked(prefix) for prefix in prefixes))
     if len(checked) > PREFIXES_MAX:
         raise _invalid(f"ask_outside names at most {PREFIXES_MAX} directories")
     return checked

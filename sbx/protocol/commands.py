@@ -1,7 +1,7 @@
-"""Background commands: how each of them is, and pieces of what it wrote.
+"""Background commands: their status, and pieces of their logs.
 
-A log is the UTF-8 text of both streams in the order in which it came; an offset is a number of its
-bytes since the beginning. Only the latest part is kept: `log_begin` says from where on.
+A log is the UTF-8 text of both streams in the order of arrival. An offset counts its bytes from the
+beginning. Only the latest part of a log is kept: it starts at `log_begin`.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,24 +13,24 @@ from sbx.protocol.events import text_from_json, text_to_json
 
 T = TypeVar("T")
 
-STDIN_MAX = 1 << 20  # bytes that wait to be read by a command
-LOG_PIECE_MAX = 1 << 20  # bytes of one answer
-LOG_PIECE = 1 << 18  # … where nothing is said, and of one event of a log that is followed
-WAIT_MAX_S = 50.0  # of one request; a client asks again
+STDIN_MAX = 1 << 20  # bytes of pending input of a command
+LOG_PIECE_MAX = 1 << 20  # bytes of one reply
+LOG_PIECE = 1 << 18  # … the default, and the maximum of one event of a followed log
+WAIT_MAX_S = 50.0  # of one request; the client repeats it
 
 
 class CommandState(StrEnum):
-    """How a background command is, or how it ended; a closed list."""
+    """The state of a background command; a closed list."""
 
     RUNNING = "running"
-    EXITED = "exited"  # by itself; `exit_code` says how
+    EXITED = "exited"  # by itself, with `exit_code`
     STOPPED = "stopped"  # by `stop`
-    KILLED = "killed"  # by a limit, or with its kernel's jail; `cause` and `reason` say why
-    FAILED = "failed"  # it could not be started; `reason` says why
+    KILLED = "killed"  # by a limit, or with its kernel's jail; `cause` and `reason` explain it
+    FAILED = "failed"  # it could not be started; `reason` explains it
 
 
 class CommandCause(StrEnum):
-    """What ended a command that was killed; a closed list. `memory` to `disk` are limits."""
+    """The reason why a command was killed; a closed list. `memory` to `disk` are limits."""
 
     MEMORY = "memory"
     PIDS = "pids"
@@ -38,9 +38,9 @@ class CommandCause(StrEnum):
     DISK = "disk"
     OUTPUT = "output"
     TRIPWIRE = "tripwire"  # a planted credential was used in its sandbox
-    DESCRIPTORS = "descriptors"  # its jail held more pipes or epoll instances than one may
-    CRASHED = "crashed"  # the kernel whose jail it ran in died by itself
-    INTERRUPTED = "interrupted"  # a cell that did not end was killed, and its kernel with it
+    DESCRIPTORS = "descriptors"  # its jail had more pipes or epoll instances than a jail may have
+    CRASHED = "crashed"  # the kernel of its jail died by itself
+    INTERRUPTED = "interrupted"  # a cell that did not end was killed together with its kernel
     STOPPED = "stopped"  # the kernel was stopped or restarted on request
     EVICTED = "evicted"  # the kernel made room for others
     CLOSED = "closed"  # the conversation, the sandbox or the service ended, or was idle
@@ -48,11 +48,12 @@ class CommandCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CommandStatus:
-    """One background command. Times in seconds of the epoch; a long `command` is cut.
+    """One background command. Times are in seconds of the epoch; a long `command` is cut.
 
-    `exit_code` is 128 + N for signal N, as in a shell, and None while it runs and where nobody
-    knows. The log holds the bytes from `log_begin` to `log_end`. `stdin_open`: it may be written
-    to. `state_lost` says that variables of the conversation were gone when it was started.
+    `exit_code` is 128 + N for signal N, as in a shell. It is `None` while the command runs and if
+    it is unknown. The log contains the bytes from `log_begin` to `log_end`. `stdin_open` is True
+    while the caller may write to the command. `state_lost` is True if variables of the conversation
+    were lost before it started.
     """
 
     id: str
@@ -75,8 +76,10 @@ class CommandStatus:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Text of a log from `offset` to `next_offset`. An `offset` beyond the one that was asked for
-    says that what lies between them is kept no more."""
+    """Text of a log from `offset` to `next_offset`.
+
+    If `offset` is larger than the requested offset, the bytes in between have been discarded.
+    """
 
     offset: int
     next_offset: int
@@ -84,7 +87,7 @@ class LogPiece:
 
 
 def status_to_json(status: CommandStatus) -> dict[str, Any]:
-    """Every field by its own name."""
+    """Return every field by its own name."""
     return {
         "id": status.id,
         "command": text_to_json(status.command),
@@ -101,23 +104,23 @@ def status_to_json(status: CommandStatus) -> dict[str, Any]:
     }
 
 
-def status_from_json(told: Mapping[str, Any]) -> CommandStatus:
-    """Raises ValueError for what is none; fields that are unknown here are left aside."""
+def status_from_json(data: Mapping[str, Any]) -> CommandStatus:
+    """Return the status. Ignore unknown fields. Raise ValueError for invalid data."""
     return _read(
         "a command",
         lambda: CommandStatus(
-            id=_is(told["id"], str),
-            command=text_from_json(told["command"]),
-            state=CommandState(told["state"]),
-            started_at=_is(told["started_at"], int, float),
-            ended_at=_is(told["ended_at"], int, float, type(None)),
-            exit_code=_is(told["exit_code"], int, type(None)),
-            cause=None if told["cause"] is None else CommandCause(told["cause"]),
-            reason=text_from_json(told["reason"]),
-            log_begin=_is(told["log_begin"], int),
-            log_end=_is(told["log_end"], int),
-            stdin_open=_is(told["stdin_open"], bool),
-            state_lost=_is(told["state_lost"], bool),
+            id=_is(data["id"], str),
+            command=text_from_json(data["command"]),
+            state=CommandState(data["state"]),
+            started_at=_is(data["started_at"], int, float),
+            ended_at=_is(data["ended_at"], int, float, type(None)),
+            exit_code=_is(data["exit_code"], int, type(None)),
+            cause=None if data["cause"] is None else CommandCause(data["cause"]),
+            reason=text_from_json(data["reason"]),
+            log_begin=_is(data["log_begin"], int),
+            log_end=_is(data["log_end"], int),
+            stdin_open=_is(data["stdin_open"], bool),
+            state_lost=_is(data["state_lost"], bool),
         ),
     )
 
@@ -130,12 +133,12 @@ def piece_to_json(piece: LogPiece) -> dict[str, Any]:
     }
 
 
-def piece_from_json(told: Mapping[str, Any]) -> LogPiece:
-    """Raises ValueError."""
+def piece_from_json(data: Mapping[str, Any]) -> LogPiece:
+    """Return the piece. Raise ValueError for invalid data."""
     return _read(
         "a piece of a log",
         lambda: LogPiece(
-            _is(told["offset"], int), _is(told["next_offset"], int), text_from_json(told["text"])
+            _is(data["offset"], int), _is(data["next_offset"], int), text_from_json(data["text"])
         ),
     )
 
@@ -150,4 +153,4 @@ def _read(what: str, read: Callable[[], T]) -> T:
     try:
         return read()
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{what} lacks or garbles {error}") from None
+        raise ValueError(f"{what} has a missing or invalid field: {error}") from None

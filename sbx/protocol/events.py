@@ -1,18 +1,18 @@
-"""Events and runs as JSON and back: what goes over the socket, and what the store keeps.
+"""Events and runs as JSON and back, for the socket and for the store.
 
-Both ways are total and inverse: every event and every `Run` has a form, of dicts with text as keys,
-lists, text, numbers, booleans and null; any encoder of JSON takes it, and what is read back equals
-what was told. Three things that Python has and JSON has not are written so:
+The two directions are total and inverse. Every event and every `Run` has a form that consists of
+dicts with text as keys, lists, text, numbers, booleans and null. Any encoder of JSON accepts the
+form, and reading it back gives an equal value. Python has three things that JSON does not have:
 
     nan, inf, -inf                {"$float": "nan"}
     an int of 4000 digits         {"$int": "-0x1f…"}     json.dumps would refuse to write it
     half of a surrogate pair      U+FDD0 and its four hex digits; U+FDD0 itself is doubled
 
-U+FDD0 is no character of Unicode, so all other text stays as it is. A dict that looks like one of
-the first two is told apart by one more `$`. Tuples become lists, and bytes have no form at all.
+U+FDD0 is not a character of Unicode, so all other text stays unchanged. One more `$` marks a dict
+that only looks like one of the first two. Tuples become lists. Bytes have no form.
 
 With `encoded=True`, the JSON parts of a `Bundle` are not decoded: in the form they are
-`msgspec.Raw`, which `encode` copies. A service uses nothing else for runs.
+`msgspec.Raw`, which `encode` copies. A service always uses this mode for runs.
 """
 
 import json
@@ -59,14 +59,14 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def text_to_json(text: str) -> str:
-    """The text as UTF-8 can carry it."""
+    """Return the text in a form that UTF-8 can encode."""
     if text.isascii():
         return text
     return _TO_ESCAPE.sub(_escape, text)
 
 
 def text_from_json(text: str) -> str:
-    """Raises ValueError for what is no text."""
+    """Return the original text. Raise ValueError if the value is not text."""
     if type(text) is not str:
         raise ValueError(f"text was expected, not {type(text).__name__}")
     if text.isascii():
@@ -75,7 +75,8 @@ def text_from_json(text: str) -> str:
 
 
 def value_to_json(value: Any) -> Any:
-    """The form of a part of a bundle. Raises TypeError for what JSON has no place for."""
+    """Return the form of a part of a bundle. Raise TypeError for a value that JSON cannot
+    represent."""
     match value:
         case None | bool():
             return value
@@ -90,11 +91,11 @@ def value_to_json(value: Any) -> Any:
         case list() | tuple():
             return [value_to_json(item) for item in value]
         case _:
-            raise TypeError(f"JSON has no form of {type(value).__name__}")
+            raise TypeError(f"JSON cannot represent {type(value).__name__}")
 
 
 def value_from_json(value: Any) -> Any:
-    """What `value_to_json` was given; a form that it never makes is taken as it stands."""
+    """Return the original value of `value_to_json`. Return any other form unchanged."""
     match value:
         case str():
             return text_from_json(value)
@@ -111,7 +112,7 @@ def _object_to_json(value: Mapping[str, Any], *, encoded: bool = False) -> Json:
     items = value.stored() if encoded and isinstance(value, Bundle) else value.items()
     for key, item in items:
         if not isinstance(key, str):
-            raise TypeError(f"a key of JSON is text, not {type(key).__name__}")
+            raise TypeError(f"a key of JSON must be text, not {type(key).__name__}")
         written[text_to_json(key)] = _part(item) if type(item) is Part else value_to_json(item)
     if len(written) == 1:
         (key,) = written
@@ -121,7 +122,7 @@ def _object_to_json(value: Mapping[str, Any], *, encoded: bool = False) -> Json:
 
 
 def _part(part: Part) -> "msgspec.Raw":
-    import msgspec  # 15 ms that a program which only connects need not spend
+    import msgspec  # takes 15 ms, which a program that only connects does not need
 
     if part.marked:
         return msgspec.Raw(msgspec.json.encode(value_to_json(part.value())))
@@ -140,13 +141,13 @@ def _object_from_json(value: Json) -> Any:
     return {text_from_json(key): value_from_json(item) for key, item in value.items()}
 
 
-def _escape(found: re.Match[str]) -> str:
-    character = found.group()
+def _escape(match: re.Match[str]) -> str:
+    character = match.group()
     return _MARK + (_MARK if character == _MARK else f"{ord(character):x}")
 
 
-def _unescape(found: re.Match[str]) -> str:
-    digits = found.group(1)
+def _unescape(match: re.Match[str]) -> str:
+    digits = match.group(1)
     return _MARK if digits == _MARK else chr(int(digits, 16))
 
 
@@ -154,7 +155,7 @@ def _unescape(found: re.Match[str]) -> str:
 
 
 def run_to_json(run: Run, *, encoded: bool = False) -> Json:
-    """Every field by its own name; durations in seconds."""
+    """Return every field by its own name. Durations are in seconds."""
     return {
         "run_id": text_to_json(run.run_id),
         "status": run.status.value,
@@ -192,26 +193,26 @@ def _quarantined_from_json(data: Json) -> Quarantined:
     return Quarantined(path, name, why, str(data["id"]))
 
 
-def run_from_json(told: Json) -> Run:
-    """Raises ValueError for what is no run; fields that are unknown here are left aside."""
+def run_from_json(data: Json) -> Run:
+    """Return the run. Ignore unknown fields. Raise ValueError for invalid data."""
     return _read(
         "a run",
         lambda: Run(
-            run_id=text_from_json(told["run_id"]),
-            status=Status(told["status"]),
-            cause=_optional(Cause, told.get("cause")),
-            stdout=text_from_json(told["stdout"]),
-            stderr=text_from_json(told["stderr"]),
-            text=text_from_json(told["text"]),
-            result=_optional(text_from_json, told.get("result")),
-            outputs=tuple(_bundle(part) for part in told["outputs"]),
-            error=_optional(error_from_json, told.get("error")),
-            exit_code=told.get("exit_code"),
-            execution_count=told.get("execution_count"),
-            duration_s=value_from_json(told["duration_s"]),
-            state_lost=told["state_lost"],
-            truncated=told["truncated"],
-            quarantined=tuple(_quarantined_from_json(one) for one in told.get("quarantined", ())),
+            run_id=text_from_json(data["run_id"]),
+            status=Status(data["status"]),
+            cause=_optional(Cause, data.get("cause")),
+            stdout=text_from_json(data["stdout"]),
+            stderr=text_from_json(data["stderr"]),
+            text=text_from_json(data["text"]),
+            result=_optional(text_from_json, data.get("result")),
+            outputs=tuple(_bundle(part) for part in data["outputs"]),
+            error=_optional(error_from_json, data.get("error")),
+            exit_code=data.get("exit_code"),
+            execution_count=data.get("execution_count"),
+            duration_s=value_from_json(data["duration_s"]),
+            state_lost=data["state_lost"],
+            truncated=data["truncated"],
+            quarantined=tuple(_quarantined_from_json(item) for item in data.get("quarantined", ())),
         ),
     )
 
@@ -224,14 +225,14 @@ def error_to_json(error: RunError) -> Json:
     }
 
 
-def error_from_json(told: Json) -> RunError:
-    """Raises ValueError."""
+def error_from_json(data: Json) -> RunError:
+    """Return the error. Raise ValueError for invalid data."""
     return _read(
         "an error",
         lambda: RunError(
-            text_from_json(told["name"]),
-            text_from_json(told["value"]),
-            text_from_json(told["traceback"]),
+            text_from_json(data["name"]),
+            text_from_json(data["value"]),
+            text_from_json(data["traceback"]),
         ),
     )
 
@@ -240,7 +241,7 @@ def error_from_json(told: Json) -> RunError:
 
 
 def to_json(event: Event, *, encoded: bool = False) -> Json:
-    """The event with its `type`; that of a RunEnd carries the whole run as `run`."""
+    """Return the event with its `type`. A RunEnd contains the whole run as `run`."""
     match event:
         case RunStart(run_id):
             rest: Json = {"run_id": text_to_json(run_id)}
@@ -274,17 +275,17 @@ def encode(form: Mapping[str, Any]) -> bytes:
     """Return the form as JSON in ASCII."""
     try:
         return json.dumps(form, separators=(",", ":")).encode("ascii")
-    except TypeError:  # it has parts that are encoded already
+    except TypeError:  # it contains parts that are encoded already
         import msgspec
 
         return _in_ascii(msgspec.json.encode(form))
 
 
 def _in_ascii(encoded: bytes) -> bytes:
-    """JSON without line ends, with each character beyond ASCII as an escape.
+    """Return JSON without line ends, with each character beyond ASCII as an escape.
 
-    The function of the standard library runs at the speed of C, but it also puts a backslash in
-    front of each quote and of each backslash. These are taken back.
+    The function of the standard library runs at the speed of C, but it also escapes each quote and
+    each backslash. These escapes are removed again.
     """
     if encoded.isascii():
         return encoded
@@ -292,48 +293,48 @@ def _in_ascii(encoded: bytes) -> bytes:
     return text.replace("\\\\", "\\").replace('\\"', '"').encode("ascii")
 
 
-def event_from_json(told: Json) -> Event:
-    """The event again. Raises ValueError for what is none, and for a type unknown here."""
-    kind = told.get("type") if isinstance(told, dict) else None
+def event_from_json(data: Json) -> Event:
+    """Return the event. Raise ValueError for invalid data and for an unknown type."""
+    kind = data.get("type") if isinstance(data, dict) else None
     maker = _MAKERS.get(kind) if isinstance(kind, str) else None
     if maker is None:
-        raise ValueError(f"no event is of type {str(kind)[:80]!r}")
-    return _read(f"an event {kind}", lambda: maker(told))
+        raise ValueError(f"unknown type of an event: {str(kind)[:80]!r}")
+    return _read(f"an event {kind}", lambda: maker(data))
 
 
 _MAKERS: dict[str, Callable[[Json], Event]] = {
-    "run_start": lambda told: RunStart(text_from_json(told["run_id"])),
-    "stdout": lambda told: Stdout(text_from_json(told["text"])),
-    "stderr": lambda told: Stderr(text_from_json(told["text"])),
-    "display": lambda told: Display(
-        _bundle(told["data"]),
-        _bundle(told["metadata"]),
-        _optional(text_from_json, told.get("display_id")),
-        told.get("update", False),
+    "run_start": lambda data: RunStart(text_from_json(data["run_id"])),
+    "stdout": lambda data: Stdout(text_from_json(data["text"])),
+    "stderr": lambda data: Stderr(text_from_json(data["text"])),
+    "display": lambda data: Display(
+        _bundle(data["data"]),
+        _bundle(data["metadata"]),
+        _optional(text_from_json, data.get("display_id")),
+        data.get("update", False),
     ),
-    "clear": lambda told: Clear(told["wait"]),
-    "result": lambda told: Result(
-        _bundle(told["data"]), _bundle(told["metadata"]), told.get("execution_count")
+    "clear": lambda data: Clear(data["wait"]),
+    "result": lambda data: Result(
+        _bundle(data["data"]), _bundle(data["metadata"]), data.get("execution_count")
     ),
-    "error": lambda told: Error(error_from_json(told["error"])),
-    "input_request": lambda told: InputRequest(text_from_json(told["prompt"]), told["password"]),
-    "run_end": lambda told: RunEnd(run_from_json(told["run"])),
+    "error": lambda data: Error(error_from_json(data["error"])),
+    "input_request": lambda data: InputRequest(text_from_json(data["prompt"]), data["password"]),
+    "run_end": lambda data: RunEnd(run_from_json(data["run"])),
 }
 
 
-def _bundle(told: Any) -> dict[str, Any]:
-    read = _object_from_json(told) if isinstance(told, dict) else None
-    if not isinstance(read, dict):
-        raise ValueError("a bundle is an object")
-    return read
+def _bundle(data: Any) -> dict[str, Any]:
+    bundle = _object_from_json(data) if isinstance(data, dict) else None
+    if not isinstance(bundle, dict):
+        raise ValueError("a bundle must be an object")
+    return bundle
 
 
-def _optional(read: Callable[[Any], T], told: Any) -> T | None:
-    return None if told is None else read(told)
+def _optional(read: Callable[[Any], T], data: Any) -> T | None:
+    return None if data is None else read(data)
 
 
 def _read(what: str, read: Callable[[], T]) -> T:
     try:
         return read()
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{what} lacks or garbles {error}") from None
+        raise ValueError(f"{what} has a missing or invalid field: {error}") from None

@@ -1,4 +1,4 @@
-"""What is told of files: entries of a workspace, and uploads."""
+"""Data about files: entries of a workspace, and uploads."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,10 +8,10 @@ Kind = Literal["file", "directory", "symlink", "other"]
 
 @dataclass(frozen=True)
 class Entry:
-    """What a name stands for. Bytes of a name that are no UTF-8 are shown as `\\xNN`.
+    """One entry of a directory. Bytes of a name that are not UTF-8 are shown as `\\xNN`.
 
-    `path` is absolute, as the code inside sees it; `size` in bytes, of regular files only;
-    `modified_s` in seconds of the epoch. FIFOs, sockets and devices are `other`.
+    `path` is absolute in the view of code inside. `size` is in bytes and only set for regular
+    files. `modified_s` is in seconds of the epoch. FIFOs, sockets and devices are `other`.
     """
 
     name: str
@@ -22,14 +22,15 @@ class Entry:
 
 
 class Listing(list[Entry]):
-    """Entries by path; `complete` is False where the limit or an unreadable directory cut it."""
+    """Entries by path. `complete` is False if the limit or an unreadable directory shortened it."""
 
     complete: bool = True
 
 
 @dataclass(frozen=True)
 class Upload:
-    """`path` as the code inside sees it, `size` in bytes, `uploaded_at` in seconds of the epoch."""
+    """`path` is in the view of code inside, `size` in bytes, `uploaded_at` in seconds of the
+    epoch."""
 
     name: str
     size: int
@@ -40,8 +41,10 @@ class Upload:
 
 @dataclass(frozen=True)
 class Match:
-    """A line that matched. `line` and `column` count from 1, the column in characters; `text` is
-    the line, its beginning where it is long."""
+    """A line that matched. `line` and `column` count from 1, the column in characters.
+
+    `text` is the line, or its beginning if it is long.
+    """
 
     path: str
     line: int
@@ -52,9 +55,9 @@ class Match:
 class Matches(list[Match]):
     """Matches by path and line.
 
-    `complete` is False where a limit of matches, bytes, entries or time cut the search, or
-    something could not be read; `files` is how many were read, `skipped` how many were not: files
-    that are not text, too large or not readable.
+    `complete` is False if a limit of matches, bytes, entries or time ended the search, or if
+    something could not be read. `files` is the number of files that were read. `skipped` is the
+    number of files that were not read, because they are not text, too large or not readable.
     """
 
     complete: bool = True
@@ -64,8 +67,11 @@ class Matches(list[Match]):
 
 @dataclass(frozen=True)
 class Copied:
-    """What a copy took: `files` and `bytes`. Not `complete`: something was left out, because it is
-    no file, directory or symlink, or could not be read."""
+    """The result of a copy: its `files` and `bytes`.
+
+    `complete` is False if an entry was left out, because it is not a file, directory or symlink, or
+    could not be read.
+    """
 
     files: int
     bytes: int
@@ -77,10 +83,11 @@ ChangeKind = Literal["started", "created", "modified", "deleted", "overflow"]
 
 @dataclass(frozen=True)
 class Change:
-    """Something changed at `path`. `started` comes first: from then on everything is told.
+    """A change at `path`. `started` comes first: every later change is reported.
 
-    A rename is a `deleted` and a `created`. `overflow`: more changed than could be told, or there
-    are more directories than are watched; list again what matters.
+    A rename is a `deleted` and a `created`. `overflow` means that more changed than could be
+    reported, or that there are more directories than are watched. The client should then list the
+    files again.
     """
 
     kind: ChangeKind
@@ -89,8 +96,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What an archive brought: `entries`, and `bytes` of their content. `skipped` entries were left
-    out: links that lead out, devices, names that lead out."""
+    """The result of unpacking an archive: its `entries`, and the `bytes` of their content.
+
+    `skipped` entries were left out: links or names that lead out of the directory, and devices.
+    """
 
     entries: int
     bytes: int
@@ -99,8 +108,11 @@ class Unpacked:
 
 @dataclass(frozen=True)
 class PartialUpload:
-    """An upload that is on its way in pieces: `offset` bytes of `size` are here. It is forgotten
-    `expires_in_s` seconds after its last piece. A piece has at most `piece_max` bytes."""
+    """An upload in pieces that is not finished: `offset` bytes of `size` have arrived.
+
+    It is deleted `expires_in_s` seconds after its last piece. A piece has at most `piece_max`
+    bytes.
+    """
 
     id: str
     path: str

@@ -1,4 +1,4 @@
-"""Handles do not survive a fork: the child shares the parent's sockets and event loop."""
+"""Refuse handles after a fork: the child shares the parent's sockets and event loop."""
 
 import os
 
@@ -6,10 +6,10 @@ from sbx.errors import Broken
 
 
 def check_process(pid: int, what: str = "sandbox") -> None:
-    """Raises Broken `used_after_fork` in any process but `pid`, the one that made the handle."""
+    """Raise Broken `used_after_fork` unless this is the process `pid`, which created the handle."""
     if os.getpid() != pid:
         raise Broken(
-            f"this {what} belongs to the process that this one was forked from",
+            f"this {what} belongs to the process from which this process was forked",
             code="used_after_fork",
-            hint=f"make the {what} in the process that uses it",
+            hint=f"create the {what} in the process that uses it",
         )

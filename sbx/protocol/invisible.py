@@ -1,7 +1,7 @@
-"""Write characters that are invisible, or that move others, by their numbers. Pure.
+"""Replace characters that are invisible, or that reorder others, with their numbers.
 
-`str.isprintable` knows control and format characters. It takes some letters and marks for printable
-that have no shape: the Hangul fillers, the variation selectors, the combining grapheme joiner.
+`str.isprintable` detects control and format characters. It treats some letters and marks without a
+shape as printable: the Hangul fillers, the variation selectors, the combining grapheme joiner.
 """
 
 import re
@@ -13,8 +13,10 @@ _BYTE = range(0xDC80, 0xDD00)  # a byte that is not UTF-8, as `surrogateescape` 
 
 
 def escaped(text: str, *, keep: str = " ") -> str:
-    """Return the text with each invisible character but those of `keep` written as `\\u200b`, and
-    each byte that is not UTF-8 (a lone surrogate) as `\\xff`."""
+    """Return the text with each invisible character written as `\\u200b`, except those in `keep`.
+
+    Each byte that is not UTF-8 (a lone surrogate) is written as `\\xff`.
+    """
     if text.isprintable() and not _HIDDEN.search(text):
         return text
     return "".join(
@@ -24,7 +26,8 @@ def escaped(text: str, *, keep: str = " ") -> str:
 
 
 def number(char: str) -> str:
-    """Return a character by its number: a byte has two digits, and any other has four or eight."""
+    """Return a character by its number. A byte has two digits, any other character four or
+    eight."""
     code = ord(char)
     if code in _BYTE:
         return f"\\x{code - 0xDC00:02x}"

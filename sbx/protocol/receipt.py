@@ -1,4 +1,4 @@
-"""Which walls are truly in force around one live kernel, as told to whoever asks."""
+"""The walls that are in force around one live kernel."""
 
 import hashlib
 import json
@@ -9,18 +9,20 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """`path` is how the kernel came to be: cold, fork or pool. Limits in bytes, tasks, cpus.
+    """`path` is the way in which the kernel was started: cold, fork or pool.
 
-    `fallback` says why a faster path, which was to serve, did not; empty otherwise.
+    Limits are in bytes, tasks and CPUs. `fallback` is the reason why a faster path failed;
+    otherwise it is empty.
 
-    `python` is the version inside, and `preload_failed` which modules of the policy's `preload`
-    could not be imported, and why: both are the guest's word, as is `landlock_abi`, given before
-    any user code ran: linux shows neither.
+    `python` is the version inside. `preload_failed` has the modules of the policy's `preload` that
+    could not be imported, with the reasons. The guest reports both, and also `landlock_abi`, before
+    any user code runs, because Linux does not show them.
 
-    `host_namespaces` are those of the runtime, for comparison; `seccomp_mode` 2 is a filter, and
-    `filters` how many linux counts. `read_at` is when linux was asked, in seconds since 1970, and
-    `changed` what it says otherwise than when the kernel started: by the name of the field, `was`
-    and `now`. Receipts that differ in `read_at` only are equal.
+    `host_namespaces` are those of the runtime, for comparison. `seccomp_mode` 2 is a filter, and
+    `filters` is the number of filters that Linux counts. `read_at` is the time at which the values
+    were read from Linux, in seconds since 1970. `changed` has the values that differ from those at
+    the start of the kernel, by the name of the field, as `was` and `now`. Receipts that differ only
+    in `read_at` are equal.
     """
 
     path: str
@@ -43,15 +45,16 @@ class Receipt:
     changed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it. Not by `asdict`, which takes 0.3 ms of each start."""
-        told = {name: getattr(self, name) for name in _FIELDS}
-        return {k: dict(v) if isinstance(v, Mapping) else v for k, v in told.items()}
+        """Return the receipt as JSON data. `asdict` is not used, because it takes 0.3 ms of each
+        start."""
+        data = {name: getattr(self, name) for name in _FIELDS}
+        return {k: dict(v) if isinstance(v, Mapping) else v for k, v in data.items()}
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all that it says: what a log that names it can be held against."""
-        said = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(said.encode()).hexdigest()
+        """Return the SHA-256 of all fields, so that a log entry can be compared with a receipt."""
+        encoded = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(encoded.encode()).hexdigest()
 
 
-_FIELDS = tuple(one.name for one in fields(Receipt))
+_FIELDS = tuple(item.name for item in fields(Receipt))

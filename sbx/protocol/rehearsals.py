@@ -1,4 +1,4 @@
-"""What a command would change: shown to a person before it is done, or told after an undo."""
+"""The changes of a command: shown to a user before they are applied, or reported after an undo."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -7,23 +7,23 @@ from typing import Any, Literal
 REHEARSALS_MAX = 4  # of one conversation at a time
 CHECKPOINTS_MAX = 4
 LIFETIME_S = 600.0  # of a rehearsal
-CHANGES_MAX = 200  # that are told one by one
+CHANGES_MAX = 200  # that are listed individually
 
 ChangeKind = Literal["added", "changed", "removed"]
 
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """The change of one file. Sizes in bytes, None for a side without a file.
+    """The change of one file. Sizes are in bytes, and None for a side without a file.
 
-    `diff` is a unified diff of a text, cut where it is long. Above it, it has the mode that changed
-    or that a new file has, and in its place the target of a symlink or the reason why the content
-    is not shown: `content not shown: binary`. A byte that is not UTF-8 is written as `\\xff`. None
-    where only the time changed, or a file is empty.
+    `diff` is a unified diff of a text file, cut if it is long. A line above the diff has the mode,
+    if it changed or the file is new. For a symlink, `diff` has its target instead. If the content
+    is not shown, it has the reason: `content not shown: binary`. A byte that is not UTF-8 is
+    written as `\\xff`. `diff` is `None` if only the time changed, or if a file is empty.
 
-    `path` is absolute, as the code inside sees it; that of a directory ends with `/`. It is for a
-    person to read: characters that cannot be seen, or move others, are written by their numbers,
-    and a backslash is doubled.
+    `path` is absolute in the view of code inside; that of a directory ends with `/`. It is meant
+    for display: characters that are invisible, or that reorder others, are written by their
+    numbers, and a backslash is doubled.
     """
 
     path: str
@@ -37,20 +37,20 @@ def to_json(change: FileChange) -> dict[str, Any]:
     return asdict(change)
 
 
-def from_json(told: Mapping[str, Any]) -> FileChange:
-    """Raises KeyError, ValueError for what is none."""
-    if told["kind"] not in ("added", "changed", "removed"):
-        raise ValueError(f"no file is {str(told['kind'])[:80]!r}")
+def from_json(data: Mapping[str, Any]) -> FileChange:
+    """Return the change. Raise KeyError or ValueError for invalid data."""
+    if data["kind"] not in ("added", "changed", "removed"):
+        raise ValueError(f"unknown kind of a file change: {str(data['kind'])[:80]!r}")
     return FileChange(
-        str(told["path"]),
-        told["kind"],
-        _size(told["size_before"]),
-        _size(told["size_after"]),
-        None if told["diff"] is None else str(told["diff"]),
+        str(data["path"]),
+        data["kind"],
+        _size(data["size_before"]),
+        _size(data["size_after"]),
+        None if data["diff"] is None else str(data["diff"]),
     )
 
 
-def _size(told: object) -> int | None:
-    if told is not None and not isinstance(told, int):
-        raise ValueError("a size is a number")
-    return told
+def _size(value: object) -> int | None:
+    if value is not None and not isinstance(value, int):
+        raise ValueError("a size must be a number")
+    return value

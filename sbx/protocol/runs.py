@@ -1,4 +1,4 @@
-"""A run: one cell, one shell command or one script; a stream of events, then exactly one `Run`."""
+"""A run: one cell, one shell command or one script. It yields events, then exactly one `Run`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,22 +7,26 @@ from typing import Any, Literal
 
 MimeBundle = Mapping[str, Any]
 _NOTICE_MAX, _IDS_MAX = 20, 4
-CODE_MAX = 8 << 20  # bytes of a cell, and of what a command reads
+CODE_MAX = 8 << 20  # bytes of a cell, and of the input of a command
 
 
 class Status(StrEnum):
-    """How a run ended; a closed list. Failing user code is a result, never an exception of ours."""
+    """The way in which a run ended; a closed list. User code that fails gives a result, not an
+    exception."""
 
     OK = "ok"
     ERROR = "error"  # the code raised, or the command's exit code is not 0
     INTERRUPTED = "interrupted"
     TIMEOUT = "timeout"
-    KILLED = "killed"  # `cause` says by which limit
+    KILLED = "killed"  # `cause` is the limit
 
 
 class Cause(StrEnum):
-    """Which limit a run crossed; a closed list. Always there for `killed`; `pids` also for `error`
-    and `timeout`, when linux refused the run another process."""
+    """The limit that a run exceeded; a closed list.
+
+    It is always set for `killed`. `pids` is also used for `error` and `timeout`, when Linux refused
+    another process to the run.
+    """
 
     MEMORY = "memory"
     PIDS = "pids"
@@ -31,12 +35,12 @@ class Cause(StrEnum):
     OUTPUT = "output"
     CRASHED = "crashed"
     TRIPWIRE = "tripwire"  # it used a planted credential
-    DESCRIPTORS = "descriptors"  # it held more pipes or epoll instances than one jail may
+    DESCRIPTORS = "descriptors"  # it had more pipes or epoll instances than a jail may have
 
 
 @dataclass(frozen=True, slots=True)
 class RunError:
-    """What the code raised. `traceback` is as in Jupyter, lines joined, with ANSI colours."""
+    """The exception of the code. `traceback` is as in Jupyter, lines joined, with ANSI colours."""
 
     name: str
     value: str
@@ -45,10 +49,10 @@ class RunError:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A new file or directory of a host directory that a program of the host would obey.
+    """A new file or directory in a host directory that a program of the host would obey.
 
-    `path` is relative to the directory, `name` the entry of the table that it fits, `why` the
-    program, `id` the item for `sbx quarantine`.
+    `path` is relative to the directory. `name` is the matching entry of the table, `why` the
+    program, and `id` the item for `sbx quarantine`.
     """
 
     path: str
@@ -61,11 +65,11 @@ class Quarantined:
 class Run:
     """The result of one run.
 
-    `text` is what a person would have read: everything printed and shown, in its order. `outputs`
-    are the MIME bundles of displays and of the result, in order. `state_lost` says that variables
-    of the conversation are gone, because its kernel ended; `truncated` that output went beyond the
+    `text` is the output as a reader sees it: all prints and displays in order. `outputs` are the
+    MIME bundles of displays and of the result, in order. `state_lost` is True if variables of the
+    conversation are lost, because its kernel ended. `truncated` is True if the output exceeded the
     limit and was cut. `quarantined` lists host executables that code inside created since the last
-    run: they wait outside the directory. Durations are in seconds.
+    run. They are kept outside the directory. Durations are in seconds.
     """
 
     run_id: str
@@ -90,8 +94,10 @@ class Run:
 
 
 def quarantine_notice(items: Sequence[Quarantined]) -> str:
-    """Return a line for each quarantined item, and one that tells how to restore it; "" for none.
-    No character of a path ends a line or controls a terminal."""
+    """Return a line for each quarantined item, and a hint how to restore it; "" for no items.
+
+    No character of a path can end a line or control a terminal.
+    """
     if not items:
         return ""
     named = items[:_NOTICE_MAX]
@@ -129,7 +135,7 @@ class Stderr:
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """Something shown. With `update`, the earlier display of this `display_id` changed to this."""
+    """A display. With `update`, it replaces the earlier display with this `display_id`."""
 
     data: MimeBundle
     metadata: Mapping[str, Any]
@@ -140,7 +146,7 @@ class Display:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """What was shown so far is to be cleared; with `wait`, only when something new comes."""
+    """Clear the displays so far; with `wait`, only when the next output arrives."""
 
     wait: bool
     type: Literal["clear"] = field(default="clear", init=False)
@@ -164,7 +170,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """The code waits for a line; with `password`, one that is not to be shown."""
+    """The code waits for a line; with `password`, one that must not be shown."""
 
     prompt: str
     password: bool
@@ -173,7 +179,7 @@ class InputRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """Always the last event, and the only one that carries the result."""
+    """The last event, and the only one that carries the result."""
 
     run: Run
     type: Literal["run_end"] = field(default="run_end", init=False)

@@ -1,21 +1,21 @@
-"""Terminals: how each is, what it shows, and the words of a WebSocket that is attached to one.
+"""Terminals: their status, their screen, and the messages of an attached WebSocket.
 
-On that WebSocket binary messages are bytes as they are: typed ones to the terminal, written ones
-from it. The first of them draws the screen as it is. A client that reads too slowly loses what lies
-between, and is told the whole screen again in the same way. Messages of text are JSON:
+On the WebSocket, binary messages are raw bytes: input to the terminal, and output from it. The
+first output message draws the current screen. A client that reads too slowly misses the output in
+between and gets the whole screen again in the same way. Text messages are JSON:
 
     → {"type": "resize", "rows": 40, "columns": 120}
     ← {"type": "ended", "exit_code": 0, "reason": ""}       the last message
 
-and the close codes are
+The close codes are:
 
-    1000   the command has ended, and all that it wrote was told; or the client left
-    1003   a message of the client is none of these
+    1000   the command has ended, and all its output was sent; or the client left
+    1003   a message of the client has an unknown form
     1009   a message of the client is longer than `MESSAGE_MAX`
-    1011   the client answered no ping, or the service failed
-    1012   the service ends
-    4401   the key or token that attached the client opens nothing any more
-    4408   what was typed is not read inside
+    1011   the client did not answer a ping, or the service failed
+    1012   the service is stopping
+    4401   the key or token of the client has become invalid
+    4408   the program inside does not read its input
 """
 
 from collections.abc import Mapping
@@ -37,10 +37,11 @@ NOT_A_MESSAGE = 1003
 
 @dataclass(frozen=True, slots=True)
 class TerminalStatus:
-    """One terminal. `command` is what was asked for, cut where it is long; None is a shell.
+    """One terminal. `command` is the requested command, cut if it is long; None is a shell.
 
-    `attached` counts its clients. `exit_code` is 128 + N for signal N, and None while it runs and
-    where its kernel's jail ended with it: then `reason` says so.
+    `attached` is the number of its clients. `exit_code` is 128 + N for signal N. It is `None` while
+    the terminal runs. It is also `None` if the jail of its kernel ended with it; `reason` then
+    states this.
     """
 
     id: str
@@ -56,8 +57,10 @@ class TerminalStatus:
 
 @dataclass(frozen=True, slots=True)
 class TerminalScreen:
-    """What a terminal shows: its lines without colours, and where the cursor is, as (row, column)
-    counted from 0."""
+    """The screen of a terminal: its lines without colours, and the cursor.
+
+    The cursor is (row, column), counted from 0.
+    """
 
     rows: int
     columns: int
@@ -66,35 +69,35 @@ class TerminalScreen:
 
 
 def check_size(rows: int, columns: int) -> None:
-    """Raises BadRequest `invalid_size`."""
-    for value, most in ((rows, ROWS_MAX), (columns, COLUMNS_MAX)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+    """Raise BadRequest `invalid_size` if a terminal cannot have this size."""
+    for value, maximum in ((rows, ROWS_MAX), (columns, COLUMNS_MAX)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
             raise BadRequest(
-                f"a terminal has 1 to {ROWS_MAX} rows and 1 to {COLUMNS_MAX} columns",
+                f"a terminal must have 1 to {ROWS_MAX} rows and 1 to {COLUMNS_MAX} columns",
                 code="invalid_size",
                 details={"rows": ROWS_MAX, "columns": COLUMNS_MAX},
             )
 
 
 def fitting(rows: int, columns: int) -> tuple[int, int]:
-    """The nearest size that a terminal may have."""
+    """Return the nearest size that a terminal may have."""
     return min(max(rows, 1), ROWS_MAX), min(max(columns, 1), COLUMNS_MAX)
 
 
-def status_from_json(told: Mapping[str, Any]) -> TerminalStatus:
-    """Raises ValueError."""
+def status_from_json(data: Mapping[str, Any]) -> TerminalStatus:
+    """Return the status. Raise ValueError for invalid data."""
     try:
         names = TerminalStatus.__dataclass_fields__
-        return TerminalStatus(**{name: told[name] for name in names})
+        return TerminalStatus(**{name: data[name] for name in names})
     except (KeyError, TypeError) as error:
-        raise ValueError(f"a terminal lacks {error}") from None
+        raise ValueError(f"a terminal has a missing or invalid field: {error}") from None
 
 
-def screen_from_json(told: Mapping[str, Any]) -> TerminalScreen:
-    """Raises ValueError."""
+def screen_from_json(data: Mapping[str, Any]) -> TerminalScreen:
+    """Return the screen. Raise ValueError for invalid data."""
     try:
-        row, column = told["cursor"]
-        lines = tuple(str(line) for line in told["lines"])
-        return TerminalScreen(told["rows"], told["columns"], lines, (row, column))
+        row, column = data["cursor"]
+        lines = tuple(str(line) for line in data["lines"])
+        return TerminalScreen(data["rows"], data["columns"], lines, (row, column))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"a screen lacks {error}") from None
+        raise ValueError(f"a screen has a missing or invalid field: {error}") from None

@@ -1,4 +1,4 @@
-"""What a live sandbox uses now, as a call and as a stream tell it."""
+"""The current resource usage of a live sandbox, for a call and for a stream."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -10,15 +10,18 @@ INTERVAL_MIN_S, INTERVAL_MAX_S = 0.2, 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """All jails of a sandbox together, save that `disk` is of one conversation. Bytes, seconds,
-    processes and threads; None where this host does not tell.
+    """The usage of all jails of a sandbox together; only `disk` is that of one conversation.
 
-    `source` says who counted: a cgroup, of whatever ran in the sandbox since it was opened; or
-    `proc`, the processes that live now: best effort, `cpu_s` falls when a kernel ends, and
-    `memory_peak` is the highest of the looks there were. `disk` is allocated blocks, *at least* so
-    many where `disk_complete` is false, and None for a directory of the host. `network_received`
-    and `network_sent` are of every interface of the live jails but `loopback`, what they sent to
-    themselves. `at` is seconds of the epoch; limits are the policy's.
+    Values are in bytes, seconds, processes and threads. A value is `None` if this host does not
+    report it.
+
+    `source` is the counter. A cgroup counts everything that ran in the sandbox since it was opened.
+    `proc` sums the processes that are alive now. It is a best effort: `cpu_s` falls when a kernel
+    ends, and `memory_peak` is the highest of the samples. `disk` is the number of allocated bytes
+    on disk. If `disk_complete` is false, it is a lower bound. It is `None` for a directory of the
+    host. `network_received` and `network_sent` count all interfaces of the live jails except the
+    loopback; `loopback` counts their traffic to themselves. `at` is in seconds of the epoch. Limits
+    are those of the policy.
     """
 
     at: float
@@ -41,16 +44,16 @@ class Usage:
 
 
 def usage_to_json(usage: Usage) -> dict[str, Any]:
-    """Every field by its own name."""
+    """Return every field by its own name."""
     return asdict(usage)
 
 
-def usage_from_json(told: Mapping[str, Any]) -> Usage:
-    """Raises ValueError for what is none; fields that are unknown here are left aside."""
+def usage_from_json(data: Mapping[str, Any]) -> Usage:
+    """Return the usage. Ignore unknown fields. Raise ValueError for invalid data."""
     try:
-        usage = Usage(**{field.name: told[field.name] for field in fields(Usage)})
+        usage = Usage(**{field.name: data[field.name] for field in fields(Usage)})
     except (KeyError, TypeError) as error:
-        raise ValueError(f"a usage lacks or garbles {error}") from None
+        raise ValueError(f"a usage has a missing or invalid field: {error}") from None
     if usage.source not in get_args(Source):
-        raise ValueError(f"no usage is of the source {str(usage.source)[:80]!r}")
+        raise ValueError(f"unknown source of a usage: {str(usage.source)[:80]!r}")
     return usage

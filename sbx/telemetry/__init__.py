@@ -1,10 +1,10 @@
-"""What a program learns of a running sbx: logs, counts, and the audit log.
+"""Information about a running sbx: logs, metrics, and the audit log.
 
-    starts.py   how kernels came to be
-    audit.py    who did what: append-only, hash-chained
-    metrics.py  what is counted and timed → collectors.py, once a service turns it on
-    logs.py     the service's log, as JSON or for a person, with the ids of what it is about
-    spans.py    spans of OpenTelemetry, where somebody collects them
+    starts.py       counts of kernel starts
+    audit.py        the audit log: append-only, hash-chained
+    metrics.py      counters and timers → collectors.py, once a service enables them
+    logs.py         the service's log, as JSON or for a reader, with the ids of each request
+    spans.py        spans of OpenTelemetry, if the program collects them
     background.py   contexts of tasks that outlive a request
     host_paths.py   errors without paths of the host, for tenants and models
 

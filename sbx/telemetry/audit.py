@@ -1,26 +1,28 @@
-"""Who did what: an append-only file of JSON lines, each bound to the one before it.
+"""The audit log: an append-only file of JSON lines, each bound to the line before it.
 
 A line is `{"at":…,"who":…,"what":…,"object":…,"details":{…},"hash":"…"}`. Its hash is SHA-256 over
-the hash of the line before it, in hex (64 zeros before the first), and the line's own bytes up to
-`,"hash"`. So a line that is changed, added, moved or taken out breaks the chain there. What the
-chain cannot show is that its end was cut off, or that somebody wrote a whole new one: against that
-compare `Verified.head` with one noted elsewhere.
+the hash of the line before it, in hex (64 zeros before the first line), and the line's own bytes up
+to `,"hash"`. A line that is changed, added, moved or removed therefore breaks the chain at that
+place. The chain cannot show that its end was cut off, or that an attacker wrote a whole new chain.
+To detect this, compare `Verified.head` with a value that was recorded elsewhere.
 
-With a key each line also has `"sig":"…"` before its hash: HMAC-SHA-256 over the hash of the line
-before it and the line's own bytes up to `,"sig"`. So nobody who has not the key can write a chain
-anew that holds, wherever the log was copied to. Lines from before there was a key have none; the
-first line with one follows them as soon as the log is opened, and none without comes after it.
+With a key, each line also has `"sig":"…"` before its hash. The signature is HMAC-SHA-256 over the
+hash of the line before it and the line's own bytes up to `,"sig"`. An attacker without the key
+therefore cannot write a valid new chain, whichever copy of the log is checked. Lines from before
+the key was set have no signature. The first signed line follows as soon as the log is opened with a
+key, and every later line has a signature.
 
-A line that a full disk or a power cut tore stays as it is. The next one is `audit.torn` and has the
-SHA-256 of what was torn in its details, so that `verify` can tell the mishap from tampering.
+A line that a full disk or a power cut tore stays as it is. The next line is `audit.torn` and has
+the SHA-256 of the torn bytes in its details, so that `verify` can distinguish the accident from
+tampering.
 
-Lines are handed to the operating system one by one and not synced: they survive the death of the
-service at any instant; a power cut may take the last moments.
+Lines are written to the operating system one by one and not synced. They survive a crash of the
+service at any time; a power cut may lose the last moments.
 
-A line that cannot be written (a full disk) is kept in memory, and tried again until it is: the act
-was done, and its caller gets the outcome of the act. What waits is bounded. A line that is lost is
-logged, and counted by a line `audit.missed`. `refused` says that lines wait, so that new work can
-be refused before it begins.
+A line that cannot be written (a full disk) is kept in memory and retried until it is written. The
+audited action has already happened, and its caller gets the result of the action. The number of
+waiting lines is bounded. A lost line is logged, and counted by a line `audit.missed`. `refused` is
+True while lines wait, so that new work can be refused before it begins.
 """
 
 import asyncio
@@ -49,14 +51,14 @@ TORN = "audit.torn"
 SIGNED = "audit.signed"
 MISSED = "audit.missed"
 _LINE_MAX = 16 * 1024  # bytes; details that would make a line longer are left out
-_WORD_MAX = 256  # characters of who, what and object
+_WORD_MAX = 256  # characters of each of `who`, `what` and `object`
 _SEAM = b',"hash":"'
 _END = b'"}\n'
 _WINDOW = 1024 * 1024  # bytes at the end of the log in which the last whole line is looked for
 _SIGNED = re.compile(rb',"sig":"([0-9a-f]{64})"$')  # no text in a line has a quote unescaped
-_NOTES_MAX = 1000  # that wait to be written
+_NOTES_MAX = 1000  # notes that wait to be written
 _RETRY_S = 0.5
-_NOTED_AFTER_S = 0.05  # so that who is just starting something does not share the CPU with it
+_NOTED_AFTER_S = 0.05  # so that notes do not compete for the CPU with work that just started
 _WHOLE = re.compile(rb'^\{.*,"hash":"([0-9a-f]{64})"\}\n', re.MULTILINE)
 
 
@@ -65,7 +67,7 @@ _Note = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # a line, and its d
 
 
 class Audit:
-    """An audit log that is open. One process writes to it, from one event loop."""
+    """An open audit log. One process writes to it, from one event loop."""
 
     def __init__(
         self,
@@ -80,13 +82,13 @@ class Audit:
         self._on_full = on_full
         self.refused = False  # lines wait, because the last one could not be written
         self._notes: deque[_Note] = deque()
-        self._waiting: deque[_Note] = deque()  # of the writer's thread
+        self._waiting: deque[_Note] = deque()  # used only by the writer's thread
         self._missed = 0
         self._soon: asyncio.TimerHandle | None = None
         self._fd = fd
         self._clock = clock
-        self._head: str | None = None  # unknown before the first line, and after one that failed
-        self._writing = ThreadPoolExecutor(1, thread_name_prefix="sbx-audit")  # so lines keep order
+        self._head: str | None = None  # unknown before the first line, and after a failed one
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="sbx-audit")  # keeps the order
         self._closed = False
 
     @classmethod
@@ -98,10 +100,10 @@ class Audit:
         key: bytes | None = None,
         on_full: Callable[[], bool] | None = None,
     ) -> Self:
-        """Open the log at `path`, or make it (mode 0600). With a `key` every line is signed.
+        """Open the log at `path`, or create it (mode 0600). With a `key` every line is signed.
 
-        `on_full` is called, in any thread, when a line meets a full disk. It makes room, and
-        returns whether the line is tried again. Raises Unavailable `audit_unusable`, `no_space`.
+        `on_full` is called, in any thread, when a line meets a full disk. It frees space and
+        returns whether to try the line again. Raise Unavailable `audit_unusable`, `no_space`.
         """
         log = cls(path, await asyncio.to_thread(_opened, path), clock, key, on_full)
         if key is not None:
@@ -115,13 +117,13 @@ class Audit:
 
     @property
     def waiting(self) -> int:
-        """Lines that are kept in memory because they could not be written."""
+        """Return the number of lines that are kept in memory because they could not be written."""
         return len(self._waiting)
 
     async def record(self, who: str, what: str, object: str, **details: Any) -> bool:
-        """Add a line, and return once Linux has it; False where it is only kept in memory yet.
+        """Add a line and return True once Linux has it; return False if it is only kept in memory.
 
-        Details are data of JSON.
+        Details are JSON data.
         """
         if self._closed:
             raise Closed("the audit log was closed")
@@ -130,15 +132,18 @@ class Audit:
         return await self._submit(deque([(entry, lambda: details)]))
 
     def note(self, who: str, what: str, object: str, **details: Any) -> None:
-        """Add a line in a moment, for what is done already and must not wait for it. Lines keep
-        their order. Where too many wait, what is lost is logged, and counted by a line
-        `audit.missed`."""
+        """Add a line soon, for an action that is already done and must not wait for the line.
+
+        Lines keep their order. If too many wait, the lost ones are logged and counted by a line
+        `audit.missed`.
+        """
         self.note_by(who, what, object, lambda: details)
 
     def note_by(
         self, who: str, what: str, object: str, details: Callable[[], dict[str, Any]]
     ) -> None:
-        """The same with `details` that take time to tell, which the writer's thread does."""
+        """Like `note`, with a function for the details. The writer's thread calls it, as it may be
+        slow."""
         if self._closed or len(self._notes) >= _NOTES_MAX:
             self._miss()
             return
@@ -148,7 +153,7 @@ class Audit:
             self._soon = loop.call_later(_NOTED_AFTER_S, self._write_notes)
 
     async def close(self) -> None:
-        """Finish, and see that the lines are on the disk. A second call does nothing."""
+        """Write the waiting lines and sync the file to the disk. A second call does nothing."""
         if not self._closed:
             self._write_notes()
             self._closed = True
@@ -186,7 +191,8 @@ class Audit:
             self._soon = self._soon or loop.call_later(_RETRY_S, self._write_notes)
 
     def _append_all(self, notes: deque[_Note]) -> bool:
-        """In the writer's thread: return whether these are written, and all that waited before."""
+        """Append the notes, in the writer's thread. Return whether these and all waiting lines are
+        written."""
         is_written = self._append_waiting()
         for note in notes:
             if len(self._waiting) < _NOTES_MAX:
@@ -196,7 +202,7 @@ class Audit:
         return is_written and self._append_waiting()
 
     def _append_waiting(self) -> bool:
-        """First the line about those that are missing."""
+        """Append the waiting lines, and before them a line with the number of missed ones."""
         waiting = self._waiting
         try:
             if missed := self._missed:
@@ -212,13 +218,13 @@ class Audit:
             self.refused = True
             return False
         if self.refused:
-            _log.info("the audit log is written again, with all lines that waited")
+            _log.info("the audit log is writable again, and all waiting lines are written")
         self.refused = False
         return True
 
     def _miss(self) -> None:
         if not self._missed:
-            _log.error("lines of the audit log are lost: too many wait")
+            _log.error("lines of the audit log are lost: too many are waiting")
         self._missed += 1
         metrics.record_lost()
 
@@ -234,13 +240,13 @@ class Audit:
 
     def _append_once(self, entry: dict[str, Any]) -> None:
         head = self._head or self._mend()
-        self._head = None  # until the line is written whole
-        line, made = _line(entry, head, self._key)
+        self._head = None  # until the whole line is written
+        line, new_head = _line(entry, head, self._key)
         _write(self._fd, line)
-        self._head = made
+        self._head = new_head
 
     def _begin_to_sign(self) -> None:
-        """The last line of a log that has a key is signed, also when nothing was done since."""
+        """Sign the last line of a log that has a key, even if nothing has happened since."""
         with _translated(self._path):
             last = self._last_whole()
             if last is None or not _is_signed(last[0]):
@@ -249,22 +255,23 @@ class Audit:
     def _last_whole(self) -> re.Match[bytes] | None:
         size = os.fstat(self._fd).st_size
         tail = os.pread(self._fd, _WINDOW, max(0, size - _WINDOW))
-        whole = list(_WHOLE.finditer(tail))
-        return whole[-1] if whole else None
+        matches = list(_WHOLE.finditer(tail))
+        return matches[-1] if matches else None
 
     def _mend(self) -> str:
-        """The hash to go on from. What was torn gets its end of line, and a line that says so."""
+        """Return the hash for the next line. End a torn line first, and add a line that reports
+        it."""
         size = os.fstat(self._fd).st_size
         tail = os.pread(self._fd, _WINDOW, max(0, size - _WINDOW))
-        whole = list(_WHOLE.finditer(tail if tail.endswith(b"\n") else tail + b"\n"))
-        head = whole[-1][1].decode() if whole else FIRST
-        rest = tail[whole[-1].end() :] if whole else tail
+        matches = list(_WHOLE.finditer(tail if tail.endswith(b"\n") else tail + b"\n"))
+        head = matches[-1][1].decode() if matches else FIRST
+        torn = tail[matches[-1].end() :] if matches else tail
         if tail and not tail.endswith(b"\n"):
             _write(self._fd, b"\n")
-            rest = rest and rest + b"\n"
-        if not rest:
+            torn = torn and torn + b"\n"
+        if not torn:
             return head
-        details = {"sha256": hashlib.sha256(rest).hexdigest()}
+        details = {"sha256": hashlib.sha256(torn).hexdigest()}
         entry = {"at": round(self._clock(), 6), "who": "sbx", "what": TORN, "object": "audit"}
         line, head = _line(entry | {"details": details}, head, self._key)
         _write(self._fd, line)
@@ -283,10 +290,13 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """`count` whole lines up to the end, or up to `broken_at`: the first line, from 1, where the
-    chain does not hold. `head` is the hash of the last line that does; `torn` counts the lines that
-    a full disk or a power cut tore, each told of by the next; `signed` those with a signature, all
-    of which were held against the key where there was one."""
+    """The result of `verify`.
+
+    `count` is the number of whole lines up to the end or up to `broken_at`, the first line (from 1)
+    at which the chain is broken. `head` is the hash of the last valid line. `torn` is the number of
+    lines that a full disk or a power cut tore, each reported by the next line. `signed` is the
+    number of lines with a signature. With a key, all signatures were checked.
+    """
 
     count: int
     ok: bool
@@ -297,10 +307,10 @@ class Verified:
 
 
 def verify(path: Path, key: bytes | None = None) -> Verified:
-    """Go through the whole chain; in bounded memory, and safe while the service writes. With the
-    `key` of the log, signatures too: where there is one, the last line has it.
+    """Check the whole chain, in bounded memory. This is safe while the service writes.
 
-    Raises Unavailable `audit_unusable` when the log cannot be read.
+    With the `key` of the log, also check the signatures: the last line must have one. Raise
+    Unavailable `audit_unusable` if the log cannot be read.
     """
     chain = _Chain(key)
     with _translated(path), path.open("rb") as log:
@@ -310,7 +320,7 @@ def verify(path: Path, key: bytes | None = None) -> Verified:
 
 
 class _Chain:
-    """What `verify` knows after the lines so far."""
+    """The state of `verify` after the lines so far."""
 
     def __init__(self, key: bytes | None) -> None:
         self.broken_at: int | None = None
@@ -321,58 +331,62 @@ class _Chain:
         self._count = 0
         self._torn = 0
         self._head = FIRST
-        self._rest_from: int | None = None  # the first of the pieces that are no whole line
+        self._rest_from: int | None = None  # the number of the first torn piece
         self._rest = hashlib.sha256()
         self._last = b""
 
     def add(self, piece: bytes) -> None:
         self._lines += 1
         self._last = piece
-        whole = _WHOLE.fullmatch(piece if piece.endswith(b"\n") else piece + b"\n")
-        if whole is None:
+        match = _WHOLE.fullmatch(piece if piece.endswith(b"\n") else piece + b"\n")
+        if match is None:
             self._rest_from = self._rest_from or self._lines
             self._rest.update(piece)
             return
-        body = piece[: whole.start(1) - len(_SEAM)]
-        made = _chained(self._head, body)
+        body = piece[: match.start(1) - len(_SEAM)]
+        digest = _chained(self._head, body)
         if (
-            made != whole[1].decode()
-            or not self._tells_of_the_rest(body)
-            or not self._is_signed_as_it_must(body)
+            digest != match[1].decode()
+            or not self._reports_torn_pieces(body)
+            or not self._has_valid_signature(body)
         ):
             self.broken_at = self._rest_from or self._lines
             return
-        self._head = made
+        self._head = digest
         self._count += 1
         self._last_whole_at = self._lines
         if self._rest_from is not None:
             self._torn += 1
             self._rest_from, self._rest = None, hashlib.sha256()
 
-    def _is_signed_as_it_must(self, body: bytes) -> bool:
-        """Once there is a signature, all lines that follow have one."""
-        found = _SIGNED.search(body)
-        if found is None:
+    def _has_valid_signature(self, body: bytes) -> bool:
+        """Return whether the signature is valid. After the first signature, every line must have
+        one.
+
+        Without a key, a signature is counted but not checked.
+        """
+        match = _SIGNED.search(body)
+        if match is None:
             return not self._signed
         self._signed += 1
         if self._key is None:
             return True
-        made = _signature(self._key, self._head, body[: found.start()])
-        return hmac.compare_digest(made, found[1].decode())
+        expected = _signature(self._key, self._head, body[: match.start()])
+        return hmac.compare_digest(expected, match[1].decode())
 
-    def _tells_of_the_rest(self, body: bytes) -> bool:
-        """Torn pieces come before the line that names them, and nowhere else."""
+    def _reports_torn_pieces(self, body: bytes) -> bool:
+        """Return whether the line reports the torn pieces before it, and only those."""
         try:
             entry = json.loads(body + b"}")
-            told = entry["details"]["sha256"] if entry["what"] == TORN else None
+            digest = entry["details"]["sha256"] if entry["what"] == TORN else None
         except (ValueError, KeyError, TypeError):
             return False
-        return told == (None if self._rest_from is None else self._rest.hexdigest())
+        return digest == (None if self._rest_from is None else self._rest.hexdigest())
 
     def ended(self) -> Verified:
         if self._rest_from is not None and self.broken_at is None:
             if self._rest_from == self._lines and not self._last.endswith(b"\n"):
-                self._torn += 1  # nothing was written since
+                self._torn += 1  # nothing was written after it
             else:
                 self.broken_at = self._rest_from
         if self._key is not None and self._count and not self._signed and self.broken_at is None:
@@ -382,26 +396,27 @@ class _Chain:
 
 
 def _line(entry: dict[str, Any], head: str, key: bytes | None) -> tuple[bytes, str]:
-    """The line for an entry, and its hash. Details that are too long are left out."""
+    """Return the line for an entry, and its hash. Details that are too long are left out."""
     text = _json(entry)
     if len(text) > _LINE_MAX:
         text = _json(entry | {"details": {"left_out": len(text)}})
     body = text[:-1].encode()
     if key is not None:
         body += b',"sig":"' + _signature(key, head, body).encode() + b'"'
-    made = _chained(head, body)
-    return body + _SEAM + made.encode() + _END, made
+    digest = _chained(head, body)
+    return body + _SEAM + digest.encode() + _END, digest
 
 
 def _data(details: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What was told, if it can be written: those that wait behind it have to be in any case."""
+    """Return the details if they can be written. The lines behind this one must be written in any
+    case."""
     try:
-        told = details()
-        _json(told)
-    except Exception:  # noqa: BLE001  # whatever somebody else's telling comes to
-        _log.exception("the details of a line of the audit log cannot be told")
+        data = details()
+        _json(data)
+    except Exception:  # noqa: BLE001  # `details` is the caller's function and may raise anything
+        _log.exception("the details of a line of the audit log are not available")
         return {"untold": True}
-    return told
+    return data
 
 
 def _json(entry: dict[str, Any]) -> str:
@@ -430,10 +445,10 @@ def _opened(path: Path) -> int:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, flags, 0o600)
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is not a regular file")
-            if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 os.fchmod(fd, 0o600)
         except BaseException:
             os.close(fd)
@@ -442,9 +457,9 @@ def _opened(path: Path) -> int:
 
 
 def _write(fd: int, line: bytes) -> None:
-    left = memoryview(line)
-    while left:
-        left = left[os.write(fd, left) :]
+    remaining = memoryview(line)
+    while remaining:
+        remaining = remaining[os.write(fd, remaining) :]
 
 
 @contextmanager

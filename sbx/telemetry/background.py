@@ -1,8 +1,8 @@
 """The context of a task or a timer that outlives the request that starts it.
 
-asyncio copies the context of the caller into each task, timer and reader, and the ids of log lines
-lie in that context (`logs`). A line that such a task writes later is not about that request. Work
-of the pool is about no sandbox either: it begins in an empty `contextvars.Context`.
+asyncio copies the context of the caller into each task, timer and reader. This context contains the
+ids of log lines (`logs`). A line that such a task writes later does not belong to that request.
+Work of the pool does not belong to any sandbox either: it starts in an empty `contextvars.Context`.
 """
 
 from contextvars import Context, copy_context

@@ -24,7 +24,7 @@ _RUN = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300
 _REQUEST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120)
 _WATCHED = {
     "kernels": "Live kernels.",
-    "parked": "Kernels that wait in pools, ready for whoever asks first.",
+    "parked": "Kernels that wait in pools, ready for the next request.",
     "sandboxes": "Sandboxes that are neither deleted nor expired.",
     "disk_reserve_bytes": "Space reserved for records on a full disk; less while the disk is full.",
     "unrecorded": "Ends of runs, revocations and audit lines in memory that could not be written.",
@@ -32,23 +32,24 @@ _WATCHED = {
 
 
 class Collectors:
-    """A registry of our own: what else this process has in the default one is nobody's concern."""
+    """A separate registry, without the other metrics that this process may have in the default
+    one."""
 
     def __init__(self) -> None:
-        # Else each counter has a second series, which nobody asked for. The function has no types.
+        # Otherwise each counter has a second, unwanted series. The function has no types.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.acquire = Histogram(
             "sbx_acquire_seconds",
-            "From the wish for a kernel to a sealed one, by path: pool, fork, cold.",
+            "Time from the request for a kernel to its lockdown, by path: pool, fork, cold.",
             ["path"],
             buckets=_ACQUIRE,
             registry=registry,
         )
         self.runs = Histogram(
             "sbx_run_seconds",
-            "Runs, by kind and by the path by which their kernel had come to be.",
+            "Runs, by kind and by the path by which their kernel was started.",
             ["kind", "path"],
             buckets=_RUN,
             registry=registry,
@@ -89,7 +90,7 @@ class Collectors:
         )  # fmt: skip
         self.agent_steps = Counter("sbx_agent_steps", "Steps of agents.", registry=registry)
         self.approvals = Counter(
-            "sbx_approvals", "Calls that waited for a person, by outcome.", ["outcome"],
+            "sbx_approvals", "Calls that waited for a user's decision, by outcome.", ["outcome"],
             registry=registry,
         )  # fmt: skip
         self.records_lost = Counter(
@@ -113,7 +114,7 @@ class Collectors:
 
 
 class _Watched:
-    """Asked at each look; what cannot be told just then is left out."""
+    """Gauges that are read at each collection. A gauge that fails is left out."""
 
     def __init__(self) -> None:
         self.gauges: dict[str, Callable[[], float]] = {}
@@ -126,8 +127,8 @@ class _Watched:
         for name, ask in self.gauges.items():
             try:
                 value = ask()
-            except Exception:  # noqa: BLE001  # a border: one number fails, the others are told
-                _log.warning("the number of %s cannot be told", name, exc_info=True)
+            except Exception:  # noqa: BLE001  # boundary: the other gauges remain available
+                _log.warning("the number of %s is not available", name, exc_info=True)
                 continue
             yield GaugeMetricFamily(f"sbx_{name}", _WATCHED[name], value)
         if self.starts is not None:
@@ -137,7 +138,7 @@ class _Watched:
 def _of_starts(starts: Starts) -> Iterable[Metric]:
     served = CounterMetricFamily("sbx_kernel_starts", "Kernels started, by path.", labels=["path"])
     failed = CounterMetricFamily(
-        "sbx_kernel_start_failures", "Tries to start a kernel that failed.", labels=["path"]
+        "sbx_kernel_start_failures", "Failed attempts to start a kernel.", labels=["path"]
     )
     for path, count in starts.served.items():
         served.add_metric([path], count)
@@ -146,5 +147,5 @@ def _of_starts(starts: Starts) -> Iterable[Metric]:
     yield served
     yield failed
     yield CounterMetricFamily(
-        "sbx_kernels_parked", "Kernels made ready ahead of need.", value=starts.parked
+        "sbx_kernels_parked", "Kernels started in advance.", value=starts.parked
     )

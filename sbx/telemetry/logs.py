@@ -1,7 +1,7 @@
-"""The log of a service: structlog over the standard library's, as JSON or for a person.
+"""The log of a service: structlog on top of the standard library, as JSON or for a reader.
 
-Modules log by `logging.getLogger(__name__)` as everywhere. What a request, a sandbox, a
-conversation and a run are called rides along by context variables: `with bound(sandbox=id): …`.
+Modules log by `logging.getLogger(__name__)`. Context variables add the ids of the request, the
+sandbox, the conversation and the run to each line: `with bound(sandbox=id): …`.
 """
 
 import logging
@@ -17,15 +17,18 @@ from structlog.typing import Processor
 
 _QUIET = (
     *("asyncio", "uvicorn", "httpx", "httpcore", "multipart", "python_multipart"),
-    *("anthropic", "httpcore2", "httpx2", "mcp", "openai"),  # they would log whole requests
+    *("anthropic", "httpcore2", "httpx2", "mcp", "openai"),  # they would log complete requests
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _TEXT_MAX = 8192
 
 
 def configure(*, form: str = "auto", level: str = "info", stream: TextIO | None = None) -> None:
-    """Send every log line of this process to `stream` (stderr). `form`: json, console, or auto,
-    which is console on a terminal. A second call replaces the first."""
+    """Send every log line of this process to `stream` (by default stderr).
+
+    `form` is json, console, or auto, which means console on a terminal. A second call replaces the
+    first.
+    """
     stream = stream or sys.stderr
     as_json = form == "json" or (form == "auto" and not stream.isatty())
     shared: list[Processor] = [
@@ -65,18 +68,19 @@ def bound(
     conversation: str | None = None,
     run: str | None = None,
 ) -> AbstractContextManager[None]:
-    """Within the block, and in the tasks that begin there, every line names these."""
-    given = {"request": request, "sandbox": sandbox, "conversation": conversation, "run": run}
-    return bound_contextvars(**{name: value for name, value in given.items() if value is not None})
+    """Add these ids to every line within the block, and in the tasks that start there."""
+    ids = {"request": request, "sandbox": sandbox, "conversation": conversation, "run": run}
+    return bound_contextvars(**{name: value for name, value in ids.items() if value is not None})
 
 
 def bind(**ids: str) -> None:
-    """From now on, in this task and those that begin in it, every line names these as well."""
+    """Add these ids to every later line of this task and of the tasks that it starts."""
     bind_contextvars(**ids)
 
 
 def _escaped(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """What came out of a sandbox, or from HTTP, forges no line and no colour of ours."""
+    """Escape control characters, so that text from a sandbox or from HTTP cannot forge lines or
+    colours."""
     for name, value in line.items():
         if isinstance(value, str) and name != "exception":
             line[name] = _CONTROL.sub(lambda c: f"\\x{ord(c[0]):02x}", value.replace("\n", "\\n"))[

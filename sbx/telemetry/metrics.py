@@ -1,7 +1,7 @@
-"""What a service counts and times, for Prometheus.
+"""Counters and timers of a service, for Prometheus.
 
-Every function here may be called from everywhere and at any time, and never raises. Until `enable`
-they do nothing, and nothing is imported for them: a program that embeds sbx pays for none of it.
+Every function here may be called anywhere and at any time, and never raises. Until `enable` is
+called, the functions do nothing and import nothing, so that a program that embeds sbx has no cost.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,13 +18,13 @@ _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Counting:
-    """Whether this process counts, and by what."""
+    """The collectors of this process, or None while it does not count."""
 
     by: "Collectors | None" = None
 
 
 def enable() -> None:
-    """Count from now on. A second call changes nothing."""
+    """Start counting. A second call changes nothing."""
     if _Counting.by is None:
         from sbx.telemetry.collectors import Collectors
 
@@ -32,12 +32,12 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Forget everything, as before `enable`; for tests, which share a process."""
+    """Forget all counts, as before `enable`. For tests, which share a process."""
     _Counting.by = None
 
 
 def exposition() -> tuple[bytes, str]:
-    """Everything counted so far, as Prometheus reads it, and its content type."""
+    """Return all metrics in the format of Prometheus, and its content type."""
     return (b"", _PLAIN) if _Counting.by is None else _Counting.by.exposition()
 
 
@@ -50,9 +50,11 @@ def watch(
     reserve: Callable[[], float] | None = None,
     unrecorded: Callable[[], float] | None = None,
 ) -> None:
-    """Set the functions that return the gauges: live kernels, kernels ready in pools, sandboxes,
-    how kernels came to be, bytes of the reserve, and records that wait in memory. Each call
-    replaces the functions of the one before."""
+    """Set the functions that return the gauges.
+
+    They are live kernels, kernels ready in pools, sandboxes, kernel starts, bytes of the reserve,
+    and records that wait in memory. Each call replaces the functions of an earlier call.
+    """
     if (by := _Counting.by) is not None:
         gauges = {
             "kernels": kernels,
@@ -65,13 +67,13 @@ def watch(
 
 
 def record_lost(count: int = 1) -> None:
-    """Count lines of the audit log, ends of runs or revocations that could never be recorded."""
+    """Count lines of the audit log, ends of runs or revocations that can never be recorded."""
     if (by := _Counting.by) is not None:
         by.records_lost.inc(count)
 
 
 def acquired(path: str, seconds: float) -> None:
-    """A kernel was there for who asked, by this path (pool, fork, cold), after so long."""
+    """Observe the time until a requested kernel was ready, by its path (pool, fork, cold)."""
     if (by := _Counting.by) is not None:
         by.acquire.labels(path).observe(seconds)
 
@@ -79,7 +81,7 @@ def acquired(path: str, seconds: float) -> None:
 def ran(
     kind: str, status: str, seconds: float, *, cause: str | None = None, path: str = ""
 ) -> None:
-    """A run ended. `path`: by which its kernel had come to be."""
+    """Count a run that ended. `path` is the way in which its kernel was started."""
     if (by := _Counting.by) is not None:
         by.runs.labels(kind, path or "unknown").observe(seconds)
         by.ends.labels(kind, status).inc()
@@ -88,7 +90,7 @@ def ran(
 
 
 def queued() -> None:
-    """A run waits for its turn; `unqueued` is called when it does no more."""
+    """Count a run that waits for its turn. Call `unqueued` when it no longer waits."""
     if (by := _Counting.by) is not None:
         by.waiting.inc()
 
@@ -99,43 +101,43 @@ def unqueued() -> None:
 
 
 def queue_refused() -> None:
-    """A run was refused, because too many wait already."""
+    """Count a run that was refused because too many wait already."""
     if (by := _Counting.by) is not None:
         by.refused.inc()
 
 
 def kernel_stopped(cause: str) -> None:
-    """A kernel was ended by us: idle, requested, kernels_max, memory_pressure …"""
+    """Count a kernel that sbx stopped: idle, requested, kernels_max, memory_pressure …"""
     if (by := _Counting.by) is not None:
         by.stops.labels(cause).inc()
 
 
 def agent_ran(reason: str) -> None:
-    """A run of an agent ended: done, max_steps, aborted, budget, error."""
+    """Count a run of an agent that ended: done, max_steps, aborted, budget, error."""
     if (by := _Counting.by) is not None:
         by.agent_runs.labels(reason).inc()
 
 
 def agent_stepped() -> None:
-    """An agent's model was asked, and the tools that it called have ended."""
+    """Count a step of an agent: a reply of the model, and the end of the tools that it called."""
     if (by := _Counting.by) is not None:
         by.agent_steps.inc()
 
 
 def approval_decided(outcome: str) -> None:
-    """A call that waited was decided: approved, denied, timeout, abort, restart."""
+    """Count a decision on a waiting call: approved, denied, timeout, abort, restart."""
     if (by := _Counting.by) is not None:
         by.approvals.labels(outcome).inc()
 
 
 def upload_began() -> None:
-    """An upload's body is being read; `upload_ended` is called whatever becomes of it."""
+    """Count an upload whose body is being read. Call `upload_ended` at its end, also on failure."""
     if (by := _Counting.by) is not None:
         by.uploading.inc()
 
 
 def upload_ended(size: int | None) -> None:
-    """`size` in bytes; None: it failed."""
+    """Count the end of an upload. `size` is in bytes, or None for a failed upload."""
     if (by := _Counting.by) is not None:
         by.uploading.dec()
         by.uploads.labels("failed" if size is None else "ok").inc()
@@ -144,7 +146,7 @@ def upload_ended(size: int | None) -> None:
 
 @dataclass(slots=True)
 class Upload:
-    """One upload that is being received; `size` in bytes is set when it is whole."""
+    """One upload that is being received. `size` in bytes is set when it is complete."""
 
     size: int | None = None
 
@@ -161,7 +163,9 @@ def uploading() -> Iterator[Upload]:
 
 
 def requested(method: str, route: str, status: int, seconds: float) -> None:
-    """A request was answered. `route` is the template of its path: a raw path would let whoever
-    calls fill the memory."""
+    """Observe a completed request.
+
+    `route` is the template of its path. With raw paths, a client could fill the memory.
+    """
     if (by := _Counting.by) is not None:
         by.requests.labels(method, route, str(status)).observe(seconds)

@@ -1,8 +1,8 @@
-"""Spans of OpenTelemetry, where somebody wants them.
+"""Spans of OpenTelemetry, for programs that collect them.
 
-Who collects spans has imported opentelemetry before (by an SDK, or `opentelemetry-instrument`), so
-where nobody has, nothing is imported and nothing happens. The API alone, without an SDK, does
-nothing either.
+A program that collects spans has imported opentelemetry before (by an SDK, or
+`opentelemetry-instrument`). Without that import, these functions import nothing and do nothing. The
+API alone, without an SDK, does nothing either.
 """
 
 import sys
@@ -14,14 +14,14 @@ _NOTHING = nullcontext()
 
 
 def span(name: str, **attributes: str | int | float | bool) -> AbstractContextManager[None]:
-    """A span `name` around the block. Attributes are named `sbx.` and what is given here."""
+    """Open a span `name` around the block. The name of each attribute gets the prefix `sbx.`."""
     if "opentelemetry.trace" not in sys.modules:
         return _NOTHING
     return _span(name, attributes)
 
 
 def record(name: str, seconds: float, **attributes: str | int | float | bool) -> None:
-    """A span `name` that took so long and ends now, in the context of the caller."""
+    """Record a span `name` that took `seconds` and ends now, in the context of the caller."""
     if "opentelemetry.trace" not in sys.modules:
         return
     from opentelemetry import trace

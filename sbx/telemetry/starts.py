@@ -1,4 +1,4 @@
-"""How kernels came to be, in counts: what the fast path gives, and why it did not."""
+"""Counts of kernel starts: how often the fast paths worked, and why they failed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 class Starts:
     """Counts since the runtime started.
 
-    `served`: kernels by path (pool, fork, cold). `failed`: tries by path that the next path had to
-    make up for, or nobody could. `parked`: kernels made ready ahead, whose failures are counted in
-    `failed` as `park`. `last_cause`: why the last of all that failed did.
+    `served` are kernels by path (pool, fork, cold). `failed` are failed attempts by path, whether
+    or not the next path then succeeded. `parked` are kernels that were started in advance; their
+    failures are counted in `failed` as `park`. `last_cause` is the reason of the latest failure.
     """
 
     served: Mapping[str, int] = field(default_factory=dict)

@@ -64,7 +64,7 @@ async def test_without_an_answer_in_time_it_is_denied(
     clock.advance(1)
     decision = await waiting
     assert (decision.approved, decision.by, decision.at) == (False, "timeout", clock.now())
-    assert "nobody answered" in decision.why
+    assert "no answer came" in decision.why
     with pytest.raises(Conflict) as late:
         await approvals.decide(ME, "call-1", True)
     assert late.value.details["by"] == "timeout"

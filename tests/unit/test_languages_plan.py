@@ -117,7 +117,7 @@ def test_a_language_that_is_not_there_says_what_to_install(language: Any) -> Non
 
 def test_an_unknown_language_names_those_there_are() -> None:
     for name in ("perl", "", "Python", "python", "bash "):
-        with pytest.raises(BadRequest, match="no language") as caught:
+        with pytest.raises(BadRequest, match="not a language") as caught:
             check_language(name)
         assert caught.value.code == "unknown_language"
         assert "typescript" in (caught.value.hint or "")

@@ -129,9 +129,7 @@ def test_words_about_a_file_are_not_inherited(write: Write) -> None:
 def test_circle_of_extends_is_told_as_one(write: Write) -> None:
     write("b", 'extends = "c"')
     write("c", 'extends = "a"')
-    assert messages(write("a", 'extends = "b"')) == [
-        "extends: goes round in a circle: a → b → c → a"
-    ]
+    assert messages(write("a", 'extends = "b"')) == ["extends: forms a circle: a → b → c → a"]
 
 
 def test_unknown_extends_is_a_problem_of_the_file_that_says_so(write: Write) -> None:
@@ -165,7 +163,7 @@ def test_problem_is_told_of_the_layer_that_holds_it(write: Write) -> None:
         ("[env]\nHOME = 'x'", "env.HOME: HOME is set by sbx itself inside a sandbox"),
         ("[network]\nmode = 'prox'",
          'network.mode: must be "none" or "proxy", not "prox"; did you mean "proxy"?'),
-        ("name = 'x'", "name: a policy is named by its file; take the line out"),
+        ("name = 'x'", "name: the file name is the name of the policy; remove the line"),
         ("[[filesystem.mount]]\ntarget = '/opt/x'", "filesystem.mount[0].source: is missing"),
         ("[network]\nmode = 'proxy'\nallow = ['http://a.org']",
          'network.allow[0]: "http://a.org" is not a host to reach'),
@@ -200,7 +198,7 @@ def test_every_problem_is_listed_and_the_first_is_the_message(write: Write) -> N
     ("schema", "message"),
     [
         ("", "schema is missing: begin the file with schema = 1"),
-        ("schema = 2\nnew = 1\n", "schema: 2 is newer than what this sbx reads, 1"),
+        ("schema = 2\nnew = 1\n", "schema: 2 is newer than 1, which this sbx reads"),
         ("schema = true\n", "schema: must be 1, not true"),
     ],
 )
@@ -215,7 +213,7 @@ def test_schema_is_asked_for_first(schema: str, message: str, write: Write) -> N
         (b"schema = 1\nname name\n", 2, "not TOML"),
         (b"schema = 1\n\nuser = '\xff'", 3, "not UTF-8"),
         (b"x = " + b"[" * 100_000, None, "too deep"),
-        (b"x = " + b"9" * 10_000, None, "too large a number"),
+        (b"x = " + b"9" * 10_000, None, "a number that is too large"),
         (b"#" * 300_000, None, "larger than 256KiB"),
     ],
 )
@@ -268,7 +266,7 @@ def test_unreadable_file_and_directory_are_errors(write: Write, tmp_path: Path) 
     [
         ("1 +", "allowed", "expect[0].run: is not Python: invalid syntax"),
         ("import json", "refused",
-         "expect[0].run: is not refused: no rule of [imports] speaks of it"),
+         "expect[0].run: is not refused: no rule of [imports] applies to it"),
         ("import socket", "allowed",
          "expect[0].run: is refused and not allowed: line 1: the policy forbids socket"),
         ("import socket", "refused", None),

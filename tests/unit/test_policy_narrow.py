@@ -105,8 +105,8 @@ def test_variables_are_added_and_those_of_the_policy_stay() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"user": "root"}, "user is the policy's own"),
-        ({"interpreter": "/tmp/python"}, "interpreter is the policy's own"),
+        ({"user": "root"}, "user belongs to the policy"),
+        ({"interpreter": "/tmp/python"}, "interpreter belongs to the policy"),
         ({"limits": {"memory": 1}}, "did you mean limits.memory_max?"),
         ({"limits": {"memory_max": "1MB"}}, 'did you mean "1MiB"?'),
         ({"env": {"LD_PRELOAD": "/workspace/x.so"}}, "LD_PRELOAD is set by sbx itself"),

@@ -29,7 +29,7 @@ def test_a_script_is_followed_live(cells: Sandbox) -> None:
 
 
 def test_calls_that_are_wrong_raise_the_same(cells: Sandbox, make: Make) -> None:
-    with pytest.raises(BadRequest, match="no language") as caught:
+    with pytest.raises(BadRequest, match="not a language") as caught:
         cells.run_script("1", "perl")
     assert caught.value.code == "unknown_language"
     with pytest.raises(BadRequest, match="without NUL"):
