@@ -84,10 +84,10 @@ class Siege:
             "escaped": [_finding(*finding) for finding in self.escaped],
             "unclear": [_finding(*finding) for finding in self.unclear],
             "layers": [
-                {"layer": layer, "policy": policy, "tried": tried, "held": held}
+                {"layer": layer, "policy": policy, "tried": tried, "held": stopped}
                 for layer in _LAYERS
                 for policy in policies
-                for tried, held in [self.tally(layer, policy)]
+                for tried, stopped in [self.tally(layer, policy)]
             ],
             "trials": [
                 {
@@ -146,10 +146,10 @@ class Siege:
         return lines
 
 
-def _cell(tried: int, held: int) -> str:
+def _cell(tried: int, stopped: int) -> str:
     if not tried:
         return ""
-    return f"{held} held" if held == tried else f"{held} of {tried} held"
+    return f"{stopped} held" if stopped == tried else f"{stopped} of {tried} held"
 
 
 def _finding(trial: Trial, result: Result) -> dict[str, Any]:

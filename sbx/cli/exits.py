@@ -26,8 +26,7 @@ exit codes:
   0    success
   1    the code raised; for doctor --attack: an attack escaped; for agent: it failed
   2    the call was wrong: an option, a file, a policy
-  3    refused: the policy denies it, this machine cannot do it, or no service answers; for cp -r:
-       files were left out
+  3    refused: denied by the policy, impossible here, or no service answers; cp -r left files out
   4    for agent: it reached its step limit
   5    for agent: it used up its budget of tokens or time
   70   a bug of sbx

@@ -34,17 +34,17 @@ class Sieve:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._pending = ""
+        self._held = ""
         self._in_string = False
 
     def feed(self, data: bytes) -> bytes:
         """Return the bytes that may be shown. An incomplete sequence waits for its rest."""
-        text = self._pending + self._decoder.decode(data)
-        self._pending = ""
+        text = self._held + self._decoder.decode(data)
+        self._held = ""
         if self._in_string:
             text = self._after_string(text)
         if (unfinished := _UNFINISHED.search(text)) is not None:
-            self._pending = unfinished[0]
+            self._held = unfinished[0]
             text = text[: unfinished.start()]
         return _TOKEN.sub(self._passed, text).encode(errors="replace")
 

@@ -123,13 +123,12 @@ class Telling:
         self.head(event.tool_name + where, _words(event.tool_args))
         for name, mark in _BLOCKS.items():
             if isinstance(value := event.tool_args.get(name), str) and value:
-                most = (
-                    sys.maxsize if event.approval_required else _BLOCK_MAX
-                )  # show all of it: its end must not be hidden
-                self.block(value, mark=mark, most=most, language=_language(name, event.tool_args))
+                # The user must see the end of a text, too, before an approval.
+                limit = sys.maxsize if event.approval_required else _BLOCK_MAX
+                self.block(value, mark=mark, most=limit, language=_language(name, event.tool_args))
 
     def _output(self, call_id: str, text: str) -> None:
-        self._apart(whole=False)
+        self._apart(fresh_line=False)
         if (call := self._calls.get(call_id)) is not None:
             call.told = True
         for line in text.splitlines(keepends=True):
@@ -160,11 +159,11 @@ class Telling:
         elif event.reason != "done":
             report.failure(*_ENDS[event.reason])
 
-    def _apart(self, *, whole: bool = True) -> None:
+    def _apart(self, *, fresh_line: bool = True) -> None:
         """Begin a new line. On a terminal both streams share a line, and tools need their own."""
         if self._out.tty and self._err.tty:
             self._out.fresh_line()
-        if whole:
+        if fresh_line:
             self._fresh_line()
 
     def _fresh_line(self) -> None:

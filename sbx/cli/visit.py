@@ -123,15 +123,15 @@ class _Signals:
     def _stop(self, number: int) -> None:
         self.received = self.received or number
         if number != signal.SIGINT:
-            self._act(self._end(self._run.interrupt()))
+            self._start_action(self._end(self._run.interrupt()))
         elif not self._acting:
-            self._act(self._interrupt())
+            self._start_action(self._interrupt())
         elif len(self._acting) == 1:
-            self._act(self._end(self._where.stop(), wait_s=_GRACE_S))
+            self._start_action(self._end(self._where.stop(), wait_s=_GRACE_S))
         else:
             self._cancel()
 
-    def _act(self, work: Coroutine[None, None, None]) -> None:
+    def _start_action(self, work: Coroutine[None, None, None]) -> None:
         self._acting.append(self._loop.create_task(work))
 
     async def _interrupt(self) -> None:
