@@ -72,7 +72,7 @@ async def _here(policy: str) -> "AsyncIterator[Sandbox]":
 
 @asynccontextmanager
 async def _there(policy: str, connect: str, key: str | None) -> "AsyncIterator[Sandbox]":
-    import asyncio  # not for `sbx --help`
+    import asyncio  # a lazy import keeps `sbx --help` fast
 
     from sbx.client import Client
 

@@ -99,7 +99,7 @@ class Siege:
                 }
                 for trial in self.trials
             ],
-            "refused": [verdict.to_dict() for verdict in self.refused],
+            "refused": [refusal.to_dict() for refusal in self.refused],
         }
 
     def tables(self) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
@@ -142,7 +142,7 @@ class Siege:
             for trial in self.trials
             if trial.error is not None
         ]
-        lines += [f"not tried: {verdict.policy}: {verdict.cause}" for verdict in self.refused]
+        lines += [f"not tried: {refusal.policy}: {refusal.cause}" for refusal in self.refused]
         return lines
 
 

@@ -31,10 +31,10 @@ class Ending:
         self._loop = asyncio.get_running_loop()
         self._main = asyncio.current_task()
         self._handled = [
-            signal_ for signal_ in _ENDS if signal.getsignal(signal_) is not signal.SIG_IGN
+            number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN
         ]
         for number in self._handled:
-            self._loop.add_signal_handler(number, self._end, number)
+            self._loop.add_numberhandler(number, self._end, number)
         return self
 
     def __exit__(
@@ -59,5 +59,5 @@ class Ending:
 
     def _leave(self) -> None:
         for number in self._handled:
-            self._loop.remove_signal_handler(number)
+            self._loop.remove_numberhandler(number)
         self._handled = []

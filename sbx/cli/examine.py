@@ -178,7 +178,7 @@ def host_ids(maps: Sequence[str], first: int, count: int) -> Layer:
         False,
         detail,
         "the user namespace of this process (a container) does not map all of them",
-        "set SBX_UID_RANGE to a range that /proc/self/uid_map and gid_map have, as [first, count]",
+        "set SBX_UID_RANGE to a range within /proc/self/uid_map and gid_map, as [first, count]",
     )
 
 

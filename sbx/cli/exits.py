@@ -48,7 +48,7 @@ class Stopped(errors.SbxError):
 
 
 class ReaderGone(errors.SbxError):
-    """The reader of stdout closed it, as `head` does. No message can reach it."""
+    """The reader of the output closed it, as `head` does. No message can reach it."""
 
     code = "reader_gone"
 

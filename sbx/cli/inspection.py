@@ -50,8 +50,8 @@ def show(document: _Document) -> None:
 
 
 def walls(receipt: _Document) -> list[tuple[str, str, str]]:
-    """Return a row for each wall, with its effect on this host, including the limits that Linux
-    enforces."""
+    """Return a row for each wall, with its effect on this host, including the values that Linux
+    itself reports."""
     limits, filters = receipt["limits"], receipt["seccomp"]
     rows = [("network", "", receipt["network"])]
     for wall in receipt["walls"]:

@@ -19,20 +19,20 @@ app = typer.Typer(
 )
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-_User = Annotated[bool, typer.Option("--user", help="In your own Jupyter directory.")]
+_User = Annotated[bool, typer.Option("--user", help="Your own Jupyter directory.")]
 _Prefix = Annotated[
     Path | None,
-    typer.Option("--prefix", help="Below DIR/share/jupyter/kernels.", metavar="DIR"),
+    typer.Option("--prefix", help="The directory DIR/share/jupyter/kernels.", metavar="DIR"),
 ]
 _SysPrefix = Annotated[
-    bool, typer.Option("--sys-prefix", help="In the environment that sbx itself runs in.")
+    bool, typer.Option("--sys-prefix", help="The environment that sbx itself runs in.")
 ]
 
 
 @app.command()
 def install(
     policy: Annotated[
-        str, typer.Option(help="A policy's name, or its file.", metavar="NAME")
+        str, typer.Option(help="The name or the file of a policy.", metavar="NAME")
     ] = DEFAULT_POLICY,
     name: Annotated[
         str | None,

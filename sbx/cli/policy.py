@@ -51,7 +51,7 @@ def list_policies(as_json: _Json = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A policy's name, or its file.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="The name or the file of a policy.", metavar="NAME")],
     as_json: _Json = False,
 ) -> None:
     """Print the complete policy with every value, as the text of a policy file."""

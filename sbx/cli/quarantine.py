@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sbx.workspace.quarantine import QuarantineItem
     from sbx.workspace.tree import Tree
 
-_CONTENT_MAX = 64 << 10  # bytes of a file
-_ENTRIES_MAX = 500  # of a directory
+_CONTENT_MAX = 64 << 10  # bytes of a file that `show` prints
+_ENTRIES_MAX = 500  # of a directory that `show` prints
 
 app = typer.Typer(
     help="List, show, restore or drop the files that a program of the host would obey.",
@@ -40,7 +40,7 @@ Ids = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", help="Every item, or every item of --directory.")]
 Of = Annotated[
-    Path | None, typer.Option("--directory", help="With --all: only of DIR.", metavar="DIR")
+    Path | None, typer.Option("--directory", help="With --all: only items of DIR.", metavar="DIR")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -49,7 +49,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def list_items(
     directory: Annotated[
         Path | None,
-        typer.Argument(help="Only of this directory of the host.", metavar="[DIRECTORY]"),
+        typer.Argument(help="Only items of this directory of the host.", metavar="[DIRECTORY]"),
     ] = None,
     data_dir: DataDir = None,
     as_json: reach.Json = False,

@@ -73,7 +73,7 @@ def history(
     ] = None,
     kind: Annotated[
         Literal["python", "shell", "bash", "javascript", "typescript", "java", "go"] | None,
-        typer.Option(help="Only cells, only commands, or only scripts of a language."),
+        typer.Option(help="Only runs of this kind: cells, commands, or scripts of a language."),
     ] = None,
     succeeded: Annotated[bool, typer.Option("--ok", help="Only successful runs.")] = False,
     tags: Annotated[

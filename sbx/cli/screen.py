@@ -103,7 +103,7 @@ class Screen:
             case Status.TIMEOUT:
                 report.failure(
                     "the run took longer than its time-out and was stopped",
-                    "give it more with --timeout, up to limits.wall_time of the policy",
+                    "allow more with --timeout, up to limits.wall_time of the policy",
                 )
             case Status.KILLED:
                 sentence, hint = _KILLED[run.cause or Cause.CRASHED]

@@ -47,7 +47,7 @@ def stats(
     The disk usage is that of one conversation. The numbers come from a cgroup. If this host allows
     none, they are estimated from the live processes and marked with ~.
     """
-    import asyncio  # not for `sbx --help`
+    import asyncio  # a lazy import keeps `sbx --help` fast
 
     table = _Table()
 

@@ -162,7 +162,7 @@ class InputLines:
 
 async def _readable() -> None:
     """Wait until stdin is readable. A regular file always is, and epoll(7) refuses it."""
-    import asyncio  # not for `sbx --help`
+    import asyncio  # a lazy import keeps `sbx --help` fast
 
     loop = asyncio.get_running_loop()
     typed = asyncio.Event()

@@ -155,7 +155,7 @@ def _check_file(path: str) -> None:
 
 async def _is_directory(client: "Client", source: Place, conversation: str) -> bool:
     if source.sandbox_id is None:
-        import asyncio  # not for `sbx --help`
+        import asyncio  # a lazy import keeps `sbx --help` fast
 
         return await asyncio.to_thread(os.path.isdir, source.path)
     where = client.sandbox(source.sandbox_id).conversation(conversation)

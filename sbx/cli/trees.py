@@ -56,7 +56,7 @@ async def get_tree(
 
     Raise Conflict `listing_incomplete`, BadRequest.
     """
-    from sbx.cli.host_executables import Arrivals  # not for `sbx --help`
+    from sbx.cli.host_executables import Arrivals  # a lazy import keeps `sbx --help` fast
 
     listing = await where.files.list(source, max_depth=_DEPTH_MAX)
     base = (await where.files.stat(source)).path

@@ -64,7 +64,7 @@ class Undo:
     def _acts(self, call: ToolCall) -> bool:
         arguments = self._tools.parse(call)
         if isinstance(arguments, ToolResult):
-            return False  # the call is invalid and is not executed
+            return False  # the call is invalid, so it is not executed
         return self._tools.get(call.name).effect(arguments) != "read"
 
 
