@@ -34,7 +34,7 @@ class Ending:
             number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN
         ]
         for number in self._handled:
-            self._loop.add_numberhandler(number, self._end, number)
+            self._loop.add_signal_handler(number, self._end, number)
         return self
 
     def __exit__(
@@ -59,5 +59,5 @@ class Ending:
 
     def _leave(self) -> None:
         for number in self._handled:
-            self._loop.remove_numberhandler(number)
+            self._loop.remove_signal_handler(number)
         self._handled = []

@@ -118,7 +118,7 @@ def cp(
     elif left_out:
         from sbx.cli.host_executables import report_left_out
 
-        report_left_out(left_out, "look at them first; --with-host-executables copies them, too")
+        report_left_out(left_out, "look at them first; --with-host-executables copies them too")
     return exits.Exit.REFUSED if left_out else exits.Exit.OK
 
 
