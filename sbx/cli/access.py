@@ -185,10 +185,11 @@ def _revoke(
 ) -> int:
     path = reach.of_admin(collection, revoked_id)
     reply = reach.ask(socket, key, lambda client: client.request("DELETE", path))
+    # The reply has a body if the revocation is not recorded yet.
     body = {
         "revoked": revoked_id,
         **(reply or {}),
-    }  # the reply has a body if the revocation is not recorded yet
+    }
     line = one_line(revoked_id) + ("" if reply is None else " (not recorded yet)")
     report.outcome(body, line, as_json=as_json)
     return exits.Exit.OK

@@ -41,7 +41,7 @@ def agent(
     replay: agent_model.Replay = None,
     record: agent_model.Record = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print each event at once, as a line of JSON.")
+        bool, typer.Option("--json", help="Print each event as it occurs, as a line of JSON.")
     ] = False,
 ) -> int:
     """Give an agent one task: it runs code in a sandbox, reads and writes files, and answers.

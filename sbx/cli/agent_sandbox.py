@@ -81,8 +81,7 @@ async def _there(policy: str, connect: str, key: str | None) -> "AsyncIterator[S
         try:
             yield box.conversation(_CONVERSATION)
         finally:
-            with suppress(
-                SbxError, TimeoutError
-            ):  # a service that exited has ended the sandbox itself
+            # A service that exited has ended the sandbox itself.
+            with suppress(SbxError, TimeoutError):
                 async with asyncio.timeout(_ENDING_S):
                     await box.close()

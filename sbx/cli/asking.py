@@ -96,9 +96,8 @@ def show_rehearsal(event: ToolStart, telling: Telling) -> None:
         if rehearsal["exit_code"] is not None
         else rehearsal["status"]
     )
-    if (
-        "path" not in event.tool_args
-    ):  # for a tool that only writes a file, the diff shows everything
+    # For a tool that only writes a file, the diff shows everything.
+    if "path" not in event.tool_args:
         network = "" if _is_cell(event) else ", without network"
         telling.head(f"dry run on a copy of the files{network}:", str(outcome))
     if rehearsal["output"]:

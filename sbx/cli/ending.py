@@ -1,7 +1,7 @@
 """Signal handling for the commands that serve or drive an agent: end in order, and release every
 resource.
 
-A signal that the parent process ignored stays ignored, see nohup(1).
+A signal that is ignored at the start of this process stays ignored, see nohup(1).
 """
 
 import asyncio

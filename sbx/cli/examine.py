@@ -25,9 +25,8 @@ from sbx.runtime.settings import Settings
 
 _GUEST_NEEDS = ("IPython", "ipykernel", "comm", "matplotlib_inline")
 _LIVE_POLICY = "default"
-_PATHS: Mapping[
-    str, Mapping[str, Any]
-] = {  # in this order, no check pays for the zygote of another
+# In this order, no check pays for the zygote of another.
+_PATHS: Mapping[str, Mapping[str, Any]] = {
     "cold": {"pool": {"start": "cold"}},
     "pool": {},
     "fork": {"pool": {"max_idle": 0}},

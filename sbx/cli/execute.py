@@ -71,7 +71,7 @@ def execute(
         typer.Option("--json", help="Print the whole result as one JSON document, at the end."),
     ] = False,
     as_events: Annotated[
-        bool, typer.Option("--events", help="Print each event at once, as a line of JSON.")
+        bool, typer.Option("--events", help="Print each event as it occurs, as a line of JSON.")
     ] = False,
     socket: reach.Socket = None,
     key: reach.Key = None,

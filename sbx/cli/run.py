@@ -14,7 +14,7 @@ from sbx.errors import BadRequest, NotFound, TooLarge
 if TYPE_CHECKING:
     from sbx.cli.screen import Face
 
-_READ_MAX = 64 << 20  # far above the limit of a cell; stops reading a file such as /dev/zero
+_READ_MAX = 64 << 20  # far above the limit of a cell; ends the read of a file such as /dev/zero
 
 
 def run(
@@ -74,7 +74,7 @@ def run(
         typer.Option("--json", help="Print the whole result as one JSON document, at the end."),
     ] = False,
     as_events: Annotated[
-        bool, typer.Option("--events", help="Print each event at once, as a line of JSON.")
+        bool, typer.Option("--events", help="Print each event as it occurs, as a line of JSON.")
     ] = False,
 ) -> int:
     """Run code in a new sandbox, and stream its output.

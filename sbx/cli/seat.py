@@ -139,7 +139,7 @@ def _first(done: set[asyncio.Task[Outcome]]) -> Outcome:
 
 @contextmanager
 def _signals(seat: _Seat) -> Iterator[None]:
-    """Handle signals. A signal that the parent process ignored stays ignored, see nohup(1)."""
+    """Handle signals. A signal that is already ignored stays ignored, see nohup(1)."""
     loop = asyncio.get_running_loop()
     handled = [
         number
@@ -179,9 +179,8 @@ async def _show(data: bytes) -> None:
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
-        await asyncio.wait(
-            [writing], timeout=_LAST_S
-        )  # do not write while the terminal is being restored
+        # Do not write while the terminal is being restored.
+        await asyncio.wait([writing], timeout=_LAST_S)
         raise
 
 

@@ -86,7 +86,7 @@ class Stopping:
     """Signal handling for the run.
 
     The first Ctrl-C interrupts the cell, and kills it if it continues. The second Ctrl-C kills at
-    once. SIGTERM and SIGHUP kill. A signal that the parent process ignored stays ignored, see
+    once. SIGTERM and SIGHUP kill. A signal that is already ignored stays ignored, see
     nohup(1).
     """
 

@@ -196,9 +196,8 @@ def _embedded(
     from sbx.runtime.settings import Settings
     from sbx.workspace import quarantine
 
-    settings = Settings(
-        fast_path=False
-    )  # this runtime starts a single kernel, which does not pay for a zygote
+    # This runtime starts a single kernel, which does not pay for a zygote.
+    settings = Settings(fast_path=False)
     store = settings.protection.quarantines
     before = {item.id for item in quarantine.items(store)}
     asks: list[bool] = []

@@ -39,7 +39,7 @@ def colours(fd: int) -> bool:
 
 
 def scrub(text: str, *, colour: bool = False) -> str:
-    """Return the text without control characters. With `colour`, keep colours."""
+    """Return the text with its control characters escaped. With `colour`, keep colours."""
 
     def shown(match: re.Match[str]) -> str:
         if match[1]:

@@ -71,9 +71,8 @@ class Visit:
 
     def _begin(self, where: RemoteConversation | RemoteContext, following: Following) -> RemoteRun:
         if self.language is not None:
-            assert isinstance(
-                where, RemoteConversation
-            )  # `execute` rejects a script with a context
+            # `execute` rejects a script with a context.
+            assert isinstance(where, RemoteConversation)
             return where.start_script(
                 self.code,
                 self.language,
@@ -95,8 +94,8 @@ class _Signals:
     """Signal handling for the run.
 
     The first Ctrl-C interrupts the run, the second ends its kernel, and the third exits. SIGTERM
-    and SIGHUP interrupt the run and exit. A signal that the parent process ignored stays ignored,
-    see nohup(1).
+    and SIGHUP interrupt the run and exit. A signal that is already ignored stays ignored, see
+    nohup(1).
     """
 
     def __init__(self, where: RemoteConversation | RemoteContext, run: RemoteRun) -> None:
