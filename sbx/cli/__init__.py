@@ -1,34 +1,36 @@
-"""The command `sbx`: one face over the same core as the embedded API.
+"""The command line interface `sbx`. It uses the same core as the embedded API.
 
-    app.py       the commands, and the border where every error becomes a sentence and an exit code
-    exits.py     the exit codes, in one place
+    app.py       the commands; turns every error into a message and an exit code
+    exits.py     all exit codes
     run.py       sbx run      → session.py (one sandbox, one run, signals) → figures.py
     execute.py   sbx exec     → visit.py (one run in a sandbox of the service, signals)
-    following.py a run that goes on: shown on screen.py, its questions answered
-    agent.py     sbx agent    → task.py (one task, signals), saving.py (what it wrote)
+    following.py follows a run: shows its events with screen.py, answers its questions
+    agent.py     sbx agent    → task.py (one task, signals), saving.py (its files)
     chat.py      sbx chat     → chatting.py (lines, answers, commands) → asking.py (approvals),
-                 undo.py; talks.py → talk_here.py, talk.py (where conversations are kept)
+                 undo.py; talks.py → talk_here.py, talk.py (stored conversations)
     mcp.py       sbx mcp
-    telling.py   an agent's events, as shown;  agent_model.py, agent_sandbox.py  what it works with
-    ending.py    what signals do to these three
+    telling.py   prints the events of an agent
+    agent_model.py, agent_sandbox.py  the model and the sandbox of an agent
+    ending.py    signal handling for agent, chat and mcp
     sandboxes.py sbx ps, create, stop, rm, extend, inspect
     transfer.py  sbx cp
     records.py   sbx logs, history
     access.py    sbx key, token
     upkeep.py    sbx gc, audit
-    reach.py     how all of these reach the service, through sbx.client
+    reach.py     connects these commands to the service, with sbx.client
     serve.py     sbx serve;  config.py  sbx config
-    doctor.py    sbx doctor   → examine.py (what this host can do, and a live check)
+    doctor.py    sbx doctor   → examine.py (the capabilities of this host, and a live check)
     policy.py    sbx policy   → toml.py
-    moments.py   times as a person reads them
-    report.py    what a person or, with --json, a program is told
-    terminal.py  what may reach a terminal, and what is read from it
+    moments.py   formats times for people
+    report.py    prints results and errors, for people or (with --json) for programs
+    terminal.py  cleans text before it is written to a terminal, and reads typed input
 
-stdout is data and stderr is messages. What comes out of a sandbox may hold anything: a control
-character never reaches a terminal or a log as it is, see `terminal.scrub`.
+stdout carries data and stderr carries messages. Output of a sandbox may contain any bytes:
+`terminal.scrub` replaces its control characters before they reach a terminal or a log.
 
-`sbx --help` is to be quick, so what a command needs is imported when it runs; `sbx ps` never sees
-IPython, FastAPI or the runtime. May import: api, client, runtime and all below, typer, rich.
+Each command imports its dependencies when it runs, so that `sbx --help` is fast. `sbx ps` never
+imports IPython, FastAPI or the runtime. May import: api, client, runtime and all below, typer,
+rich.
 """
 
 import sys
@@ -36,11 +38,11 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code. Never raises, and never shows a traceback of ours."""
+    """Run one command and return its exit code. Never raise, and never show a traceback of sbx."""
     try:
         from sbx.cli.app import run_command
 
         return run_command(arguments)
-    except KeyboardInterrupt:  # while the imports go on, not even `exits` is there
+    except KeyboardInterrupt:  # during the imports, before `exits` is available
         print("error: interrupted", file=sys.stderr)
         return 130

@@ -1,4 +1,4 @@
-"""`sbx key` and `sbx token`: who may call a running service."""
+"""`sbx key` and `sbx token`: the credentials of callers of a running service."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -9,9 +9,9 @@ import typer
 from sbx.cli import exits, moments, reach, report
 from sbx.cli.terminal import STDOUT, one_line, write
 
-keys = typer.Typer(help="Make, list and revoke keys: for programs.", rich_markup_mode=None)
+keys = typer.Typer(help="Create, list and revoke keys for programs.", rich_markup_mode=None)
 tokens = typer.Typer(
-    help="Make, list and revoke tokens: for one user, for a time.", rich_markup_mode=None
+    help="Create, list and revoke tokens for one user, with a lifetime.", rich_markup_mode=None
 )
 
 
@@ -25,86 +25,87 @@ class Scope(StrEnum):
 @keys.command("create")
 def create_key(
     owner: Annotated[
-        str, typer.Option(help="Whose sandboxes it reaches; made with it.", metavar="OWNER")
+        str, typer.Option(help="The owner of the sandboxes that the key reaches.", metavar="OWNER")
     ] = "default",
     name: Annotated[
-        str | None, typer.Option(help="What it is for, to know it again.", metavar="TEXT")
+        str | None, typer.Option(help="A name for the key, shown in the list.", metavar="TEXT")
     ] = None,
     operator: Annotated[
-        bool, typer.Option("--operator", help="It may also do what only the operator may.")
+        bool, typer.Option("--operator", help="Allow the actions of the operator, too.")
     ] = False,
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Make a key, and print it: this once, and never again."""
-    asked = {"owner": owner, "name": name, "operator": operator}
-    made = reach.ask(
-        socket, key, lambda client: client.request("POST", "/v1/admin/keys", json=asked)
+    """Create a key and print it. It is shown only this once."""
+    request = {"owner": owner, "name": name, "operator": operator}
+    reply = reach.ask(
+        socket, key, lambda client: client.request("POST", "/v1/admin/keys", json=request)
     )
-    return _shown_once(made, made["key"], "revoke it with sbx key revoke", as_json=as_json)
+    return _shown_once(reply, reply["key"], "revoke it with sbx key revoke", as_json=as_json)
 
 
 @keys.command("list")
 def list_keys(
     as_json: reach.Json = False, socket: reach.Socket = None, key: reach.Key = None
 ) -> int:
-    """Every key that was made, without its secret."""
-    told = reach.ask(socket, key, lambda client: client.request("GET", "/v1/admin/keys"))
+    """List every key, without its secret."""
+    reply = reach.ask(socket, key, lambda client: client.request("GET", "/v1/admin/keys"))
     if as_json:
-        report.document({"keys": told["items"]})
+        report.document({"keys": reply["items"]})
         return exits.Exit.OK
     rows = [
         (
-            one["id"],
-            one["owner"],
-            one["name"] or "",
-            "yes" if one["operator"] else "no",
-            moments.since(one["created_at"]),
-            moments.since(one["last_used_at"]) or "never",
-            _state(one),
+            entry["id"],
+            entry["owner"],
+            entry["name"] or "",
+            "yes" if entry["operator"] else "no",
+            moments.since(entry["created_at"]),
+            moments.since(entry["last_used_at"]) or "never",
+            _state(entry),
         )
-        for one in told["items"]
+        for entry in reply["items"]
     ]
     return _table(("key", "owner", "name", "operator", "made", "used", "state"), rows, "keys")
 
 
 @keys.command("revoke")
 def revoke_key(
-    key_id: Annotated[str, typer.Argument(help="As in sbx key list.", metavar="ID")],
+    key_id: Annotated[str, typer.Argument(help="The id, from sbx key list.", metavar="ID")],
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """From now on it opens nothing."""
+    """Revoke a key."""
     return _revoke("keys", key_id, as_json, socket, key)
 
 
 @tokens.command("create")
 def create_token(
-    user: Annotated[str, typer.Option(help="The user it is for.", metavar="USER")],
+    user: Annotated[str, typer.Option(help="The user of the token.", metavar="USER")],
     agent: Annotated[
-        str | None, typer.Option(help="Only with this agent.", metavar="AGENT")
+        str | None, typer.Option(help="Restrict the token to this agent.", metavar="AGENT")
     ] = None,
     conversation: Annotated[
-        str | None, typer.Option(help="Only this conversation.", metavar="CONVERSATION")
+        str | None,
+        typer.Option(help="Restrict the token to this conversation.", metavar="CONVERSATION"),
     ] = None,
     scope: Annotated[
-        list[Scope] | None, typer.Option(help="What it may do; else all. Repeatable.")
+        list[Scope] | None, typer.Option(help="A permitted scope; default: all. Repeatable.")
     ] = None,
-    ttl: Annotated[
-        str, typer.Option(help="How long it is good: 3600, 90s, 2h.", metavar="TIME")
-    ] = "1h",
+    ttl: Annotated[str, typer.Option(help="The lifetime: 3600, 90s, 2h.", metavar="TIME")] = "1h",
     owner: Annotated[
         str | None,
-        typer.Option(help="Whose sandboxes it reaches; else yours.", metavar="OWNER"),
+        typer.Option(
+            help="The owner of the sandboxes that the token reaches; default: you.", metavar="OWNER"
+        ),
     ] = None,
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Make a token that reaches the sessions of one user, and print it."""
-    asked = {
+    """Create a token that reaches the sessions of one user, and print it."""
+    request = {
         "user_id": user,
         "agent_id": agent,
         "conversation_id": conversation,
@@ -112,34 +113,34 @@ def create_token(
         "ttl_s": reach.seconds(ttl, "--ttl"),
         "owner": owner,
     }
-    asked = {name: value for name, value in asked.items() if value is not None}
-    made = reach.ask(
-        socket, key, lambda client: client.request("POST", "/v1/admin/tokens", json=asked)
+    request = {name: value for name, value in request.items() if value is not None}
+    reply = reach.ask(
+        socket, key, lambda client: client.request("POST", "/v1/admin/tokens", json=request)
     )
-    return _shown_once(made, made["token"], "revoke it with sbx token revoke", as_json=as_json)
+    return _shown_once(reply, reply["token"], "revoke it with sbx token revoke", as_json=as_json)
 
 
 @tokens.command("list")
 def list_tokens(
     as_json: reach.Json = False, socket: reach.Socket = None, key: reach.Key = None
 ) -> int:
-    """Every token that was made, without the token itself."""
-    told = reach.ask(socket, key, lambda client: client.request("GET", "/v1/admin/tokens"))
+    """List every token, without the token itself."""
+    reply = reach.ask(socket, key, lambda client: client.request("GET", "/v1/admin/tokens"))
     if as_json:
-        report.document({"tokens": told["items"]})
+        report.document({"tokens": reply["items"]})
         return exits.Exit.OK
     rows = [
         (
-            one["id"],
-            one["owner"],
-            one["user_id"],
-            one["agent_id"] or "any",
-            one["conversation_id"] or "any",
-            ", ".join(one["scopes"]) if one["scopes"] is not None else "all",
-            moments.since(one["expires_at"]),
-            _state(one),
+            entry["id"],
+            entry["owner"],
+            entry["user_id"],
+            entry["agent_id"] or "any",
+            entry["conversation_id"] or "any",
+            ", ".join(entry["scopes"]) if entry["scopes"] is not None else "all",
+            moments.since(entry["expires_at"]),
+            _state(entry),
         )
-        for one in told["items"]
+        for entry in reply["items"]
     ]
     heads = ("token", "owner", "user", "agent", "conversation", "scopes", "expires", "state")
     return _table(heads, rows, "tokens")
@@ -147,42 +148,48 @@ def list_tokens(
 
 @tokens.command("revoke")
 def revoke_token(
-    token_id: Annotated[str, typer.Argument(help="As in sbx token list.", metavar="ID")],
+    token_id: Annotated[str, typer.Argument(help="The id, from sbx token list.", metavar="ID")],
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """From now on it opens nothing."""
+    """Revoke a token."""
     return _revoke("tokens", token_id, as_json, socket, key)
 
 
-def _shown_once(made: Mapping[str, Any], secret: str, hint: str, *, as_json: bool) -> int:
+def _shown_once(reply: Mapping[str, Any], secret: str, hint: str, *, as_json: bool) -> int:
     if as_json:
-        report.document(made)
+        report.document(reply)
     else:
         write(STDOUT, f"{one_line(secret)}\n")
-        report.note(f"its id is {made['id']}; {hint} {made['id']}")
+        report.note(f"its id is {reply['id']}; {hint} {reply['id']}")
     return exits.Exit.OK
 
 
-def _state(one: Mapping[str, Any]) -> str:
-    return "revoked" if one["revoked_at"] is not None else "good"
+def _state(entry: Mapping[str, Any]) -> str:
+    return "revoked" if entry["revoked_at"] is not None else "good"
 
 
-def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) -> int:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], plural: str) -> int:
     from sbx.cli.tables import print_table
 
     if rows:
         print_table(heads, rows)
     else:
-        report.note(f"there are no {what}")
+        report.note(f"no {plural} exist")
     return exits.Exit.OK
 
 
-def _revoke(what: str, revoked: str, as_json: bool, socket: str | None, key: str | None) -> int:
-    path = reach.of_admin(what, revoked)
+def _revoke(
+    collection: str, revoked_id: str, as_json: bool, socket: str | None, key: str | None
+) -> int:
+    path = reach.of_admin(collection, revoked_id)
     reply = reach.ask(socket, key, lambda client: client.request("DELETE", path))
-    body = {"revoked": revoked, **(reply or {})}  # the reply has a body if it is not recorded yet
-    line = one_line(revoked) + ("" if reply is None else " (not recorded yet)")
+    # The reply has a body if the revocation is not recorded yet.
+    body = {
+        "revoked": revoked_id,
+        **(reply or {}),
+    }
+    line = one_line(revoked_id) + ("" if reply is None else " (not recorded yet)")
     report.outcome(body, line, as_json=as_json)
     return exits.Exit.OK

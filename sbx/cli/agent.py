@@ -1,4 +1,4 @@
-"""`sbx agent`: one task for an agent in a sandbox of its own."""
+"""`sbx agent`: give an agent one task, in a new sandbox."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ _TASK_MAX = 1 << 20
 
 
 def agent(
-    task: Annotated[str, typer.Argument(help="What it is to do; - for stdin.", metavar="TASK")],
+    task: Annotated[str, typer.Argument(help="The task; - for stdin.", metavar="TASK")],
     file: Annotated[
         list[Path] | None,
         typer.Option(help="Upload a file, read-only for the agent. Repeatable.", metavar="FILE"),
@@ -21,8 +21,8 @@ def agent(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Save the files that it wrote there, at the end; not hidden ones, and none that a "
-            "program of this host would obey.",
+            help="At the end, save the files that the agent wrote there. Hidden files, and files "
+            "that a program of this host would obey, are left out.",
             metavar="DIR",
         ),
     ] = None,
@@ -31,37 +31,37 @@ def agent(
     max_steps: agent_model.MaxSteps = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens that it may spend, of input and output.", metavar="N"),
+        typer.Option(min=1, help="The budget of tokens, input plus output.", metavar="N"),
     ] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(help="How long it may take.", metavar="SECONDS")
+        float | None, typer.Option(help="The time limit of the task.", metavar="SECONDS")
     ] = None,
     connect: agent_sandbox.Connect = None,
     key: agent_sandbox.Key = None,
     replay: agent_model.Replay = None,
     record: agent_model.Record = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print each event as it comes, as a line of JSON.")
+        bool, typer.Option("--json", help="Print each event as it occurs, as a line of JSON.")
     ] = False,
 ) -> int:
     """Give an agent one task: it runs code in a sandbox, reads and writes files, and answers.
 
-    The answer goes to stdout as it comes, and what its tools do to stderr. The sandbox is gone at
-    the end. Ctrl-C aborts.
+    The answer is streamed to stdout, and the activity of the tools to stderr. The sandbox is
+    deleted at the end. Ctrl-C aborts.
 
     \b
-    The model is named by the environment, or by a file .env:
-      MODEL_PROVIDER  openai (the default; whatever speaks chat completions) or anthropic
+    Environment variables, or a file .env, select the model:
+      MODEL_PROVIDER  openai (the default; any server for chat completions) or anthropic
       MODEL_NAME      the model
       API_KEY         its key, which never reaches the sandbox
-      BASE_URL        where it is, if not at the provider's own address
+      BASE_URL        its address, if not the provider's default
 
     \b
     exit codes:
       0    done
-      1    it failed: the model's provider refused, or did not answer
-      4    it took as many steps as it may (--max-steps)
-      5    its budget was spent (--max-tokens, --max-seconds)
+      1    failed: the model's provider refused, or did not answer
+      4    the agent reached the step limit (--max-steps)
+      5    the agent used up its budget (--max-tokens, --max-seconds)
       130  aborted
     """
     import asyncio
@@ -71,7 +71,7 @@ def agent(
     from sbx.cli.task import Task, do
     from sbx.cli.telling import Face, Lines, Telling
 
-    asked = Task(
+    request = Task(
         text=_text(task),
         files=tuple(file or ()),
         out=directory_for(out) if out is not None else None,
@@ -82,22 +82,22 @@ def agent(
         max_seconds=max_seconds,
         as_json=as_json,
     )
-    check_names(asked.files)
+    check_names(request.files)
     face: Face = Lines() if as_json else Telling()
-    made = agent_model.made(asked.settings, replay, record)
-    return exits.for_agent(asyncio.run(do(asked, made, face)))
+    chat_model = agent_model.made(request.settings, replay, record)
+    return exits.for_agent(asyncio.run(do(request, chat_model, face)))
 
 
 def _text(task: str) -> str:
-    """Raises BadRequest for no text, and for too much of it."""
+    """Return the text of the task. Raise BadRequest if it is empty or too long."""
     text = task
     if task == "-":
         data = sys.stdin.buffer.read(_TASK_MAX + 1)
         if len(data) > _TASK_MAX:
             raise BadRequest(
-                f"the task is longer than {_TASK_MAX >> 20} MiB", hint="give data as --file"
+                f"the task is longer than {_TASK_MAX >> 20} MiB", hint="pass data with --file"
             )
         text = data.decode(errors="replace")
     if not text.strip():
-        raise BadRequest("there is no task", hint='sbx agent "…", or - for stdin')
+        raise BadRequest("the task is empty", hint='sbx agent "…", or - for stdin')
     return text

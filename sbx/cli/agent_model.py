@@ -1,4 +1,4 @@
-"""The model that an agent asks: the one of the settings, or answers that were recorded."""
+"""The model of an agent: the model from the settings, or recorded answers."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,23 +11,28 @@ if TYPE_CHECKING:
 
 Name = Annotated[
     str | None,
-    typer.Option("--model", help="A model of the provider; else MODEL_NAME.", metavar="NAME"),
+    typer.Option("--model", help="A model of the provider; default: MODEL_NAME.", metavar="NAME"),
 ]
 MaxSteps = Annotated[
     int | None,
     typer.Option(
-        "--max-steps", min=1, help="The most answers of the model; else MAX_STEPS.", metavar="N"
+        "--max-steps",
+        min=1,
+        help="The step limit: answers of the model; default: MAX_STEPS.",
+        metavar="N",
     ),
 ]
 Replay = Annotated[
     Path | None,
     typer.Option(
-        "--replay", help="Answers of a recording, instead of a model: no key.", metavar="FILE"
+        "--replay",
+        help="Replay recorded answers instead of asking a model; needs no key.",
+        metavar="FILE",
     ),
 ]
 Record = Annotated[
     Path | None,
-    typer.Option("--record", help="Write the model's answers down, for --replay.", metavar="FILE"),
+    typer.Option("--record", help="Record the model's answers, for --replay.", metavar="FILE"),
 ]
 
 
@@ -39,8 +44,10 @@ def settings(
     connect: str | None = None,
     key: str | None = None,
 ) -> "AgentSettings":
-    """Return the settings of an agent, with these options before all other sources. Raises as
-    `read_agent_settings`."""
+    """Return the settings of an agent. These options override all other sources.
+
+    Raise the errors of `read_agent_settings`.
+    """
     from sbx.agent.settings import read_agent_settings
 
     return read_agent_settings(
@@ -55,8 +62,11 @@ def settings(
 
 
 def made(settings: "AgentSettings", replay: Path | None, record: Path | None) -> "Model":
-    """Whoever makes it closes it. Raises BadRequest `missing_setting`, which names it, NotFound for
-    a recording, Unavailable `extra_missing`."""
+    """Return the model. The caller closes it.
+
+    Raise BadRequest `missing_setting`, which names the setting, NotFound for a missing recording,
+    and Unavailable `extra_missing`.
+    """
     from sbx.agent.models.replay import ReplayModel
 
     if replay is not None:

@@ -1,4 +1,4 @@
-"""The sandbox that an agent or an MCP client works in: one of its own, here or in a service."""
+"""The sandbox of an agent or an MCP client: a new one, in this process or in a service."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +16,8 @@ Policy = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="A policy's name, or its file; of a service, a name. Else SANDBOX_IMAGE, or default.",
+        help="The name or the file of a policy; for a service, a name. Default: SANDBOX_IMAGE, "
+        "else default.",
         metavar="POLICY",
     ),
 ]
@@ -24,8 +25,8 @@ Connect = Annotated[
     str | None,
     typer.Option(
         "--connect",
-        help="Use a sandbox in a service: its socket, or http://HOST:PORT. Else SANDBOX_DOMAIN, or "
-        "one in this process.",
+        help="Use a sandbox in a service: its socket, or http://HOST:PORT. Default: "
+        "SANDBOX_DOMAIN, else a sandbox in this process.",
         metavar="ADDR",
     ),
 ]
@@ -33,8 +34,8 @@ Key = Annotated[
     str | None,
     typer.Option(
         "--key",
-        help="A key or a token for that service. Better in SANDBOX_API_KEY: other users see "
-        "options.",
+        help="A key or a token for that service. Prefer SANDBOX_API_KEY: other users can see the "
+        "options of a command.",
         metavar="KEY",
     ),
 ]
@@ -44,7 +45,7 @@ _ENDING_S = 10.0
 
 @asynccontextmanager
 async def own_sandbox(settings: "AgentSettings") -> "AsyncIterator[Sandbox]":
-    """A new one, gone when this is left. Raises what `Runtime.create` and `Client.create` do."""
+    """Yield a new sandbox and delete it on exit. Raise as `Runtime.create` or `Client.create`."""
     policy, domain = settings.sandbox_image, settings.sandbox_domain
     opened = _here(policy) if domain is None else _there(policy, domain, key_of(settings))
     async with opened as sandbox:
@@ -52,7 +53,7 @@ async def own_sandbox(settings: "AgentSettings") -> "AsyncIterator[Sandbox]":
 
 
 def key_of(settings: "AgentSettings") -> str | None:
-    """The service's key, in clear."""
+    """Return the service's key in plain text."""
     key = settings.sandbox_api_key
     return None if key is None else key.get_secret_value()
 
@@ -63,7 +64,7 @@ async def _here(policy: str) -> "AsyncIterator[Sandbox]":
     from sbx.runtime.runtime import Runtime
     from sbx.runtime.settings import Settings
 
-    # A zygote pays for the second kernel, and this runtime starts one.
+    # A zygote pays off from the second kernel on. This runtime starts a single kernel.
     async with Runtime(Settings(fast_path=False)) as runtime:
         box = await runtime.create(reference(policy))
         yield box.conversation(_CONVERSATION)
@@ -71,7 +72,7 @@ async def _here(policy: str) -> "AsyncIterator[Sandbox]":
 
 @asynccontextmanager
 async def _there(policy: str, connect: str, key: str | None) -> "AsyncIterator[Sandbox]":
-    import asyncio  # not for `sbx --help`
+    import asyncio  # a lazy import keeps `sbx --help` fast
 
     from sbx.client import Client
 
@@ -80,6 +81,7 @@ async def _there(policy: str, connect: str, key: str | None) -> "AsyncIterator[S
         try:
             yield box.conversation(_CONVERSATION)
         finally:
-            with suppress(SbxError, TimeoutError):  # a service that is gone has ended it itself
+            # A service that exited has ended the sandbox itself.
+            with suppress(SbxError, TimeoutError):
                 async with asyncio.timeout(_ENDING_S):
                     await box.close()

@@ -1,4 +1,4 @@
-"""The commands, and the border where every error becomes a sentence and an exit code."""
+"""Register the commands of `sbx`, and turn every error into a message and an exit code."""
 
 import functools
 import logging
@@ -46,14 +46,14 @@ P = ParamSpec("P")
 
 app = typer.Typer(
     add_completion=False,
-    rich_markup_mode=None,  # plain help: read by people and models alike, and twice as quick
+    rich_markup_mode=None,  # plain help: for people and models alike, and twice as fast
     pretty_exceptions_enable=False,
     epilog=exits.EPILOG,
 )
 
 
 def _interruptible(command: Callable[P, int]) -> Callable[P, int]:
-    """Ctrl-C where no run is there yet to be interrupted; typer would end without a word."""
+    """Report Ctrl-C before a run has started. typer would exit without a message."""
 
     @functools.wraps(command)
     def interruptible(*args: P.args, **options: P.kwargs) -> int:
@@ -100,8 +100,8 @@ app.add_typer(upkeep.audit, name="audit")
 app.add_typer(store.app, name="store")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         terminal.write(terminal.STDOUT, f"sbx {__version__}\n")
         raise typer.Exit
 
@@ -113,7 +113,7 @@ def _sbx(
         typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Run code that an AI agent wrote inside walls, on this machine."""
+    """Run code that an AI agent wrote, in a sandbox on this machine."""
 
 
 @functools.cache
@@ -125,11 +125,11 @@ def _parser() -> TyperGroup:
 
 
 def run_command(arguments: Sequence[str] | None) -> int:
-    """Run one command; its exit code."""
+    """Run one command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     as_json = "--json" in words or "--events" in words
     if not os.environ.get("SBX_DEBUG"):
-        # What goes wrong is said once, in a sentence; without a handler, logging would print more.
+        # An error is printed once, as one message. Without a handler, logging prints it again.
         logging.getLogger().addHandler(logging.NullHandler())
     try:
         code = _parser()(words, prog_name="sbx", standalone_mode=False)
@@ -144,7 +144,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
         return exits.Exit.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return exits.Exit.INTERRUPTED
-    except Exception as error:  # noqa: BLE001  # the border: what is left is a bug of ours
+    except Exception as error:  # noqa: BLE001  # the boundary: any other error is a bug of sbx
         if os.environ.get("SBX_DEBUG"):
             traceback.print_exc()
         report.error(_bug(error), as_json=as_json)
@@ -161,5 +161,5 @@ def _usage(error: typer.TyperException) -> errors.BadRequest:
 def _bug(error: Exception) -> errors.Broken:
     return errors.Broken(
         f"sbx itself failed: {type(error).__name__}: {error}",
-        hint="set SBX_DEBUG=1 to see where, and report it",
+        hint="set SBX_DEBUG=1 to see the traceback, and report it",
     )

@@ -1,4 +1,4 @@
-"""A person at the terminal is asked whether a call may be made."""
+"""Ask the user at the terminal to approve tool calls."""
 
 import asyncio
 import sys
@@ -30,12 +30,12 @@ class Answer:
 
 
 class Questions:
-    """The calls of one chat that wait for a person, who is asked about one after the other."""
+    """The tool calls of one chat that wait for approval. The user is asked about one at a time."""
 
     def __init__(
         self, approvals: Approvals, reach: Reach, telling: Telling, read: Read | None
     ) -> None:
-        """`read` gives what is typed; None where nobody can be asked, and all is denied."""
+        """`read` returns a typed line. Without it, every call is denied."""
         self._approvals = approvals
         self._reach = reach
         self._telling = telling
@@ -44,25 +44,25 @@ class Questions:
         self._turn = asyncio.Lock()
 
     def add(self, event: ToolStart) -> None:
-        """Ask, now or in its turn."""
+        """Ask about this call, after the calls before it."""
         self._tasks[event.tool_call_id] = asyncio.create_task(self._ask(event))
 
     def drop(self, tool_call_id: str) -> None:
-        """It is decided."""
+        """Stop asking about a call that is decided."""
         if (task := self._tasks.pop(tool_call_id, None)) is not None:
             task.cancel()
 
     async def close(self) -> None:
-        left, self._tasks = list(self._tasks.values()), {}
-        for task in left:
+        pending, self._tasks = list(self._tasks.values()), {}
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
 
     async def _ask(self, event: ToolStart) -> None:
         async with self._turn:
             show_rehearsal(event, self._telling)
             if self._read is None:
-                report.note("stdin is no terminal, so nobody can be asked")
+                report.note("stdin is not a terminal, so the call is denied without a question")
                 await self._decide(event, Answer(False), by="nobody")
                 return
             while True:
@@ -70,11 +70,11 @@ class Questions:
                 try:
                     await self._decide(event, answer, by="you")
                     return
-                except BadRequest as error:  # of the words that are to be remembered
+                except BadRequest as error:  # the words to remember are invalid
                     report.error(error, as_json=False)
 
     async def _decide(self, event: ToolStart, answer: Answer, *, by: str) -> None:
-        with suppress(Conflict):  # it was decided meanwhile, by its time or by Ctrl-C
+        with suppress(Conflict):  # decided meanwhile, by its time-out or by Ctrl-C
             await self._approvals.decide(
                 self._reach,
                 event.tool_call_id,
@@ -86,29 +86,32 @@ class Questions:
 
 
 def show_rehearsal(event: ToolStart, telling: Telling) -> None:
-    """What a call did on a copy of the workspace, as a person decides by it."""
-    told = event.rehearsal
-    if told is None:
-        telling.head(
-            "this was not tried on a copy first:", "a yes makes it in the files themselves"
-        )
+    """Show the result of the dry run of a call, so that the user can decide."""
+    rehearsal = event.rehearsal
+    if rehearsal is None:
+        telling.head("this call had no dry run:", "a yes applies it to the files directly")
         return
-    ended = f"exit code {told['exit_code']}" if told["exit_code"] is not None else told["status"]
-    if "path" not in event.tool_args:  # a tool that only writes a file shows all by its diff
+    outcome = (
+        f"exit code {rehearsal['exit_code']}"
+        if rehearsal["exit_code"] is not None
+        else rehearsal["status"]
+    )
+    # For a tool that only writes a file, the diff shows everything.
+    if "path" not in event.tool_args:
         network = "" if _is_cell(event) else ", without network"
-        telling.head(f"tried on a copy of the files{network}:", str(ended))
-    if told["output"]:
-        telling.block(told["output"], mark="|", most=_OUTPUT_LINES)
-    changes: Sequence[Mapping[str, Any]] = told["changes"]
+        telling.head(f"dry run on a copy of the files{network}:", str(outcome))
+    if rehearsal["output"]:
+        telling.block(rehearsal["output"], mark="|", most=_OUTPUT_LINES)
+    changes: Sequence[Mapping[str, Any]] = rehearsal["changes"]
     telling.head("it would change no file" if not changes else "it would change:")
     for change in changes:
         show_change(change, telling)
-    for one in told.get("host_executables", ()):
-        path, program = one_line(one["path"]), one_line(one["program"])
+    for entry in rehearsal.get("host_executables", ()):
+        path, program = one_line(entry["path"]), one_line(entry["program"])
         telling.block(f"{path}  (new, and {program} would obey it on this host)", mark="!")
-    if told["truncated"]:
-        telling.block("… and more than is shown here: a yes makes that, too")
-    for path in told.get("left_out", ()):
+    if rehearsal["truncated"]:
+        telling.block("… and more changes that are not shown: a yes applies them, too")
+    for path in rehearsal.get("left_out", ()):
         telling.block(
             f"{one_line(path)}  (not in the copy: not a file, not readable, or attached)", mark="!"
         )
@@ -119,9 +122,9 @@ def _is_cell(event: ToolStart) -> bool:
 
 
 def show_change(change: Mapping[str, Any], telling: Telling, *, most: int = sys.maxsize) -> None:
-    """Show one file, and the first `most` lines of its diff: all where a person decides by it."""
+    """Show one file and the first `most` lines of its diff. Show all lines if the user decides."""
     sizes = (change["size_before"], change["size_after"])
-    size = " -> ".join(f"{one}" for one in sizes if one is not None)
+    size = " -> ".join(f"{count}" for count in sizes if count is not None)
     path = one_line(change["path"])
     telling.block(f"{path}  ({size} bytes)" if size else path, mark=_MARKS[change["kind"]])
     if change["diff"]:
@@ -129,34 +132,40 @@ def show_change(change: Mapping[str, Any], telling: Telling, *, most: int = sys.
 
 
 async def ask(event: ToolStart, read: Read) -> Answer:
-    """Yes, no, or always. Text typed before the question does not answer it. No rule answers for
-    changes, except for those of a command."""
+    """Ask for yes, no, or always.
+
+    Discard text typed before the question. Changes of files cannot be allowed with "always",
+    except for the changes of a command.
+    """
     forget_typed()
     question = "Make these changes?" if event.rehearsal is not None else "Allow this?"
     may_be_remembered = event.rehearsal is None or "command" in event.tool_args
     choices = "[y]es, [n]o, [a]lways" if may_be_remembered else "[y]es, [n]o"
     while True:
         write(STDERR, f"{question} {choices}: ")
-        said = await read()
-        match said.strip().lower():
+        reply = await read()
+        match reply.strip().lower():
             case "y" | "yes":
                 return Answer(True)
             case "n" | "no":
                 return Answer(False)
             case "a" | "always" if may_be_remembered:
                 return await _always(event, read)
-        if said == END_OF_INPUT:
+        if reply == END_OF_INPUT:
             return Answer(False)
 
 
 async def _always(event: ToolStart, read: Read) -> Answer:
     if "command" not in event.tool_args:
         return Answer(True, "exact")
-    write(STDERR, "Enter for exactly this, or the words that such commands begin with: ")
-    said = await read()
-    if said == END_OF_INPUT:
+    write(
+        STDERR,
+        "Press Enter to allow exactly this command, or type the first words of such commands: ",
+    )
+    reply = await read()
+    if reply == END_OF_INPUT:
         return Answer(False)
-    words = said.strip()
+    words = reply.strip()
     return Answer(True, "prefix", words) if words else Answer(True, "exact")
 
 

@@ -1,4 +1,4 @@
-"""`sbx attach`, `detach` and `lift`: what the operator does to a sandbox that lives."""
+"""`sbx attach`, `detach` and `lift`: actions of the operator on a live sandbox."""
 
 import os
 from typing import Annotated, Any
@@ -13,50 +13,51 @@ def attach(
     sandbox_id: reach.Id,
     source: Annotated[
         str | None,
-        typer.Argument(help="A directory of the service's host.", metavar="SOURCE"),
+        typer.Argument(help="A directory on the service's host.", metavar="SOURCE"),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Argument(
-            help="Where it is seen; else /mnt and the name that it has.", metavar="TARGET"
-        ),
+        typer.Argument(help="The path inside the sandbox; default: /mnt/NAME.", metavar="TARGET"),
     ] = None,
     writable: Annotated[
         bool,
-        typer.Option("--write", help="Code inside may write to it, at /workspace/shared/NAME."),
+        typer.Option("--write", help="Let code inside write to it, at /workspace/shared/NAME."),
     ] = False,
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Show a directory of the host in a sandbox that lives, and print the path inside.
+    """Attach a directory of the host to a live sandbox, and print its path inside.
 
-    Without SOURCE, list what is attached. For the operator of the service, who named in its setting
-    attach_dirs what may be attached. It is read-only, and seen until sbx detach, the sandbox's
-    deletion, or the end of the service. --write takes a policy with shared = true and
-    host_executables = "allow", and a directory in the sandbox's /workspace/shared that is there.
+    Without SOURCE, list the attached directories. This command is for the operator of the service:
+    the setting attach_dirs of the service lists the directories that may be attached. The directory
+    is read-only. It stays attached until sbx detach, the deletion of the sandbox, or the end of the
+    service. --write needs a policy with shared = true and host_executables = "allow", and an
+    existing directory in /workspace/shared of the sandbox.
     """
     path = reach.of_admin("sandboxes", reach.not_empty(sandbox_id), "attachments")
     if source is None:
-        told = reach.ask(socket, key, lambda client: client.request("GET", path))
-        return _listed(told["items"], as_json=as_json)
-    asked = {"source": os.path.abspath(source), "target": target, "read_only": not writable}
-    made = reach.ask(socket, key, lambda client: client.request("POST", path, json=asked))
-    report.outcome(made, one_line(made["target"]), as_json=as_json)
+        reply = reach.ask(socket, key, lambda client: client.request("GET", path))
+        return _listed(reply["items"], as_json=as_json)
+    request = {"source": os.path.abspath(source), "target": target, "read_only": not writable}
+    attachment = reach.ask(socket, key, lambda client: client.request("POST", path, json=request))
+    report.outcome(attachment, one_line(attachment["target"]), as_json=as_json)
     return exits.Exit.OK
 
 
 def detach(
     sandbox_id: reach.Id,
-    target: Annotated[str, typer.Argument(help="As sbx attach printed it.", metavar="TARGET")],
+    target: Annotated[
+        str, typer.Argument(help="The path inside, from sbx attach.", metavar="TARGET")
+    ],
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Show an attached directory no more. What is open of it stays open."""
+    """Detach a directory. Files in it that are open stay open."""
     path = reach.of_admin("sandboxes", reach.not_empty(sandbox_id), "attachments")
-    asked = {"target": target}
-    reach.ask(socket, key, lambda client: client.request("DELETE", path, params=asked))
+    request = {"target": target}
+    reach.ask(socket, key, lambda client: client.request("DELETE", path, params=request))
     report.outcome({"detached": target}, one_line(target), as_json=as_json)
     return exits.Exit.OK
 
@@ -67,15 +68,16 @@ def lift(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Let a sandbox run again that was frozen, because a planted credential was used in it.
+    """Unfreeze a sandbox that was frozen because code in it used a honeytoken.
 
-    For the operator of the service; sbx logs tells which credential, and where.
+    This command is for the operator of the service. sbx logs shows which credential was used, and
+    where.
     """
     path = reach.of_admin("sandboxes", reach.not_empty(sandbox_id), "lift")
-    told = reach.ask(socket, key, lambda client: client.request("POST", path))
+    reply = reach.ask(socket, key, lambda client: client.request("POST", path))
     if as_json:
-        report.document(told)
-    elif told["lifted"]:
+        report.document(reply)
+    elif reply["lifted"]:
         write(STDOUT, f"{one_line(sandbox_id)}\n")
     else:
         report.note(f"{sandbox_id} was not frozen")
@@ -89,8 +91,8 @@ def _listed(items: list[dict[str, Any]], *, as_json: bool) -> int:
         from sbx.cli.tables import print_table
 
         rows = [
-            (one["target"], one["source"], "read-only" if one["read_only"] else "writable")
-            for one in items
+            (item["target"], item["source"], "read-only" if item["read_only"] else "writable")
+            for item in items
         ]
         print_table(("seen at", "directory", "access"), rows)
     else:

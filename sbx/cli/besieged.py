@@ -1,5 +1,5 @@
-"""`sbx doctor --attack`: the built-in attacks against throw-away sandboxes of the shipped policies,
-on this very host, and what held."""
+"""`sbx doctor --attack`: run the built-in attacks in temporary sandboxes of the shipped policies on
+this host, and report which attacks the restrictions stopped."""
 
 import asyncio
 import time
@@ -15,17 +15,18 @@ from sbx.runtime.attacks.baits import Baits, laid_out
 from sbx.runtime.attacks.trial import Result, Trial, try_policy
 from sbx.runtime.runtime import Runtime
 
-# Each policy, and each path by which a kernel starts: not each with each, to take below a minute.
-# The walls of a path are put up by the same code whatever the policy, and so the other way round.
+# Cover each policy and each way to start a kernel, but not each combination: that would take more
+# than a minute. The same code builds the walls of a path for each policy, and the walls of a policy
+# for each path.
 PLAN = {
     "default": ("pool", "fork", "cold"),
     "strict": ("pool", "cold"),
     "networked": ("pool",),
-    "data-science": ("pool",),  # and by its walls notebook
+    "data-science": ("pool",),  # and the policy notebook, which has the same walls
 }
-_LAST = "cold"  # the path that every host has
+_LAST = "cold"  # every host supports this path
 _WHOLE_S = 120.0
-_AT_ONCE = 2  # no jail has more than a cpu or two
+_AT_ONCE = 2  # a jail has at most one or two CPUs
 _LAYERS = (
     *("namespaces", "mounts", "landlock", "seccomp", "privileges", "rlimits", "limits"),
     "runtime",
@@ -35,8 +36,8 @@ _LAYERS = (
 
 @dataclass(frozen=True, slots=True)
 class Siege:
-    """All trials. `refused` are the policies that do not run on this host: there is nothing of
-    theirs to be attacked."""
+    """The result of all trials. `refused` are the policies that do not run on this host, so they
+    were not attacked."""
 
     trials: tuple[Trial, ...]
     refused: tuple[Verdict, ...]
@@ -52,17 +53,17 @@ class Siege:
 
     @property
     def complete(self) -> bool:
-        """Whether each policy that runs here was attacked by a path at least, `default` among them,
-        and every attack came to an end that says something."""
-        whole = {one.policy for one in self.trials if one.error is None}
-        begun = {one.policy for one in self.trials}
-        return "default" in whole and whole == begun and not self.unclear
+        """Whether each policy that runs here, including `default`, completed a trial, and no attack
+        has an unclear result."""
+        completed = {trial.policy for trial in self.trials if trial.error is None}
+        started = {trial.policy for trial in self.trials}
+        return "default" in completed and completed == started and not self.unclear
 
     def _ended(self, end: End) -> list[tuple[Trial, Result]]:
-        return [(trial, one) for trial in self.trials for one in trial.ended(end)]
+        return [(trial, result) for trial in self.trials for result in trial.ended(end)]
 
     def tally(self, layer: str, policy: str) -> tuple[int, int]:
-        """How many attacks on a layer of a policy were tried, and how many it held."""
+        """Return how many attacks on a layer of a policy were tried, and how many it stopped."""
         results = [
             result
             for trial in self.trials
@@ -70,54 +71,54 @@ class Siege:
             for result in trial.results
             if result.attack.layer == layer
         ]
-        return len(results), sum(one.end is End.HELD for one in results)
+        return len(results), sum(result.end is End.HELD for result in results)
 
     def to_dict(self) -> dict[str, Any]:
-        policies = list(dict.fromkeys(one.policy for one in self.trials))
+        policies = list(dict.fromkeys(trial.policy for trial in self.trials))
         return {
             "ok": self.complete and not self.escaped,
             "complete": self.complete,
             "duration_s": round(self.duration_s, 3),
-            "tried": sum(len(one.results) for one in self.trials),
-            "held": sum(len(one.ended(End.HELD)) for one in self.trials),
-            "escaped": [_told(*one) for one in self.escaped],
-            "unclear": [_told(*one) for one in self.unclear],
+            "tried": sum(len(trial.results) for trial in self.trials),
+            "held": sum(len(trial.ended(End.HELD)) for trial in self.trials),
+            "escaped": [_finding(*finding) for finding in self.escaped],
+            "unclear": [_finding(*finding) for finding in self.unclear],
             "layers": [
-                {"layer": layer, "policy": policy, "tried": tried, "held": held}
+                {"layer": layer, "policy": policy, "tried": tried, "held": stopped}
                 for layer in _LAYERS
                 for policy in policies
-                for tried, held in [self.tally(layer, policy)]
+                for tried, stopped in [self.tally(layer, policy)]
             ],
             "trials": [
                 {
-                    "policy": one.policy,
-                    "path": one.path,
-                    "duration_s": round(one.duration_s, 3),
-                    "error": one.error.to_dict() if one.error else None,
-                    "outcomes": {result.attack.name: result.outcome for result in one.results},
+                    "policy": trial.policy,
+                    "path": trial.path,
+                    "duration_s": round(trial.duration_s, 3),
+                    "error": trial.error.to_dict() if trial.error else None,
+                    "outcomes": {result.attack.name: result.outcome for result in trial.results},
                 }
-                for one in self.trials
+                for trial in self.trials
             ],
-            "refused": [one.to_dict() for one in self.refused],
+            "refused": [refusal.to_dict() for refusal in self.refused],
         }
 
     def tables(self) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
-        """What held, by layer and policy; and each trial."""
-        policies = tuple(dict.fromkeys(one.policy for one in self.trials))
+        """Return a table of stopped attacks by layer and policy, and a table of the trials."""
+        policies = tuple(dict.fromkeys(trial.policy for trial in self.trials))
         layers: list[tuple[str, ...]] = [
             (layer, *(_cell(*self.tally(layer, policy)) for policy in policies))
             for layer in _LAYERS
         ]
         trials: list[tuple[str, ...]] = [
             (
-                one.policy,
-                one.path,
-                str(len(one.results)),
-                str(len(one.ended(End.HELD))),
-                str(len(one.ended(End.ESCAPED))),
-                f"{one.duration_s:.1f} s",
+                trial.policy,
+                trial.path,
+                str(len(trial.results)),
+                str(len(trial.ended(End.HELD))),
+                str(len(trial.ended(End.ESCAPED))),
+                f"{trial.duration_s:.1f} s",
             )
-            for one in self.trials
+            for trial in self.trials
         ]
         return [
             (("layer", *policies), layers),
@@ -125,33 +126,33 @@ class Siege:
         ]
 
     def sentences(self) -> list[str]:
-        """What a person must not overlook, the worst first."""
+        """Return the lines that need attention, the worst first."""
         lines = [
-            f"ESCAPED: {one.attack.name} ({one.attack.kind}, {one.attack.layer}):"
-            f" {trial.policy} by {trial.path} answered {one.outcome}"
-            for trial, one in self.escaped
+            f"ESCAPED: {result.attack.name} ({result.attack.kind}, {result.attack.layer}):"
+            f" {trial.policy} by {trial.path} answered {result.outcome}"
+            for trial, result in self.escaped
         ]
         lines += [
-            f"unclear: {one.attack.name} ({one.attack.kind}): {trial.policy} by {trial.path}"
-            f" answered {one.outcome or 'nothing'}"
-            for trial, one in self.unclear
+            f"unclear: {result.attack.name} ({result.attack.kind}): {trial.policy} by {trial.path}"
+            f" answered {result.outcome or 'nothing'}"
+            for trial, result in self.unclear
         ]
         lines += [
-            f"not tried: {one.policy} by {one.path}: {one.error.message}"
-            for one in self.trials
-            if one.error is not None
+            f"not tried: {trial.policy} by {trial.path}: {trial.error.message}"
+            for trial in self.trials
+            if trial.error is not None
         ]
-        lines += [f"not tried: {one.policy}: {one.cause}" for one in self.refused]
+        lines += [f"not tried: {refusal.policy}: {refusal.cause}" for refusal in self.refused]
         return lines
 
 
-def _cell(tried: int, held: int) -> str:
+def _cell(tried: int, stopped: int) -> str:
     if not tried:
         return ""
-    return f"{held} held" if held == tried else f"{held} of {tried} held"
+    return f"{stopped} held" if stopped == tried else f"{stopped} of {tried} held"
 
 
-def _told(trial: Trial, result: Result) -> dict[str, Any]:
+def _finding(trial: Trial, result: Result) -> dict[str, Any]:
     return {
         "name": result.attack.name,
         "class": str(result.attack.kind),
@@ -163,22 +164,24 @@ def _told(trial: Trial, result: Result) -> dict[str, Any]:
 
 
 async def besiege() -> Siege:
-    """Attack what this host can run. What fails is part of the answer."""
-    began = time.monotonic()
+    """Attack every policy that this host can run. Failed trials are part of the result."""
+    started_at = time.monotonic()
     with laid_out() as baits:
         async with Runtime() as runtime:
-            verdicts = {one.name: verdict(one, runtime.capabilities) for one in shipped()}
-            policies = [one for one in shipped() if one.name in PLAN and verdicts[one.name].runs]
-            policies.sort(key=lambda one: list(PLAN).index(one.name))
-            trials = await _trials(runtime, policies, baits, began + _WHOLE_S)
+            verdicts = {policy.name: verdict(policy, runtime.capabilities) for policy in shipped()}
+            policies = [
+                policy for policy in shipped() if policy.name in PLAN and verdicts[policy.name].runs
+            ]
+            policies.sort(key=lambda policy: list(PLAN).index(policy.name))
+            trials = await _trials(runtime, policies, baits, started_at + _WHOLE_S)
     refused = [verdicts[name] for name in PLAN if name in verdicts and not verdicts[name].runs]
-    return Siege(tuple(trials), tuple(refused), time.monotonic() - began)
+    return Siege(tuple(trials), tuple(refused), time.monotonic() - started_at)
 
 
 async def _trials(
     runtime: Runtime, policies: Sequence[Policy], baits: Baits, deadline: float
 ) -> list[Trial]:
-    """Those of the plan, and where a host has not these paths, by the one that it must have."""
+    """Run the trials of the plan. If a policy completed none of its paths, try the path `cold`."""
     cells = [
         (policy, PLAN[policy.name][number], number == 0)
         for number in range(max(map(len, PLAN.values())))
@@ -186,35 +189,35 @@ async def _trials(
         if number < len(PLAN[policy.name])
     ]
     trials = await _some_at_once(runtime, cells, baits, deadline)
-    whole = {one.policy for one in trials if one.error is None}
-    left = [
+    completed = {trial.policy for trial in trials if trial.error is None}
+    remaining = [
         (policy, _LAST, True)
         for policy in policies
-        if policy.name not in whole and _LAST not in PLAN[policy.name]
+        if policy.name not in completed and _LAST not in PLAN[policy.name]
     ]
-    return trials + await _some_at_once(runtime, left, baits, deadline)
+    return trials + await _some_at_once(runtime, remaining, baits, deadline)
 
 
 async def _some_at_once(
     runtime: Runtime, cells: Sequence[tuple[Policy, str, bool]], baits: Baits, deadline: float
 ) -> list[Trial]:
-    """In the order of `cells`, so that each policy has been attacked once should time run out."""
-    room = asyncio.Semaphore(_AT_ONCE)
+    """Start in the order of `cells`, so that each policy is attacked once before time runs out."""
+    semaphore = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(policy: Policy, path: str, runs: bool) -> Trial:
-        async with room:
+    async def run_trial(policy: Policy, path: str, runs: bool) -> Trial:
+        async with semaphore:
             return await _in_time(runtime, policy, path, baits, deadline, runs=runs)
 
-    return list(await asyncio.gather(*(one(*cell) for cell in cells)))
+    return list(await asyncio.gather(*(run_trial(*cell) for cell in cells)))
 
 
 async def _in_time(
     runtime: Runtime, policy: Policy, path: str, baits: Baits, deadline: float, *, runs: bool
 ) -> Trial:
-    began = time.monotonic()
+    started_at = time.monotonic()
     try:
-        async with asyncio.timeout(deadline - began):
+        async with asyncio.timeout(deadline - started_at):
             return await try_policy(runtime, policy, path, baits, runs=runs)
     except TimeoutError:
-        late = errors.Unavailable(f"this host is too busy: {_WHOLE_S:.0f} s were not enough")
-        return Trial(policy.name, path, time.monotonic() - began, error=late)
+        error = errors.Unavailable(f"this host is too busy: {_WHOLE_S:.0f} s were not enough")
+        return Trial(policy.name, path, time.monotonic() - started_at, error=error)

@@ -1,4 +1,4 @@
-"""`sbx chat`: a conversation with an agent, at the terminal."""
+"""`sbx chat`: a conversation with an agent at the terminal."""
 
 import os
 from pathlib import Path
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 def chat(
     conversation: Annotated[
         str | None,
-        typer.Argument(help="With --resume or --rm: which one.", metavar="[ID]"),
+        typer.Argument(help="With --resume or --rm: the id of the conversation.", metavar="[ID]"),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with a conversation; without ID, with the last one."),
+        typer.Option("--resume", help="Continue a conversation; without ID, the last one."),
     ] = False,
     project: Annotated[
         Path | None,
         typer.Option(
             help="Work in this directory, which is then /workspace. Changes of files are shown and "
-            "asked for.",
+            "need your approval.",
             metavar="DIR",
         ),
     ] = None,
     changes: Annotated[
         str | None,
         typer.Option(
-            help="In a project: ask about changes of files (the default), or allow them. It is "
-            "kept with the conversation.",
+            help="In a project: ask about changes of files (the default), or allow them. The "
+            "setting is stored with the conversation.",
             metavar="ask|allow",
         ),
     ] = None,
@@ -43,8 +43,8 @@ def chat(
         list[str] | None,
         typer.Option(
             "--ask-outside",
-            help="In a project: do not ask about changes below this directory of it. Repeat it for "
-            'more; "" for none.',
+            help="In a project: do not ask about changes below this directory of the project. "
+            'Repeatable; "" clears the list.',
             metavar="DIR",
         ),
     ] = None,
@@ -52,7 +52,7 @@ def chat(
         bool,
         typer.Option(
             "--no-sandbox",
-            help="In a project: act on this host itself, unrestricted, as you. Only with "
+            help="In a project: run on this host itself, unrestricted, as you. Only with "
             "SBX_ALLOW_HOST_MODE=1.",
         ),
     ] = False,
@@ -68,48 +68,50 @@ def chat(
         typer.Option(
             "--data-dir",
             envvar="SBX_CHAT_DIR",
-            help="Where conversations are kept; else in your data directory.",
+            help="The directory of the conversations; default: in your data directory.",
             metavar="DIR",
         ),
     ] = None,
     as_list: Annotated[bool, typer.Option("--list", help="List the conversations.")] = False,
-    rm: Annotated[
-        bool, typer.Option("--rm", help="Forget a conversation, with its files.")
-    ] = False,
+    rm: Annotated[bool, typer.Option("--rm", help="Delete a conversation and its files.")] = False,
 ) -> int:
     """Talk with an agent that runs code in a sandbox, and reads and writes files there.
 
-    What is said and the files are kept; variables end with the command. Ctrl-C aborts what the
-    agent does and keeps the conversation, Ctrl-D ends the command, /help tells of more. Where
-    stdin is no terminal each line of it is a message, and the exit code is that of the last one,
-    as of sbx agent.
+    Messages and files are stored; variables end with the command. Ctrl-C aborts the current answer
+    and keeps the conversation. Ctrl-D ends the command. /help lists the commands. If stdin is not a
+    terminal, each line is a message, and the exit code is that of the last answer, as for
+    sbx agent.
 
     \b
-    The model is named by the environment, or by a file .env:
-      MODEL_PROVIDER  openai (the default; whatever speaks chat completions) or anthropic
+    Environment variables, or a file .env, select the model:
+      MODEL_PROVIDER  openai (the default; any server for chat completions) or anthropic
       MODEL_NAME      the model
       API_KEY         its key, which never reaches the sandbox
-      BASE_URL        where it is, if not at the provider's own address
+      BASE_URL        its address, if not the provider's default
     """
     import asyncio
 
     directory = data_dir or chat_directory()
     if conversation is not None and not (resume or rm):
         raise BadRequest(
-            f"{conversation} is no option", hint="sbx chat --resume ID; messages are typed later"
+            f"unexpected argument {conversation}",
+            hint="sbx chat --resume ID; type messages after the start",
         )
     if rm and conversation is None:
-        raise BadRequest("which conversation?", hint="sbx chat --rm ID; sbx chat --list has them")
+        raise BadRequest(
+            "--rm needs the id of a conversation",
+            hint="sbx chat --rm ID; sbx chat --list shows them",
+        )
     if as_list:
         return _list(directory)
     if no_sandbox and project is None:
         raise BadRequest(
-            "--no-sandbox is for a project", hint="name its directory with --project DIR"
+            "--no-sandbox needs a project", hint="name its directory with --project DIR"
         )
 
     if (changes is not None or ask_outside is not None) and project is None and not resume:
         raise BadRequest(
-            "--changes and --ask-outside are for a project", hint="name it with --project DIR"
+            "--changes and --ask-outside need a project", hint="name it with --project DIR"
         )
 
     from sbx.cli.chatting import converse
@@ -122,7 +124,7 @@ def chat(
     settings = agent_model.settings(
         model=model, max_steps=max_steps, policy=policy, connect=connect, key=key
     )
-    wanted = Wanted(
+    options = Wanted(
         directory=directory,
         resume=(conversation or "") if resume or rm else None,
         policy=settings.sandbox_image,
@@ -135,26 +137,26 @@ def chat(
         ask_outside=None if ask_outside is None else checked_prefixes(filter(None, ask_outside)),
     )
     if rm:
-        asyncio.run(removed(wanted))
+        asyncio.run(removed(options))
         return exits.Exit.OK
-    made = agent_model.made(settings, replay, record)
+    chat_model = agent_model.made(settings, replay, record)
     store = quarantine_of(directory)
     before = {item.id for item in quarantine.items(store)}
-    ended = asyncio.run(converse(wanted, made, settings.max_steps))
-    # One chat at a time uses the directory, so these are of this chat.
+    end = asyncio.run(converse(options, chat_model, settings.max_steps))
+    # Only one chat at a time uses the directory, so these items belong to this chat.
     new = [item for item in quarantine.items(store) if item.id not in before]
-    if ended.asks_to_restore:
+    if end.asks_to_restore:
         offer(new, store)
     if data_dir is not None and any(item in new for item in quarantine.items(store)):
-        report.note(f"files wait for your consent: sbx quarantine list --data-dir {data_dir}")
-    return exits.Exit.OK if ended.last is None else exits.for_agent(ended.last)
+        report.note(f"files are in quarantine: sbx quarantine list --data-dir {data_dir}")
+    return exits.Exit.OK if end.last is None else exits.for_agent(end.last)
 
 
 def _mode(changes: str | None) -> "ChangesMode | None":
     match changes:
         case None | "ask" | "allow":
             return changes
-    raise BadRequest(f"--changes is ask or allow, not {changes[:80]!r}")
+    raise BadRequest(f"--changes must be ask or allow, not {changes[:80]!r}")
 
 
 def _list(directory: Path) -> int:
@@ -169,9 +171,12 @@ def _list(directory: Path) -> int:
 
 
 def chat_directory() -> Path:
-    """Where conversations are kept: SBX_CHAT_DIR, else in the user's data directory. Raises
-    RuntimeError for a user without a home."""
+    """Return the directory of the conversations: SBX_CHAT_DIR, or one in the user's data
+    directory.
+
+    Raise RuntimeError for a user without a home.
+    """
     from platformdirs import user_data_path
 
-    named = os.environ.get("SBX_CHAT_DIR")
-    return Path(named) if named else user_data_path("sbx") / "chat"
+    override = os.environ.get("SBX_CHAT_DIR")
+    return Path(override) if override else user_data_path("sbx") / "chat"

@@ -1,4 +1,4 @@
-"""`sbx command`: what runs in the background of a sandbox."""
+"""`sbx command`: the commands that run in the background of a sandbox."""
 
 import json
 import sys
@@ -27,9 +27,9 @@ _WRITTEN_MAX = 1 << 20  # bytes of one write
 _SHOWN = 60
 
 app = typer.Typer(
-    help="List, follow, feed and stop what runs in the background.", rich_markup_mode=None
+    help="List, follow, feed and stop commands in the background.", rich_markup_mode=None
 )
-Name = Annotated[str, typer.Argument(help="As in sbx command list.", metavar="COMMAND")]
+Name = Annotated[str, typer.Argument(help="The id, from sbx command list.", metavar="COMMAND")]
 
 
 @app.command("list")
@@ -40,17 +40,18 @@ def list_commands(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """What runs, and what ended a while ago; the newest first."""
-    found = _of(socket, key, sandbox_id, conversation, lambda commands: commands.list())
+    """List the running commands and the recently ended ones, the newest first."""
+    entries = _of(socket, key, sandbox_id, conversation, lambda commands: commands.list())
     if as_json:
-        report.document({"commands": [status_to_json(one) for one in found]})
-    elif not found:
-        report.note("nothing was started in the background: sbx exec --background")
+        report.document({"commands": [status_to_json(entry) for entry in entries]})
+    elif not entries:
+        report.note("no background commands; start one with sbx exec --background")
     else:
         from sbx.cli.tables import print_table
 
         rows = [
-            (one.id, _ended(one), moments.since(one.started_at), _cut(one.command)) for one in found
+            (entry.id, _state(entry), moments.since(entry.started_at), _cut(entry.command))
+            for entry in entries
         ]
         print_table(("command", "state", "started", "what"), rows)
     return exits.Exit.OK
@@ -60,20 +61,20 @@ def list_commands(
 def show_command(
     sandbox_id: reach.Id,
     command_id: Name,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the command has ended.")] = False,
     conversation: reach.Conversation = "default",
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """How a command is; with --wait, exits as it did."""
+    """Show the state of a command. With --wait, exit with its exit code."""
 
     async def look(command: "RemoteCommand") -> CommandStatus:
         return await (command.wait() if wait else command.status())
 
-    told = _at(socket, key, sandbox_id, conversation, command_id, look)
-    _show(told, as_json=as_json)
-    return _exit(told) if wait else exits.Exit.OK
+    status = _at(socket, key, sandbox_id, conversation, command_id, look)
+    _show(status, as_json=as_json)
+    return _exit(status) if wait else exits.Exit.OK
 
 
 @app.command("logs")
@@ -81,10 +82,10 @@ def show_logs(
     sandbox_id: reach.Id,
     command_id: Name,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until it has ended, or Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Continue until the command ends, or Ctrl-C.")
     ] = False,
     offset: Annotated[
-        int, typer.Option(help="From this byte of its log on.", metavar="N", min=0)
+        int, typer.Option(help="Start at this byte of the log.", metavar="N", min=0)
     ] = 0,
     conversation: reach.Conversation = "default",
     as_json: Annotated[
@@ -93,15 +94,18 @@ def show_logs(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """What a command wrote: stdout and stderr, as they came. Only the latest part is kept."""
+    """Print the output of a command: stdout and stderr, in their order.
+
+    Only the latest part is kept.
+    """
     channel = Channel(STDOUT)
 
-    def show(piece: LogPiece, asked: int) -> None:
+    def show(piece: LogPiece, requested: int) -> None:
         if as_json:
             write(STDOUT, json.dumps(piece_to_json(piece)) + "\n")
             return
-        if piece.offset > asked:
-            report.note(f"{piece.offset - asked} bytes are kept no more")
+        if piece.offset > requested:
+            report.note(f"{piece.offset - requested} older bytes of the log were discarded")
         channel.write(piece.text)
 
     async def shown(command: "RemoteCommand") -> None:
@@ -127,26 +131,28 @@ def write_to_command(
     sandbox_id: reach.Id,
     command_id: Name,
     text: Annotated[
-        str | None, typer.Argument(help="A line of text; without it, our stdin.", metavar="TEXT")
+        str | None, typer.Argument(help="A line of text; default: stdin of sbx.", metavar="TEXT")
     ] = None,
-    end: Annotated[bool, typer.Option("--end", help="And it ends with that.")] = False,
+    end: Annotated[
+        bool, typer.Option("--end", help="Close the standard input afterwards.")
+    ] = False,
     conversation: reach.Conversation = "default",
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
     """Feed the standard input of a command that was started with -i."""
-    given = f"{text}\n" if text is not None else "" if end and sys.stdin.isatty() else _stdin()
+    content = f"{text}\n" if text is not None else "" if end and sys.stdin.isatty() else _stdin()
 
     async def feed(command: "RemoteCommand") -> None:
-        if given:
-            await command.write(given)
+        if content:
+            await command.write(content)
         if end:
             await command.write(None)
 
     _at(socket, key, sandbox_id, conversation, command_id, feed)
     if as_json:
-        report.document({"written": len(given.encode()), "ended": end})
+        report.document({"written": len(content.encode()), "ended": end})
     return exits.Exit.OK
 
 
@@ -162,7 +168,7 @@ def stop_command(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """End a command: SIGTERM, then SIGKILL. What has ended stays as it is."""
+    """Stop a command with SIGTERM, then SIGKILL. A command that has ended does not change."""
 
     async def end(command: "RemoteCommand") -> CommandStatus:
         return await command.stop(grace_s=grace)
@@ -183,18 +189,18 @@ def start(
     stdin_open: bool,
     as_json: bool,
 ) -> int:
-    """`sbx exec --background`: prints the id of what it started."""
+    """Start a command for `sbx exec --background`, and print its id."""
 
     async def begin(commands: "RemoteCommands") -> CommandStatus:
         started = await commands.start(command, cwd=cwd, env=env, stdin_open=stdin_open)
         return await started.status()
 
-    told = _of(socket, key, sandbox_id, conversation, begin)
-    report.outcome(status_to_json(told), one_line(told.id), as_json=as_json)
+    status = _of(socket, key, sandbox_id, conversation, begin)
+    report.outcome(status_to_json(status), one_line(status.id), as_json=as_json)
     return exits.Exit.OK
 
 
-# -- the parts of it -------------------------------------------------------------------------------
+# -- shared parts ----------------------------------------------------------------------------------
 
 
 def _of(
@@ -202,12 +208,12 @@ def _of(
     key: str | None,
     sandbox_id: str,
     conversation: str,
-    act: "Callable[[RemoteCommands], Awaitable[T]]",
+    action: "Callable[[RemoteCommands], Awaitable[T]]",
 ) -> T:
     return reach.ask(
         socket,
         key,
-        lambda client: act(client.sandbox(sandbox_id).conversation(conversation).commands),
+        lambda client: action(client.sandbox(sandbox_id).conversation(conversation).commands),
     )
 
 
@@ -217,42 +223,42 @@ def _at(
     sandbox_id: str,
     conversation: str,
     command_id: str,
-    act: "Callable[[RemoteCommand], Awaitable[T]]",
+    action: "Callable[[RemoteCommand], Awaitable[T]]",
 ) -> T:
     async def there(commands: "RemoteCommands") -> T:
-        return await act(await commands.get(command_id))
+        return await action(await commands.get(command_id))
 
     return _of(socket, key, sandbox_id, conversation, there)
 
 
-def _show(told: CommandStatus, *, as_json: bool) -> None:
+def _show(status: CommandStatus, *, as_json: bool) -> None:
     if as_json:
-        report.document(status_to_json(told))
+        report.document(status_to_json(status))
         return
     lines = [
-        ("command", _cut(told.command)),
-        ("state", _ended(told)),
-        ("why", told.reason),
-        ("started", moments.since(told.started_at)),
-        ("ended", moments.since(told.ended_at)),
-        ("log", f"bytes {told.log_begin} to {told.log_end}"),
+        ("command", _cut(status.command)),
+        ("state", _state(status)),
+        ("why", status.reason),
+        ("started", moments.since(status.started_at)),
+        ("ended", moments.since(status.ended_at)),
+        ("log", f"bytes {status.log_begin} to {status.log_end}"),
     ]
-    shown = "".join(f"{name:<9}{one_line(value)}\n" for name, value in lines if value)
-    write(STDOUT, shown)
+    text = "".join(f"{name:<9}{one_line(value)}\n" for name, value in lines if value)
+    write(STDOUT, text)
 
 
-def _ended(told: CommandStatus) -> str:
-    if told.cause is not None:
-        return f"{told.state.value} ({told.cause.value})"
-    if told.exit_code is not None:
-        return f"{told.state.value} ({told.exit_code})"
-    return told.state.value
+def _state(status: CommandStatus) -> str:
+    if status.cause is not None:
+        return f"{status.state.value} ({status.cause.value})"
+    if status.exit_code is not None:
+        return f"{status.state.value} ({status.exit_code})"
+    return status.state.value
 
 
-def _exit(told: CommandStatus) -> int:
-    match told.state:
+def _exit(status: CommandStatus) -> int:
+    match status.state:
         case CommandState.EXITED:
-            return told.exit_code or exits.Exit.OK
+            return status.exit_code or exits.Exit.OK
         case CommandState.STOPPED:
             return exits.Exit.INTERRUPTED
         case CommandState.KILLED:
@@ -273,7 +279,7 @@ def _stdin() -> str:
     except UnicodeDecodeError:
         raise BadRequest("stdin is not UTF-8 text") from None
     raise BadRequest(
-        f"stdin is longer than the {_WRITTEN_MAX >> 20} MiB that wait for a command at most",
+        f"stdin is longer than {_WRITTEN_MAX >> 20} MiB, the most that can wait for a command",
         code="stdin_too_large",
         hint="copy it in with sbx cp, and let the command read the file",
     )

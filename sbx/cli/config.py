@@ -1,4 +1,4 @@
-"""`sbx config`: every setting of the service, its value, and where it came from."""
+"""`sbx config`: every setting of the service, with its value and its source."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,9 +27,9 @@ def config(
     """
     from sbx.api.settings import ServiceSettings, read_settings
 
-    found = read_settings(config=file)
+    result = read_settings(config=file)
     rows = [
-        (name, _plain(found.settings, name), found.sources.get(name, "default"))
+        (name, _plain(result.settings, name), result.sources.get(name, "default"))
         for name in ServiceSettings.model_fields
     ]
     if as_json:
@@ -38,7 +38,7 @@ def config(
                 "settings": [
                     {"name": name, "value": value, "source": source} for name, value, source in rows
                 ],
-                "unknown": [{"name": name, "source": source} for name, source in found.unknown],
+                "unknown": [{"name": name, "source": source} for name, source in result.unknown],
             }
         )
         return
@@ -48,19 +48,19 @@ def config(
         ("setting", "value", "source"),
         [(name, _text(value), source) for name, value, source in rows],
     )
-    for name, source in found.unknown:
-        report.note(f"{name} of {source} is no setting of sbx")
+    for name, source in result.unknown:
+        report.note(f"{name} in {source} is not a setting of sbx")
 
 
 def _plain(settings: "ServiceSettings", name: str) -> Any:
-    """A value of JSON. A key is never shown."""
+    """Return the value as JSON. Never show the API key."""
     value = getattr(settings, name)
     if name == "api_key":
         return None if value is None else "(hidden)"
     if name == "socket_mode":
         return None if value is None else f"{value:04o}"
     if isinstance(value, tuple):
-        return [str(one) if isinstance(one, Path) else one for one in value]
+        return [str(element) if isinstance(element, Path) else element for element in value]
     return str(value) if isinstance(value, Path) else value
 
 

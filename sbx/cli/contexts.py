@@ -1,4 +1,4 @@
-"""`sbx context`: the kernels of a conversation, side by side over its files."""
+"""`sbx context`: the kernels of a conversation, which share its files."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 app = typer.Typer(
-    help="Make, list, restart and delete kernels beside the first one.", rich_markup_mode=None
+    help="Create, list, restart and delete additional kernels of a conversation.",
+    rich_markup_mode=None,
 )
-Name = Annotated[str, typer.Argument(help="As in sbx context list.", metavar="NAME")]
+Name = Annotated[str, typer.Argument(help="The name, from sbx context list.", metavar="NAME")]
 
 
 @app.command("list")
@@ -26,28 +27,30 @@ def list_contexts(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """The contexts of a conversation, `default` first."""
+    """List the contexts of a conversation, `default` first."""
     path = reach.of_sandbox(sandbox_id, "conversations", conversation, "contexts")
-    told = reach.ask(socket, key, lambda client: client.request("GET", path))
+    reply = reach.ask(socket, key, lambda client: client.request("GET", path))
     if as_json:
-        report.document({"contexts": told["items"], "limit": told["limit"]})
+        report.document({"contexts": reply["items"], "limit": reply["limit"]})
         return exits.Exit.OK
     from sbx.cli.tables import print_table
 
-    print_table(("context", "status"), [(one["name"], one["status"]) for one in told["items"]])
+    print_table(
+        ("context", "status"), [(entry["name"], entry["status"]) for entry in reply["items"]]
+    )
     return exits.Exit.OK
 
 
 @app.command("create")
 def create_context(
     sandbox_id: reach.Id,
-    name: Annotated[str, typer.Argument(help="A name of your own.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="A name that you choose.", metavar="NAME")],
     conversation: reach.Conversation = "default",
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Make a context and start its kernel."""
+    """Create a context and start its kernel."""
     _of(socket, key, sandbox_id, conversation, lambda contexts: contexts.create(name))
     return _done(name, "created", as_json=as_json)
 
@@ -61,7 +64,7 @@ def restart_context(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """End its kernel and what runs in it, and start another: a clean namespace."""
+    """Stop the kernel of a context with its runs, and start a new kernel without variables."""
 
     async def restarted(contexts: "RemoteContexts") -> None:
         await (await contexts.get(name)).restart()
@@ -79,7 +82,7 @@ def delete_context(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """End its kernel and what runs in it, for good; files stay."""
+    """Delete a context and stop its kernel with its runs. The files stay."""
     _of(socket, key, sandbox_id, conversation, lambda contexts: contexts.delete(name))
     return _done(name, "deleted", as_json=as_json)
 
@@ -89,15 +92,15 @@ def _of(
     key: str | None,
     sandbox_id: str,
     conversation: str,
-    work: "Callable[[RemoteContexts], Awaitable[T]]",
+    action: "Callable[[RemoteContexts], Awaitable[T]]",
 ) -> T:
     return reach.ask(
         socket,
         key,
-        lambda client: work(client.sandbox(sandbox_id).conversation(conversation).contexts),
+        lambda client: action(client.sandbox(sandbox_id).conversation(conversation).contexts),
     )
 
 
-def _done(name: str, what: str, *, as_json: bool) -> int:
-    report.outcome({"context": name, what: True}, one_line(name), as_json=as_json)
+def _done(name: str, outcome: str, *, as_json: bool) -> int:
+    report.outcome({"context": name, outcome: True}, one_line(name), as_json=as_json)
     return exits.Exit.OK

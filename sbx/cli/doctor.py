@@ -1,5 +1,5 @@
-"""`sbx doctor`: which walls and which paths this host gives, what to do for the others, and with
---attack whether they hold."""
+"""`sbx doctor`: report the walls and the start paths that this host supports, with remedies for
+the missing ones. With --attack, test whether the walls stop attacks."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,18 +19,20 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     attack: Annotated[
         bool,
-        typer.Option("--attack", help="Attack throw-away sandboxes, and tell what held."),
+        typer.Option(
+            "--attack", help="Run attacks in temporary sandboxes, and report the results."
+        ),
     ] = False,
 ) -> int:
-    """Try every layer of this host, and start a sandbox by each path.
+    """Test every layer of this host, and start a sandbox by each path.
 
-    What is missing is named with its cause and its remedy. A path is a way to start a kernel: cold
-    is the one that always works; fork and pool are faster, with the same walls. Ends with 0 when
-    the policy `default` runs here, else with 3.
+    The report names the cause and the remedy of each missing layer. A path is a way to start a
+    kernel: cold works on every host; fork and pool are faster, with the same walls. The exit code
+    is 0 if the policy `default` runs here, else 3.
 
-    With --attack, some hundred attacks are tried in sandboxes of the shipped policies instead, in
-    less than a minute; none harms this host should its wall be missing. Ends with 0 when all were
-    held, with 1 when one escaped, and with 3 when not all could be tried.
+    With --attack, run some hundred attacks in sandboxes of the shipped policies instead. This takes
+    less than a minute. No attack harms this host, even if its wall is missing. The exit code is 0
+    if all attacks were stopped, 1 if one escaped, and 3 if not all could be tried.
     """
     import asyncio
 
@@ -39,14 +41,14 @@ def doctor(
 
     from sbx.cli.examine import examine
 
-    found = asyncio.run(examine())
+    examination = asyncio.run(examine())
     if as_json:
         report.document(
             {
-                "ok": found.ok,
-                "linux": found.linux,
-                "machine": found.machine,
-                "root": found.root,
+                "ok": examination.ok,
+                "linux": examination.linux,
+                "machine": examination.machine,
+                "root": examination.root,
                 "layers": [
                     {
                         "name": layer.name,
@@ -55,25 +57,25 @@ def doctor(
                         "cause": layer.cause,
                         "remedy": layer.remedy,
                     }
-                    for layer in found.layers
+                    for layer in examination.layers
                 ],
-                "policies": [verdict.to_dict() for verdict in found.verdicts],
-                "languages": [one.to_dict() for one in found.languages],
-                "live": found.live.to_dict(),
+                "policies": [verdict.to_dict() for verdict in examination.verdicts],
+                "languages": [language.to_dict() for language in examination.languages],
+                "live": examination.live.to_dict(),
                 "paths": [
                     {
-                        "path": one.path,
-                        "ok": one.ok,
-                        "duration_s": round(one.duration_s, 3),
-                        "error": one.error.to_dict() if one.error else None,
+                        "path": check.path,
+                        "ok": check.ok,
+                        "duration_s": round(check.duration_s, 3),
+                        "error": check.error.to_dict() if check.error else None,
                     }
-                    for one in found.paths
+                    for check in examination.paths
                 ],
             }
         )
     else:
-        _print(found)
-    return Exit.OK if found.ok else Exit.REFUSED
+        _print(examination)
+    return Exit.OK if examination.ok else Exit.REFUSED
 
 
 def _attack(*, as_json: bool) -> int:
@@ -98,71 +100,82 @@ def _print_siege(siege: "Siege") -> None:
         print_table(heads, rows)
         write(STDOUT, "\n")
     write(STDOUT, "".join(f"{one_line(line)}\n" for line in siege.sentences()))
-    told = siege.to_dict()
+    totals = siege.to_dict()
     write(
         STDOUT,
-        f"{told['tried']} attacks tried in {siege.duration_s:.0f} s: {told['held']} held,"
+        f"{totals['tried']} attacks tried in {siege.duration_s:.0f} s: {totals['held']} held,"
         f" {len(siege.escaped)} escaped, {len(siege.unclear)} unclear\n",
     )
 
 
-def _print(found: "Examination") -> None:
+def _print(examination: "Examination") -> None:
     from sbx.cli.tables import print_table
 
-    who = "root" if found.root else "an unprivileged user"
-    write(STDOUT, f"linux {found.linux} on {found.machine}, as {who}\n\n")
+    user = "root" if examination.root else "an unprivileged user"
+    write(STDOUT, f"Linux {examination.linux} on {examination.machine}, as {user}\n\n")
     print_table(
         ("layer", "state", "detail"),
-        [(one.name, "found" if one.found else "missing", one.detail) for one in found.layers],
+        [
+            (layer.name, "found" if layer.found else "missing", layer.detail)
+            for layer in examination.layers
+        ],
     )
     write(STDOUT, "\n")
     print_table(
         ("policy", "runs here", "walls that are weaker here"),
         [
             (
-                one.policy,
-                "yes" if one.runs else "no",
-                ", ".join(wall for wall, _ in one.weaker) or ("none" if one.runs else ""),
+                verdict.policy,
+                "yes" if verdict.runs else "no",
+                ", ".join(wall for wall, _ in verdict.weaker) or ("none" if verdict.runs else ""),
             )
-            for one in found.verdicts
+            for verdict in examination.verdicts
         ],
     )
     write(STDOUT, "\n")
     print_table(
         ("path", "works here", "sandbox to result"),
         [
-            (one.path, *(("yes", f"{one.duration_s * 1000:.0f} ms") if one.ok else ("no", "")))
-            for one in found.paths
+            (
+                check.path,
+                *(("yes", f"{check.duration_s * 1000:.0f} ms") if check.ok else ("no", "")),
+            )
+            for check in examination.paths
         ],
     )
     write(STDOUT, "\n")
     print_table(
         ("language", "runs here", "by"),
-        [(one.language, "yes" if one.path else "no", one.path or "") for one in found.languages],
+        [
+            (language.language, "yes" if language.path else "no", language.path or "")
+            for language in examination.languages
+        ],
     )
-    write(STDOUT, "\n" + "".join(f"{line}\n" for line in _advice(found)))
-    write(STDOUT, f"{one_line(_live(found.live))}\n")
+    write(STDOUT, "\n" + "".join(f"{line}\n" for line in _advice(examination)))
+    write(STDOUT, f"{one_line(_live(examination.live))}\n")
 
 
-def _advice(found: "Examination") -> list[str]:
-    """Outside of the tables, so that a command can be copied as one line."""
+def _advice(examination: "Examination") -> list[str]:
+    """Return the hints. They stay outside the tables, so that a command can be copied as a line."""
     lines = []
-    for layer in found.layers:
+    for layer in examination.layers:
         if not layer.found:
             lines.append(f"missing: {layer.name}: {one_line(layer.cause or layer.detail)}")
             lines += [f"   hint: {one_line(layer.remedy)}"] if layer.remedy else []
-    weaker = {wall: means for one in found.verdicts for wall, means in one.weaker}
+    weaker = {wall: means for verdict in examination.verdicts for wall, means in verdict.weaker}
     lines += [f" weaker: {wall}: {means}" for wall, means in weaker.items()]
-    for one in found.verdicts:
-        if one.cause:
-            lines.append(f"  no {one.policy}: {one_line(one.cause)}")
-        if one.lacks:
-            lines.append(f"   note: {one.policy} preloads {', '.join(one.lacks)}: not installed")
-    for spoken in found.languages:
-        if spoken.remedy is not None:
-            lines.append(f"     no {spoken.language}: {spoken.remedy}")
-    if found.live.ok:  # else there is nothing to be faster than
-        for check in found.paths:
+    for verdict in examination.verdicts:
+        if verdict.cause:
+            lines.append(f"  no {verdict.policy}: {one_line(verdict.cause)}")
+        if verdict.lacks:
+            lines.append(
+                f"   note: {verdict.policy} preloads {', '.join(verdict.lacks)}: not installed"
+            )
+    for language in examination.languages:
+        if language.remedy is not None:
+            lines.append(f"     no {language.language}: {language.remedy}")
+    if examination.live.ok:  # without a working cold path, a slow start is not the problem
+        for check in examination.paths:
             if check.error is not None:
                 lines.append(f"   slow: no {check.path}: {one_line(check.error.message)}")
     return [*lines, ""] if lines else []
@@ -176,7 +189,7 @@ def _live(live: "Live") -> str:
 
 
 def _summary(receipt: "Receipt") -> str:
-    """The receipt in a sentence: what linux itself says is in force."""
+    """Return the receipt as a sentence: the restrictions that Linux reports as in force."""
     limits = ", ".join(
         f"{name} {value}" for name, value in receipt.limits.items() if value not in (None, [])
     )

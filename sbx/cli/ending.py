@@ -1,6 +1,7 @@
-"""What signals do to a command that serves or drives an agent: it ends in order, with all it holds.
+"""Signal handling for the commands that serve or drive an agent: end in order, and release every
+resource.
 
-A signal that our parent made us ignore stays ignored, see nohup(1).
+A signal that is ignored at the start of this process stays ignored, see nohup(1).
 """
 
 import asyncio
@@ -15,10 +16,10 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ending:
-    """`with Ending() as ending`: a signal cancels the task that entered it, and is raised from here
-    as Stopped; the next one kills.
+    """A context manager: `with Ending() as ending`.
 
-    `on_interrupt` is what the next Ctrl-C does instead, once.
+    A signal cancels the task that entered the context, and the context raises it as Stopped. The
+    next signal kills the process. If `on_interrupt` is set, the next Ctrl-C calls it once instead.
     """
 
     def __init__(self) -> None:
@@ -29,9 +30,11 @@ class Ending:
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._main = asyncio.current_task()
-        self._handled = [one for one in _ENDS if signal.getsignal(one) is not signal.SIG_IGN]
-        for one in self._handled:
-            self._loop.add_signal_handler(one, self._end, one)
+        self._handled = [
+            number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        for number in self._handled:
+            self._loop.add_signal_handler(number, self._end, number)
         return self
 
     def __exit__(
@@ -45,9 +48,9 @@ class Ending:
             raise Stopped(self.received, f"ended by {self.received.name}") from None
 
     def _end(self, number: signal.Signals) -> None:
-        act, self.on_interrupt = self.on_interrupt, None
-        if number == signal.SIGINT and act is not None:
-            act()
+        callback, self.on_interrupt = self.on_interrupt, None
+        if number == signal.SIGINT and callback is not None:
+            callback()
             return
         self.received = number
         self._leave()
@@ -55,6 +58,6 @@ class Ending:
             self._main.cancel()
 
     def _leave(self) -> None:
-        for one in self._handled:
-            self._loop.remove_signal_handler(one)
+        for number in self._handled:
+            self._loop.remove_signal_handler(number)
         self._handled = []

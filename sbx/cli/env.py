@@ -1,4 +1,7 @@
-"""`sbx env`: Pythons with packages, made once, that policies name as `interpreter = "env:NAME"`."""
+"""`sbx env`: environments, which policies name as `interpreter = "env:NAME"`.
+
+An environment is a Python with locked packages. It is created once.
+"""
 
 import os
 from enum import StrEnum
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from sbx.runtime.environments.requirements import Wanted
 
 app = typer.Typer(
-    help="Make, list, show and remove environments: Pythons with packages, for policies to name.",
+    help="Create, list, show and remove environments: Pythons with packages, for policies.",
     rich_markup_mode=None,
 )
 
@@ -39,7 +42,9 @@ def create(
     name: _Name,
     packages: Annotated[
         list[str] | None,
-        typer.Argument(help="What to install, as numpy or 'pandas>=2'.", metavar="[PACKAGE]…"),
+        typer.Argument(
+            help="A package to install, such as numpy or 'pandas>=2'.", metavar="[PACKAGE]…"
+        ),
     ] = None,
     requirements: Annotated[
         list[Path] | None,
@@ -50,30 +55,31 @@ def create(
     python: Annotated[
         str | None,
         typer.Option(
-            help="Which Python: 3.12, or the path of one; else that of sbx.", metavar="PYTHON"
+            help="The Python: a version such as 3.12, or a path; default: the Python of sbx.",
+            metavar="PYTHON",
         ),
     ] = None,
     installer: Annotated[
-        Installer, typer.Option(help="Who installs; auto is uv where it is found.")
+        Installer, typer.Option(help="The installer; auto uses uv if it is installed.")
     ] = Installer.AUTO,
     build: Annotated[
         bool,
         typer.Option(
             "--build",
-            help="Take source distributions too: their code runs here, as you, to be built.",
+            help="Accept source distributions, too. Their build runs code here, as you.",
         ),
     ] = False,
     timeout: Annotated[
-        float, typer.Option(help="The longest that all of it may take.", metavar="SECONDS")
+        float, typer.Option(help="The time limit for the whole command.", metavar="SECONDS")
     ] = 1800.0,
     as_json: _Json = False,
 ) -> int:
-    """Make an environment, on this host and not in a sandbox.
+    """Create an environment, on this host and not in a sandbox.
 
-    The packages are resolved to versions with hashes, exactly these are installed, and every file
-    is hashed. They come from where pip or uv are configured to look; what the kernel needs is
-    added. A policy names it: interpreter = "env:NAME". If it fails, or is interrupted, nothing is
-    left.
+    The packages are resolved to versions with hashes, exactly these versions are installed, and
+    every file is hashed. The packages come from the configured index of pip or uv. The packages
+    that the kernel needs are added. A policy names the environment with interpreter = "env:NAME".
+    If the command fails or is interrupted, it removes everything again.
     """
     import asyncio
 
@@ -81,15 +87,15 @@ def create(
     from sbx.runtime.environments.making import Asked
     from sbx.runtime.environments.requirements import of_words
 
-    wanted = [*of_words(packages or []), *_of_files(requirements or [])]
+    parsed = [*of_words(packages or []), *_of_files(requirements or [])]
     if not timeout > 0:
         raise BadRequest("--timeout must be more than 0 seconds")
-    asked = Asked(name, tuple(wanted), python, installer.value, build, timeout)
-    found = asyncio.run(made(_environments(), asked, quiet=as_json))
+    request = Asked(name, tuple(parsed), python, installer.value, build, timeout)
+    environment = asyncio.run(made(_environments(), request, quiet=as_json))
     if as_json:
-        report.document(found.to_dict())
+        report.document(environment.to_dict())
         return Exit.OK
-    record = found.record
+    record = environment.record
     count = f"{len(record.packages)} packages, {record.files:,} files, {_size(record.bytes)}"
     terminal.write(terminal.STDOUT, f"{name}: Python {record.python}, {count}\n")
     terminal.write(terminal.STDOUT, f'in a policy: interpreter = "env:{name}"\n')
@@ -98,26 +104,26 @@ def create(
 
 @app.command("list")
 def list_environments(as_json: _Json = False) -> None:
-    """Every environment that policies can name."""
+    """List the environments that policies can name."""
     from sbx.cli.moments import since
     from sbx.cli.tables import print_table
 
-    found = _environments().all()
+    environments = _environments().all()
     if as_json:
-        report.document({"environments": [one.to_dict() for one in found]})
-    elif not found:
-        report.note("there are no environments; make one with sbx env create NAME PACKAGE…")
+        report.document({"environments": [environment.to_dict() for environment in environments]})
+    elif not environments:
+        report.note("no environments exist; create one with sbx env create NAME PACKAGE…")
     else:
         rows = [
             (
-                one.name,
-                one.record.python,
-                str(len(one.record.packages)),
-                _size(one.record.bytes),
-                since(one.record.made_at),
-                ", ".join(one.record.requirements),
+                environment.name,
+                environment.record.python,
+                str(len(environment.record.packages)),
+                _size(environment.record.bytes),
+                since(environment.record.made_at),
+                ", ".join(environment.record.requirements),
             )
-            for one in found
+            for environment in environments
         ]
         print_table(("environment", "python", "packages", "size", "made", "asked for"), rows)
 
@@ -126,26 +132,26 @@ def list_environments(as_json: _Json = False) -> None:
 def show(
     name: _Name,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every file, and say which was changed.")
+        bool, typer.Option("--verify", help="Read every file, and report the changed ones.")
     ] = False,
     as_json: _Json = False,
 ) -> int:
-    """What an environment is made of: its Python, its packages with versions, its hashes.
+    """Show an environment: its Python, its packages with versions, and its hashes.
 
-    With --verify, ends with 1 when a file is not what it was when the environment was made.
+    With --verify, the exit code is 1 if a file has changed since the environment was created.
     """
     environments = _environments()
-    found = environments.get(name)
-    differences = environments.verify(found) if verify else None
+    environment = environments.get(name)
+    differences = environments.verify(environment) if verify else None
     if as_json:
-        told = found.to_dict()
+        document = environment.to_dict()
         if differences is not None:
-            told["verified"] = {"ok": differences.none, **differences.to_dict()}
-        report.document(told)
+            document["verified"] = {"ok": differences.none, **differences.to_dict()}
+        report.document(document)
     else:
-        _print(found)
+        _print(environment)
         if differences is not None:
-            _print_differences(found, differences)
+            _print_differences(environment, differences)
     return Exit.OK if differences is None or differences.none else Exit.FAILED
 
 
@@ -154,13 +160,16 @@ def remove(
     name: _Name,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Even if a policy names it, or a sandbox is using it now."),
+        typer.Option(
+            "--force", help="Remove it even if a policy names it, or a sandbox uses it now."
+        ),
     ] = False,
     as_json: _Json = False,
 ) -> int:
     """Remove an environment and its files.
 
-    Refused while a policy names it, or a sandbox that this user can see is shown it.
+    The command refuses if a policy names the environment, or if a sandbox that this user can see
+    has it mounted.
     """
     from sbx.runtime.environments.using import policies_naming, processes_shown
 
@@ -170,7 +179,7 @@ def remove(
         try:
             processes = processes_shown(environments.get(name))
         except (NotFound, Unavailable):
-            processes = []  # what a killed creation left, perhaps: nobody is shown that
+            processes = []  # perhaps the rest of a killed creation, which no sandbox can use
         _refuse_if_used(name, policies, processes)
     environments.remove(name)
     if as_json:
@@ -182,38 +191,48 @@ def remove(
 
 @app.command()
 def pythons(as_json: _Json = False) -> None:
-    """The Pythons of this host, and which of them an environment can be made of."""
+    """List the Pythons of this host, and whether an environment can be based on each."""
     import asyncio
 
     from sbx.cli.tables import print_table
     from sbx.runtime.environments.pythons import every
 
-    found = asyncio.run(every(os.environ))
+    interpreters = asyncio.run(every(os.environ))
     if as_json:
         report.document(
             {
                 "pythons": [
-                    {"version": one.text, "path": one.executable, "pip": one.pip or None}
-                    | {"ok": one.unfit is None, "cause": one.unfit}
-                    for one in found
+                    {
+                        "version": interpreter.text,
+                        "path": interpreter.executable,
+                        "pip": interpreter.pip or None,
+                    }
+                    | {"ok": interpreter.unfit is None, "cause": interpreter.unfit}
+                    for interpreter in interpreters
                 ]
             }
         )
         return
     rows = [
-        (one.text, "no" if one.unfit else "yes", one.executable, one.unfit or "") for one in found
+        (
+            interpreter.text,
+            "no" if interpreter.unfit else "yes",
+            interpreter.executable,
+            interpreter.unfit or "",
+        )
+        for interpreter in interpreters
     ]
     print_table(("python", "fit", "path", "why not"), rows)
 
 
 def _refuse_if_used(name: str, policies: list[str], processes: list[int]) -> None:
     if policies or processes:
-        who = [f"the policy {policies[0]} names it"] if policies else []
-        who += [f"process {processes[0]} of a sandbox is shown it"] if processes else []
+        users = [f"the policy {policies[0]} names it"] if policies else []
+        users += [f"process {processes[0]} of a sandbox has it mounted"] if processes else []
         raise Conflict(
-            f"the environment {name} is in use: {' and '.join(who)}",
+            f"the environment {name} is in use: {' and '.join(users)}",
             code="environment_in_use",
-            hint="end what uses it, or add --force: kernels then fail at what they read from it",
+            hint="end its users, or add --force: kernels that read from it then fail",
             details={"policies": policies, "processes": processes},
         )
 
@@ -221,7 +240,7 @@ def _refuse_if_used(name: str, policies: list[str], processes: list[int]) -> Non
 def _of_files(files: list[Path]) -> list["Wanted"]:
     from sbx.runtime.environments.requirements import of_file
 
-    found: list[Wanted] = []
+    requirements: list[Wanted] = []
     for file in files:
         try:
             with file.open("rb") as source:
@@ -234,8 +253,8 @@ def _of_files(files: list[Path]) -> list["Wanted"]:
             ) from None
         if len(data) > _FILE_MAX:
             raise BadRequest(f"{file} is larger than 1 MiB", code="invalid_requirement")
-        found += of_file(data.decode(errors="replace"), file.name)
-    return found
+        requirements += of_file(data.decode(errors="replace"), file.name)
+    return requirements
 
 
 def _print(environment: "Environment") -> None:
@@ -244,21 +263,27 @@ def _print(environment: "Environment") -> None:
     record = environment.record
     lines = [
         f"{record.name}: Python {record.python}, made {record.made_at} by {record.installer}",
-        f"  asked for  {', '.join(record.requirements) or 'nothing but what the kernel needs'}",
+        f"  asked for  {', '.join(record.requirements) or 'only the packages of the kernel'}",
         f"  python     {record.executable}, of {record.base}",
         f"  lock       {environment.lock_path}",
         f"  files      {record.files:,}, {_size(record.bytes)}, {record.algorithm} {record.digest}",
     ]
     terminal.write(terminal.STDOUT, "".join(f"{_line(line)}\n" for line in lines) + "\n")
-    print_table(("package", "version"), [(one.name, one.version) for one in record.packages])
+    print_table(
+        ("package", "version"), [(package.name, package.version) for package in record.packages]
+    )
 
 
-def _print_differences(environment: "Environment", found: "Differences") -> None:
-    if found.none:
+def _print_differences(environment: "Environment", differences: "Differences") -> None:
+    if differences.none:
         count = f"{environment.record.files:,} files"
-        terminal.write(terminal.STDOUT, f"\nverified: {count} are what they were\n")
+        terminal.write(terminal.STDOUT, f"\nverified: {count} are unchanged\n")
         return
-    kinds = (("changed", found.changed), ("missing", found.missing), ("added", found.added))
+    kinds = (
+        ("changed", differences.changed),
+        ("missing", differences.missing),
+        ("added", differences.added),
+    )
     for kind, paths in kinds:
         for path in paths[:_SHOWN_MAX]:
             report.failure(f"{kind}: {path}")

@@ -1,4 +1,4 @@
-"""What this host can do for sbx: its layers, its policies, and sandboxes that truly start."""
+"""Examine this host: its layers, the policies that run here, and live checks in sandboxes."""
 
 import asyncio
 import importlib.metadata
@@ -25,7 +25,8 @@ from sbx.runtime.settings import Settings
 
 _GUEST_NEEDS = ("IPython", "ipykernel", "comm", "matplotlib_inline")
 _LIVE_POLICY = "default"
-_PATHS: Mapping[str, Mapping[str, Any]] = {  # in an order in which none pays for another's zygote
+# In this order, no check pays for the zygote of another.
+_PATHS: Mapping[str, Mapping[str, Any]] = {
     "cold": {"pool": {"start": "cold"}},
     "pool": {},
     "fork": {"pool": {"max_idle": 0}},
@@ -34,7 +35,7 @@ _PATHS: Mapping[str, Mapping[str, Any]] = {  # in an order in which none pays fo
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether one shipped policy can run here. `weaker` are (wall, by which lesser means)."""
+    """Whether one shipped policy can run here. `weaker` has pairs (wall, the weaker means)."""
 
     policy: str
     runs: bool
@@ -56,7 +57,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The end of a live check by one path: a receipt, or why there is none. Duration in seconds."""
+    """The result of a live check by one path: a receipt or an error. The duration is in seconds."""
 
     path: str
     ok: bool
@@ -77,8 +78,10 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """Whether sandboxes of the policy `default` run a language here: by which program, as its path
-    is inside, or what to do for it."""
+    """Whether sandboxes of the policy `default` can run a language here.
+
+    `path` is the path of its program inside the sandbox. `remedy` is the way to install it.
+    """
 
     language: str
     path: str | None
@@ -105,8 +108,8 @@ class Examination:
 
     @property
     def live(self) -> Live:
-        """The check of the path that all others fall back to."""
-        return next(one for one in self.paths if one.path == "cold")
+        """The check of the path `cold`, which is the fallback of all others."""
+        return next(check for check in self.paths if check.path == "cold")
 
     @property
     def ok(self) -> bool:
@@ -114,7 +117,8 @@ class Examination:
 
 
 async def examine() -> Examination:
-    """Try everything. What fails is part of the answer; raised is only what is no host's fault."""
+    """Run all checks. A failed check is part of the result; raise only errors that the host did not
+    cause."""
     settings = Settings()
     async with Runtime(settings) as runtime:
         capabilities = runtime.capabilities
@@ -130,47 +134,56 @@ async def examine() -> Examination:
 
 
 def _languages(environments: Environments) -> tuple[Spoken, ...]:
-    found = available_languages(load(_LIVE_POLICY), environments)
+    programs = available_languages(load(_LIVE_POLICY), environments)
     return tuple(
-        Spoken(one, found[one].path) if one in found else Spoken(one, None, how_to_get(one))
-        for one in LANGUAGES
+        Spoken(language, programs[language].path)
+        if language in programs
+        else Spoken(language, None, how_to_get(language))
+        for language in LANGUAGES
     )
 
 
 def verdict(policy: Policy, capabilities: Capabilities) -> Verdict:
-    """Pure, but for `lacks`: modules of the preload list that this environment has not."""
+    """Return the verdict on one policy.
+
+    The function is pure, except for `lacks`: the modules of the preload list that are missing in
+    this environment.
+    """
     try:
         walls = decide_walls(policy, capabilities)
     except errors.CannotEnforce as error:
         return Verdict(policy.name, False, cause=error.message, remedy=error.hint)
     weaker = tuple((wall.name, wall.means) for wall in walls if wall.weaker)
-    # How the disk is held is no policy's choice, and so not among its walls before a start.
-    disk = [one for one in capabilities.layers if one.name == "disk" and not one.found]
-    weaker += tuple((one.name, one.detail) for one in disk)
+    # The policy does not choose the disk limit's mechanism, so it is not among the planned walls.
+    disk = [layer for layer in capabilities.layers if layer.name == "disk" and not layer.found]
+    weaker += tuple((layer.name, layer.detail) for layer in disk)
     lacks = () if policy.interpreter else _lacking(policy.preload)
     return Verdict(policy.name, True, weaker, lacks)
 
 
 def host_ids(maps: Sequence[str], first: int, count: int) -> Layer:
-    """Whether a root broker can become every uid of the range: user_namespaces(7) says that only
-    mapped ids exist, and a container may map few. `maps` are the texts of uid_map and gid_map."""
-    wanted = range(first, first + count)
+    """Return the layer that reports whether a root broker can switch to every uid of the range.
+
+    Only mapped ids exist, see user_namespaces(7), and a container may map only a few. `maps` are
+    the contents of uid_map and gid_map.
+    """
+    ids = range(first, first + count)
     name = "host ids"
-    detail = f"{wanted[0]} to {wanted[-1]}, one for each sandbox"
-    if all(any(_covers(line, wanted) for line in text.splitlines()) for text in maps):
+    detail = f"{ids[0]} to {ids[-1]}, one for each sandbox"
+    if all(any(_covers(line, ids) for line in text.splitlines()) for text in maps):
         return Layer(name, True, detail)
     return Layer(
         name,
         False,
         detail,
-        "the user namespace that this runs in (a container's) does not map them all",
-        "set SBX_UID_RANGE to a range that /proc/self/uid_map and gid_map have, as [first, count]",
+        "the user namespace of this process (a container) does not map all of them",
+        "set SBX_UID_RANGE to a range within /proc/self/uid_map and gid_map, as [first, count]",
     )
 
 
-def _covers(line: str, wanted: range) -> bool:
+def _covers(line: str, ids: range) -> bool:
     inside, _, length = map(int, line.split())
-    return inside <= wanted[0] and wanted[-1] < inside + length
+    return inside <= ids[0] and ids[-1] < inside + length
 
 
 def _other_layers(capabilities: Capabilities, settings: Settings) -> tuple[Layer, ...]:
@@ -205,39 +218,39 @@ def _lacking(modules: Sequence[str]) -> tuple[str, ...]:
 def _broker(capabilities: Capabilities) -> Layer:
     kind = "mount" if capabilities.root else "user and mount"
     if capabilities.own_namespaces:
-        return Layer("broker", True, f"{kind} namespace of its own, uid {os.geteuid()}")
+        return Layer("broker", True, f"separate {kind} namespace, uid {os.geteuid()}")
     return Layer(
         "broker",
         False,
-        f"no {kind} namespace of its own",
-        "this host gives it none; sandboxes that start cold do without",
-        "what makes the layer namespaces work makes this work",
+        f"no separate {kind} namespace",
+        "this host does not allow one; sandboxes that start cold do not need it",
+        "apply the remedy of the layer namespaces",
     )
 
 
 def shipped() -> list[Policy]:
-    """The policies that come with sbx."""
+    """Return the policies that sbx ships."""
     shipped = shipped_directory().resolve()
-    names = [one.name for one in available() if one.path.resolve().parent == shipped]
+    names = [entry.name for entry in available() if entry.path.resolve().parent == shipped]
     return [load(name) for name in names]
 
 
 async def _live(runtime: Runtime, path: str) -> Live:
-    started = time.monotonic()
+    started_at = time.monotonic()
     receipt = None
     try:
         if path == "pool":
             await runtime.warm(_LIVE_POLICY)
-            started = time.monotonic()
+            started_at = time.monotonic()
         async with await runtime.create(_LIVE_POLICY, narrower=_PATHS[path]) as box:
             run = await box.run("1 + 1")
             receipt = box.receipt
-        took_s = time.monotonic() - started
+        took_s = time.monotonic() - started_at
         if run.result != "2":
-            raise errors.Broken(f"1 + 1 ended as {run.status} and gave {run.result!r}")
+            raise errors.Broken(f"1 + 1 ended as {run.status} with the result {run.result!r}")
         if receipt is not None and receipt.path != path:
-            why = receipt.fallback or "the setting fast_path (SBX_FAST_PATH) is off"
-            raise errors.Unavailable(f"the path {receipt.path} served instead: {why}")
+            cause = receipt.fallback or "the setting fast_path (SBX_FAST_PATH) is off"
+            raise errors.Unavailable(f"the path {receipt.path} served instead: {cause}")
     except errors.SbxError as error:
-        return Live(path, False, time.monotonic() - started, receipt, error)
+        return Live(path, False, time.monotonic() - started_at, receipt, error)
     return Live(path, True, took_s, receipt)

@@ -13,7 +13,7 @@ from sbx.protocol.contexts import DEFAULT_CONTEXT
 if TYPE_CHECKING:
     from sbx.cli.screen import Face
 
-_STDIN_MAX = 1 << 20  # it travels in the JSON body of the request
+_STDIN_MAX = 1 << 20  # stdin is part of the JSON body of the request
 
 
 def execute(
@@ -26,43 +26,44 @@ def execute(
         str | None, typer.Option("--code", "-c", help="The code itself.", metavar="CODE")
     ] = None,
     shell: Annotated[
-        bool, typer.Option("--shell", help="It is a bash script and not Python.")
+        bool, typer.Option("--shell", help="Run a bash script instead of Python.")
     ] = False,
     language: languages.Option = None,
     conversation: reach.Conversation = "default",
     context: Annotated[
         str,
         typer.Option(
-            help="In which kernel of the conversation; made when there is none.", metavar="NAME"
+            help="The kernel of the conversation; created if it does not exist.", metavar="NAME"
         ),
     ] = "default",
     timeout: Annotated[
         float | None,
         typer.Option(
-            help="The longest it may take; else limits.wall_time of the policy, which is the most.",
+            help="The time limit; default and maximum: limits.wall_time of the policy.",
             metavar="SECONDS",
         ),
     ] = None,
     cwd: Annotated[
-        str | None, typer.Option(help="Of a command or script: where it starts.", metavar="DIR")
+        str | None,
+        typer.Option(help="For a command or script: the working directory.", metavar="DIR"),
     ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of a command or script: an environment variable. Repeatable.",
+            help="For a command or script: an environment variable. Repeatable.",
             metavar="NAME=VALUE",
         ),
     ] = None,
     send_stdin: Annotated[
-        bool, typer.Option("--stdin", "-i", help="A command or script reads our stdin.")
+        bool, typer.Option("--stdin", "-i", help="Pass stdin to the command or script.")
     ] = False,
     background: Annotated[
         bool,
         typer.Option(
             "--background",
             "-d",
-            help="With --shell: start it, print its id, and leave; see sbx command. With -i its "
-            "stdin stays open, for sbx command write.",
+            help="With --shell: start the command, print its id, and exit; see sbx command. With "
+            "-i its stdin stays open, for sbx command write.",
         ),
     ] = False,
     as_json: Annotated[
@@ -70,21 +71,21 @@ def execute(
         typer.Option("--json", help="Print the whole result as one JSON document, at the end."),
     ] = False,
     as_events: Annotated[
-        bool, typer.Option("--events", help="Print each event as it comes, as a line of JSON.")
+        bool, typer.Option("--events", help="Print each event as it occurs, as a line of JSON.")
     ] = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Run code in a sandbox, and show its output as it comes.
+    """Run code in a sandbox, and stream its output.
 
-    What it leaves, variables and files, is there for the next one. The value of the last expression
-    is shown, as in a notebook. input() reads lines of our stdin. Ctrl-C interrupts the run; a
-    second one ends the kernel, and its variables with it.
+    Variables and files stay for the next run. The value of the last expression is shown, as in a
+    notebook. input() reads lines of stdin. Ctrl-C interrupts the run. A second Ctrl-C ends the
+    kernel, and its variables are lost.
     """
     from sbx.cli.run import code_of, variables
 
     if as_json and as_events:
-        raise BadRequest("--json and --events are two shapes of one output; give one of them")
+        raise BadRequest("--json and --events exclude each other")
     script = languages.chosen(language, file, args or (), shell=shell)
     if not shell and script is None and (cwd or env or send_stdin):
         raise BadRequest(
@@ -93,15 +94,15 @@ def execute(
         )
     if script is not None and context != DEFAULT_CONTEXT:
         raise BadRequest(
-            "--context is for Python and commands: a script has no variables to keep apart",
-            hint="leave it out",
+            "--context is for Python and commands: a script has no variables to isolate",
+            hint="omit --context",
         )
     text, from_stdin = code_of(file, code)
     if background:
         if not shell or as_events or timeout is not None or context != DEFAULT_CONTEXT:
             raise BadRequest(
-                "--background is for a command of --shell, without --events, --timeout, --context",
-                hint="its end is for sbx command stop, its output for sbx command logs",
+                "--background needs --shell, and excludes --events, --timeout and --context",
+                hint="use sbx command stop to end it, and sbx command logs for its output",
             )
         return commands.start(
             socket,
@@ -115,13 +116,13 @@ def execute(
             as_json=as_json,
         )
     if from_stdin and send_stdin:
-        raise BadRequest("stdin is the script already, and cannot be its input too")
+        raise BadRequest("stdin is already the script, so it cannot be the input, too")
 
     from sbx.cli.screen import Lines, Screen, Whole
     from sbx.cli.visit import Visit
 
     face: Face = Whole() if as_json else Lines() if as_events else Screen()
-    asked = Visit(
+    visit = Visit(
         sandbox_id,
         conversation,
         text,
@@ -133,18 +134,18 @@ def execute(
         cwd=cwd,
         env=variables(env or []),
         stdin=_stdin() if send_stdin else None,
-        # A prompt is for people, and they are shown none of it in these shapes.
+        # The JSON formats do not show a prompt to a user at a terminal.
         answers=not from_stdin and not ((as_json or as_events) and os.isatty(terminal.STDIN)),
     )
-    return exits.for_run(reach.ask(socket, key, lambda client: asked.run(client, face)))
+    return exits.for_run(reach.ask(socket, key, lambda client: visit.run(client, face)))
 
 
 def _stdin() -> str:
-    """All of stdin, as text. Raises TooLarge, BadRequest."""
+    """Return all of stdin as text. Raise TooLarge, BadRequest."""
     data = sys.stdin.buffer.read(_STDIN_MAX + 1)
     if len(data) > _STDIN_MAX:
         raise TooLarge(
-            f"stdin is longer than the {_STDIN_MAX >> 20} MiB that a command may be given",
+            f"stdin is longer than {_STDIN_MAX >> 20} MiB, the limit for a command",
             code="stdin_too_large",
             hint="copy it in with sbx cp, and let the command read the file",
             details={"limit": _STDIN_MAX},

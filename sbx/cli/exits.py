@@ -1,4 +1,4 @@
-"""The exit codes of every command. No other module writes such a number."""
+"""The exit codes of every command. No other module contains exit codes as numbers."""
 
 from enum import IntEnum
 
@@ -8,8 +8,6 @@ from sbx.protocol.runs import Run, Status
 
 
 class Exit(IntEnum):
-    """What a shell or a program learns without reading a word."""
-
     OK = 0
     FAILED = 1
     USAGE = 2
@@ -25,18 +23,18 @@ class Exit(IntEnum):
 
 EPILOG = """\b
 exit codes:
-  0    it went well
+  0    success
   1    the code raised; for doctor --attack: an attack escaped; for agent: it failed
   2    the call was wrong: an option, a file, a policy
-  3    refused: the policy says no, this machine cannot, or no service answers; cp -r left files out
-  4    for agent: it took as many steps as it may, without an end
-  5    for agent: its budget of tokens or of time was spent
+  3    refused: denied by the policy, impossible here, or no service answers; cp -r left files out
+  4    for agent: it reached its step limit
+  5    for agent: it used up its budget of tokens or time
   70   a bug of sbx
   124  the run took longer than its time-out
   130  interrupted by Ctrl-C (143: ended by SIGTERM, 129: by SIGHUP)
-  137  killed: a limit was crossed, stderr names it; or the kernel died
-  141  whoever read the output stopped reading
-Code that ends with sys.exit(N), and a command of --shell, give their own."""
+  137  killed: a limit was exceeded (stderr names it), or the kernel died
+  141  the reader of the output closed it
+Code that ends with sys.exit(N), and a command of --shell, set the exit code themselves."""
 
 
 class Stopped(errors.SbxError):
@@ -50,7 +48,7 @@ class Stopped(errors.SbxError):
 
 
 class ReaderGone(errors.SbxError):
-    """Whoever read our output closed it, as `head` does. Nothing is left to be said to anybody."""
+    """The reader of the output closed it, as `head` does. No message can reach it."""
 
     code = "reader_gone"
 
@@ -86,7 +84,7 @@ def for_run(run: Run) -> int:
 
 
 def for_agent(reason: Reason) -> int:
-    """How an agent's run ended."""
+    """Return the exit code for the end of an agent's run."""
     match reason:
         case "done":
             return Exit.OK
@@ -101,7 +99,7 @@ def for_agent(reason: Reason) -> int:
 
 
 def by_system_exit(value: str) -> int:
-    """The code of `sys.exit(value)`: none is 0, and a text is one that Python prints and ends 1."""
+    """Return the exit code of `sys.exit(value)`: 0 without a value, and 1 for a text."""
     try:
         return int(value or 0) & 0xFF
     except ValueError:

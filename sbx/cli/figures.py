@@ -1,4 +1,4 @@
-"""Figures of a run as files of the host."""
+"""Write the figures of a run to files on the host."""
 
 import base64
 import binascii
@@ -14,30 +14,30 @@ _MOST_NAMES = 10_000
 
 
 class Figures:
-    """A directory that takes the figures of a run as figure-1.png, figure-2.png …
+    """A directory for the figures of a run: figure-1.png, figure-2.png …
 
-    What is in a figure and, with --workspace, maybe the directory itself, is in the hands of the
-    code: so the directory is held by its fd, names are ours, and a file that exists, or a link, is
-    never written to.
+    The code in the sandbox controls the content of a figure and, with --workspace, perhaps the
+    directory itself. So this class opens the directory once, chooses all names, and never writes to
+    an existing file or a link.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Make and hold the directory. Raises BadRequest `figures_unusable`."""
+        """Create and open the directory. Raise BadRequest `figures_unusable`."""
         self._directory = directory
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise BadRequest(
-                f"figures cannot be put into {directory}: {error.strerror}",
+                f"figures cannot be written to {directory}: {error.strerror}",
                 code="figures_unusable",
                 hint="name a directory that you can write to",
             ) from error
 
     def save(self, run: Run) -> list[Path]:
-        """The paths of what was written. Raises Unavailable `no_space`."""
-        found = (_figure(bundle) for bundle in run.outputs)
-        return [self._write(*figure) for figure in found if figure is not None]
+        """Write the figures and return their paths. Raise Unavailable `no_space`."""
+        figures = (_figure(bundle) for bundle in run.outputs)
+        return [self._write(*figure) for figure in figures if figure is not None]
 
     def close(self) -> None:
         os.close(self._fd)
@@ -57,16 +57,16 @@ class Figures:
                     code="no_space",
                 ) from error
             return self._directory / name
-        raise Unavailable(f"{self._directory} holds {_MOST_NAMES} figures already", code="no_space")
+        raise Unavailable(f"{self._directory} already has {_MOST_NAMES} figures", code="no_space")
 
 
 def _figure(bundle: MimeBundle) -> tuple[bytes, str] | None:
     for mime, ending in _ENDINGS.items():
-        if (said := text_of(bundle, mime)) is not None:
+        if (content := text_of(bundle, mime)) is not None:
             if ending == "svg":
-                return said.encode(errors="replace"), ending
+                return content.encode(errors="replace"), ending
             try:
-                return base64.b64decode(said), ending
+                return base64.b64decode(content), ending
             except (binascii.Error, ValueError):
                 return None
     return None

@@ -1,4 +1,4 @@
-"""A run that goes on: its events are shown, its questions are answered, a signal may end it."""
+"""Follow a run: show its events, answer its questions, and end it on a signal."""
 
 import asyncio
 import os
@@ -16,9 +16,9 @@ _LAST_WORDS_S = 0.2
 
 
 class Following:
-    """Shows the events of a run and reads the answers to its questions.
+    """Show the events of a run and read the answers to its questions.
 
-    `read` gives one line of what answers them, or `END_OF_INPUT`.
+    `read` returns one line of the answers, or `END_OF_INPUT`.
     """
 
     def __init__(self, face: Face, read: Callable[[], Awaitable[str]] = terminal.read_line) -> None:
@@ -29,7 +29,7 @@ class Following:
         self._answers: asyncio.Queue[str] = asyncio.Queue()
 
     async def follow(self, events: AsyncIterator[Event], answers: bool) -> Run:
-        """To the end of the run. With `answers`, a question is shown when its answer is read."""
+        """Follow the run to its end. With `answers`, show each question and read its answer."""
         asking: asyncio.Task[None] | None = None
         try:
             async for event in events:
@@ -48,24 +48,27 @@ class Following:
         raise AssertionError  # a stream ends with its RunEnd, or raises
 
     async def answer(self, _prompt: str = "") -> str:
-        """The next answer, when it is read."""
+        """Wait for the next answer and return it."""
         return await self._answers.get()
 
     async def written(self, timeout_s: float) -> bool:
-        """Whether all that was to be shown is written within that time, or cannot be."""
+        """Return whether the pending output is written, or has failed, within that time."""
         if self._writing is None:
             return True
         await asyncio.wait({self._writing}, timeout=timeout_s)
         return self._writing.done()
 
     async def _show(self, event: Event) -> None:
-        """In a thread, so that a slow reader of our output delays no deadline and no Ctrl-C."""
+        """Write in a thread, so that a slow reader of stdout delays no deadline and no Ctrl-C."""
         async with self._turn:
             self._writing = asyncio.ensure_future(asyncio.to_thread(self._face.show, event))
             await asyncio.shield(self._writing)
 
     async def _ask(self, question: InputRequest) -> None:
-        """Here and not where the core calls back: there, the prompt could overtake the output."""
+        """Show a question and read its answer.
+
+        The core's callback must not do this: there, the prompt could overtake the output.
+        """
         secret = question.password and os.isatty(terminal.STDIN)
         with terminal.hidden() if secret else nullcontext():
             await self._show(question)
@@ -73,10 +76,10 @@ class Following:
 
 
 async def leave(number: int, following: Following) -> NoReturn:
-    """Raise Stopped, for a signal that ended the command before there was a result."""
+    """Raise Stopped for a signal that ended the command before there was a result."""
     if not await following.written(_LAST_WORDS_S):
-        # Whoever reads our output has stopped reading without closing it, and the thread that
-        # writes cannot be called back. Everything else is closed: nothing is left to wait for.
+        # The reader of stdout stopped reading without closing it, so the writing thread cannot be
+        # stopped. All other resources are closed, so it is safe to exit here.
         os._exit(128 + number)
     raise Stopped(number, _words(number)) from None
 

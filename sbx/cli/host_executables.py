@@ -1,8 +1,8 @@
-"""Which of the files that a command fetches from a sandbox a program of the host would obey.
+"""Find the files from a sandbox that a program of the host would obey.
 
 A command that fetches a whole directory leaves them out: the user named the directory and not the
-files. The table is `sbx.workspace.host_executables`. A file that the user names is the user's own
-choice, and is not looked at here.
+files. The table is in `sbx.workspace.host_executables`. This module does not check a file that the
+user names: it is the user's own choice.
 """
 
 import os
@@ -34,7 +34,9 @@ class LeftOut:
 
 
 class Arrivals:
-    """The entries of one fetched directory, judged together: three harmless names are a repository.
+    """The entries of one fetched directory.
+
+    They are judged together, because three harmless names can form a repository.
 
     `paths` are relative to the directory, which arrives as `target`. Files that are at the target
     already count too, since a fetched file could complete a repository there.
@@ -67,7 +69,8 @@ class Arrivals:
         """Return whether no program of the host would obey this entry."""
         parts = tuple(path.split("/"))
         placed = (*self._top, *parts)
-        # By its place in the directory, and by the place of the directory: its own name counts.
+        # Check the place of the entry in the directory, and the place of the directory itself: its
+        # name counts, too.
         if (match := self._rules.match(placed, self._exists)) is not None:
             depth = match.depth - 1
         elif (match := self._rules.match_name(parts)) is not None:

@@ -1,4 +1,4 @@
-"""`sbx kernelspec`: jailed kernels for JupyterLab, VS Code, nbclient, papermill and their like."""
+"""`sbx kernelspec`: jailed kernels for JupyterLab, VS Code, nbclient, papermill and similar."""
 
 import sys
 from pathlib import Path
@@ -19,34 +19,34 @@ app = typer.Typer(
 )
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-_User = Annotated[bool, typer.Option("--user", help="In the directory of Jupyter that is yours.")]
+_User = Annotated[bool, typer.Option("--user", help="Your own Jupyter directory.")]
 _Prefix = Annotated[
     Path | None,
-    typer.Option("--prefix", help="Below DIR/share/jupyter/kernels.", metavar="DIR"),
+    typer.Option("--prefix", help="The directory DIR/share/jupyter/kernels.", metavar="DIR"),
 ]
 _SysPrefix = Annotated[
-    bool, typer.Option("--sys-prefix", help="In the environment that sbx itself runs in.")
+    bool, typer.Option("--sys-prefix", help="The environment that sbx itself runs in.")
 ]
 
 
 @app.command()
 def install(
     policy: Annotated[
-        str, typer.Option(help="A policy's name, or its file.", metavar="NAME")
+        str, typer.Option(help="The name or the file of a policy.", metavar="NAME")
     ] = DEFAULT_POLICY,
     name: Annotated[
         str | None,
-        typer.Option(help="What programs call it; else sbx, or sbx-POLICY.", metavar="NAME"),
+        typer.Option(help="The name for programs; default: sbx, or sbx-POLICY.", metavar="NAME"),
     ] = None,
     display_name: Annotated[
-        str | None, typer.Option(help="What people read.", metavar="TEXT")
+        str | None, typer.Option(help="The name for people.", metavar="TEXT")
     ] = None,
     standalone: Annotated[
         bool,
         typer.Option(
             "--standalone",
-            help="For a Jupyter of another environment: each kernel is a process of its own, and a "
-            "workspace of ours ends with it, also at a restart.",
+            help="For a Jupyter in another environment: each kernel is a separate process, and its "
+            "temporary workspace is deleted with it, also at a restart.",
         ),
     ] = False,
     user: _User = False,
@@ -54,23 +54,23 @@ def install(
     sys_prefix: _SysPrefix = False,
     as_json: _Json = False,
 ) -> int:
-    """Give Jupyter a kernel inside the walls; one of ours of the same name is replaced.
+    """Install a jailed kernel for Jupyter. It replaces a kernel of sbx with the same name.
 
-    It lies in your own directory of Jupyter unless an option says otherwise. By the policy
-    notebook its code sees the directory that the notebook lies in, and nothing else of the host.
+    Without an option, it is installed in your own Jupyter directory. With the policy notebook, its
+    code sees the directory of the notebook, and no other files of the host.
     """
     from sbx.jupyter.kernelspec import Place
     from sbx.jupyter.kernelspec import install as write
 
     place = _place(user, prefix, sys_prefix) or Place()
-    made = write(name, policy, display_name=display_name, place=place, standalone=standalone)
+    spec = write(name, policy, display_name=display_name, place=place, standalone=standalone)
     report.outcome(
-        made.to_dict(), f"{made.name}: {made.display_name}, in {made.path}", as_json=as_json
+        spec.to_dict(), f"{spec.name}: {spec.display_name}, in {spec.path}", as_json=as_json
     )
     if not as_json:
-        report.note(f"choose it in a notebook, or run: jupyter run --kernel {made.name} SCRIPT.py")
+        report.note(f"choose it in a notebook, or run: jupyter run --kernel {spec.name} SCRIPT.py")
         if not standalone:
-            report.note(f"a Jupyter outside of {sys.prefix} needs --standalone to see it")
+            report.note(f"a Jupyter outside {sys.prefix} needs --standalone to see it")
     return Exit.OK
 
 
@@ -81,21 +81,21 @@ def list_kernelspecs(
     sys_prefix: _SysPrefix = False,
     as_json: _Json = False,
 ) -> None:
-    """Every kernel of sbx that Jupyter finds, or that lies in the place that is named."""
+    """List the kernels of sbx that Jupyter finds, or those in the given place."""
     from sbx.cli.tables import print_table
     from sbx.jupyter.kernelspec import installed
 
-    found = installed(_place(user, prefix, sys_prefix))
+    specs = installed(_place(user, prefix, sys_prefix))
     if as_json:
-        report.document({"kernelspecs": [one.to_dict() for one in found]})
-    elif not found:
-        report.note("there are none; sbx kernelspec install makes one")
+        report.document({"kernelspecs": [spec.to_dict() for spec in specs]})
+    elif not specs:
+        report.note("Jupyter has no kernels of sbx; sbx kernelspec install creates one")
     else:
         rows = [
-            (one.name, one.display_name, one.policy, _how(one.standalone), str(one.path))
-            for one in found
+            (spec.name, spec.display_name, spec.policy, _how(spec.standalone), str(spec.path))
+            for spec in specs
         ]
-        print_table(("kernel", "what people read", "policy", "started", "path"), rows)
+        print_table(("kernel", "display name", "policy", "started", "path"), rows)
 
 
 @app.command()
@@ -106,14 +106,14 @@ def remove(
     sys_prefix: _SysPrefix = False,
     as_json: _Json = False,
 ) -> int:
-    """Remove a kernel of sbx from Jupyter. Notebooks that name it ask for another one."""
+    """Remove a kernel of sbx from Jupyter. Notebooks that use it then ask for another kernel."""
     from sbx.jupyter.kernelspec import remove as take_away
 
-    gone = take_away(name, _place(user, prefix, sys_prefix))
+    spec = take_away(name, _place(user, prefix, sys_prefix))
     if as_json:
-        report.document({"removed": gone.to_dict()})
+        report.document({"removed": spec.to_dict()})
     else:
-        terminal.write(terminal.STDOUT, f"{gone.name}: removed from {gone.path.parent}\n")
+        terminal.write(terminal.STDOUT, f"{spec.name}: removed from {spec.path.parent}\n")
     return Exit.OK
 
 
@@ -122,7 +122,7 @@ def _how(standalone: bool) -> str:
 
 
 def _place(user: bool, prefix: Path | None, sys_prefix: bool) -> "Place | None":
-    """The one that is named; None where none is."""
+    """Return the place that the options name, or None."""
     from sbx.jupyter.kernelspec import Place
 
     if user + (prefix is not None) + sys_prefix > 1:

@@ -1,4 +1,4 @@
-"""In which language `sbx run` and `sbx exec` run what they are given."""
+"""Choose the language of the code for `sbx run` and `sbx exec`."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -15,39 +15,39 @@ Option = Annotated[
     typer.Option(
         "--language",
         "-l",
-        help=f"{_PYTHON}, {', '.join(LANGUAGES)}. Without it the end of FILE's name tells: .js, "
-        ".ts, .java, .go, .sh; all else is Python.",
+        help=f"{_PYTHON}, {', '.join(LANGUAGES)}. Without it the suffix of FILE decides: .js, "
+        ".ts, .java, .go, .sh; any other is Python.",
         metavar="NAME",
     ),
 ]
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(help="What a script in another language is given.", metavar="[ARG…]"),
+    typer.Argument(help="An argument for a script in another language.", metavar="[ARG…]"),
 ]
 
 
 def chosen(
     language: str | None, file: str | None, args: Sequence[str], *, shell: bool
 ) -> Language | None:
-    """The language of a script; None for a cell of Python, and for a command.
+    """Return the language of a script, or None for a Python cell and for a command.
 
-    Raises BadRequest.
+    Raise BadRequest.
     """
     if shell and language is not None:
         raise BadRequest(
-            "--shell and --language are two answers to what it is",
-            hint="say --language bash for a script, --shell for a command",
+            "--shell and --language exclude each other",
+            hint="use --language bash for a script, --shell for a command",
         )
-    found: Language | None
+    script: Language | None
     if shell:
-        found = None
+        script = None
     elif language is not None:
-        found = None if language == _PYTHON else check_language(language)
+        script = None if language == _PYTHON else check_language(language)
     else:
-        found = language_of(file or "")
-    if args and found is None:
+        script = language_of(file or "")
+    if args and script is None:
         raise BadRequest(
             "arguments are for a script in another language",
-            hint="put them into the code, or say --language bash",
+            hint="put them into the code, or use --language bash",
         )
-    return found
+    return script

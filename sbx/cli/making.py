@@ -1,4 +1,4 @@
-"""An environment being made, as a person follows it, and as signals end it."""
+"""Create an environment: show the progress, and stop on a signal."""
 
 import asyncio
 import signal
@@ -28,9 +28,11 @@ _WIDTH = 100
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def made(environments: Environments, asked: Asked, *, quiet: bool) -> Environment:
-    """Make it, and tell stderr how far it is, unless `quiet`. Raises what `create` does, and
-    Stopped for a signal, after all of it has been removed again."""
+async def made(environments: Environments, request: Asked, *, quiet: bool) -> Environment:
+    """Create an environment. Print the progress to stderr, unless `quiet`.
+
+    Raise the errors of `create`, and Stopped for a signal, after everything has been removed again.
+    """
     received: list[int] = []
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -40,14 +42,14 @@ async def made(environments: Environments, asked: Asked, *, quiet: bool) -> Envi
         received.append(number)
         task.cancel()
 
-    handled = [one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
+    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     for number in handled:
         loop.add_signal_handler(number, stop, number)
     try:
-        with ExitStack() as held:
-            progress = _Progress(held, quiet=quiet)
+        with ExitStack() as stack:
+            progress = _Progress(stack, quiet=quiet)
             try:
-                return await create(environments, asked, progress.tell)
+                return await create(environments, request, progress.tell)
             except SbxError as error:
                 progress.end()
                 progress.show(error.details.get("output", ()))
@@ -55,23 +57,23 @@ async def made(environments: Environments, asked: Asked, *, quiet: bool) -> Envi
     except asyncio.CancelledError:
         if not received:
             raise
-        raise Stopped(received[0], "interrupted; nothing was made") from None
+        raise Stopped(received[0], "interrupted; no environment was created") from None
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
 
 
 class _Progress:
-    """A line that changes on a terminal, and a line for each step elsewhere."""
+    """The progress: a line that changes on a terminal, or a line for each step elsewhere."""
 
-    def __init__(self, held: ExitStack, *, quiet: bool) -> None:
+    def __init__(self, stack: ExitStack, *, quiet: bool) -> None:
         self._quiet = quiet
         self._status: Status | None = None
         self._step = ""
         self._what = ""
         if not quiet and colours(STDERR):
             console = Console(file=sys.stderr, highlight=False)
-            self._status = held.enter_context(Status("", console=console))
+            self._status = stack.enter_context(Status("", console=console))
 
     def tell(self, step: str, what: str) -> None:
         if self._quiet:
@@ -85,15 +87,15 @@ class _Progress:
             self._status.console.print(Text(line, "dim"))
         if self._status is not None:
             detail = "" if what == self._what else f" · {one_line(what)}"
-            said = f"{_STEPS.get(step, step)} {one_line(self._what)}{detail}"
-            self._status.update(Text(said[:_WIDTH]))
+            text = f"{_STEPS.get(step, step)} {one_line(self._what)}{detail}"
+            self._status.update(Text(text[:_WIDTH]))
 
     def end(self) -> None:
         if self._status is not None:
             self._status.stop()
 
     def show(self, output: object) -> None:
-        """The installer's last lines; in a JSON document they are among the details."""
+        """Print the last lines of the installer. A JSON document has them in its details."""
         if self._quiet or not isinstance(output, (list, tuple)):
             return
         for line in output:

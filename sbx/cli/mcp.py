@@ -1,4 +1,4 @@
-"""`sbx mcp`: the tools for whoever speaks the Model Context Protocol."""
+"""`sbx mcp`: the tools for clients of the Model Context Protocol."""
 
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,12 @@ def mcp(
     connect: agent_sandbox.Connect = None,
     key: agent_sandbox.Key = None,
 ) -> int:
-    """Serve the tools of an agent over stdio, by the Model Context Protocol.
+    """Serve the tools of an agent over stdio with the Model Context Protocol.
 
-    Started by an MCP client, which has a sandbox of its own until it disconnects: variables and
+    An MCP client starts this command and gets a new sandbox until it disconnects. Variables and
     files stay from one call to the next. The tools are run_code, execute_command, read_file,
-    write_file, edit_file and list_files. Output of a call goes out live, as progress, where the
-    client asked for that; a call that the client cancels is interrupted.
+    write_file, edit_file and list_files. If the client asked for progress, the output of a call is
+    streamed as progress. A call that the client cancels is interrupted.
 
     In the client's configuration: {"mcpServers": {"sbx": {"command": "sbx", "args": ["mcp"]}}}
     """

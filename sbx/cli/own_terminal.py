@@ -1,7 +1,7 @@
-"""The caller's own terminal: raw while he is attached to another one, and as it was afterwards.
+"""The user's own terminal: raw while attached to a terminal of a sandbox, and restored afterwards.
 
-Whatever happens: an exception, a signal, a lost connection; and where this process cannot do it any
-more (SIGKILL, no memory), a child that does nothing but wait for its end.
+It is restored after an exception, a signal and a lost connection. If this process cannot restore it
+(SIGKILL, out of memory), a child process that waits for its end does so.
 """
 
 import os
@@ -17,8 +17,8 @@ from sbx.cli.terminal import STDIN, STDOUT
 from sbx.errors import BadRequest
 from sbx.protocol.terminals import fitting
 
-# Other screen, mouse, focus, paste, keypad, cursor keys, margins, colours, charset, cursor. The
-# cursor stays where it is: to set margins moves it.
+# Reset the alternate screen, mouse, focus, paste, keypad, cursor keys, margins, colours, charset
+# and cursor. Setting the margins moves the cursor, so its position is saved and restored.
 _AS_USUAL = (
     b"\x1b[?1049l\x1b[?1000;1002;1003;1004;1005;1006;1015;2004;2026l\x1b[?1;66l\x1b>\x1b[4l"
     b"\x1b7\x1b[r\x1b8\x1b[?6l\x1b[?7;25h\x1b(B\x0f\x1b[0m"
@@ -26,25 +26,25 @@ _AS_USUAL = (
 
 
 class OwnTerminal:
-    """stdin and stdout as one terminal: `with OwnTerminal() as own`, and `raw` inside.
+    """stdin and stdout as one terminal: `with OwnTerminal() as own`, and call `raw` inside.
 
-    To be made while this process has one thread. Raises BadRequest `not_a_terminal`.
+    Create it while this process has one thread, since it forks. Raise BadRequest `not_a_terminal`.
     """
 
     def __init__(self) -> None:
         if not (os.isatty(STDIN) and os.isatty(STDOUT)):
             raise BadRequest(
-                "stdin and stdout are no terminal",
+                "stdin and stdout are not a terminal",
                 code="not_a_terminal",
-                hint="for a command without one: sbx exec --shell",
+                hint="to run a command without a terminal: sbx exec --shell",
             )
         self._before = termios.tcgetattr(STDIN)
         self._raw = False
-        self._guard, self._tell = _guard(self._before)
+        self._guard, self._end_guard = _guard(self._before)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Rows and columns, as near as a terminal of ours may have them."""
+        """The rows and columns, limited to the sizes that a terminal of a sandbox may have."""
         try:
             rows, columns = termios.tcgetwinsize(STDOUT)
         except OSError:
@@ -52,13 +52,13 @@ class OwnTerminal:
         return fitting(rows or 24, columns or 80)
 
     def raw(self) -> None:
-        """Every key is a byte to be read, also Ctrl-C; again does no harm."""
+        """Deliver every key as a byte, including Ctrl-C. A second call is harmless."""
         tty.setraw(STDIN, termios.TCSADRAIN)
         self._raw = True
 
     def restore(self) -> None:
-        """As it was. What was typed and is not read is dropped: it may be the terminal's answer to
-        what it was asked from inside."""
+        """Restore the terminal. Discard unread input: it may be the terminal's answer to an escape
+        sequence from inside."""
         if self._raw:
             self._raw = False
             _restore(self._before)
@@ -74,8 +74,8 @@ class OwnTerminal:
     ) -> None:
         self.restore()
         with suppress(OSError):
-            os.write(self._tell, b"!")
-        os.close(self._tell)
+            os.write(self._end_guard, b"!")
+        os.close(self._end_guard)
         with suppress(ChildProcessError):
             os.waitpid(self._guard, 0)
 
@@ -88,8 +88,11 @@ def _restore(before: list[Any]) -> None:
 
 
 def _guard(before: list[Any]) -> tuple[int, int]:
-    """A child, in a session of its own so that no signal meant for us ends it too; it restores the
-    terminal when the pipe closes without a word."""
+    """Start a child that restores the terminal if the pipe closes without a byte.
+
+    The child is in a new session, so that no signal for this process ends it, too. Return its pid
+    and the writing end of the pipe.
+    """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""`sbx policy`: what is allowed, and what is wrong with a file that says so."""
+"""`sbx policy`: list, show and check policies."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,42 +19,42 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 @app.command("list")
 def list_policies(as_json: _Json = False) -> None:
-    """Every policy that can be named: those of sbx first, then your own."""
+    """List the policies that you can name: the policies of sbx first, then your own."""
     from sbx.cli.tables import print_table
     from sbx.policy import available
 
-    found = available(_search())
+    entries = available(_search())
     if as_json:
         policies = [
             {
-                "name": one.name,
-                "path": str(one.path),
-                "description": one.description,
-                "extends": one.extends,
-                "aliases": list(one.aliases),
-                "problem": one.problem,
+                "name": entry.name,
+                "path": str(entry.path),
+                "description": entry.description,
+                "extends": entry.extends,
+                "aliases": list(entry.aliases),
+                "problem": entry.problem,
             }
-            for one in found
+            for entry in entries
         ]
         report.document({"policies": policies})
         return
     rows = [
         (
-            ", ".join((one.name, *one.aliases)),
-            one.extends or "",
-            f"cannot be used: {one.problem}" if one.problem else one.description,
+            ", ".join((entry.name, *entry.aliases)),
+            entry.extends or "",
+            f"cannot be used: {entry.problem}" if entry.problem else entry.description,
         )
-        for one in found
+        for entry in entries
     ]
-    print_table(("policy", "extends", "what it is"), rows)
+    print_table(("policy", "extends", "its purpose"), rows)
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A policy's name, or its file.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="The name or the file of a policy.", metavar="NAME")],
     as_json: _Json = False,
 ) -> None:
-    """The whole policy with every value, as the text of a policy file."""
+    """Print the complete policy with every value, as the text of a policy file."""
     from sbx.cli import toml
     from sbx.policy import describe, fingerprint, load, reference
 
@@ -63,7 +63,7 @@ def show(
     if as_json:
         report.document({**values, "fingerprint": fingerprint(policy)})
         return
-    del values["name"]  # a policy is named by its file
+    del values["name"]  # the name of the file names the policy
     text = f"# {policy.name}, fingerprint {fingerprint(policy)}\n{toml.dumps(values)}"
     terminal.write(terminal.STDOUT, text)
 
@@ -73,7 +73,7 @@ def check(
     files: Annotated[list[Path], typer.Argument(help="Policy files.", metavar="FILE…")],
     as_json: _Json = False,
 ) -> int:
-    """Say everything that is wrong with policy files: file, line or key, and the right word."""
+    """Check policy files. List every problem with file, line or key, and the right word."""
     checked = [(file, _problems(file)) for file in files]
     if as_json:
         report.document(
@@ -102,8 +102,8 @@ def _problems(file: Path) -> list["Problem"]:
         return check_file(file, search=_search())
     except NotFound as error:
         hint = error.hint or "name a file; sbx policy show NAME shows a policy by its name"
-        return [Problem("there is no such file", file, hint=hint)]
-    except SbxError as error:  # a directory of policies, not this file, is what is wrong
+        return [Problem("no such file", file, hint=hint)]
+    except SbxError as error:  # the problem is in a directory of policies, not in this file
         return [Problem(error.message, hint=error.hint)]
 
 

@@ -1,7 +1,7 @@
 """`sbx quarantine`: the files of host directories that wait for the user's consent.
 
-Everything in a quarantine comes from a sandbox: paths, records and contents are hostile, and are
-escaped before they reach the terminal.
+Everything in a quarantine comes from a sandbox: paths, records and contents are hostile. This
+module escapes them before they reach the terminal.
 """
 
 import os
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sbx.workspace.quarantine import QuarantineItem
     from sbx.workspace.tree import Tree
 
-_CONTENT_MAX = 64 << 10  # bytes of a file
-_ENTRIES_MAX = 500  # of a directory
+_CONTENT_MAX = 64 << 10  # bytes of a file that `show` prints
+_ENTRIES_MAX = 500  # of a directory that `show` prints
 
 app = typer.Typer(
     help="List, show, restore or drop the files that a program of the host would obey.",
@@ -34,10 +34,13 @@ DataDir = Annotated[
     Path | None,
     typer.Option(envvar="SBX_DATA_DIR", help="The service's data directory.", metavar="DIR"),
 ]
-Ids = Annotated[list[str] | None, typer.Argument(help="The items, as in list.", metavar="ID...")]
-All = Annotated[bool, typer.Option("--all", help="Every item, or every one of --directory.")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(help="The ids of items, from sbx quarantine list.", metavar="ID..."),
+]
+All = Annotated[bool, typer.Option("--all", help="Every item, or every item of --directory.")]
 Of = Annotated[
-    Path | None, typer.Option("--directory", help="With --all: only of DIR.", metavar="DIR")
+    Path | None, typer.Option("--directory", help="With --all: only items of DIR.", metavar="DIR")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -46,7 +49,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def list_items(
     directory: Annotated[
         Path | None,
-        typer.Argument(help="Only of this directory of the host.", metavar="[DIRECTORY]"),
+        typer.Argument(help="Only items of this directory of the host.", metavar="[DIRECTORY]"),
     ] = None,
     data_dir: DataDir = None,
     as_json: reach.Json = False,
@@ -70,14 +73,16 @@ def list_items(
 
 @app.command()
 def show(
-    item_id: Annotated[str, typer.Argument(help="The item, as in list.", metavar="ID")],
+    item_id: Annotated[
+        str, typer.Argument(help="The id of an item, from sbx quarantine list.", metavar="ID")
+    ],
     path: Annotated[
         str | None, typer.Argument(help="A path in an item that is a directory.", metavar="[PATH]")
     ] = None,
     data_dir: DataDir = None,
     as_json: reach.Json = False,
 ) -> int:
-    """Print an item: the content of a file, or the list of a directory. No symlink is followed."""
+    """Print an item: the content of a file, or the list of a directory. Do not follow symlinks."""
     from sbx.workspace import quarantine
 
     store = _store_of(_stores(data_dir), item_id)
@@ -110,7 +115,7 @@ def restore(
 ) -> int:
     """Copy items to their places in their directories, where programs of the host obey them.
 
-    No file that is there is replaced. Set-id bits are left out.
+    The command never replaces an existing file. It drops set-id bits.
     """
     from sbx.workspace import quarantine
 
@@ -132,7 +137,7 @@ def drop(
     data_dir: DataDir = None,
     as_json: reach.Json = False,
 ) -> int:
-    """Delete items for good."""
+    """Delete items permanently."""
     from sbx.workspace import quarantine
 
     def dropped(item: "QuarantineItem") -> str:
@@ -146,8 +151,11 @@ def drop(
 
 
 def _stores(data_dir: Path | None) -> list[Path]:
-    """The quarantines of this user's programs, of the service, of its project server, and of the
-    user's chats. A directory that the user names has no chats but its own."""
+    """Return the quarantines of this user's programs, of the service, of its project server, and of
+    the user's chats.
+
+    The user's chats do not belong to another data directory that the user names.
+    """
     from sbx.api.settings import ServiceSettings
     from sbx.cli.chat import chat_directory
     from sbx.runtime.settings import Settings
@@ -155,8 +163,8 @@ def _stores(data_dir: Path | None) -> list[Path]:
     override: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     service = ServiceSettings(**override)
     of_projects = service.model_copy(update={"data_dir": service.projects_data})
-    each = (Settings(**override), service, of_projects)
-    stores = [one.protection.quarantines for one in each]
+    runtimes = (Settings(**override), service, of_projects)
+    stores = [settings.protection.quarantines for settings in runtimes]
     if data_dir is None or str(data_dir) == os.environ.get("SBX_DATA_DIR"):
         with suppress(RuntimeError):  # a user without a home
             stores.append(quarantine_of(chat_directory()))
@@ -164,7 +172,7 @@ def _stores(data_dir: Path | None) -> list[Path]:
 
 
 def quarantine_of(data_dir: Path) -> Path:
-    """The quarantine of a runtime with this data directory."""
+    """Return the quarantine of a runtime with this data directory."""
     from sbx.runtime.settings import Settings
 
     return Settings(data_dir=data_dir).protection.quarantines
@@ -177,7 +185,8 @@ def _every(stores: Sequence[Path]) -> "list[QuarantineItem]":
 
 
 def _store_of(stores: Sequence[Path], item_id: str) -> Path:
-    """Where this item is; the first one, whose functions raise NotFound, if it is nowhere."""
+    """Return the store of an item. If no store has it, return the first one, which then raises
+    NotFound."""
     from sbx.workspace import quarantine
 
     for store in stores:
@@ -199,12 +208,12 @@ def _of_directory(
 def _chosen(
     stores: Sequence[Path], ids: Sequence[str] | None, directory: Path | None, *, every: bool
 ) -> "list[QuarantineItem]":
-    """Raises BadRequest, NotFound."""
+    """Return the items that the options select. Raise BadRequest, NotFound."""
     from sbx.workspace import quarantine
 
     if bool(ids) == every or (directory is not None and not every):
         raise BadRequest(
-            "name the items, or give --all",
+            "name the items, or use --all",
             hint="sbx quarantine list; --directory goes with --all",
         )
     if every:
@@ -216,12 +225,12 @@ def _chosen(
 
 
 def _demand_consent(verb: str, items: "Sequence[QuarantineItem]", *, yes: bool) -> None:
-    """Raises BadRequest where no terminal can be asked, and Denied for a no."""
+    """Ask the user. Raise BadRequest without a terminal, and Denied for a no."""
     if yes or not items:
         return
     if not (os.isatty(STDIN) and os.isatty(STDERR)):
         raise BadRequest(
-            f"there is no terminal to confirm on, and {verb} needs a yes",
+            f"{verb} needs a confirmation at a terminal",
             code="not_confirmed",
             hint="look at the items first (sbx quarantine show ID), then add --yes",
         )
@@ -232,8 +241,10 @@ def _demand_consent(verb: str, items: "Sequence[QuarantineItem]", *, yes: bool) 
 
 
 def offer(items: "Sequence[QuarantineItem]", store: Path) -> None:
-    """Ask about each item whether to restore it, where a terminal can be asked: the policy says
-    `host_executables = "ask"`. The sandbox has ended."""
+    """Ask for each item whether to restore it, if there is a terminal.
+
+    This implements `host_executables = "ask"` of a policy, after the sandbox has ended.
+    """
     from sbx.workspace import quarantine
 
     if not (os.isatty(STDIN) and os.isatty(STDERR)):
@@ -250,7 +261,7 @@ def offer(items: "Sequence[QuarantineItem]", store: Path) -> None:
 
 
 def confirmed(question: str) -> bool:
-    """Ask at the terminal. Text typed before the question does not answer it."""
+    """Ask at the terminal and return whether the answer is yes. Discard text typed before."""
     from sbx.cli.asking import forget_typed
 
     forget_typed()
@@ -265,17 +276,16 @@ def confirmed(question: str) -> bool:
 def _each(
     items: "Sequence[QuarantineItem]",
     done: str,
-    act: "Callable[[QuarantineItem], str]",
+    action: "Callable[[QuarantineItem], str]",
     *,
     as_json: bool,
 ) -> int:
-    """Act on each item, and report each failure. Raises the first failure of a call with one
-    item."""
+    """Apply an action to each item, and report each failure. Raise the failure of a single item."""
     paths: list[str] = []
     failures: list[tuple[QuarantineItem, SbxError]] = []
     for item in items:
         try:
-            paths.append(act(item))
+            paths.append(action(item))
         except SbxError as error:
             if len(items) == 1:
                 raise
@@ -312,7 +322,7 @@ def _entries(tree: "Tree", below: tuple[str, ...]) -> dict[str, Any]:
 def _target(tree: "Tree", path: tuple[str, ...]) -> str:
     try:
         link = tree.hold(path)
-    except OSError:  # its name is no text
+    except OSError:  # the name is not valid text
         return "?"
     try:
         return os.fsdecode(os.readlink("", dir_fd=link))
@@ -352,4 +362,4 @@ def _print(body: dict[str, Any]) -> None:
         link = f" -> {one_line(entry['target'])}" if "target" in entry else ""
         write(STDOUT, f"  {one_line(entry['path'])}{link}  {rest}\n")
     if not body.get("complete", True):
-        report.note("there is more than is shown")
+        report.note("the output is incomplete: the item has more entries or bytes")

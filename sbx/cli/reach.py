@@ -1,4 +1,4 @@
-"""How a command reaches the service: the options that all of them have, and the call itself."""
+"""Connect a command to the service: the options that all commands share, and the call."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -18,7 +18,7 @@ Socket = Annotated[
     typer.Option(
         "--socket",
         envvar="SBX_SOCKET",
-        help="The service's socket, or http://HOST:PORT of one that listens there.",
+        help="The service's socket, or http://HOST:PORT for a service on TCP.",
         metavar="PATH",
     ),
 ]
@@ -27,22 +27,22 @@ Key = Annotated[
     typer.Option(
         "--key",
         envvar="SBX_KEY",
-        help="A key or a token. Better in SBX_KEY: other users see options. Without one, the "
-        "socket knows you as a user of this machine.",
+        help="A key or a token. Prefer SBX_KEY: other users can see the options of a command. "
+        "Without a key, the socket identifies you by your user account.",
         metavar="KEY",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Conversation = Annotated[
     str,
-    typer.Option("--conversation", help="Which conversation of the sandbox.", metavar="NAME"),
+    typer.Option("--conversation", help="The conversation of the sandbox.", metavar="NAME"),
 ]
-Id = Annotated[str, typer.Argument(help="The sandbox, as in sbx ps.", metavar="ID")]
-Ids = Annotated[list[str], typer.Argument(help="Sandboxes, as in sbx ps.", metavar="ID…")]
+Id = Annotated[str, typer.Argument(help="The id of a sandbox, from sbx ps.", metavar="ID")]
+Ids = Annotated[list[str], typer.Argument(help="The ids of sandboxes, from sbx ps.", metavar="ID…")]
 
 
 def ask(socket: str | None, key: str | None, work: "Callable[[Client], Awaitable[T]]") -> T:
-    """Connect, do `work`, disconnect. Raises Unavailable `service_unreachable`."""
+    """Connect, run `work`, disconnect. Raise Unavailable `service_unreachable`."""
     import asyncio
 
     from sbx.client import Client
@@ -55,31 +55,31 @@ def ask(socket: str | None, key: str | None, work: "Callable[[Client], Awaitable
 
 
 def of_sandbox(sandbox_id: str, *rest: str) -> str:
-    """The path of a sandbox, or of something in it; ids and names may hold any character."""
+    """Return the URL path of a sandbox, or of a part of it. Ids and names may hold any text."""
     return "/v1/sandboxes/" + "/".join(_part(part) for part in (not_empty(sandbox_id), *rest))
 
 
 def not_empty(sandbox_id: str) -> str:
-    """Raises BadRequest for an empty id, which would be another path."""
+    """Return the id. Raise BadRequest for an empty id, which would make a different path."""
     if not sandbox_id:
         raise BadRequest("the id of a sandbox is empty", hint="sbx ps lists them")
     return sandbox_id
 
 
 def of_admin(*parts: str) -> str:
-    """The path of what only the operator may ask for."""
+    """Return a URL path that only the operator may use."""
     return "/v1/admin/" + "/".join(_part(part) for part in parts)
 
 
 def _part(name: str) -> str:
-    """As one part of a path: whoever reads it folds a bare `..`, however it was escaped."""
+    """Return a name as one part of a path. A server would resolve `..`, even if it is escaped."""
     if name in (".", ".."):
-        raise BadRequest(f"{name} is the name of nothing", hint="sbx ps lists the sandboxes")
+        raise BadRequest(f"{name} is not a valid name", hint="sbx ps lists the sandboxes")
     return quote(name, safe="", errors="surrogateescape")
 
 
 def seconds(text: str, option: str) -> float:
-    """A time as people write it: 90, 90s, 10min, 2h, 1d. Raises BadRequest."""
+    """Parse a duration: 90, 90s, 10min, 2h, 1d. Raise BadRequest."""
     try:
         value = float(text)
     except ValueError:
@@ -92,5 +92,5 @@ def seconds(text: str, option: str) -> float:
                 f"{option}: {error}", hint="write it as 90, 90s, 10min, 2h or 1d"
             ) from None
     if not 0 < value < float("inf"):
-        raise BadRequest(f"{option} {text}: a time is longer than nothing, and ends")
+        raise BadRequest(f"{option} must be a positive, finite duration, not {text}")
     return value

@@ -1,4 +1,4 @@
-"""A model whose answers are written down when it is closed."""
+"""A model whose answers are written to a file when it is closed."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ from sbx.errors import BadRequest
 
 class Recording(Recorder):
     def __init__(self, model: Model, path: Path) -> None:
-        """Raises BadRequest for a path that cannot be written, before anything is asked."""
+        """Raise BadRequest for a path that cannot be written, before the first request."""
         super().__init__(model)
         self._path = path
-        self._written()
+        self._write()
 
     async def close(self) -> None:
-        self._written()
+        self._write()
         await super().close()
 
-    def _written(self) -> None:
+    def _write(self) -> None:
         try:
             self.save(self._path)
         except OSError as error:

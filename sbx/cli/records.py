@@ -1,4 +1,4 @@
-"""`sbx logs` and `sbx history`: what became of a sandbox, and what ran in it."""
+"""`sbx logs` and `sbx history`: the events of a sandbox and its runs."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
     from sbx.client import Client
 
 _PAGE = 200
-_LOOK_S = 1.0  # between two looks for runs that ended
+_POLL_S = 1.0  # the interval of the polls for ended runs
 _CODE_WIDTH = 60
 
-Record = tuple[str, Mapping[str, Any]]  # ("event" or "run", what the service told)
+Record = tuple[str, Mapping[str, Any]]  # ("event" or "run", its body from the service)
 
 
 def logs(
     sandbox_id: reach.Id,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until it is deleted, or Ctrl-C.")
+        bool,
+        typer.Option("--follow", "-f", help="Continue until the sandbox is deleted, or Ctrl-C."),
     ] = False,
     tail: Annotated[
-        int, typer.Option(help="How many of its last runs.", metavar="N", min=0, max=500)
+        int, typer.Option(help="The number of last runs to show.", metavar="N", min=0, max=500)
     ] = 100,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each event and each run as a line of JSON.")
@@ -35,12 +36,12 @@ def logs(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """What became of a sandbox, and the runs that ended, with their output, in order of time."""
+    """Show the events of a sandbox and its ended runs with their output, in order of time."""
     import asyncio
 
     def show(records: Sequence[Record]) -> None:
-        for kind, told in sorted(records, key=_when):
-            line = json.dumps({"kind": kind, **told}) if as_json else _plain(kind, told)
+        for kind, body in sorted(records, key=_when):
+            line = json.dumps({"kind": kind, **body}) if as_json else _plain(kind, body)
             write(STDOUT, line + "\n")
 
     async def shown(client: "Client") -> None:
@@ -51,14 +52,14 @@ def logs(
             return
         last = max((event["id"] for event in events), default=0)
         seen = {run["id"] for run in runs}
-        looking = asyncio.create_task(_look(client, sandbox_id, seen, show))
+        polling = asyncio.create_task(_poll_runs(client, sandbox_id, seen, show))
         try:
             with suppress(NotFound):  # it was deleted
                 async for _, event in client.follow_events(sandbox_id, after=last):
                     show([("event", event)])
         finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
 
     reach.ask(socket, key, shown)
     return exits.Exit.OK
@@ -68,87 +69,91 @@ def history(
     sandbox_id: reach.Id,
     run: Annotated[
         str | None,
-        typer.Argument(help="One run, in full; `last` is the last one.", metavar="[RUN]"),
+        typer.Argument(help="Show one run in full; `last` is the last one.", metavar="[RUN]"),
     ] = None,
     kind: Annotated[
         Literal["python", "shell", "bash", "javascript", "typescript", "java", "go"] | None,
-        typer.Option(help="Only cells, only commands, or only scripts of a language."),
+        typer.Option(help="Only runs of this kind: cells, commands, or scripts of a language."),
     ] = None,
-    succeeded: Annotated[bool, typer.Option("--ok", help="Only those that went well.")] = False,
+    succeeded: Annotated[bool, typer.Option("--ok", help="Only successful runs.")] = False,
     tags: Annotated[
         str | None,
-        typer.Option(help="Only those with one of these tags. With RUN: set them.", metavar="A,B"),
+        typer.Option(
+            help="Only runs with one of these tags. With RUN: set its tags.", metavar="A,B"
+        ),
     ] = None,
     notes: Annotated[
-        str | None, typer.Option(help="With RUN: write it down.", metavar="TEXT")
+        str | None, typer.Option(help="With RUN: set its notes.", metavar="TEXT")
     ] = None,
     description: Annotated[
-        str | None, typer.Option(help="With RUN: say what it was for.", metavar="TEXT")
+        str | None, typer.Option(help="With RUN: set its description.", metavar="TEXT")
     ] = None,
-    limit: Annotated[int, typer.Option(help="How many.", metavar="N", min=1, max=500)] = 20,
-    offset: Annotated[int, typer.Option(help="After so many.", metavar="N", min=0)] = 0,
+    limit: Annotated[
+        int, typer.Option(help="The number of runs.", metavar="N", min=1, max=500)
+    ] = 20,
+    offset: Annotated[int, typer.Option(help="Skip this number of runs.", metavar="N", min=0)] = 0,
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """The runs of a sandbox that ended, the last one first; or one of them in full."""
+    """List the ended runs of a sandbox, the last one first, or show one run in full."""
     if run is not None:
-        noted = {"tags": tags, "notes": notes, "description": description}
-        return _one(sandbox_id, run, noted, as_json, socket, key)
+        changes = {"tags": tags, "notes": notes, "description": description}
+        return _show_run(sandbox_id, run, changes, as_json, socket, key)
     if notes is not None or description is not None:
-        raise BadRequest("--notes and --description are of one run", hint="name it, or say last")
+        raise BadRequest("--notes and --description need a RUN", hint="name the run, or use last")
     params: dict[str, Any] = {"limit": limit, "offset": offset}
     params |= {"exec_type": kind} if kind else {}
     params |= {"success_only": "true"} if succeeded else {}
     params |= {"tags": tags} if tags else {}
     path = reach.of_sandbox(sandbox_id, "history")
-    told = reach.ask(socket, key, lambda client: client.request("GET", path, params=params))
+    reply = reach.ask(socket, key, lambda client: client.request("GET", path, params=params))
     if as_json:
-        report.document(told)
-    elif not told["entries"]:
-        report.note("nothing has run there yet" if not told["total"] else "there are no more")
+        report.document(reply)
+    elif not reply["entries"]:
+        report.note("nothing has run there yet" if not reply["total"] else "no more runs")
     else:
-        _print(told["entries"])
-        if (left := told["total"] - offset - len(told["entries"])) > 0:
-            report.note(f"{left} more: --offset {offset + len(told['entries'])}")
+        _print(reply["entries"])
+        if (remaining := reply["total"] - offset - len(reply["entries"])) > 0:
+            report.note(f"{remaining} more: --offset {offset + len(reply['entries'])}")
     return exits.Exit.OK
 
 
-# -- the parts of it -------------------------------------------------------------------------------
+# -- shared parts ----------------------------------------------------------------------------------
 
 
 async def _events(client: "Client", sandbox_id: str) -> list[dict[str, Any]]:
     path = reach.of_sandbox(sandbox_id, "events")
     params: dict[str, Any] = {"limit": _PAGE}
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     while True:
         page = await client.request("GET", path, params=params)
-        found += page["items"]
+        events += page["items"]
         if not page["next_cursor"]:
-            return found
+            return events
         params["cursor"] = page["next_cursor"]
 
 
 async def _runs(client: "Client", sandbox_id: str, count: int) -> list[dict[str, Any]]:
-    """The last ones, at most so many; a page may end early where runs said much."""
+    """Return at most `count` of the last runs. A page may be short if its runs have much output."""
     path = reach.of_sandbox(sandbox_id, "history")
-    found: list[dict[str, Any]] = []
-    while len(found) < count:
-        params = {"limit": count - len(found), "offset": len(found)}
+    runs: list[dict[str, Any]] = []
+    while len(runs) < count:
+        params = {"limit": count - len(runs), "offset": len(runs)}
         page = await client.request("GET", path, params=params)
-        found += page["entries"]
-        if not page["entries"] or len(found) >= page["total"]:
+        runs += page["entries"]
+        if not page["entries"] or len(runs) >= page["total"]:
             break
-    return found
+    return runs
 
 
-async def _look(client: "Client", sandbox_id: str, seen: set[str], show: Any) -> None:
-    """Show runs as they end. The service tells the life of a sandbox as it goes on, and its runs
-    when it is asked."""
+async def _poll_runs(client: "Client", sandbox_id: str, seen: set[str], show: Any) -> None:
+    """Poll for ended runs and show them. The service streams the events of a sandbox, but not its
+    runs."""
     import asyncio
 
     while True:
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
         fresh = await _unseen(client, sandbox_id, seen)
         show([("run", run) for run in fresh])
 
@@ -167,33 +172,33 @@ async def _unseen(client: "Client", sandbox_id: str, seen: set[str]) -> list[dic
 
 
 def _when(record: Record) -> float:
-    _, told = record
-    at = moments.moment(told.get("at") or told.get("created_at"))
+    _, body = record
+    at = moments.moment(body.get("at") or body.get("created_at"))
     return at.timestamp() if at else 0.0
 
 
-def _plain(kind: str, told: Mapping[str, Any]) -> str:
+def _plain(kind: str, body: Mapping[str, Any]) -> str:
     if kind == "event":
-        because = f" ({one_line(str(told['cause']))})" if told.get("cause") else ""
+        cause = f" ({one_line(str(body['cause']))})" if body.get("cause") else ""
         details = "".join(
             f"  {one_line(str(name))}={one_line(str(value))}"
-            for name, value in (told.get("details") or {}).items()
+            for name, value in (body.get("details") or {}).items()
             if value is not None
         )
-        return f"{moments.clock(told['at'])}  {one_line(str(told['type']))}{because}{details}"
-    return f"{moments.clock(told['created_at'])}  {_headline(told)}{_said(told)}"
+        return f"{moments.clock(body['at'])}  {one_line(str(body['type']))}{cause}{details}"
+    return f"{moments.clock(body['created_at'])}  {_headline(body)}{_run_output(body)}"
 
 
 def _headline(run: Mapping[str, Any]) -> str:
     took = moments.milliseconds(run["execution_time_ms"])
-    ended = "ok" if run["success"] else "failed"
-    return one_line(f"{run['exec_type']} {run['id']} {ended}, {took}: {_first_line(run['code'])}")
+    outcome = "ok" if run["success"] else "failed"
+    return one_line(f"{run['exec_type']} {run['id']} {outcome}, {took}: {_first_line(run['code'])}")
 
 
-def _said(run: Mapping[str, Any]) -> str:
-    """What it printed, and why it failed, each line set off from ours."""
-    said = "\n".join(part.rstrip("\n") for part in (run["output"], run["error"]) if part)
-    return "".join(f"\n    {line}" for line in scrub(said).replace("\r", "").splitlines())
+def _run_output(run: Mapping[str, Any]) -> str:
+    """Return the output and the error of a run. Each line is indented."""
+    text = "\n".join(part.rstrip("\n") for part in (run["output"], run["error"]) if part)
+    return "".join(f"\n    {line}" for line in scrub(text).replace("\r", "").splitlines())
 
 
 def _first_line(code: str) -> str:
@@ -219,22 +224,22 @@ def _print(entries: Sequence[Mapping[str, Any]]) -> None:
     print_table(("run", "begun", "kind", "ok", "took", "code", "tags"), rows)
 
 
-def _one(
+def _show_run(
     sandbox_id: str,
     run: str,
-    noted: Mapping[str, str | None],
+    changes: Mapping[str, str | None],
     as_json: bool,
     socket: str | None,
     key: str | None,
 ) -> int:
-    async def told(client: "Client") -> Any:
+    async def request(client: "Client") -> Any:
         entry = await client.request("GET", reach.of_sandbox(sandbox_id, "history", run))
-        if not any(value is not None for value in noted.values()):
+        if not any(value is not None for value in changes.values()):
             return entry
         path = reach.of_sandbox(sandbox_id, "history", entry["id"])
-        return await client.request("PATCH", path, json=dict(noted))
+        return await client.request("PATCH", path, json=dict(changes))
 
-    entry = reach.ask(socket, key, told)
+    entry = reach.ask(socket, key, request)
     if as_json:
         report.document(entry)
     else:

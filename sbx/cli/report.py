@@ -1,4 +1,4 @@
-"""What a person is told, or, with --json, a program."""
+"""Print results and messages, for people or (with --json) for programs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ _RED, _CYAN, _RESET = "\x1b[31m", "\x1b[36m", "\x1b[0m"
 
 
 def document(value: Mapping[str, Any]) -> None:
-    """One JSON document on a line of stdout; ASCII, so that no control character is in it."""
+    """Print a JSON document as a line on stdout. It is ASCII, so it has no control characters."""
     write(STDOUT, json.dumps(value) + "\n")
 
 
 def outcome(value: Mapping[str, Any], line: str, *, as_json: bool) -> None:
-    """What was done: the document, or the one line that the next command takes."""
+    """Print the result of a command: the document, or one line that another command can read."""
     if as_json:
         document(value)
     else:
@@ -26,7 +26,7 @@ def outcome(value: Mapping[str, Any], line: str, *, as_json: bool) -> None:
 
 
 def error(problem: SbxError, *, as_json: bool) -> None:
-    """The one way in which a command says why it failed."""
+    """Print an error. All commands report their failure this way."""
     if as_json:
         with suppress(SbxError):  # stdout itself may be what failed
             document({"error": problem.to_dict()})
@@ -35,23 +35,23 @@ def error(problem: SbxError, *, as_json: bool) -> None:
 
 
 def failure(message: str, hint: str | None = None) -> None:
-    _say("error", _RED, message)
+    _print("error", _RED, message)
     if hint:
-        _say("hint", _CYAN, hint)
+        _print("hint", _CYAN, hint)
 
 
 def note(message: str) -> None:
-    _say("note", _CYAN, message)
+    _print("note", _CYAN, message)
 
 
 def quarantined(items: Sequence[Quarantined]) -> None:
-    """The host executables that code created in a directory of the host, and how to get them."""
+    """List the quarantined host executables of a run, and how to restore them."""
     for line in quarantine_notice(items).splitlines():
         word, _, message = line.partition(": ")
-        _say(word, _CYAN, message)
+        _print(word, _CYAN, message)
 
 
-def _say(word: str, colour: str, message: str) -> None:
+def _print(word: str, colour: str, message: str) -> None:
     head = f"{colour}{word}:{_RESET}" if colours(STDERR) else f"{word}:"
-    with suppress(SbxError):  # nobody is there to be told
+    with suppress(SbxError):  # the reader of stderr is gone
         write(STDERR, f"{head} {one_line(message)}\n")

@@ -1,4 +1,4 @@
-"""`sbx run`: one run in a sandbox of its own."""
+"""`sbx run`: one run in a new sandbox."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from sbx.errors import BadRequest, NotFound, TooLarge
 if TYPE_CHECKING:
     from sbx.cli.screen import Face
 
-_READ_MAX = 64 << 20  # far beyond what a cell may be; only so that /dev/zero has an end
+_READ_MAX = 64 << 20  # far above the limit of a cell; ends the read of a file such as /dev/zero
 
 
 def run(
@@ -26,16 +26,16 @@ def run(
         str | None, typer.Option("--code", "-c", help="The code itself.", metavar="CODE")
     ] = None,
     shell: Annotated[
-        bool, typer.Option("--shell", help="It is a bash script and not Python.")
+        bool, typer.Option("--shell", help="Run a bash script instead of Python.")
     ] = False,
     language: languages.Option = None,
     policy: Annotated[
-        str, typer.Option(help="A policy's name, or its file.", metavar="POLICY")
+        str, typer.Option(help="The name or the file of a policy.", metavar="POLICY")
     ] = "default",
     timeout: Annotated[
         float | None,
         typer.Option(
-            help="The longest it may take; else limits.wall_time of the policy, which is the most.",
+            help="The time limit; default and maximum: limits.wall_time of the policy.",
             metavar="SECONDS",
         ),
     ] = None,
@@ -48,13 +48,13 @@ def run(
     ] = None,
     uploads: Annotated[
         Path | None,
-        typer.Option(help="A directory to be the uploads, mounted read-only.", metavar="DIR"),
+        typer.Option(help="Mount a directory read-only as the uploads.", metavar="DIR"),
     ] = None,
     workspace: Annotated[
         Path | None,
         typer.Option(
-            help="A directory to be /workspace, read-write; uploads are then at /uploads. "
-            "Nothing of sbx is written into it.",
+            help="Mount a directory read-write as /workspace; uploads are then at /uploads. "
+            "sbx itself writes no files there.",
             metavar="DIR",
         ),
     ] = None,
@@ -65,7 +65,7 @@ def run(
     figures: Annotated[
         Path | None,
         typer.Option(
-            help="Write what is shown as image there: figure-1.png …; never over a file.",
+            help="Write displayed images there: figure-1.png …; never replaces a file.",
             metavar="DIR",
         ),
     ] = None,
@@ -74,24 +74,24 @@ def run(
         typer.Option("--json", help="Print the whole result as one JSON document, at the end."),
     ] = False,
     as_events: Annotated[
-        bool, typer.Option("--events", help="Print each event as it comes, as a line of JSON.")
+        bool, typer.Option("--events", help="Print each event as it occurs, as a line of JSON.")
     ] = False,
 ) -> int:
-    """Run code in a sandbox of its own, and show its output as it comes.
+    """Run code in a new sandbox, and stream its output.
 
-    The value of the last expression is shown, as in a notebook. input() asks at the terminal, and
-    fails in the code where there is none. Ctrl-C interrupts; a second one, or half a second, kills.
-    Colours reach a terminal, other control characters are written out as \\x1b; --json has the
-    exact text.
+    The value of the last expression is shown, as in a notebook. input() reads from the terminal;
+    without a terminal, it raises an error. Ctrl-C interrupts the run. If it does not end within
+    half a second, or at a second Ctrl-C, it is killed. Colours reach a terminal. Other control
+    characters are printed as \\x1b; --json has the exact text.
     """
     if as_json and as_events:
-        raise BadRequest("--json and --events are two shapes of one output; give one of them")
+        raise BadRequest("--json and --events exclude each other")
     if upload and uploads is not None:
         raise BadRequest(
-            "--upload copies files in and --uploads mounts a directory; give one of them",
+            "--upload copies files in and --uploads mounts a directory: they exclude each other",
             hint="put the files into that directory",
         )
-    env_given = variables(env or [])
+    environment = variables(env or [])
     check_names(upload or [])
     script = languages.chosen(language, file, args or (), shell=shell)
     text, from_stdin = code_of(file, code)
@@ -109,7 +109,7 @@ def run(
         args=tuple(args or ()),
         policy=policy,
         timeout_s=timeout,
-        env=env_given,
+        env=environment,
         upload=tuple(upload or ()),
         uploads=uploads,
         workspace=workspace,
@@ -121,11 +121,11 @@ def run(
 
 
 def code_of(file: str | None, code: str | None) -> tuple[str, bool]:
-    """The code, and whether it came from stdin. Raises BadRequest, NotFound, TooLarge."""
+    """Return the code, and whether it came from stdin. Raise BadRequest, NotFound, TooLarge."""
     if (file is None) == (code is None):
         raise BadRequest(
-            "there is nothing to run" if file is None else "FILE and -c are two things to run",
-            hint="give a FILE, or -c CODE, or - for stdin",
+            "the code is missing" if file is None else "FILE and -c exclude each other",
+            hint="pass a FILE, or -c CODE, or - for stdin",
         )
     if code is not None:
         return code, False
@@ -140,20 +140,20 @@ def code_of(file: str | None, code: str | None) -> tuple[str, bool]:
         raise NotFound(
             f"there is no file {name}",
             code="file_not_found",
-            hint="check the path; code itself goes after -c",
+            hint="check the path; to pass code, use -c CODE",
         ) from None
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        cause = getattr(error, "strerror", None) or str(error)
         raise BadRequest(
-            f"{name} cannot be read: {why}",
+            f"{name} cannot be read: {cause}",
             code="unreadable_file",
             hint="name a regular file that you may read",
         ) from error
     if len(data) > _READ_MAX:
         raise TooLarge(
-            f"{name} is longer than {_READ_MAX >> 20} MiB, and code is much shorter",
+            f"{name} is longer than {_READ_MAX >> 20} MiB, which is too long for code",
             code="code_too_large",
-            hint="give data as --upload",
+            hint="pass data with --upload",
         )
     try:
         return data.decode("utf-8-sig"), file == "-"
@@ -167,24 +167,24 @@ def code_of(file: str | None, code: str | None) -> tuple[str, bool]:
 
 
 def variables(pairs: list[str]) -> dict[str, str]:
-    """What `--env NAME=VALUE` gave. Raises BadRequest."""
-    found = {}
+    """Parse the `--env NAME=VALUE` options. Raise BadRequest."""
+    environment = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise BadRequest(
-                f"--env {pair}: there is no value", hint="write it as --env NAME=VALUE"
+                f"--env {pair}: the value is missing", hint="write it as --env NAME=VALUE"
             )
-        found[name] = value
-    return found
+        environment[name] = value
+    return environment
 
 
 def check_names(files: Sequence[Path]) -> None:
-    """Uploads lie flat, so one name is one file. Raises BadRequest."""
+    """Raise BadRequest if two files have the same name: all uploads are in one directory."""
     names = [path.name for path in files]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
         raise BadRequest(
-            f"two of the uploads are named {twice}, and there is one place for that name",
+            f"two uploads are named {duplicate}, and all uploads are in one directory",
             hint="rename one of them, or mount a directory with --uploads",
         )

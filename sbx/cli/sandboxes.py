@@ -17,7 +17,7 @@ _PAGE = 200
 _MOST_SHOWN = 10_000
 
 AllOwners = Annotated[
-    bool, typer.Option("--all-owners", help="Those of others too; for the operator.")
+    bool, typer.Option("--all-owners", help="List the sandboxes of all owners; for the operator.")
 ]
 
 
@@ -25,10 +25,11 @@ def ps(
     status: Annotated[
         str | None,
         typer.Option(
-            help="Only those that are idle, starting, ready, failed or expired.", metavar="STATE"
+            help="Only sandboxes in this state: idle, starting, ready, failed or expired.",
+            metavar="STATE",
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but ids.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the ids.")] = False,
     all_owners: AllOwners = False,
     as_json: reach.Json = False,
     socket: reach.Socket = None,
@@ -36,17 +37,18 @@ def ps(
 ) -> int:
     """List your sandboxes.
 
-    idle: no kernel runs, the files are there, and the next run starts one. ready: a kernel is live.
+    idle: no kernel is running; the files are kept, and the next run starts a kernel. ready: a
+    kernel is live.
     """
-    found = reach.ask(socket, key, lambda client: _all(client, status, all_owners=all_owners))
+    boxes = reach.ask(socket, key, lambda client: _all(client, status, all_owners=all_owners))
     if as_json:
-        report.document({"sandboxes": found})
+        report.document({"sandboxes": boxes})
     elif quiet:
-        write(STDOUT, "".join(f"{scrub(box['id'])}\n" for box in found))
-    elif not found:
-        report.note("there are no sandboxes; make one with sbx create")
+        write(STDOUT, "".join(f"{scrub(box['id'])}\n" for box in boxes))
+    elif not boxes:
+        report.note("you have no sandboxes; create one with sbx create")
     else:
-        _print(found, all_owners=all_owners)
+        _print(boxes, all_owners=all_owners)
     return exits.Exit.OK
 
 
@@ -56,9 +58,7 @@ def create(
     ] = "default",
     ttl: Annotated[
         str | None,
-        typer.Option(
-            help="How long it lives: 3600, 90s, 2h. Without it, until sbx rm.", metavar="TIME"
-        ),
+        typer.Option(help="The lifetime: 3600, 90s, 2h. Default: until sbx rm.", metavar="TIME"),
     ] = None,
     env: Annotated[
         list[str] | None,
@@ -67,37 +67,37 @@ def create(
     narrow: Annotated[
         list[str] | None,
         typer.Option(
-            help="Tighten the policy, as in limits.memory_max=256MiB. Repeatable.",
+            help="Narrow the policy, such as limits.memory_max=256MiB. Repeatable.",
             metavar="KEY=VALUE",
         ),
     ] = None,
     cargo: Annotated[
-        str | None, typer.Option(help="A cargo to be its files.", metavar="ID")
+        str | None, typer.Option(help="An existing cargo for its files.", metavar="ID")
     ] = None,
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Make a sandbox, and print its id.
+    """Create a sandbox, and print its id.
 
-    It costs next to nothing until its first run, which starts a kernel.
+    It uses almost no resources until the first run, which starts a kernel.
     """
     from sbx.cli.run import variables
 
-    asked: dict[str, Any] = {"profile": policy}
+    request: dict[str, Any] = {"profile": policy}
     if ttl is not None:
-        asked["ttl"] = _whole_seconds(ttl, "--ttl")
+        request["ttl"] = _whole_seconds(ttl, "--ttl")
     if env:
-        asked["env"] = variables(env)
+        request["env"] = variables(env)
     if narrow:
-        asked["narrower"] = _narrower(narrow)
+        request["narrower"] = _narrower(narrow)
     if cargo is not None:
-        asked["cargo_id"] = cargo
+        request["cargo_id"] = cargo
 
-    made = reach.ask(
-        socket, key, lambda client: client.request("POST", "/v1/sandboxes", json=asked)
+    box = reach.ask(
+        socket, key, lambda client: client.request("POST", "/v1/sandboxes", json=request)
     )
-    report.outcome(made, scrub(made["id"]), as_json=as_json)
+    report.outcome(box, scrub(box["id"]), as_json=as_json)
     return exits.Exit.OK
 
 
@@ -107,7 +107,10 @@ def stop(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """End the kernels of sandboxes. Files stay, variables go; the next run starts anew."""
+    """Stop the kernels of sandboxes. Files stay, and variables are lost.
+
+    The next run starts a new kernel.
+    """
 
     async def stopped(client: "Client", sandbox_id: str) -> None:
         await client.request("POST", reach.of_sandbox(sandbox_id, "stop"))
@@ -117,7 +120,7 @@ def stop(
 
 def rm(
     ids: Annotated[
-        list[str] | None, typer.Argument(help="Sandboxes, as in sbx ps.", metavar="[ID…]")
+        list[str] | None, typer.Argument(help="The ids of sandboxes, from sbx ps.", metavar="[ID…]")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of your sandboxes.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --all: do not ask.")] = False,
@@ -125,17 +128,17 @@ def rm(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Delete sandboxes with everything in them. Removing one that is gone already is no error."""
+    """Delete sandboxes and their files. A sandbox that is already gone is not an error."""
     if everything == bool(ids):
         raise BadRequest(
-            "--all and ids are two answers to which ones"
+            "--all and ids exclude each other"
             if everything
-            else "there is nothing to remove",
-            hint="give ids, as in sbx ps, or --all",
+            else "the ids of the sandboxes are missing",
+            hint="pass ids from sbx ps, or --all",
         )
     if everything:
-        found = reach.ask(socket, key, lambda client: _all(client, None, all_owners=False))
-        ids = [box["id"] for box in found]
+        boxes = reach.ask(socket, key, lambda client: _all(client, None, all_owners=False))
+        ids = [box["id"] for box in boxes]
         if ids and not yes:
             _confirm(len(ids), as_json=as_json)
 
@@ -148,21 +151,21 @@ def rm(
 def extend(
     sandbox_id: reach.Id,
     by: Annotated[
-        str, typer.Argument(help="How much longer: 3600, 90s, 10min, 2h.", metavar="TIME")
+        str, typer.Argument(help="The time to add: 3600, 90s, 10min, 2h.", metavar="TIME")
     ],
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Let a sandbox live longer than it was to."""
-    asked = {"extend_by": _whole_seconds(by, "TIME")}
+    """Extend the lifetime of a sandbox."""
+    request = {"extend_by": _whole_seconds(by, "TIME")}
     path = reach.of_sandbox(sandbox_id, "extend_ttl")
-    box = reach.ask(socket, key, lambda client: client.request("POST", path, json=asked))
+    box = reach.ask(socket, key, lambda client: client.request("POST", path, json=request))
     if as_json:
         report.document(box)
     else:
-        until, left = moments.clock(box["expires_at"]), moments.since(box["expires_at"])
-        write(STDOUT, f"{one_line(box['id'])} lives until {until}, {left}\n")
+        until, remaining = moments.clock(box["expires_at"]), moments.since(box["expires_at"])
+        write(STDOUT, f"{one_line(box['id'])} lives until {until}, {remaining}\n")
     return exits.Exit.OK
 
 
@@ -172,43 +175,43 @@ def inspect(
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Everything about one sandbox: its conversations, host pids, and the receipt of its walls.
+    """Show one sandbox in full: its conversations, host pids, and the receipt of its walls.
 
-    The walls are read back from linux now; --json has all of it, the namespaces too.
+    The command reads the walls back from Linux now. --json has all details, such as the namespaces.
     """
     path = reach.of_sandbox(sandbox_id, "inspect")
-    told = reach.ask(socket, key, lambda client: client.request("GET", path))
+    document = reach.ask(socket, key, lambda client: client.request("GET", path))
     if as_json:
-        report.document(told)
+        report.document(document)
     else:
         from sbx.cli.inspection import show
 
-        show(told)
+        show(document)
     return exits.Exit.OK
 
 
-# -- the parts of it -------------------------------------------------------------------------------
+# -- shared parts ----------------------------------------------------------------------------------
 
 
 async def _all(client: "Client", status: str | None, *, all_owners: bool) -> list[dict[str, Any]]:
     path = "/v1/admin/sandboxes" if all_owners else "/v1/sandboxes"
-    found: list[dict[str, Any]] = []
+    boxes: list[dict[str, Any]] = []
     params: dict[str, Any] = {"limit": _PAGE}
     if status is not None:
         params["status"] = status
-    while len(found) < _MOST_SHOWN:
+    while len(boxes) < _MOST_SHOWN:
         page = await client.request("GET", path, params=params)
-        found += page["items"]
+        boxes += page["items"]
         if not page["next_cursor"]:
             break
         params["cursor"] = page["next_cursor"]
-    return found
+    return boxes
 
 
-def _print(found: Sequence[Mapping[str, Any]], *, all_owners: bool) -> None:
+def _print(boxes: Sequence[Mapping[str, Any]], *, all_owners: bool) -> None:
     from sbx.cli.tables import print_table
 
-    newest_first = sorted(found, key=lambda box: str(box["created_at"]), reverse=True)
+    newest_first = sorted(boxes, key=lambda box: str(box["created_at"]), reverse=True)
     rows = [
         (
             box["id"],
@@ -227,19 +230,19 @@ def _print(found: Sequence[Mapping[str, Any]], *, all_owners: bool) -> None:
 def _each(
     word: str,
     ids: Sequence[str],
-    act: "Callable[[Client, str], Awaitable[None]]",
+    action: "Callable[[Client, str], Awaitable[None]]",
     as_json: bool,
     socket: str | None,
     key: str | None,
 ) -> int:
-    """Act on one after the other; what fails for one is told, and does not keep the others."""
+    """Apply an action to each sandbox in turn. Report a failure, and continue with the others."""
     done: list[str] = []
     failed: list[tuple[str, SbxError]] = []
 
     async def act_on_all(client: "Client") -> None:
         for sandbox_id in dict.fromkeys(ids):
             try:
-                await act(client, sandbox_id)
+                await action(client, sandbox_id)
             except SbxError as error:
                 if error.code == "service_unreachable":
                     raise
@@ -252,8 +255,8 @@ def _each(
     if ids:
         reach.ask(socket, key, act_on_all)
     if as_json:
-        told = [{"id": sandbox_id, "error": error.to_dict()} for sandbox_id, error in failed]
-        report.document({word: done, "failed": told})
+        failures = [{"id": sandbox_id, "error": error.to_dict()} for sandbox_id, error in failed]
+        report.document({word: done, "failed": failures})
     else:
         for sandbox_id, error in failed:
             report.failure(f"{sandbox_id}: {error.message}", error.hint)
@@ -261,15 +264,15 @@ def _each(
 
 
 def _confirm(count: int, *, as_json: bool) -> None:
-    """Raises BadRequest where nobody can be asked, and Abort for a no."""
+    """Ask the user to confirm. Raise BadRequest without a terminal, and for a no."""
     if as_json or not (os.isatty(STDIN) and os.isatty(STDERR)):
         raise BadRequest(
-            f"this would remove {count} sandboxes, and there is nobody to ask",
+            f"this would remove {count} sandboxes, which needs a confirmation at a terminal",
             code="not_confirmed",
-            hint="say --yes",
+            hint="add --yes",
         )
-    what = "1 sandbox and its files" if count == 1 else f"{count} sandboxes and their files"
-    write(STDERR, f"Remove {what}? [y/N] ")
+    target = "1 sandbox and its files" if count == 1 else f"{count} sandboxes and their files"
+    write(STDERR, f"Remove {target}? [y/N] ")
     try:
         answer = input()
     except EOFError:
@@ -279,12 +282,12 @@ def _confirm(count: int, *, as_json: bool) -> None:
 
 
 def _whole_seconds(text: str, option: str) -> int:
-    """The service counts in whole seconds; a part of one is given as a whole."""
+    """Parse a duration and round it to whole seconds: the service accepts no fractions."""
     return max(1, round(reach.seconds(text, option)))
 
 
 def _narrower(pairs: Sequence[str]) -> dict[str, Any]:
-    """`a.b=value` as nested tables; a value is TOML's where it is that, else text."""
+    """Parse `a.b=value` pairs into nested tables. A value is parsed as TOML, or else it is text."""
     import tomllib
 
     tables: dict[str, Any] = {}
@@ -293,7 +296,8 @@ def _narrower(pairs: Sequence[str]) -> dict[str, Any]:
         *above, last = name.strip().split(".")
         if not equals or not last:
             raise BadRequest(
-                f"--narrow {pair}: there is no value", hint="write it as limits.memory_max=256MiB"
+                f"--narrow {pair}: the value is missing",
+                hint="write it as limits.memory_max=256MiB",
             )
         try:
             value: Any = tomllib.loads(f"value = {text}")["value"]
@@ -303,6 +307,6 @@ def _narrower(pairs: Sequence[str]) -> dict[str, Any]:
         for part in above:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise BadRequest(f"--narrow {pair}: {part} has a value of its own already")
+                raise BadRequest(f"--narrow {pair}: {part} already has a value")
         table[last] = value
     return tables

@@ -1,4 +1,4 @@
-"""Files that an agent wrote, as files of the host."""
+"""Save the files of an agent to a directory of the host."""
 
 import os
 from dataclasses import asdict, dataclass, field
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from sbx.protocol.files import Entry
 
 _WORKSPACE = "/workspace"
-_UPLOADS = "/workspace/uploads/temparea/"  # what the caller put in
+_UPLOADS = "/workspace/uploads/temparea/"  # the uploads of the caller
 _DEPTH_MAX = 100
 
 
 @dataclass(slots=True)
 class Saved:
-    """The files that were written here, and those that a program of the host would obey."""
+    """The files that were saved, and the entries that a program of the host would obey."""
 
     paths: list[Path] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
@@ -35,12 +35,12 @@ class Saved:
 
 
 def directory_for(path: Path) -> Path:
-    """Made where it is missing. Raises BadRequest `out_unusable`."""
+    """Create the directory if it is missing, and return it. Raise BadRequest `out_unusable`."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadRequest(
-            f"files cannot be put into {path}: {error.strerror}",
+            f"files cannot be written to {path}: {error.strerror}",
             code="out_unusable",
             hint="name a directory that you can write to",
         ) from error
@@ -51,8 +51,7 @@ async def save_files(sandbox: "Sandbox", directory: Path) -> Saved:
     """Copy the files below /workspace.
 
     Leave out hidden files, links, and files that a program of the host would obey, such as those of
-    a repository without a `.git`. What cannot be read is named on stderr. Raises Unavailable
-    `no_space`.
+    a repository without a `.git`. Name unreadable files on stderr. Raise Unavailable `no_space`.
     """
     listing = await sandbox.files.list(_WORKSPACE, max_depth=_DEPTH_MAX)
     if not listing.complete:

@@ -1,7 +1,7 @@
-"""The events of a run, as a person or a program reads them while it goes on.
+"""Show the events of a run while it runs, for people or programs.
 
 Screen   stdout to stdout, stderr and tracebacks to stderr, results as text
-Lines    --events: one JSON object a line, one for each event
+Lines    --events: one line of JSON for each event
 Whole    --json: one JSON document, the `Run`
 """
 
@@ -49,18 +49,18 @@ _KILLED = {
     Cause.CPU: ("it used more CPU than the policy allows", None),
     Cause.TRIPWIRE: (
         "a planted credential was used, and the sandbox is frozen",
-        "look at what ran in it; an operator may lift this, or delete the sandbox",
+        "look at the runs of the sandbox; an operator may unfreeze it, or delete it",
     ),
     Cause.DESCRIPTORS: (
         "it held more pipes or epoll instances than one sandbox may: Linux counts them per user",
-        "close what is no longer used",
+        "close those that are not needed",
     ),
     Cause.CRASHED: ("the kernel process ended by itself", None),
 }
 
 
 class Face(Protocol):
-    """`show` blocks as long as whoever reads the output does not read."""
+    """A way to show events. `show` blocks while the reader of the output does not read."""
 
     def show(self, event: Event) -> None: ...
 
@@ -88,7 +88,7 @@ class Screen:
 
     def _explain(self, error: RunError) -> None:
         text = error.traceback or f"{error.name}: {error.value}"
-        if error.name == "SystemExit":  # a number is the exit code, a text is what Python prints
+        if error.name == "SystemExit":  # Python prints a text; a number is the exit code
             text = "" if re.fullmatch(r"-?\d*", error.value) else error.value
         if text:
             self._fresh_line()
@@ -103,7 +103,7 @@ class Screen:
             case Status.TIMEOUT:
                 report.failure(
                     "the run took longer than its time-out and was stopped",
-                    "give it more with --timeout, up to limits.wall_time of the policy",
+                    "allow more with --timeout, up to limits.wall_time of the policy",
                 )
             case Status.KILLED:
                 sentence, hint = _KILLED[run.cause or Cause.CRASHED]
@@ -113,7 +113,7 @@ class Screen:
         report.quarantined(run.quarantined)
 
     def _fresh_line(self) -> None:
-        """On a terminal both streams share a line, and what failed is not to hang on it."""
+        """Begin a new line. On a terminal both streams share a line, and an error needs its own."""
         if self._out.tty and self._err.tty:
             self._out.fresh_line()
         self._err.fresh_line()

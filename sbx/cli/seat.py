@@ -1,5 +1,7 @@
-"""The caller at a terminal of a sandbox: his keys go in, what is written comes out, until one of
-them ends it."""
+"""Connect the user's terminal with a terminal of a sandbox, until one of them ends.
+
+Typed keys go to the sandbox, and its output goes to the user's terminal.
+"""
 
 import asyncio
 import os
@@ -15,9 +17,9 @@ from sbx.cli.sieve import Sieve
 from sbx.cli.terminal import STDIN, STDOUT
 from sbx.errors import SbxError
 
-_TYPED = 4096
+_TYPED_MAX = 4096
 _LAST_S = 1.0
-_AT_ONCE = 4096  # bytes that a terminal takes without making anybody wait
+_AT_ONCE = 4096  # bytes that a terminal accepts without blocking
 
 
 class _Attached(Protocol):
@@ -34,7 +36,7 @@ class _Terminal(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it came to its end: the caller left, or what ran there ended."""
+    """How the session ended: the user detached, or the command in the terminal ended."""
 
     detached: bool = False
     exit_code: int | None = None
@@ -42,8 +44,11 @@ class Outcome:
 
 
 async def sit(terminal: _Terminal, own: OwnTerminal, leaves: int | None) -> Outcome:
-    """Attach until the end; `leaves` is the key that detaches. The caller's terminal is as it was
-    when this returns or raises. Raises Stopped for a signal, Unavailable `connection_lost`."""
+    """Attach until the end. `leaves` is the key that detaches.
+
+    The user's terminal is restored when this function returns or raises. Raise Stopped for a
+    signal, and Unavailable `connection_lost`.
+    """
     try:
         async with terminal.attach() as client:
             seat = _Seat(client, own, leaves)
@@ -66,10 +71,10 @@ class _Seat:
         self._tasks: set[asyncio.Task[Outcome]] = set()
 
     async def stay(self) -> Outcome:
-        """Show and type until one of both is over."""
-        works = (self._shows(), self._types(), self._resizes())
+        """Forward output and input until one of them ends."""
+        works = (self._forward_output(), self._forward_input(), self._forward_sizes())
         self._tasks = {asyncio.create_task(work) for work in works}
-        if self._stopped is not None:  # before there was anything to stop
+        if self._stopped is not None:  # a signal arrived before the tasks started
             self.stop(self._stopped)
         try:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -82,38 +87,38 @@ class _Seat:
         return _first(done)
 
     def stop(self, number: int) -> None:
-        """A signal asks for the end."""
+        """Stop because of a signal."""
         self._stopped = self._stopped or number
         for task in self._tasks:
             task.cancel()
 
     def resized(self) -> None:
-        """The caller's terminal has another size."""
+        """Note that the user's terminal has a new size."""
         self._sized.set()
 
     def resumed(self) -> None:
-        """This process was stopped; the shell that did it has set its own modes."""
+        """Set raw mode again after SIGCONT: the shell has set its own modes in between."""
         self._own.raw()
         self._sized.set()
 
-    async def _shows(self) -> Outcome:
+    async def _forward_output(self) -> Outcome:
         while data := await self._client.read():
             try:
                 await _show(self._sieve.feed(data))
-            except OSError:  # the caller's terminal is gone
+            except OSError:  # the user's terminal is gone
                 return Outcome(detached=True)
         code, reason = self._client.ended or (None, "")
         return Outcome(exit_code=code, reason=reason)
 
-    async def _types(self) -> Outcome:
-        while data := await _typed():
+    async def _forward_input(self) -> Outcome:
+        while data := await _read_typed():
             if self._leaves is not None and (at := data.find(self._leaves)) >= 0:
                 await self._client.write(data[:at])
                 return Outcome(detached=True)
             await self._client.write(data)
-        return Outcome(detached=True)  # the caller's terminal is gone
+        return Outcome(detached=True)  # the user's terminal is gone
 
-    async def _resizes(self) -> Outcome:
+    async def _forward_sizes(self) -> Outcome:
         while True:
             await self._sized.wait()
             self._sized.clear()
@@ -121,7 +126,7 @@ class _Seat:
 
 
 def _first(done: set[asyncio.Task[Outcome]]) -> Outcome:
-    """What ended by itself; else the first error."""
+    """Return the outcome of a task that ended by itself. Otherwise raise the first error."""
     failed: BaseException | None = None
     for task in done:
         if task.cancelled():
@@ -129,12 +134,12 @@ def _first(done: set[asyncio.Task[Outcome]]) -> Outcome:
         if (error := task.exception()) is None:
             return task.result()
         failed = failed or error
-    raise failed or SbxError("the terminal was left")
+    raise failed or SbxError("the terminal was closed")
 
 
 @contextmanager
 def _signals(seat: _Seat) -> Iterator[None]:
-    """A signal that our parent made us ignore stays ignored, see nohup(1)."""
+    """Handle signals. A signal that is already ignored stays ignored, see nohup(1)."""
     loop = asyncio.get_running_loop()
     handled = [
         number
@@ -152,14 +157,14 @@ def _signals(seat: _Seat) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def _typed() -> bytes:
-    """What was typed; nothing once the caller's terminal is gone."""
+async def _read_typed() -> bytes:
+    """Wait for typed bytes and return them. Return b"" when the user's terminal is gone."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(STDIN, readable.set)
     try:
         await readable.wait()
-        return os.read(STDIN, _TYPED)
+        return os.read(STDIN, _TYPED_MAX)
     except OSError:
         return b""
     finally:
@@ -174,11 +179,12 @@ async def _show(data: bytes) -> None:
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
-        await asyncio.wait([writing], timeout=_LAST_S)  # not into what is restored meanwhile
+        # Do not write while the terminal is being restored.
+        await asyncio.wait([writing], timeout=_LAST_S)
         raise
 
 
 def _write(data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(STDOUT, left) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(STDOUT, remaining) :]

@@ -1,4 +1,4 @@
-"""`sbx serve`: the service, and the units by which systemd runs it."""
+"""`sbx serve`: run the service, or print the systemd units that run it."""
 
 import os
 import sys
@@ -18,14 +18,15 @@ _UNITS = ("system", "user", "socket")
 
 def serve(
     socket: Annotated[
-        Path | None, typer.Option(help="Where to listen; its directory is made 0700.")
+        Path | None, typer.Option(help="The socket to listen on; its directory gets the mode 0700.")
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(help="Listen on TCP as well, where a key is needed.", metavar="HOST:PORT"),
+        typer.Option(help="Listen on TCP, too; there, a key is needed.", metavar="HOST:PORT"),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where the store and all files lie.", metavar="DIR")
+        Path | None,
+        typer.Option(help="The directory of the store and of all files.", metavar="DIR"),
     ] = None,
     policies: Annotated[
         list[Path] | None,
@@ -34,7 +35,7 @@ def serve(
     attach_dirs: Annotated[
         list[Path] | None,
         typer.Option(
-            help="The operator may attach this directory, or one below it, to sandboxes that live."
+            help="The operator may attach this directory, or one below it, to live sandboxes."
             " Repeatable.",
             metavar="DIR",
         ),
@@ -48,24 +49,26 @@ def serve(
     project_owners: Annotated[
         list[str] | None,
         typer.Option(
-            help="Projects may work in directories of this account, root included, which jails"
-            " are shown as their own. Repeatable.",
+            help="Projects may work in directories of this account, including root. Jails see these"
+            " directories as their own. Repeatable.",
             metavar="USER",
         ),
     ] = None,
     socket_group: Annotated[
-        str | None, typer.Option(help="The group that may connect too.", metavar="GROUP")
+        str | None, typer.Option(help="A group that may connect, too.", metavar="GROUP")
     ] = None,
     socket_mode: Annotated[
-        str | None, typer.Option(help="The mode of the socket, as in 0660.", metavar="MODE")
+        str | None, typer.Option(help="The mode of the socket, such as 0660.", metavar="MODE")
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Pages of this origin may call. Repeatable.", metavar="ORIGIN"),
+        typer.Option(
+            help="Web pages of this origin may call the service. Repeatable.", metavar="ORIGIN"
+        ),
     ] = None,
     user: Annotated[
         str | None,
-        typer.Option(help="As root: whom the process that parses HTTP becomes.", metavar="USER"),
+        typer.Option(help="As root: the account of the process that parses HTTP.", metavar="USER"),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="The file with the settings.", metavar="FILE")
@@ -78,34 +81,34 @@ def serve(
     ] = None,
     drain_timeout: Annotated[
         float | None,
-        typer.Option(help="How long runs may go on after SIGTERM.", metavar="SECONDS"),
+        typer.Option(help="How long runs may continue after SIGTERM.", metavar="SECONDS"),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Log, and tell everything else, as lines of JSON.")
+        bool, typer.Option("--json", help="Print the log and all other output as lines of JSON.")
     ] = False,
     print_unit: Annotated[
         str | None,
         typer.Option(
-            help="Print a unit for systemd: system, user, or socket. Nothing is served.",
+            help="Print a unit for systemd (system, user, or socket) and exit.",
             metavar="KIND",
         ),
     ] = None,
 ) -> int:
     """Serve sandboxes over HTTP on a Unix socket, until SIGTERM or Ctrl-C.
 
-    Every option is a setting, which may also come from the environment (SBX_SOCKET …), then from
-    your own sbx.toml: see `sbx config`. A .env or sbx.toml of the working directory comes last, and
-    may set limits and logging only; --config FILE names a file that may set all.
+    Every option is a setting. It may also come from the environment (SBX_SOCKET …) or from your own
+    sbx.toml, in this order: see `sbx config`. A .env or sbx.toml of the working directory comes
+    last, and may set limits and logging only. --config FILE names a file that may set all.
 
-    Who connects to the socket is known by its user; a key is needed on TCP only. As root, this
-    process gives up its rights before it serves.
+    The service identifies a client of the socket by its user account. A key is needed on TCP only.
+    As root, this process drops its privileges before it serves.
     """
     if print_unit is not None:
         write(STDOUT, unit(print_unit))
         return Exit.OK
     from sbx.api.settings import read_settings
 
-    found = read_settings(
+    result = read_settings(
         {
             "socket": socket,
             "listen": listen,
@@ -124,39 +127,39 @@ def serve(
         },
         config=config,
     )
-    for name, source in found.unknown if not as_json else ():
-        report.note(f"{name} of {source} is no setting of sbx")
+    for name, source in result.unknown if not as_json else ():
+        report.note(f"{name} in {source} is not a setting of sbx")
     from sbx.api.serve import serve
 
-    serve(found.settings, partial(_say_key, as_json=as_json), config=config)
+    serve(result.settings, partial(_print_key, as_json=as_json), config=config)
     return Exit.OK
 
 
 def unit(kind: str) -> str:
-    """The text of a unit, for the sbx that prints it. Raises BadRequest."""
+    """Return the text of a unit that starts this installation of sbx. Raise BadRequest."""
     if kind not in _UNITS:
-        raise BadRequest(f"there is no unit {kind!r}", code="usage", hint=f"{', '.join(_UNITS)}")
+        raise BadRequest(f"unknown unit {kind!r}", code="usage", hint=f"{', '.join(_UNITS)}")
     directory = Path(__file__).parents[1] / "systemd"
     name = "sbx.socket" if kind == "socket" else f"sbx-{kind}.service"
     return (directory / name).read_text().replace("@SBX@", _command())
 
 
 def _command() -> str:
-    """How this sbx is started, whole: systemd looks nothing up on a PATH of ours."""
+    """Return the full command that starts this sbx. systemd does not use the user's PATH."""
     words = [sys.executable, "-I", "-m", "sbx"]
     return " ".join(f'"{word}"' if " " in word else word for word in words)
 
 
-def _say_key(key: str, kept: Path, *, as_json: bool) -> None:
-    """Once, and to a person: what a journal keeps is read by others."""
+def _print_key(key: str, key_file: Path, *, as_json: bool) -> None:
+    """Print the first key once. Do not print it to a journal, which other users can read."""
     if _for_a_journal():
-        report.note(f"the first key is in {kept}")
+        report.note(f"the first key is in {key_file}")
         return
     if as_json:
-        report.document({"first_key": key, "kept": str(kept)})
+        report.document({"first_key": key, "kept": str(key_file)})
         return
     write(STDOUT, f"first key: {key}\n")
-    report.note(f"it is shown this once, and kept in {kept}")
+    report.note(f"it is shown only this once; it is stored in {key_file}")
 
 
 def _for_a_journal() -> bool:

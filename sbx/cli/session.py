@@ -1,4 +1,4 @@
-"""One sandbox for one run: start, put the uploads in, follow the run, leave nothing behind."""
+"""Run code once in a new sandbox: create it, copy the uploads, follow the run, clean up."""
 
 import asyncio
 import signal
@@ -20,13 +20,13 @@ from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
 from sbx.workspace import quarantine
 
-_GRACE_S = 0.4  # from Ctrl-C to SIGKILL: the jail is to be gone within a second
-_KILLED_S = 0.5  # from there to giving up on the run's own last event
+_GRACE_S = 0.4  # from Ctrl-C to SIGKILL: the jail must be gone within a second
+_KILLED_S = 0.5  # from SIGKILL until the command stops waiting for the run's last event
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What `sbx run` was asked for."""
+    """The options of `sbx run`."""
 
     code: str
     shell: bool
@@ -44,16 +44,19 @@ class Request:
 
 
 async def run_once(request: Request, face: Face) -> Run:
-    """Do it. Raises every SbxError of the core, Stopped for a signal before there was a result, and
-    ReaderGone."""
+    """Run a request.
+
+    Raise every SbxError of the core, Stopped for a signal before there was a result, and
+    ReaderGone.
+    """
     stopping = Stopping()
     following = Following(face)
     try:
-        with ExitStack() as held:
+        with ExitStack() as stack:
             figures = None
-            if request.figures is not None:  # before any code could put something in its place
-                figures = held.enter_context(closing(Figures(request.figures)))
-            # A zygote pays for the second kernel, and this runtime starts one.
+            if request.figures is not None:  # open it before code inside can replace it
+                figures = stack.enter_context(closing(Figures(request.figures)))
+            # A zygote pays off from the second kernel on. This runtime starts a single kernel.
             settings = Settings(fast_path=False)
             async with Runtime(settings) as runtime:
                 with closing(stopping):
@@ -80,10 +83,11 @@ async def run_once(request: Request, face: Face) -> Run:
 
 
 class Stopping:
-    """What signals do to the one run.
+    """Signal handling for the run.
 
-    The first Ctrl-C interrupts the cell, and kills it when it goes on; the second kills at once.
-    SIGTERM and SIGHUP kill. A signal that our parent made us ignore stays ignored, see nohup(1).
+    The first Ctrl-C interrupts the cell, and kills it if it continues. The second Ctrl-C kills at
+    once. SIGTERM and SIGHUP kill. A signal that is already ignored stays ignored, see
+    nohup(1).
     """
 
     def __init__(self) -> None:
@@ -98,7 +102,7 @@ class Stopping:
                 self._loop.add_signal_handler(number, self._stop, number)
 
     def close(self) -> None:
-        """From now on everything ends anyhow, and a signal is not to leave something behind."""
+        """Ignore signals from now on: the cleanup has started and must not be interrupted."""
         self.box, self._over = None, True
         if self._gentle is not None:
             self._gentle.cancel()
@@ -122,7 +126,7 @@ class Stopping:
 
     async def _kill(self, box: AsyncSandbox) -> None:
         if box.receipt is not None:
-            await box.stop()  # the run ends as interrupted, with what it printed so far
+            await box.stop()  # the run ends as interrupted, with its output so far
             await asyncio.sleep(_KILLED_S)
         self._cancel()
 

@@ -1,4 +1,4 @@
-"""`sbx shell`: a terminal of a sandbox, in the caller's own."""
+"""`sbx shell`: a terminal of a sandbox in the user's terminal."""
 
 import os
 import re
@@ -25,36 +25,44 @@ def shell(
     sandbox_id: Annotated[
         str | None,
         typer.Argument(
-            help="The sandbox, as in sbx ps. Without one: a new sandbox in this process, gone "
-            "with the shell.",
+            help="The id of a sandbox, from sbx ps. Without it: a new sandbox in this process, "
+            "deleted with the shell.",
             metavar="ID",
         ),
     ] = None,
     conversation: reach.Conversation = "default",
     terminal: Annotated[
         str | None,
-        typer.Option(help="Attach to this one, as in --list.", metavar="TERMINAL"),
+        typer.Option(help="Attach to this terminal, from --list.", metavar="TERMINAL"),
     ] = None,
     new: Annotated[
-        bool, typer.Option("--new", help="Open another one, also where a shell runs already.")
+        bool, typer.Option("--new", help="Open a new terminal, even if a shell is running.")
     ] = False,
     as_list: Annotated[bool, typer.Option("--list", help="List the terminals.")] = False,
     command: Annotated[
         str | None,
-        typer.Option("--command", "-c", help="Run this in a new one, not a shell.", metavar="LINE"),
+        typer.Option(
+            "--command", "-c", help="Run this in a new terminal instead of a shell.", metavar="LINE"
+        ),
     ] = None,
-    cwd: Annotated[str | None, typer.Option(help="Where a new one starts.", metavar="DIR")] = None,
+    cwd: Annotated[
+        str | None, typer.Option(help="The working directory of a new terminal.", metavar="DIR")
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
-            help="An environment variable of a new one. Repeatable.", metavar="NAME=VALUE"
+            help="An environment variable of a new terminal. Repeatable.", metavar="NAME=VALUE"
         ),
     ] = None,
     detach_key: Annotated[
-        str, typer.Option(help="Leaves it running: ctrl-] to ctrl-z, or none.", metavar="KEY")
+        str,
+        typer.Option(
+            help="The key that detaches: ctrl-a to ctrl-z, ctrl-], or none.", metavar="KEY"
+        ),
     ] = "ctrl-]",
     policy: Annotated[
-        str | None, typer.Option(help="Without ID: the policy, a name or a file.", metavar="POLICY")
+        str | None,
+        typer.Option(help="Without ID: the name or the file of a policy.", metavar="POLICY"),
     ] = None,
     workspace: Annotated[
         Path | None, typer.Option(help="Without ID: a directory to work in.", metavar="DIR")
@@ -62,7 +70,9 @@ def shell(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="One JSON document: with --list the terminals; else open one, and stay."
+            "--json",
+            help="Print one JSON document: with --list the terminals; else a new terminal, without "
+            "attaching.",
         ),
     ] = False,
     socket: reach.Socket = None,
@@ -70,9 +80,9 @@ def shell(
 ) -> int:
     """Work at a terminal inside a sandbox.
 
-    Attaches to the shell that runs there, with what is on its screen, or opens one. Ctrl-] leaves
-    it running; exit ends it. Several may be attached to the same one. The exit code is that of
-    what ran.
+    Attach to the running shell and show its screen, or open a new shell. Ctrl-] detaches and leaves
+    the shell running; exit ends it. Several clients may attach to the same terminal. The exit code
+    is that of the shell or command.
     """
     from sbx.cli.run import variables
 
@@ -81,14 +91,14 @@ def shell(
     if sandbox_id is None:
         if terminal or new or as_list or as_json or conversation != "default":
             raise BadRequest(
-                "without the ID of a sandbox there is a new one, with one terminal",
-                hint="sbx ps lists those of the service",
+                "--terminal, --new, --list, --json and --conversation need the ID of a sandbox",
+                hint="sbx ps lists the sandboxes of the service",
             )
         return _embedded(policy or "default", workspace, opening, leaves)
     if policy is not None or workspace is not None:
-        raise BadRequest("a sandbox that is there has its policy and its files already")
+        raise BadRequest("--policy and --workspace are for a new sandbox, without ID")
     if terminal is not None and (new or command):
-        raise BadRequest("--terminal is one that runs already; --new and --command open another")
+        raise BadRequest("--terminal excludes --new and --command, which open another terminal")
     where = (sandbox_id, conversation)
     if as_list:
         return _list(socket, key, where, as_json=as_json)
@@ -99,44 +109,48 @@ def shell(
 
 def _list(socket: str | None, key: str | None, where: tuple[str, str], *, as_json: bool) -> int:
     path = reach.of_sandbox(where[0], "conversations", where[1], "terminals")
-    found = reach.ask(socket, key, lambda client: client.request("GET", path))["items"]
+    terminals = reach.ask(socket, key, lambda client: client.request("GET", path))["items"]
     if as_json:
-        report.document({"terminals": found})
-    elif not found:
-        report.note("there are no terminals; open one with sbx shell")
+        report.document({"terminals": terminals})
+    elif not terminals:
+        report.note("the conversation has no terminals; open one with sbx shell")
     else:
-        _print(found)
+        _print(terminals)
     return exits.Exit.OK
 
 
-def _print(found: Sequence[dict[str, Any]]) -> None:
+def _print(terminals: Sequence[dict[str, Any]]) -> None:
     from sbx.cli.tables import print_table
 
     rows = [
         (
-            one["id"],
-            "running" if one["running"] else f"ended {_code(one)}",
-            f"{one['columns']}x{one['rows']}",
-            str(one["attached"]),
-            one_line(one["command"] or "(shell)")[:60],
+            terminal["id"],
+            "running" if terminal["running"] else f"ended {_code(terminal)}",
+            f"{terminal['columns']}x{terminal['rows']}",
+            str(terminal["attached"]),
+            one_line(terminal["command"] or "(shell)")[:60],
         )
-        for one in found
+        for terminal in terminals
     ]
     print_table(("terminal", "state", "size", "attached", "command"), rows)
 
 
-def _code(one: dict[str, Any]) -> str:
-    return str(one["exit_code"]) if one["exit_code"] is not None else one_line(one["reason"])
+def _code(terminal: dict[str, Any]) -> str:
+    return (
+        str(terminal["exit_code"])
+        if terminal["exit_code"] is not None
+        else one_line(terminal["reason"])
+    )
 
 
 def _opened(
     socket: str | None, key: str | None, where: tuple[str, str], opening: dict[str, Any]
 ) -> int:
     async def work(client: "Client") -> dict[str, Any]:
-        made = await _terminals(client, where).open(**opening)
-        path = reach.of_sandbox(where[0], "conversations", where[1], "terminals", made.id)
-        told: dict[str, Any] = await client.request("GET", path)
-        return told
+        terminal = await _terminals(client, where).open(**opening)
+        path = reach.of_sandbox(where[0], "conversations", where[1], "terminals", terminal.id)
+        body: dict[str, Any] = await client.request("GET", path)
+        return body
 
     report.document(reach.ask(socket, key, work))
     return exits.Exit.OK
@@ -146,7 +160,7 @@ def _attached(
     socket: str | None,
     key: str | None,
     where: tuple[str, str],
-    wanted: str | None,
+    terminal_id: str | None,
     new: bool,
     opening: dict[str, Any],
     leaves: int | None,
@@ -158,14 +172,14 @@ def _attached(
 
         async def work(client: "Client") -> "tuple[str, Outcome]":
             terminals = _terminals(client, where)
-            found = await _found(terminals, wanted, new)
-            if found is None:
-                found = await terminals.open(**_here(opening, own))
-            return found.id, await sit(found, own, leaves)
+            terminal = await _find(terminals, terminal_id, new)
+            if terminal is None:
+                terminal = await terminals.open(**_here(opening, own))
+            return terminal.id, await sit(terminal, own, leaves)
 
         name, outcome = reach.ask(socket, key, work)
     if outcome.detached:
-        report.note(f"{name} goes on; attach again with: sbx shell {where[0]}")
+        report.note(f"{name} is still running; attach again with: sbx shell {where[0]}")
         return exits.Exit.OK
     return _ended(outcome)
 
@@ -182,7 +196,8 @@ def _embedded(
     from sbx.runtime.settings import Settings
     from sbx.workspace import quarantine
 
-    settings = Settings(fast_path=False)  # it starts one kernel
+    # This runtime starts a single kernel, which does not pay for a zygote.
+    settings = Settings(fast_path=False)
     store = settings.protection.quarantines
     before = {item.id for item in quarantine.items(store)}
     asks: list[bool] = []
@@ -198,7 +213,7 @@ def _embedded(
         outcome = asyncio.run(work())
     _report_quarantined(store, workspace, before, ask=any(asks))
     if outcome.detached:
-        report.note("the sandbox was this process's own, and is gone")
+        report.note("the sandbox belonged to this process and is deleted")
         return exits.Exit.OK
     return _ended(outcome)
 
@@ -206,7 +221,10 @@ def _embedded(
 def _report_quarantined(
     store: Path, workspace: Path | None, before: Set[str], *, ask: bool
 ) -> None:
-    """The items that came in the directory since `before`."""
+    """Report the new items of the directory, which are not in `before`.
+
+    With `ask`, offer to restore them.
+    """
     from sbx.cli.quarantine import offer
     from sbx.workspace import quarantine
 
@@ -219,22 +237,22 @@ def _report_quarantined(
         offer(new, store)
 
 
-async def _found(
-    terminals: "RemoteTerminals", wanted: str | None, new: bool
+async def _find(
+    terminals: "RemoteTerminals", terminal_id: str | None, new: bool
 ) -> "RemoteTerminal | None":
-    """What is asked for, else the latest shell that runs; None where one is to be opened."""
-    if wanted is not None:
-        return await terminals.get(wanted)
+    """Return the requested terminal, or the latest running shell, or None to open a new one."""
+    if terminal_id is not None:
+        return await terminals.get(terminal_id)
     if new:
         return None
     try:
-        found = await terminals.list()
-    except NotFound:  # nobody has used this conversation yet; opening says if it is the sandbox
+        running = await terminals.list()
+    except NotFound:  # the conversation was never used; opening fails if the sandbox is missing
         return None
-    for one in reversed(found):
-        status = await one.status()
+    for terminal in reversed(running):
+        status = await terminal.status()
         if status.running and status.command is None:
-            return one
+            return terminal
     return None
 
 
@@ -243,27 +261,28 @@ def _terminals(client: "Client", where: tuple[str, str]) -> "RemoteTerminals":
 
 
 def _here(opening: dict[str, Any], own: "OwnTerminal") -> dict[str, Any]:
-    """With the size and the kind of the caller's terminal."""
+    """Return the options for opening, with the size and the type of the user's terminal."""
     rows, columns = own.size
-    kind = os.environ.get("TERM", "")
-    named = {"TERM": kind} if _TERM.fullmatch(kind) and kind != "dumb" else {}
-    return {**opening, "env": {**named, **opening["env"]}, "rows": rows, "columns": columns}
+    term = os.environ.get("TERM", "")
+    variables = {"TERM": term} if _TERM.fullmatch(term) and term != "dumb" else {}
+    return {**opening, "env": {**variables, **opening["env"]}, "rows": rows, "columns": columns}
 
 
 def _ended(outcome: "Outcome") -> int:
     if outcome.exit_code is None:
-        report.failure(f"the terminal has ended: {outcome.reason or 'nobody knows why'}")
+        report.failure(f"the terminal has ended: {outcome.reason or 'the reason is unknown'}")
         return exits.Exit.KILLED
     return outcome.exit_code
 
 
 def _key(text: str) -> int | None:
-    """The byte of a key as people write it. Raises BadRequest."""
+    """Return the byte of a key such as `ctrl-]`. Raise BadRequest."""
     if text == "none":
         return None
-    found = re.fullmatch(r"(?:ctrl-|\^)([a-zA-Z\[\]\\^_@])", text)
-    if found is None:
+    match = re.fullmatch(r"(?:ctrl-|\^)([a-zA-Z\[\]\\^_@])", text)
+    if match is None:
         raise BadRequest(
-            f"--detach-key {one_line(text)[:40]} is no key", hint="write ctrl-], ctrl-q, or none"
+            f"--detach-key {one_line(text)[:40]} is not a valid key",
+            hint="write ctrl-], ctrl-q, or none",
         )
-    return ord(found[1].upper()) & 0x1F
+    return ord(match[1].upper()) & 0x1F

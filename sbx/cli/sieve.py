@@ -1,10 +1,11 @@
-"""What of a program inside may reach the caller's own terminal, while he is attached to one.
+"""Filter the output of a program inside before it reaches the user's own terminal.
 
-A full-screen program must move the cursor, colour, scroll and ask where the cursor is. It need not
-set the window's title or size, write the clipboard, print, read back what stands on the screen, or
-put a text into the terminal that comes back as typed later, when the caller's shell reads it again.
-So known sequences pass, and all others are taken out: every string (OSC, DCS, APC, PM, SOS), what
-asks for more than a position, C1 characters. What is no UTF-8 becomes U+FFFD.
+A full-screen program must move the cursor, set colours, scroll and query the cursor position. It
+does not need to set the window's title or size, write the clipboard, print, or read the screen. It
+must not make the terminal send text that the user's shell later reads as typed input.
+
+So known sequences pass, and all others are removed: every string (OSC, DCS, APC, PM, SOS), queries
+for more than a position, and C1 characters. Bytes that are not UTF-8 become U+FFFD.
 """
 
 import codecs
@@ -29,7 +30,7 @@ _CHARSETS = frozenset("()*+")
 
 
 class Sieve:
-    """For the bytes of one terminal, which come in pieces."""
+    """A filter for the bytes of one terminal, which arrive in pieces."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -37,7 +38,7 @@ class Sieve:
         self._in_string = False
 
     def feed(self, data: bytes) -> bytes:
-        """What of it may be shown. A sequence that is not whole yet waits for the rest."""
+        """Return the bytes that may be shown. An incomplete sequence waits for its rest."""
         text = self._held + self._decoder.decode(data)
         self._held = ""
         if self._in_string:
@@ -52,31 +53,33 @@ class Sieve:
         if end is None:
             return ""
         self._in_string = False
-        # An ESC ends it, with the backslash of its own or as the first of another sequence.
+        # ESC ends the string: with a backslash, or as the first character of another sequence.
         return text[end.start() :] if end[0] == "\x1b" else text[end.end() :]
 
-    def _passed(self, found: re.Match[str]) -> str:
-        if found["final"] is not None:
-            return found[0] if _is_harmless(found) else ""
-        if found["string"] is not None:
-            self._in_string = found["over"] is None
+    def _passed(self, match: re.Match[str]) -> str:
+        if match["final"] is not None:
+            return match[0] if _is_harmless(match) else ""
+        if match["string"] is not None:
+            self._in_string = match["over"] is None
             return ""
-        if (single := found["single"]) is not None:
-            kind = found["kind"]
-            passes = single in _SINGLES if not kind else kind in _CHARSETS or found[0] == "\x1b#8"
-            return found[0] if passes else ""
+        if (single := match["single"]) is not None:
+            kind = match["kind"]
+            passes = single in _SINGLES if not kind else kind in _CHARSETS or match[0] == "\x1b#8"
+            return match[0] if passes else ""
         return ""
 
 
-def _is_harmless(found: re.Match[str]) -> bool:
-    private, between, final = found["private"], found["between"], found["final"]
+def _is_harmless(match: re.Match[str]) -> bool:
+    private, between, final = match["private"], match["between"], match["final"]
     if between:
         return not private and (between + final in (" q", "!p"))
     if private == "?":
         if final in "JKn":
             return True
-        numbers = found["numbers"].split(";")
-        return final in "hlrs" and all(one.isdigit() and int(one) in _MODES for one in numbers)
+        numbers = match["numbers"].split(";")
+        return final in "hlrs" and all(
+            number.isdigit() and int(number) in _MODES for number in numbers
+        )
     if private == ">":
         return final == "c"
     return not private and final in _FINALS

@@ -1,4 +1,4 @@
-"""`sbx stats`: what sandboxes use, once or live."""
+"""`sbx stats`: the resource usage of sandboxes, once or live."""
 
 import os
 from collections.abc import Sequence
@@ -22,45 +22,45 @@ _HEADS = ("sandbox", "kernels", "cpu", "cpu time", "memory", "peak", "pids", "di
 def stats(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(help="Sandboxes, as in sbx ps; without any, those with a kernel."),
+        typer.Argument(help="The ids of sandboxes, from sbx ps; default: all with a live kernel."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C; a table that stays.")
+        bool, typer.Option("--follow", "-f", help="Update the table until Ctrl-C.")
     ] = False,
     interval: Annotated[
         float,
         typer.Option(
-            help="With --follow: seconds between two looks.",
+            help="With --follow: the seconds between two updates.",
             min=INTERVAL_MIN_S,
             max=INTERVAL_MAX_S,
         ),
     ] = 1.0,
     conversation: reach.Conversation = "default",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print each look as one line of JSON.")
+        bool, typer.Option("--json", help="Print each update as one line of JSON.")
     ] = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """What sandboxes use: CPU, memory, processes, disk, network.
+    """Show the usage of sandboxes: CPU, memory, processes, disk, network.
 
-    The disk is that of one conversation. Numbers are of a cgroup; where this host gives none they
-    are counted by the processes that live, best effort, and marked with ~.
+    The disk usage is that of one conversation. The numbers come from a cgroup. If this host allows
+    none, they are estimated from the live processes and marked with ~.
     """
-    import asyncio  # not for `sbx --help`
+    import asyncio  # a lazy import keeps `sbx --help` fast
 
     table = _Table()
 
     async def look(client: "Client") -> None:
         while True:
             chosen = ids or await _live(client)
-            found, failed = await _usages(client, chosen, conversation)
+            usages, failed = await _usages(client, chosen, conversation)
             if as_json:
-                told = [{"id": name, **usage_to_json(one)} for name, one in found]
-                wrong = [{"id": name, "error": error.to_dict()} for name, error in failed]
-                report.document({"sandboxes": told, "failed": wrong})
+                documents = [{"id": name, **usage_to_json(usage)} for name, usage in usages]
+                errors = [{"id": name, "error": error.to_dict()} for name, error in failed]
+                report.document({"sandboxes": documents, "failed": errors})
             else:
-                table.show(found, failed)
+                table.show(usages, failed)
             if not follow:
                 if failed:
                     raise failed[0][1]
@@ -73,27 +73,27 @@ def stats(
 
 async def _live(client: "Client") -> list[str]:
     params = {"limit": _PAGE, "status": "ready"}
-    told = await client.request("GET", "/v1/sandboxes", params=params)
-    return [box["id"] for box in told["items"]]
+    page = await client.request("GET", "/v1/sandboxes", params=params)
+    return [box["id"] for box in page["items"]]
 
 
 async def _usages(
     client: "Client", ids: Sequence[str], conversation: str
 ) -> tuple[list[tuple[str, Usage]], list[tuple[str, SbxError]]]:
-    found: list[tuple[str, Usage]] = []
+    usages: list[tuple[str, Usage]] = []
     failed: list[tuple[str, SbxError]] = []
     for name in dict.fromkeys(ids):
         try:
-            found.append((name, await client.sandbox(name).conversation(conversation).usage()))
+            usages.append((name, await client.sandbox(name).conversation(conversation).usage()))
         except SbxError as error:
             if error.code == "service_unreachable":
                 raise
             failed.append((name, error))
-    return found, failed
+    return usages, failed
 
 
 class _Table:
-    """Shown again in its place where that is a terminal, and below the last one elsewhere."""
+    """The table of usages. On a terminal it is redrawn in place; elsewhere it is printed again."""
 
     def __init__(self) -> None:
         self._lines = 0
@@ -101,15 +101,15 @@ class _Table:
         self._terminal = os.isatty(STDOUT) and os.environ.get("TERM") != "dumb"
 
     def show(
-        self, found: Sequence[tuple[str, Usage]], failed: Sequence[tuple[str, SbxError]]
+        self, usages: Sequence[tuple[str, Usage]], failed: Sequence[tuple[str, SbxError]]
     ) -> None:
         from sbx.cli.tables import print_table
 
         if self._terminal and self._lines:
             write(STDOUT, f"\x1b[{self._lines}A\x1b[J")
-        print_table(_HEADS, [self._row(name, usage) for name, usage in found])
-        self._lines = len(found) + 2
-        self._before = dict(found)
+        print_table(_HEADS, [self._row(name, usage) for name, usage in usages])
+        self._lines = len(usages) + 2
+        self._before = dict(usages)
         for name, error in failed:
             write(STDERR, f"{one_line(name)}: {one_line(error.message)}\n")
 
@@ -128,18 +128,18 @@ class _Table:
         )
 
     def _share(self, name: str, usage: Usage) -> str:
-        """Of one CPU, since the last look."""
+        """Return the share of one CPU since the last update."""
         before: Any = self._before.get(name)
         if before is None or before.cpu_s is None or usage.cpu_s is None:
             return "-"
-        passed_s = usage.at - before.at
-        return f"{max(0.0, usage.cpu_s - before.cpu_s) / passed_s:.0%}" if passed_s > 0 else "-"
+        elapsed_s = usage.at - before.at
+        return f"{max(0.0, usage.cpu_s - before.cpu_s) / elapsed_s:.0%}" if elapsed_s > 0 else "-"
 
 
-def _size(told: int | None) -> str:
-    if told is None:
+def _size(count: int | None) -> str:
+    if count is None:
         return "-"
-    size, unit = float(told), _UNITS[0]
+    size, unit = float(count), _UNITS[0]
     for unit in _UNITS:
         if size < 1024 or unit == _UNITS[-1]:
             break

@@ -1,4 +1,4 @@
-"""`sbx store`: the store of a service, and the directories that it does not know."""
+"""`sbx store`: the store of a service, and the directories that have no row in it."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -45,14 +45,14 @@ def check(data_dir: DataDir = None, as_json: reach.Json = False) -> int:
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(help="Where the copy goes.", metavar="FILE")],
-    force: Annotated[bool, typer.Option(help="Replace FILE if it is there.")] = False,
+    file: Annotated[Path, typer.Argument(help="The file of the copy.", metavar="FILE")],
+    force: Annotated[bool, typer.Option(help="Replace FILE if it exists.")] = False,
     data_dir: DataDir = None,
     as_json: reach.Json = False,
 ) -> int:
-    """Copy the store to a file. The service may run, and is not held up.
+    """Copy the store to a file. The service may run, and is not blocked.
 
-    The files of sandboxes are not in the copy. `sbx store restore` puts it back.
+    The copy does not contain the files of sandboxes. `sbx store restore` restores the copy.
     """
     from sbx.runtime.maintenance.backup import backup as backed_up
 
@@ -67,28 +67,28 @@ def restore(
     file: Annotated[
         Path | None, typer.Argument(help="A backup, or another store.", metavar="[FILE]")
     ] = None,
-    empty: Annotated[bool, typer.Option("--empty", help="Begin with an empty store.")] = False,
+    empty: Annotated[bool, typer.Option("--empty", help="Start with an empty store.")] = False,
     force: Annotated[
         bool, typer.Option(help="Restore a backup of another data directory.")
     ] = False,
     data_dir: DataDir = None,
     as_json: reach.Json = False,
 ) -> int:
-    """Put a backup in the place of the store, which is kept under another name.
+    """Replace the store with a backup. The old store is kept under another name.
 
-    The service must have ended. Files of sandboxes that the backup does not know are moved to
+    The service must be stopped. Sandbox directories that are not in the backup are moved to
     `unclaimed` at the next start.
     """
     from sbx.runtime.maintenance.backup import restore as restored
     from sbx.runtime.maintenance.check import on_disk
 
     if (file is None) != empty:
-        raise BadRequest("name a backup, or give --empty", code="usage")
+        raise BadRequest("name a backup, or use --empty", code="usage")
     data = _data(data_dir)
     if empty and not as_json:
         report.note(
-            f"an empty store knows no sandbox and no key: {len(on_disk(data))} directories of"
-            " sandboxes are kept in unclaimed at the next start"
+            f"an empty store has no sandbox and no key: the next start moves {len(on_disk(data))}"
+            " directories of sandboxes to unclaimed"
         )
     done = restored(data, file, force=force)
     if as_json:
@@ -101,9 +101,9 @@ def restore(
 
 @app.command()
 def repair(data_dir: DataDir = None, as_json: reach.Json = False) -> int:
-    """Save the rows of a damaged store in a new one, and add cargo rows that are missing.
+    """Copy the rows of a damaged store to a new one, and add missing cargo rows.
 
-    The service must have ended. The damaged store is kept under another name.
+    The service must be stopped. The damaged store is kept under another name.
     """
     from sbx.runtime.maintenance.repair import repair as repaired
 
@@ -118,30 +118,31 @@ def repair(data_dir: DataDir = None, as_json: reach.Json = False) -> int:
 @app.command()
 def unclaimed(
     remove: Annotated[
-        list[str] | None, typer.Option(help="Delete this one for good. Repeatable.", metavar="ID")
+        list[str] | None,
+        typer.Option(help="Delete this directory permanently. Repeatable.", metavar="ID"),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Delete all of them for good.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Delete all of them permanently.")] = False,
     data_dir: DataDir = None,
     as_json: reach.Json = False,
 ) -> int:
-    """List the directories of sandboxes that the store did not know; or remove some.
+    """List the directories of sandboxes that had no row in the store, or remove some.
 
-    They lie in DIR/unclaimed. `sbx store restore` and `repair` move those back that the new store
-    knows.
+    They are in DIR/unclaimed. `sbx store restore` and `repair` move a directory back if the new
+    store has a row for it.
     """
     from sbx.workspace import unclaimed as directories
 
     data = _data(data_dir)
     if remove or every:
         if remove and every:
-            raise BadRequest("name the directories, or give --all", code="usage")
+            raise BadRequest("name the directories, or use --all", code="usage")
         ids = [item.id for item in directories.items(data)] if every else remove or []
         return _removed(data, list(dict.fromkeys(ids)), as_json=as_json)
     items = directories.measured(data)
     if as_json:
         report.document({"items": [asdict(item) for item in items]})
     elif not items:
-        report.note("there are no unclaimed directories")
+        report.note("the data directory has no unclaimed directories")
     else:
         from sbx.cli.tables import print_table
 
@@ -172,7 +173,7 @@ def _removed(data: Path, ids: list[str], *, as_json: bool) -> int:
     for item_id in ids:
         try:
             if not directories.remove(data, item_id, _REMOVE_S):
-                raise Conflict(f"not all of {item_id} could be removed", hint="try again")
+                raise Conflict(f"{item_id} could not be removed completely", hint="try again")
         except SbxError as error:
             failures.append((item_id, error))
         else:
@@ -184,16 +185,17 @@ def _removed(data: Path, ids: list[str], *, as_json: bool) -> int:
         for item_id in removed:
             write(STDOUT, f"removed {item_id}\n")
         if not ids:
-            report.note("there are no unclaimed directories")
+            report.note("the data directory has no unclaimed directories")
         for _, failure in failures:
             report.failure(failure.message, failure.hint)
         if removed and not recorded:
-            report.note("the service is running, so the audit log has no line of this")
+            report.note("the service is running, so the audit log does not record this")
     return exits.for_error(failures[0][1]) if failures else exits.Exit.OK
 
 
 def _record_removal(data: Path, ids: list[str]) -> bool:
-    """Add a line to the audit log for each; False while the service, which writes it, runs."""
+    """Add a line to the audit log for each id. Return False if the service runs: it owns the
+    log."""
     from sbx.runtime.maintenance import place
 
     try:
@@ -225,7 +227,7 @@ def _check_body(result: "StoreCheck") -> dict[str, Any]:
 def _print_check(result: "StoreCheck") -> None:
     state = "ok" if result.ok else "not ok"
     generation = f", generation {result.store_mark.generation}" if result.store_mark else ""
-    running = "the service runs" if result.running else "the service has ended"
+    running = "the service is running" if result.running else "the service is stopped"
     write(STDOUT, f"{one_line(str(result.store))}: {state}, {running}{generation}\n")
     if result.error is not None:
         report.failure(result.error.message, result.error.hint)
@@ -238,8 +240,8 @@ def _print_check(result: "StoreCheck") -> None:
         report.failure(f"{files} are missing: {_path(directory)}")
     for directory in result.without_row:
         report.failure(
-            f"the store does not know the directory {_path(directory)}",
-            "the next start, or collection, moves it to unclaimed",
+            f"the directory {_path(directory)} has no row in the store",
+            "the next start, or the next collection, moves it to unclaimed",
         )
     if result.unclaimed:
         report.note(f"{result.unclaimed} unclaimed directories are kept: sbx store unclaimed")
@@ -261,12 +263,12 @@ def _replaced_body(done: "Replaced") -> dict[str, Any]:
 
 def _note_replaced(done: "Replaced") -> None:
     if done.kept is not None:
-        report.note(f"the store that was there is kept as {done.kept}")
+        report.note(f"the old store is kept as {done.kept}")
     if done.brought_back:
-        report.note(f"{len(done.brought_back)} unclaimed directories are in their places again")
+        report.note(f"{len(done.brought_back)} unclaimed directories were moved back")
     if done.unknown:
         report.note(
-            f"up to {done.unknown} directories are not known to the store: the next start moves"
+            f"up to {done.unknown} directories have no row in the store: the next start moves"
             " them to unclaimed"
         )
 
@@ -299,7 +301,9 @@ def _print_repaired(done: "Repaired") -> None:
     for sandbox in done.without_files:
         report.note(f"the files of the sandbox {sandbox} were not found: it has an empty directory")
     if done.dropped:
-        report.note(f"{done.dropped} rows were dropped, which belonged to rows that are lost")
+        report.note(
+            f"{done.dropped} rows were dropped because the rows that they belong to are lost"
+        )
     _note_replaced(done.replaced)
 
 

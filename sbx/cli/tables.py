@@ -1,4 +1,4 @@
-"""Tables on stdout: readable without colour, and whole when nobody's screen limits them."""
+"""Print tables on stdout: readable without colour, and with a fixed width outside a terminal."""
 
 import io
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ _STYLES = {"found": "green", "yes": "green", "missing": "red", "no": "red", "wea
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; the words found, missing, yes, no and weaker have colours where there are any."""
+    """Print a table. On a terminal, the words found, missing, yes, no and weaker are coloured."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for head in heads:
         table.add_column(head, overflow="fold")
     for row in rows:
         table.add_row(*(Text(one_line(cell), _STYLES.get(cell, "")) for cell in row))
-    shown = colours(STDOUT)
+    coloured = colours(STDOUT)
     page = io.StringIO()
     console = Console(
         file=page,
-        force_terminal=shown,
-        color_system="standard" if shown else None,
-        width=None if shown else _WIDTH_OF_A_FILE,
+        force_terminal=coloured,
+        color_system="standard" if coloured else None,
+        width=None if coloured else _WIDTH_OF_A_FILE,
     )
     console.print(table)
     lines = [line.rstrip() for line in page.getvalue().splitlines()]

@@ -1,4 +1,4 @@
-"""One conversation of `sbx chat`: which one is wanted, and what was said in it."""
+"""One conversation of `sbx chat`: its options, its row in the store, and its history."""
 
 import secrets
 from collections.abc import Iterator
@@ -24,9 +24,13 @@ CLOCK = SystemClock()
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which conversation. `resume`: its id, "" for the one that was used last, None for a new one;
-    `project`: a directory by its path without symlinks; `sandboxed`: whether its sandbox is on.
-    `changes` and `ask_outside`: which changes of its files are asked about; None: as it is kept."""
+    """The options of a chat.
+
+    `resume` is the id of a conversation, "" for the last used one, or None for a new one. `project`
+    is the path of a directory, without symlinks. `sandboxed` is whether its sandbox is on.
+    `changes` and `ask_outside` select the changes of files that need approval; None keeps the
+    stored setting.
+    """
 
     directory: Path
     resume: str | None
@@ -58,7 +62,7 @@ class Talk:
 
     @property
     def elsewhere(self) -> str | None:
-        """The sandbox in a service that has its files, and stays there."""
+        """The id of the sandbox in a service that stores the files, or None."""
         return self.row.agent_id if _is_there(self.row) else None
 
     @property
@@ -71,10 +75,10 @@ class Talk:
         return Place(row.owner, row.conversation_id, row.user_id, row.agent_id, row.project_id)
 
 
-async def row_of(store: Store, wanted: Wanted, agent_id: str) -> ChatRow:
-    """The one that is wanted, or a new one, which is not kept yet."""
+async def row_of(store: Store, options: Wanted, agent_id: str) -> ChatRow:
+    """Return the row of the requested conversation, or a new row, which is not stored yet."""
     now = CLOCK.now()
-    if wanted.resume is None:
+    if options.resume is None:
         return ChatRow(
             id=f"talk-{secrets.token_hex(8)}",
             owner=OWNER,
@@ -84,59 +88,63 @@ async def row_of(store: Store, wanted: Wanted, agent_id: str) -> ChatRow:
             created_at=now,
             last_used_at=now,
         )
-    row = await _kept(store, wanted.resume, there=bool(wanted.connect))
-    if _is_there(row) != bool(wanted.connect):
+    row = await _stored(store, options.resume, there=bool(options.connect))
+    if _is_there(row) != bool(options.connect):
         where = "in a service" if _is_there(row) else "on this machine"
         raise BadRequest(
             f"the files of the conversation {row.conversation_id} are {where}",
-            hint="name that service with --connect" if not wanted.connect else "drop --connect",
+            hint="name that service with --connect" if not options.connect else "omit --connect",
         )
     return replace(row, last_used_at=now)
 
 
-async def _kept(store: Store, conversation_id: str, *, there: bool) -> ChatRow:
+async def _stored(store: Store, conversation_id: str, *, there: bool) -> ChatRow:
     if conversation_id:
-        found = next(iter(await chats.named(store, OWNER, conversation_id)), None)
+        match = next(iter(await chats.named(store, OWNER, conversation_id)), None)
     else:
         rows = await chats.of_owner(store, OWNER)
-        found = next((row for row in rows if _is_there(row) == there), None)
-    if found is None:
-        which = conversation_id or "to go on with"
+        match = next((row for row in rows if _is_there(row) == there), None)
+    if match is None:
+        which = conversation_id or "to continue"
         raise NotFound(
             f"there is no conversation {which}",
             code="no_conversation",
-            hint="sbx chat --list shows those that are kept",
+            hint="sbx chat --list shows the stored conversations",
         )
-    return found
+    return match
 
 
 def _is_there(row: ChatRow) -> bool:
-    """Whether its sandbox is in a service: one in a house is a row of the same store."""
+    """Return whether the sandbox of a conversation is in a service.
+
+    A sandbox in this process is a row of the same store, and `row.sandbox_id` names it.
+    """
     return row.sandbox_id is None
 
 
-async def approvals_of(store: Store, wanted: Wanted) -> Approvals:
-    """Whatever an earlier process left pending is denied, and the model is told so."""
-    approvals = Approvals(StoredApprovals(store), CLOCK, timeout_s=wanted.approval_timeout_s)
-    why: dict[str, dict[str, str]] = {}
+async def approvals_of(store: Store, options: Wanted) -> Approvals:
+    """Return the approvals. Deny the pending ones of an earlier process, and add the denials to the
+    history for the model."""
+    approvals = Approvals(StoredApprovals(store), CLOCK, timeout_s=options.approval_timeout_s)
+    reasons: dict[str, dict[str, str]] = {}
     for denied in await approvals.recover():
         if denied.decision is not None:
-            of_talk = why.setdefault(denied.conversation_id, {})
-            of_talk[denied.tool_call_id] = denied.decision.why
-    for conversation_id, calls in why.items():
+            by_call = reasons.setdefault(denied.conversation_id, {})
+            by_call[denied.tool_call_id] = denied.decision.why
+    for conversation_id, calls in reasons.items():
         for row in await chats.named(store, OWNER, conversation_id):
             await mend(history_of(store, row), calls)
     return approvals
 
 
-async def changes_of(store: Store, row: ChatRow, wanted: Wanted) -> ChangesSetting:
-    """Store the wanted setting, and return the one that counts."""
-    kept = await chats.changes_setting(store, row.id)
+async def changes_of(store: Store, row: ChatRow, options: Wanted) -> ChangesSetting:
+    """Store the requested setting, and return the effective one."""
+    stored = await chats.changes_setting(store, row.id)
     setting = ChangesSetting(
-        kept.mode if wanted.changes is None else wanted.changes,
-        kept.ask_outside if wanted.ask_outside is None else wanted.ask_outside,
+        stored.mode if options.changes is None else options.changes,
+        stored.ask_outside if options.ask_outside is None else options.ask_outside,
     )
-    if setting != kept:
+    if setting != stored:
         await chats.set_changes(store, row.id, setting)
     return setting
 
@@ -155,5 +163,5 @@ def told_plainly(directory: Path) -> Iterator[None]:
         raise Conflict(
             f"another sbx chat uses the conversations in {directory}",
             code="data_dir_in_use",
-            hint="end that one, or keep this one's elsewhere with --data-dir",
+            hint="end the other chat, or use another directory with --data-dir",
         ) from error

@@ -1,7 +1,7 @@
-"""Conversations of `sbx chat` in this process: a house of the chat's own.
+"""Conversations of `sbx chat` in this process, in a separate `House` for chats.
 
-Each is one of the conversations of a sandbox, of which there is one for each policy; or its agent
-works in a project, and then that conversation has only the uploads.
+There is one sandbox for each policy, and each chat is a conversation of that sandbox. If the agent
+works in a project, the conversation of the sandbox has only the uploads.
 """
 
 import os
@@ -30,22 +30,22 @@ from sbx.runtime.settings import Settings
 from sbx.runtime.store import chats
 from sbx.runtime.store.chats import ChatRow
 
-_HERE = "chat"  # the agent of these; of one in a service it is its sandbox there
-_LONG_S = 30 * 86_400.0  # who comes back from lunch is to find the variables
+_HERE = "chat"  # agent id of these rows; for a conversation in a service it is the sandbox id
+_LONG_S = 30 * 86_400.0  # keep the variables while the user is away
 _LIST_MAX = 500
 
 
 @asynccontextmanager
-async def opened_here(wanted: Wanted) -> AsyncIterator[Talk]:
-    async with house_at(wanted.directory) as house:
-        row = await row_of(house.store, wanted, _HERE)
-        row = await chats.ensure(house.store, await _placed(house, row, wanted))
-        approvals = await approvals_of(house.store, wanted)
-        changes = await changes_of(house.store, row, wanted)
+async def opened_here(options: Wanted) -> AsyncIterator[Talk]:
+    async with house_at(options.directory) as house:
+        row = await row_of(house.store, options, _HERE)
+        row = await chats.ensure(house.store, await _placed(house, row, options))
+        approvals = await approvals_of(house.store, options)
+        changes = await changes_of(house.store, row, options)
         history = history_of(house.store, row)
         try:
-            async with AsyncExitStack() as held:
-                sandbox, sandboxed = await _sandbox(house, row, held)
+            async with AsyncExitStack() as stack:
+                sandbox, sandboxed = await _sandbox(house, row, stack)
                 asks = isinstance(sandbox, ProjectBox) and sandbox.asks_about_host_executables
                 yield Talk(row, sandbox, history, approvals, sandboxed, changes, asks)
         finally:
@@ -57,9 +57,9 @@ async def opened_here(wanted: Wanted) -> AsyncIterator[Talk]:
 async def house_at(directory: Path) -> AsyncIterator[House]:
     settings = Settings(
         data_dir=directory,
-        project_dirs=(Path("/"),),  # who runs this names a directory of his own
+        project_dirs=(Path("/"),),  # the user chooses the directory
         project_owners=(os.geteuid(),),
-        fast_path=False,  # a zygote pays for the second kernel
+        fast_path=False,  # a zygote pays off from the second kernel on
         idle_timeout=_LONG_S,
         gc_interval=0,
     )
@@ -72,23 +72,23 @@ async def house_at(directory: Path) -> AsyncIterator[House]:
         await house.close()
 
 
-async def _placed(house: House, row: ChatRow, wanted: Wanted) -> ChatRow:
-    """In its sandbox and its project, which are made where there are none."""
+async def _placed(house: House, row: ChatRow, options: Wanted) -> ChatRow:
+    """Return the row with its sandbox and its project. Create them if they do not exist."""
     if row.sandbox_id is None:
-        row = replace(row, sandbox_id=await _sandbox_of(house, wanted.policy))
-    if wanted.project is None:
+        row = replace(row, sandbox_id=await _sandbox_of(house, options.policy))
+    if options.project is None:
         return row
-    project = await _project_at(house, wanted.project, sandboxed=wanted.sandboxed)
-    if wanted.resume is not None and row.project_id != project.id:
+    project = await _project_at(house, options.project, sandboxed=options.sandboxed)
+    if options.resume is not None and row.project_id != project.id:
         raise BadRequest(
-            f"the conversation {row.conversation_id} works in another place than {wanted.project}",
-            hint="leave --project out: it goes on where it was",
+            f"the conversation {row.conversation_id} does not work in {options.project}",
+            hint="omit --project to continue in its own directory",
         )
     return replace(row, project_id=project.id)
 
 
 async def _sandbox_of(house: House, policy: str) -> str:
-    """The id of the one sandbox in which all conversations with this policy are."""
+    """Return the id of the sandbox of all conversations with this policy. Create it if needed."""
     caller, cursor = _caller(house), None
     while True:
         page = await house.sandboxes.list(caller, limit=_LIST_MAX, cursor=cursor)
@@ -100,34 +100,37 @@ async def _sandbox_of(house: House, policy: str) -> str:
 
 
 async def _project_at(house: House, directory: Path, *, sandboxed: bool) -> Project:
-    at, cursor = str(directory), None
+    path, cursor = str(directory), None
     while True:
         page = await house.projects.list(OWNER, limit=_LIST_MAX, cursor=cursor)
         for project in page.items:
-            if (project.working_directory, project.sandbox_enabled) == (at, sandboxed):
+            if (project.working_directory, project.sandbox_enabled) == (path, sandboxed):
                 return project
         if (cursor := page.next_cursor) is None:
             return await house.projects.create(
                 OWNER,
-                name=directory.name or at,
-                working_directory=at,
+                name=directory.name or path,
+                working_directory=path,
                 sandbox_enabled=sandboxed,
             )
 
 
-async def _sandbox(house: House, row: ChatRow, held: AsyncExitStack) -> tuple[Sandbox, bool]:
-    """What the agent works in, and whether that is a sandbox; in use until `held` is left."""
+async def _sandbox(house: House, row: ChatRow, stack: AsyncExitStack) -> tuple[Sandbox, bool]:
+    """Return the agent's sandbox, and whether its restrictions are on. It is in use until the stack
+    is closed."""
     assert row.sandbox_id is not None
     name = row.conversation_id
     using = house.sandboxes.using(
         _caller(house), row.sandbox_id, scope="execute", conversation=name
     )
-    use = await held.enter_async_context(using)
-    talk = use.conversation(name)
+    use = await stack.enter_async_context(using)
+    conversation = use.conversation(name)
     if row.project_id is None:
-        return talk, True
-    box = await held.enter_async_context(
-        house.projects.using(OWNER, row.project_id, name, policy=use.view.profile, uploads=talk)
+        return conversation, True
+    box = await stack.enter_async_context(
+        house.projects.using(
+            OWNER, row.project_id, name, policy=use.view.profile, uploads=conversation
+        )
     )
     if isinstance(box, ProjectBox):
         box.user_decides = True

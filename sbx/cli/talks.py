@@ -1,9 +1,9 @@
-"""Conversations of `sbx chat`: what was said is kept on this machine, the files in a sandbox.
+"""Conversations of `sbx chat`. The messages are stored on this machine, the files in a sandbox.
 
-    here     in this process (talk_here.py), maybe in a directory of the person's
-    there    in a sandbox of its own in a service; only what was said is kept here
+    here     the sandbox is in this process (talk_here.py), perhaps with a directory of the user
+    there    the sandbox is in a service; only the messages are stored here
 
-One process at a time uses a directory of conversations.
+Only one process at a time uses a directory of conversations.
 """
 
 from collections.abc import AsyncIterator
@@ -25,61 +25,64 @@ _LIST_MAX = 500
 
 
 @asynccontextmanager
-async def opened(wanted: Wanted) -> AsyncIterator[Talk]:
-    """A conversation, in use until this is left; one in which nothing was said is not kept.
+async def opened(options: Wanted) -> AsyncIterator[Talk]:
+    """Open a conversation until the context exits. Delete it if it has no message.
 
-    Raises NotFound `no_conversation`, BadRequest, Conflict `data_dir_in_use`, and what a house, a
-    sandbox, a project and a service do.
+    Raise NotFound `no_conversation`, BadRequest, Conflict `data_dir_in_use`, and the errors of
+    `House`, of a sandbox, of a project and of the service.
     """
-    opening = _opened_there(wanted) if wanted.connect else opened_here(wanted)
-    async with opening as talk:
-        yield talk
+    opening = _opened_there(options) if options.connect else opened_here(options)
+    async with opening as conversation:
+        yield conversation
 
 
 async def listed(directory: Path) -> list[tuple[ChatRow, str]]:
-    """The conversations that are kept, the last used first, each with what was said first."""
-    found = []
+    """Return the stored conversations, the last used first, each with its first message."""
+    conversations = []
     async with _store(directory) as store:
         for row in await chats.of_owner(store, OWNER, limit=_LIST_MAX):
             first = await history_of(store, row).messages(limit=1)
-            found.append((row, first[0].message.content if first else ""))
-    return found
+            conversations.append((row, first[0].message.content if first else ""))
+    return conversations
 
 
-async def removed(wanted: Wanted) -> None:
-    """Forget a conversation, and remove its files. Raises NotFound `no_conversation`, BadRequest
-    for one in a service that was not named."""
-    if wanted.connect:
-        async with _store(wanted.directory) as store, _client(wanted) as client:
-            row = await row_of(store, wanted, "")
-            with suppress(NotFound):  # the service has removed it already
+async def removed(options: Wanted) -> None:
+    """Delete a conversation and its files.
+
+    Raise NotFound `no_conversation`, and BadRequest for a conversation in a service if the options
+    do not name the service.
+    """
+    if options.connect:
+        async with _store(options.directory) as store, _client(options) as client:
+            row = await row_of(store, options, "")
+            with suppress(NotFound):  # the service has already removed it
                 await client.delete(row.agent_id)
             await chats.delete(store, row.id)
     else:
-        async with house_at(wanted.directory) as house:
-            await drop(house, await row_of(house.store, wanted, ""))
+        async with house_at(options.directory) as house:
+            await drop(house, await row_of(house.store, options, ""))
 
 
 # -- in a service ----------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def _opened_there(wanted: Wanted) -> AsyncIterator[Talk]:
-    if wanted.project is not None:
+async def _opened_there(options: Wanted) -> AsyncIterator[Talk]:
+    if options.project is not None:
         raise BadRequest(
-            "a project is a directory of this machine, and --connect a sandbox in a service",
-            hint="leave one of them out",
+            "--project is a directory of this machine, and --connect uses a sandbox in a service",
+            hint="omit one of them",
         )
-    async with _store(wanted.directory) as store, _client(wanted) as client:
-        if wanted.resume is None:
-            box = await client.create(wanted.policy)
-            row = await chats.ensure(store, await row_of(store, wanted, box.id))
+    async with _store(options.directory) as store, _client(options) as client:
+        if options.resume is None:
+            box = await client.create(options.policy)
+            row = await chats.ensure(store, await row_of(store, options, box.id))
         else:
-            row = await row_of(store, wanted, "")
+            row = await row_of(store, options, "")
             box = client.sandbox(row.agent_id)
         history = history_of(store, row)
         try:
-            approvals = await approvals_of(store, wanted)
+            approvals = await approvals_of(store, options)
             yield Talk(row, box.conversation(_DEFAULT), history, approvals)
         finally:
             if not await history.messages(limit=1):
@@ -87,13 +90,13 @@ async def _opened_there(wanted: Wanted) -> AsyncIterator[Talk]:
                 await box.close()
 
 
-def _client(wanted: Wanted) -> Client:
-    return Client(wanted.connect, key=wanted.key)
+def _client(options: Wanted) -> Client:
+    return Client(options.connect, key=options.key)
 
 
 @asynccontextmanager
 async def _store(directory: Path) -> AsyncIterator[Store]:
-    """What was said, without a house around it."""
+    """Open the store of the messages without a `House`."""
     with told_plainly(directory):
         data = await in_thread(partial(Data, directory, keep=True))
     try:

@@ -1,4 +1,4 @@
-"""One task of an agent: a sandbox, the files, the run, what it wrote; nothing is left behind."""
+"""Run one task of an agent: create a sandbox, upload the files, run, save the output, clean up."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,12 +18,12 @@ from sbx.cli.saving import save_files
 from sbx.cli.telling import Face
 from sbx.protocol.agent import AgentEvent, Reason, RunEnd
 
-_PACK_THEM = "the agent can pack them into an archive; look into it before you unpack it"
+_PACK_THEM = "the agent can pack them into an archive; inspect it before you unpack it"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What `sbx agent` was asked for."""
+    """The options of `sbx agent`."""
 
     text: str
     files: tuple[Path, ...]
@@ -35,8 +35,11 @@ class Task:
 
 
 async def do(task: Task, model: Model, face: Face) -> Reason:
-    """How it ended. Raises what making the sandbox does, Stopped for a signal but Ctrl-C while it
-    runs, and ReaderGone."""
+    """Run a task and return the reason of its end.
+
+    Ctrl-C aborts a running agent. Raise the errors of creating a sandbox, Stopped for any other
+    signal, and ReaderGone.
+    """
     budget = Budget(tokens=task.max_tokens, seconds=task.max_seconds)
     with Ending() as ending:
         try:
@@ -61,8 +64,10 @@ async def do(task: Task, model: Model, face: Face) -> Reason:
 
 
 async def shown(events: AsyncGenerator[AgentEvent, None], face: Face) -> RunEnd:
-    """Show all events of a run; the last one. In a thread, so that a slow reader of our output
-    delays no deadline and no Ctrl-C."""
+    """Show all events of a run and return the last one.
+
+    Print in a thread, so that a slow reader of stdout delays no deadline and no Ctrl-C.
+    """
     async with aclosing(events):
         async for event in events:
             await asyncio.to_thread(face.show, event)

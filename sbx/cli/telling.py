@@ -1,7 +1,7 @@
-"""The events of an agent's run, as a person or a program reads them while it goes on.
+"""Show the events of an agent's run while it runs, for people or programs.
 
-Telling   text to stdout; tools, what they were called with and their output to stderr
-Lines     --json: one JSON object a line, one for each event
+Telling   text to stdout; tool calls with their arguments and output to stderr
+Lines     --json: one line of JSON for each event
 """
 
 import json
@@ -25,19 +25,19 @@ from sbx.protocol.agent import (
 )
 
 _BLOCKS = {"code": " ", "command": " ", "content": " ", "old_string": "-", "new_string": "+"}
-_BLOCK_MAX = 40  # lines of what a tool is called with
-_RESULT_MAX = 8  # lines of a result that was not shown while it came
+_BLOCK_MAX = 40  # lines of an argument of a tool call
+_RESULT_MAX = 8  # lines of a result that was not streamed
 _MARGIN = "  | "
 _BOLD, _DIM, _RED, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[0m"
 _ENDS: dict[str, tuple[str, str | None]] = {
-    "max_steps": ("it took as many steps as it may", "give it more with --max-steps"),
-    "budget": ("its budget of tokens or of time is spent", None),
+    "max_steps": ("the agent reached its step limit", "allow more with --max-steps"),
+    "budget": ("the agent used up its budget of tokens or time", None),
     "aborted": ("aborted", None),
 }
 
 
 class Face(Protocol):
-    """`show` blocks as long as whoever reads the output does not read."""
+    """A way to show events. `show` blocks while the reader of the output does not read."""
 
     def show(self, event: AgentEvent) -> None: ...
 
@@ -50,17 +50,17 @@ class Lines:
 @dataclass(slots=True)
 class _Call:
     name: str
-    told: bool = False  # some of its output
+    told: bool = False  # some of its output was shown already
 
 
 class Telling:
-    """The model's text as it comes, and between it what its tools do."""
+    """Print the model's text as it arrives, and its tool calls in between."""
 
     def __init__(self) -> None:
         self._out = Channel(STDOUT)
         self._err = Channel(STDERR)
         self._calls: dict[str, _Call] = {}
-        self._within = False  # a line of a tool's output that has begun
+        self._within = False  # the last line of a tool's output has no newline yet
 
     def show(self, event: AgentEvent) -> None:
         match event:
@@ -80,9 +80,9 @@ class Telling:
                 self._end(event)
 
     def head(self, title: str, rest: str = "", *, failed: bool = False) -> None:
-        """A line of ours, where tools are shown."""
+        """Write a headline of sbx to stderr."""
         self._apart()
-        self._err.end()  # colours of what was shown before
+        self._err.end()  # reset the colours of the text before
         self._err.write(f"{_RED if failed else _BOLD}{one_line(title)}{_RESET}")
         self._err.write(f" {_DIM}{one_line(rest)}{_RESET}\n" if rest else "\n")
 
@@ -95,8 +95,11 @@ class Telling:
         last: bool = False,
         language: str | None = None,
     ) -> None:
-        """The first lines of a text, or the last, in which nothing passes for ours; in colours
-        where it is code, and there are colours."""
+        """Write the first lines of a text, or with `last` the last lines.
+
+        Each line is marked, so that it cannot imitate a line of sbx. With a language, the text is
+        highlighted if stderr shows colours.
+        """
         self._apart()
         lines = lines_of(text)
         if language is not None and colours(STDERR):
@@ -107,7 +110,7 @@ class Telling:
         for line in lines:
             self._err.write(f"  {_DIM}{mark}{_RESET} {line}\n")
 
-    # -- what happens ---------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------
 
     def _text(self, text: str) -> None:
         if self._out.tty and self._err.tty:
@@ -120,11 +123,12 @@ class Telling:
         self.head(event.tool_name + where, _words(event.tool_args))
         for name, mark in _BLOCKS.items():
             if isinstance(value := event.tool_args.get(name), str) and value:
-                most = sys.maxsize if event.approval_required else _BLOCK_MAX  # no tail hides
-                self.block(value, mark=mark, most=most, language=_language(name, event.tool_args))
+                # The user must see the end of a text, too, before an approval.
+                limit = sys.maxsize if event.approval_required else _BLOCK_MAX
+                self.block(value, mark=mark, most=limit, language=_language(name, event.tool_args))
 
     def _output(self, call_id: str, text: str) -> None:
-        self._apart(whole=False)
+        self._apart(fresh_line=False)
         if (call := self._calls.get(call_id)) is not None:
             call.told = True
         for line in text.splitlines(keepends=True):
@@ -150,16 +154,16 @@ class Telling:
         self._fresh_line()
         self._err.end()
         if event.reason == "error":
-            told = event.error or {}
-            report.failure(str(told.get("message", "the agent failed")), told.get("hint"))
+            error = event.error or {}
+            report.failure(str(error.get("message", "the agent failed")), error.get("hint"))
         elif event.reason != "done":
             report.failure(*_ENDS[event.reason])
 
-    def _apart(self, *, whole: bool = True) -> None:
-        """On a terminal both streams share a line, and a tool is not to hang on the text."""
+    def _apart(self, *, fresh_line: bool = True) -> None:
+        """Begin a new line. On a terminal both streams share a line, and tools need their own."""
         if self._out.tty and self._err.tty:
             self._out.fresh_line()
-        if whole:
+        if fresh_line:
             self._fresh_line()
 
     def _fresh_line(self) -> None:
@@ -168,7 +172,7 @@ class Telling:
 
 
 def _words(arguments: Mapping[str, Any]) -> str:
-    """The short arguments, as one line."""
+    """Return the short arguments as one line."""
     short = (
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
         for name, value in arguments.items()
@@ -187,7 +191,7 @@ def _language(name: str, arguments: Mapping[str, Any]) -> str | None:
 
 
 def _in_colours(lines: list[str], language: str) -> list[str]:
-    """The same lines; they hold no colour of their own."""
+    """Return the same lines with syntax colours. The input has no colours."""
     from rich.console import Console
     from rich.syntax import Syntax
 

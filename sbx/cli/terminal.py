@@ -1,10 +1,10 @@
-"""What may reach a terminal, and what is read from it.
+"""Clean text before it is written to a terminal, and read typed input.
 
-Text out of a sandbox is hostile: an escape sequence can retitle a window, answer into the shell's
-input, hide what comes after it, or forge a line of a log (OSC 52, DECRQSS, SGR 8). One rule, for a
-terminal, a pipe and a file alike: `\\n`, `\\t` and `\\r` stay, colours (SGR) stay where colours are
-shown and are dropped elsewhere, and every other control character is written out as `\\x1b`. The
-exact text is in `--json`, where JSON escapes it.
+Text from a sandbox is hostile: an escape sequence can change the title of a window, send an answer
+to the shell's input, hide the text after it, or forge a line of a log (OSC 52, DECRQSS, SGR 8). The
+same rule applies to a terminal, a pipe and a file: `\\n`, `\\t` and `\\r` stay. Colours (SGR) stay
+if the output shows colours, and are dropped elsewhere. Every other control character is printed as
+`\\x1b`. The exact text is in `--json`, where JSON escapes it.
 """
 
 import os
@@ -19,7 +19,7 @@ from sbx.errors import SbxError, Unavailable
 from sbx.protocol.invisible import escaped
 
 STDIN, STDOUT, STDERR = 0, 1, 2
-END_OF_INPUT = "\x04"  # what a kernel takes as EOF in an answer, as Jupyter has it
+END_OF_INPUT = "\x04"  # a kernel reads this answer as EOF, as in Jupyter
 _SGR = r"\x1b\[[0-9;:]{0,32}m"
 _UNFINISHED = re.compile(r"\x1b(\[[0-9;:]{0,32})?\Z")
 # C1 (0x80-0x9f) are escape sequences of one character; a lone surrogate is not UTF-8.
@@ -30,7 +30,7 @@ _LINE_MAX = 1 << 16
 
 
 def colours(fd: int) -> bool:
-    """Whether colours are shown there: a terminal that is not dumb, and no NO_COLOR."""
+    """Return whether to show colours: the fd is a terminal that is not dumb, without NO_COLOR."""
     return (
         os.isatty(fd)
         and not os.environ.get("NO_COLOR")
@@ -39,24 +39,26 @@ def colours(fd: int) -> bool:
 
 
 def scrub(text: str, *, colour: bool = False) -> str:
-    """The text as it may be shown."""
+    """Return the text with its control characters escaped. With `colour`, keep colours."""
 
-    def shown(found: re.Match[str]) -> str:
-        if found[1]:
-            return found[1] if colour else ""
-        return found[0].encode("unicode_escape").decode()
+    def shown(match: re.Match[str]) -> str:
+        if match[1]:
+            return match[1] if colour else ""
+        return match[0].encode("unicode_escape").decode()
 
     return _CONTROL.sub(shown, text)
 
 
 def one_line(text: str) -> str:
-    """The text as it may stand in a line of ours, where nothing in it may reorder the rest."""
+    """Return the text as a part of one line. It cannot reorder the rest of the line."""
     return re.sub(r"[\r\n\t]+", " ", _in_order(text)).strip()
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a text as a person may be asked about them: none hides, reorders or leaves its
-    place, and each is indented as it was."""
+    """Return the lines of a text for a question to the user.
+
+    No line can hide, reorder or leave its place. Each line keeps its indentation.
+    """
     return [
         line.expandtabs(4).replace("\r", "\\r") for line in _in_order(text).strip("\n").split("\n")
     ]
@@ -67,32 +69,32 @@ def _in_order(text: str) -> str:
 
 
 class Channel:
-    """stdout or stderr, for the text of one run, which comes in pieces."""
+    """stdout or stderr, for the text of one run, which arrives in pieces."""
 
     def __init__(self, fd: int) -> None:
         self.tty = os.isatty(fd)
         self._fd = fd
         self._colour = colours(fd)
-        self._held = ""
+        self._pending = ""
         self._at_line_start = True
         self._coloured = False
 
     def write(self, text: str) -> None:
-        """Show it. A colour that may go on in the next piece waits for that."""
-        text = self._held + text
+        """Write a piece. An incomplete colour sequence at its end waits for the next piece."""
+        text = self._pending + text
         unfinished = _UNFINISHED.search(text)
-        self._held = unfinished[0] if unfinished else ""
-        self._put(text.removesuffix(self._held))
+        self._pending = unfinished[0] if unfinished else ""
+        self._put(text.removesuffix(self._pending))
 
     def fresh_line(self) -> None:
-        """Begin a line, if the last one is not ended yet."""
+        """Begin a new line if the current one is not empty."""
         if not self._at_line_start:
             self.write("\n")
 
     def end(self) -> None:
-        """Show what waits, and take back colours: SGR 8 would hide what the shell prints next."""
-        held, self._held = self._held, ""
-        self._put(held)
+        """Write the pending text and reset colours: SGR 8 would hide later output of the shell."""
+        pending, self._pending = self._pending, ""
+        self._put(pending)
         if self._coloured:
             write(self._fd, _RESET)
 
@@ -105,15 +107,15 @@ class Channel:
 
 
 def write(fd: int, text: str) -> None:
-    """Write all of it, unbuffered. Raises ReaderGone, and Unavailable for a full disk."""
+    """Write the whole text, unbuffered. Raise ReaderGone, and Unavailable for a full disk."""
     data = memoryview(text.encode(errors="backslashreplace"))
     while data:
         try:
             data = data[os.write(fd, data) :]
-        except BlockingIOError:  # whoever shares the terminal made it non-blocking
+        except BlockingIOError:  # another process that shares the terminal made it non-blocking
             select.select([], [fd], [])
         except BrokenPipeError:
-            raise ReaderGone("nobody reads the output any more") from None
+            raise ReaderGone("the reader of the output closed it") from None
         except OSError as error:
             raise Unavailable(
                 f"the output cannot be written: {error.strerror}",
@@ -123,7 +125,10 @@ def write(fd: int, text: str) -> None:
 
 
 async def read_line() -> str:
-    """A line typed at the terminal of stdin, or `END_OF_INPUT`. Cancelled, it reads nothing."""
+    """Read a line from the terminal of stdin, or return `END_OF_INPUT`.
+
+    If cancelled, read nothing.
+    """
     await _readable()
     try:
         line = os.read(STDIN, _LINE_MAX)
@@ -133,31 +138,31 @@ async def read_line() -> str:
 
 
 class InputLines:
-    """The lines of stdin where it is no terminal: a pipe, a file, or nothing at all."""
+    """The lines of stdin if it is not a terminal: a pipe, a file, or closed."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._pending = b""
         self._over = False
 
     async def read_line(self) -> str:
-        """The next one, or `END_OF_INPUT` from the end on. Reads no further than it must."""
-        while b"\n" not in self._held and not self._over and len(self._held) < _LINE_MAX:
+        """Return the next line, or `END_OF_INPUT` after the last one. Read no more than needed."""
+        while b"\n" not in self._pending and not self._over and len(self._pending) < _LINE_MAX:
             await _readable()
             try:
                 piece = os.read(STDIN, _LINE_MAX)
             except OSError:
                 piece = b""
-            self._held += piece
+            self._pending += piece
             self._over = not piece
-        if not self._held:
+        if not self._pending:
             return END_OF_INPUT
-        line, _, self._held = self._held.partition(b"\n")
+        line, _, self._pending = self._pending.partition(b"\n")
         return line.decode(errors="replace")
 
 
 async def _readable() -> None:
-    """Wait until stdin has something. A regular file always has, and epoll(7) refuses it."""
-    import asyncio  # not for `sbx --help`
+    """Wait until stdin is readable. A regular file always is, and epoll(7) refuses it."""
+    import asyncio  # a lazy import keeps `sbx --help` fast
 
     loop = asyncio.get_running_loop()
     typed = asyncio.Event()
@@ -173,7 +178,7 @@ async def _readable() -> None:
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """What is typed is not shown; from before the prompt on, as whoever pastes is quick."""
+    """Hide typed input. Enter this before the prompt, because a user may paste at once."""
     before = termios.tcgetattr(STDIN)
     silent = [*before]
     silent[3] &= ~termios.ECHO

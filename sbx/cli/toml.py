@@ -1,4 +1,4 @@
-"""A policy as the text of a policy file, so that `show` prints what `check` and `load` read."""
+"""Write a policy as the text of a policy file, which `check` and `load` can read."""
 
 import json
 import re
@@ -9,7 +9,8 @@ _WIDTH = 96
 
 
 def dumps(table: Mapping[str, Any]) -> str:
-    """Values first, then tables, then lists of tables. None, which TOML has not, is left out."""
+    """Return a table as TOML: values first, then tables and lists of tables. Omit None, which TOML
+    does not have."""
     return "\n".join(_lines(table, "")) + "\n"
 
 
@@ -41,10 +42,10 @@ def _key(key: str) -> str:
 
 def _value(value: Any) -> str:
     if not isinstance(value, list):
-        # JSON and TOML write text, numbers and booleans alike, but for DEL. C1 goes with it, so
-        # that no terminal takes it for a sequence.
-        said = json.dumps(value, ensure_ascii=False)
-        return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", said)
+        # JSON and TOML write text, numbers and booleans alike, except for DEL. Escape C1
+        # characters, too, so that no terminal interprets them as escape sequences.
+        text = json.dumps(value, ensure_ascii=False)
+        return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text)
     items = [_value(item) for item in value]
     line = f"[{', '.join(items)}]"
     if len(line) <= _WIDTH:

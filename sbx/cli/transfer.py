@@ -1,4 +1,4 @@
-"""`sbx cp`: files into a sandbox of a running service, and out of it."""
+"""`sbx cp`: copy files into a sandbox of a running service, or out of it."""
 
 import os
 import time
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
     from sbx.client.conversation import RemoteConversation
 
 _UPLOADS = "uploads/temparea"
-_PROGRESS_AFTER_S = 0.3  # what is quicker needs no bar
+_PROGRESS_AFTER_S = 0.3  # a faster copy shows no bar
 
 OnProgress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One end of a copy: a path of this machine, or one of a sandbox."""
+    """One end of a copy: a path on this machine or in a sandbox."""
 
     path: str
     sandbox_id: str | None = None
 
     @classmethod
     def read(cls, text: str) -> "Place":
-        """`ID:path` is in a sandbox; what has a `/` before its first colon, or none, is here."""
+        """Parse a place. `ID:path` is in a sandbox. A text without a colon, or with a `/` before
+        it, is a path on this machine."""
         before, colon, after = text.partition(":")
         if colon and before and "/" not in before:
             return cls(after, before)
@@ -56,12 +57,12 @@ def cp(
     places: Annotated[
         list[str],
         typer.Argument(
-            help="What to copy, and where: PATH or ID:PATH; ID: alone is /workspace.",
+            help="The sources and the target: PATH or ID:PATH; ID: alone is /workspace.",
             metavar="SOURCE… TARGET",
         ),
     ],
     recursive: Annotated[
-        bool, typer.Option("-r", "--recursive", help="Copy directories with all below them.")
+        bool, typer.Option("-r", "--recursive", help="Copy directories with all their content.")
     ] = False,
     with_host_executables: Annotated[
         bool,
@@ -78,12 +79,13 @@ def cp(
 ) -> int:
     """Copy files into a sandbox, or out of it.
 
-    A target that is a directory, or that ends with /, takes a file under its own name. What goes to
-    ID:uploads/temparea/ becomes an upload: the code inside reads it and cannot change it. With -r a
-    directory is copied too: into one that is there under its own name, else as the target.
+    If the target is a directory, or ends with /, a file keeps its name. A file copied to
+    ID:uploads/temparea/ becomes an upload: code inside can read it, but not change it. With -r,
+    directories are copied, too: into an existing directory under their own name, else as the
+    target.
 
-    A directory from a sandbox comes without files that a program of this host would obey: git
-    repositories, .envrc, .vscode and so on. Each is named, and the exit code is 3.
+    A directory from a sandbox is copied without files that a program of this host would obey: git
+    repositories, .envrc, .vscode and so on. Each is listed, and the exit code is 3.
     """
     *sources, target = map(Place.read, places)
     _check(sources, target, recursive=recursive)
@@ -109,10 +111,10 @@ def cp(
                 write(STDOUT, f"{one_line(done.source)} -> {one_line(done.target)}\n")
 
     reach.ask(socket, key, copy)
-    left_out = [item for one in copied for item in one.left_out]
+    left_out = [item for c in copied for item in c.left_out]
     if as_json:
-        told = [{"source": c.source, "target": c.target, "size": c.size} for c in copied]
-        report.document({"copied": told, "left_out": [asdict(item) for item in left_out]})
+        items = [{"source": c.source, "target": c.target, "size": c.size} for c in copied]
+        report.document({"copied": items, "left_out": [asdict(item) for item in left_out]})
     elif left_out:
         from sbx.cli.host_executables import report_left_out
 
@@ -121,23 +123,21 @@ def cp(
 
 
 def _check(sources: list[Place], target: Place, *, recursive: bool) -> None:
-    """Raises BadRequest, NotFound; before anything was copied."""
+    """Check the places before anything is copied. Raise BadRequest, NotFound."""
     if not sources:
-        raise BadRequest("there is no target", hint="sbx cp SOURCE… TARGET")
+        raise BadRequest("the target is missing", hint="sbx cp SOURCE… TARGET")
     inside = [source.sandbox_id is not None for source in sources]
     if target.sandbox_id is None and not all(inside):
         raise BadRequest(
-            "neither end is in a sandbox", hint="name it as ID:PATH, with the ID of sbx ps"
+            "neither end is in a sandbox", hint="write it as ID:PATH, with the ID from sbx ps"
         )
     if target.sandbox_id is not None and any(inside):
-        raise BadRequest(
-            "both ends are in sandboxes", hint="copy it to a file here first, then from there"
-        )
+        raise BadRequest("both ends are in sandboxes", hint="copy to a file on this machine first")
     for source in sources:
         if source.sandbox_id is None and not (recursive and os.path.isdir(source.path)):
             _check_file(source.path)
     if target.sandbox_id is None and len(sources) > 1 and not os.path.isdir(target.path):
-        raise BadRequest(f"{target.path} is no directory, and there are several files for it")
+        raise BadRequest(f"{target.path} is not a directory, and there are several sources")
 
 
 def _check_file(path: str) -> None:
@@ -150,12 +150,12 @@ def _check_file(path: str) -> None:
     if not os.path.exists(path):
         raise NotFound(f"there is no file {path}", code="file_not_found", hint="check the path")
     if not os.path.isfile(path):
-        raise BadRequest(f"{path} is no regular file", hint="copy it to a file first")
+        raise BadRequest(f"{path} is not a regular file", hint="copy it to a file first")
 
 
 async def _is_directory(client: "Client", source: Place, conversation: str) -> bool:
     if source.sandbox_id is None:
-        import asyncio  # not for `sbx --help`
+        import asyncio  # a lazy import keeps `sbx --help` fast
 
         return await asyncio.to_thread(os.path.isdir, source.path)
     where = client.sandbox(source.sandbox_id).conversation(conversation)
@@ -183,7 +183,7 @@ async def _copy_tree(
         tally = await get_tree(
             where, source.path or ".", local, with_host_executables=with_host_executables
         )
-        left_out = tuple(replace(one, path=_joined(source, one.path)) for one in tally.left_out)
+        left_out = tuple(replace(item, path=_joined(source, item.path)) for item in tally.left_out)
         copied = Copied(str(source), str(local), tally.size, left_out)
     if tally.skipped:
         write(STDERR, f"{tally.skipped} entries were left out: links, devices and pipes\n")
@@ -195,7 +195,7 @@ def _joined(source: Place, path: str) -> str:
 
 
 def _own_name(path: str) -> str:
-    """Of a directory here, also of one that is named `.` or `..`."""
+    """Return the name of a local directory, also for `.` and `..`."""
     return os.path.basename(os.path.abspath(path)) or "root"
 
 
@@ -212,14 +212,14 @@ async def _put(
     name = Path(source.path).name
     path = await _target_inside(where, target.path, name)
     if (upload := _as_upload(path)) is not None:
-        put = await where.uploads.put(Path(source.path), upload, on_progress=on_progress)
-        return Copied(source.path, f"{target.sandbox_id}:{put.path}", put.size)
+        stored = await where.uploads.put(Path(source.path), upload, on_progress=on_progress)
+        return Copied(source.path, f"{target.sandbox_id}:{stored.path}", stored.size)
     size = await where.files.upload(source.path, path, on_progress=on_progress)
     return Copied(source.path, f"{target.sandbox_id}:{path}", size)
 
 
 async def _target_inside(where: "RemoteConversation", path: str, name: str) -> str:
-    """As cp(1): a directory takes the file under its own name."""
+    """Return the path of the target. As with cp(1), a file in a directory keeps its name."""
     if path in ("", ".", "/workspace", "/workspace/"):
         return name
     if path.endswith("/"):
@@ -247,24 +247,24 @@ def _target_here(path: str, source: Place) -> Path:
         return Path(path)
     name = os.path.basename(source.path)
     if name in ("", ".", ".."):
-        raise BadRequest(f"{source} names no file", hint="name one: ID:out.csv")
+        raise BadRequest(f"{source} does not name a file", hint="name a file: ID:out.csv")
     return Path(path, name)
 
 
 def _as_upload(path: str) -> str | None:
-    """The name of the upload that this path is; None for any other file."""
+    """Return the name of an upload, or None for any other path."""
     above, slash, name = _folded(path).rpartition("/")
     return name if slash and above == _UPLOADS else None
 
 
 def _folded(path: str) -> str:
-    """Below /workspace, without what changes nothing. Deciding is the service's matter."""
+    """Return the normalized path below /workspace. The service makes the real decision."""
     return os.path.normpath(path).removeprefix("/workspace/")
 
 
 @contextmanager
 def _bar(source: Place, *, shown: bool) -> Iterator[OnProgress]:
-    """A bar on the terminal of stderr, for what takes a while; it is gone at the end."""
+    """Show a progress bar on the terminal of stderr for a slow copy, and remove it at the end."""
     if not (shown and os.isatty(STDERR)):
         yield lambda done, total: None
         return
@@ -276,10 +276,10 @@ def _bar(source: Place, *, shown: bool) -> Iterator[OnProgress]:
         *columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True
     )
     task = progress.add_task(one_line(str(source)), total=None, markup=False)
-    began = time.monotonic()
+    started_at = time.monotonic()
 
     def on_progress(done: int, total: int | None) -> None:
-        if not progress.live.is_started and time.monotonic() - began > _PROGRESS_AFTER_S:
+        if not progress.live.is_started and time.monotonic() - started_at > _PROGRESS_AFTER_S:
             progress.start()
         progress.update(task, completed=done, total=total)
 

@@ -1,4 +1,4 @@
-"""Files as they were before the last steps of an agent, so that a person can have them back."""
+"""Undo the file changes of the last steps of an agent."""
 
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -14,40 +14,41 @@ from sbx.protocol.rehearsals import CHECKPOINTS_MAX
 
 
 class Undo:
-    """Takes a checkpoint before each step in which a tool may change something; the last few are
-    kept."""
+    """Take a checkpoint before each step in which a tool may change files. Keep the last few."""
 
     def __init__(self, sandbox: Sandbox, tools: Tools) -> None:
         self._sandbox = sandbox
         self._tools = tools
-        self._kept: deque[Checkpoint] = deque()
+        self._checkpoints: deque[Checkpoint] = deque()
         self._refusal: SbxError | None = None
 
     async def before(self, calls: Sequence[ToolCall]) -> None:
-        """What these calls change can be undone from here on, unless it says why not."""
+        """Take a checkpoint before these calls. If that fails, `back` raises the reason."""
         if not any(self._acts(call) for call in calls):
             return
         if not isinstance(self._sandbox, Restores):
-            self._refusal = Unavailable("files of this host are not put back", code="no_undo")
+            self._refusal = Unavailable(
+                "changes of files on this host cannot be undone", code="no_undo"
+            )
             return
-        while len(self._kept) >= CHECKPOINTS_MAX - 1:
-            await self._kept.popleft().discard()
+        while len(self._checkpoints) >= CHECKPOINTS_MAX - 1:
+            await self._checkpoints.popleft().discard()
         try:
-            self._kept.append(await self._sandbox.checkpoint())
+            self._checkpoints.append(await self._sandbox.checkpoint())
             self._refusal = None
         except SbxError as error:
             self._refusal = error
-            await self.close()  # they would take back more than one step
+            await self.close()  # the older checkpoints would undo more than one step
 
     async def back(self) -> Sequence[FileChange]:
-        """Take back what the last step changed that changed anything; what that was.
+        """Undo the last step that changed a file, and return the changes.
 
-        Raises NotFound `nothing_to_undo`, and why there was no checkpoint of the last step.
+        Raise NotFound `nothing_to_undo`, or the reason why the last step has no checkpoint.
         """
         if self._refusal is not None:
             raise self._refusal
-        while self._kept:
-            checkpoint = self._kept.pop()
+        while self._checkpoints:
+            checkpoint = self._checkpoints.pop()
             try:
                 changes = await checkpoint.restore()
             finally:
@@ -57,18 +58,18 @@ class Undo:
         raise NotFound("no step changed a file", code="nothing_to_undo")
 
     async def close(self) -> None:
-        while self._kept:
-            await self._kept.pop().discard()
+        while self._checkpoints:
+            await self._checkpoints.pop().discard()
 
     def _acts(self, call: ToolCall) -> bool:
         arguments = self._tools.parse(call)
         if isinstance(arguments, ToolResult):
-            return False  # it is not made
+            return False  # the call is invalid, so it is not executed
         return self._tools.get(call.name).effect(arguments) != "read"
 
 
 class Watched:
-    """A model whose answers are known to `undo` before anybody acts upon them."""
+    """A model that reports each answer to `undo` before the agent executes its tool calls."""
 
     def __init__(self, model: Model, undo: Undo) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""`sbx gc` and `sbx audit`: what the operator of a service does now and then."""
+"""`sbx gc` and `sbx audit`: maintenance commands for the operator of a service."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from sbx.cli import exits, reach, report
 from sbx.cli.terminal import STDOUT, one_line, write
 
-audit = typer.Typer(help="Check the log of who did what.", rich_markup_mode=None)
+audit = typer.Typer(help="Check the audit log.", rich_markup_mode=None)
 
 
 class Task(StrEnum):
@@ -21,38 +21,38 @@ class Task(StrEnum):
 
 def gc(
     task: Annotated[
-        list[Task] | None, typer.Option(help="Report only this; all of them run. Repeatable.")
+        list[Task] | None, typer.Option(help="Report only this task; all tasks run. Repeatable.")
     ] = None,
     as_json: reach.Json = False,
     socket: reach.Socket = None,
     key: reach.Key = None,
 ) -> int:
-    """Collect now what is idle, expired or left over; the service does so by itself, too."""
-    asked = {"tasks": task} if task else {}
-    told = reach.ask(
-        socket, key, lambda client: client.request("POST", "/v1/admin/gc/run", json=asked)
+    """Collect idle, expired and orphaned resources now. The service also does so periodically."""
+    request = {"tasks": task} if task else {}
+    summary = reach.ask(
+        socket, key, lambda client: client.request("POST", "/v1/admin/gc/run", json=request)
     )
     if as_json:
-        report.document(told)
+        report.document(summary)
     else:
         from sbx.cli.tables import print_table
 
         rows = [
-            (one["task_name"], str(one["cleaned_count"]), str(one["skipped_count"]))
-            for one in told["results"]
+            (result["task_name"], str(result["cleaned_count"]), str(result["skipped_count"]))
+            for result in summary["results"]
         ]
         print_table(("task", "collected", "left"), rows)
-        for one in told["results"]:
-            for error in one["errors"]:
-                report.failure(f"{one['task_name']}: {error}")
-    return exits.Exit.FAILED if told["total_errors"] else exits.Exit.OK
+        for result in summary["results"]:
+            for error in result["errors"]:
+                report.failure(f"{result['task_name']}: {error}")
+    return exits.Exit.FAILED if summary["total_errors"] else exits.Exit.OK
 
 
 @audit.command()
 def verify(
     file: Annotated[
         Path | None,
-        typer.Argument(help="The log; else that of the service of this user.", metavar="[FILE]"),
+        typer.Argument(help="The log; default: the log of this user's service.", metavar="[FILE]"),
     ] = None,
     data_dir: Annotated[
         Path | None,
@@ -60,45 +60,49 @@ def verify(
     ] = None,
     key_file: Annotated[
         Path | None,
-        typer.Option("--signed-by", help="The key; else audit_key beside the log.", metavar="FILE"),
+        typer.Option(
+            "--signed-by", help="The key; default: audit_key next to the log.", metavar="FILE"
+        ),
     ] = None,
     as_json: reach.Json = False,
 ) -> int:
-    """Whether nobody changed, added, moved or took out a line, and signatures where there is the
-    key. Needs no running service.
+    """Check that no line of the audit log was changed, added, moved or removed.
 
-    That its end was cut off shows only beside an earlier head, so keep those that this prints.
+    If the key is available, check the signatures, too. The service does not need to run. A
+    truncated end is visible only by comparison with an earlier head, so keep the heads that this
+    command prints.
     """
     from sbx.telemetry.audit import verify as verified
 
     path = file or _log_of(data_dir)
-    found = verified(path, key := _key_of(path, key_file))
+    result = verified(path, key := _key_of(path, key_file))
     if as_json:
         report.document(
             {
                 "file": str(path),
-                "ok": found.ok,
-                "count": found.count,
-                "broken_at": found.broken_at,
-                "head": found.head,
-                "torn": found.torn,
-                "signed": found.signed,
+                "ok": result.ok,
+                "count": result.count,
+                "broken_at": result.broken_at,
+                "head": result.head,
+                "torn": result.torn,
+                "signed": result.signed,
                 "signatures_checked": key is not None,
             }
         )
-    elif found.ok:
-        checked = "signed" if key is not None else "with signatures that no key was there to check"
-        signed = f"{found.signed} {checked}"
+    elif result.ok:
+        checked = "signed" if key is not None else "with signatures that were not checked (no key)"
+        signed = f"{result.signed} {checked}"
         write(
-            STDOUT, f"{one_line(str(path))}: ok, {found.count} lines, {signed}, head {found.head}\n"
+            STDOUT,
+            f"{one_line(str(path))}: ok, {result.count} lines, {signed}, head {result.head}\n",
         )
     else:
         report.failure(
-            f"{path}: the chain is broken at line {found.broken_at}",
-            "that line, or one before it, was changed, moved or taken out since it was written; "
+            f"{path}: the chain is broken at line {result.broken_at}",
+            "that line, or one before it, was changed, moved or removed after it was written; "
             "or it was signed with another key",
         )
-    return exits.Exit.OK if found.ok else exits.Exit.FAILED
+    return exits.Exit.OK if result.ok else exits.Exit.FAILED
 
 
 def _log_of(data_dir: Path | None) -> Path:
@@ -110,7 +114,7 @@ def _log_of(data_dir: Path | None) -> Path:
 
 
 def _key_of(log: Path, key_file: Path | None) -> bytes | None:
-    """Raises Unavailable for a key that was named, or is there, and cannot be read."""
+    """Return the key, or None without one. Raise Unavailable if it cannot be read."""
     from sbx.runtime.secret_files import read_secret
 
     path = key_file or log.with_name("audit_key")

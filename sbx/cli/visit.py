@@ -1,4 +1,4 @@
-"""One run in a sandbox of the service: begin it, follow it, and what signals do to it."""
+"""One run in a sandbox of the service: start it, follow it, and handle signals."""
 
 import asyncio
 import os
@@ -20,12 +20,12 @@ from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.languages import Language
 from sbx.protocol.runs import Run
 
-_GRACE_S = 2.0  # for the service to do what a signal asked of it
+_GRACE_S = 2.0  # the time for the service to react to a signal
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What `sbx exec` was asked for."""
+    """The options of `sbx exec`."""
 
     sandbox_id: str
     conversation: str
@@ -41,8 +41,11 @@ class Visit:
     answers: bool = False
 
     async def run(self, client: Client, face: Face) -> Run:
-        """Raises Stopped for a signal before there was a result, ReaderGone, and what the service
-        says."""
+        """Run the code and show its events.
+
+        Raise Stopped for a signal before there was a result, ReaderGone, and the errors of the
+        service.
+        """
         typed = os.isatty(terminal.STDIN)
         read = terminal.read_line if typed else terminal.InputLines().read_line
         following = Following(face, read)
@@ -57,18 +60,19 @@ class Visit:
                 await leave(signals.received, following)
 
     async def _where(self, client: Client) -> RemoteConversation | RemoteContext:
-        """Where it is run; a context is made when there is none."""
-        talk = client.sandbox(self.sandbox_id).conversation(self.conversation)
+        """Return the conversation or the context of the run. Create a missing context."""
+        conversation = client.sandbox(self.sandbox_id).conversation(self.conversation)
         if self.context == DEFAULT_CONTEXT:
-            return talk
+            return conversation
         try:
-            return await talk.contexts.get(self.context)
+            return await conversation.contexts.get(self.context)
         except NotFound:
-            return await talk.contexts.create(self.context)
+            return await conversation.contexts.create(self.context)
 
     def _begin(self, where: RemoteConversation | RemoteContext, following: Following) -> RemoteRun:
         if self.language is not None:
-            assert isinstance(where, RemoteConversation)  # as its caller saw to
+            # `execute` rejects a script with a context.
+            assert isinstance(where, RemoteConversation)
             return where.start_script(
                 self.code,
                 self.language,
@@ -87,11 +91,11 @@ class Visit:
 
 
 class _Signals:
-    """What signals do to the run.
+    """Signal handling for the run.
 
-    The first Ctrl-C interrupts it, the second ends the kernel that it runs in, a third leaves.
-    SIGTERM and SIGHUP interrupt it and leave. A signal that our parent made us ignore stays
-    ignored, see nohup(1).
+    The first Ctrl-C interrupts the run, the second ends its kernel, and the third exits. SIGTERM
+    and SIGHUP interrupt the run and exit. A signal that is already ignored stays ignored, see
+    nohup(1).
     """
 
     def __init__(self, where: RemoteConversation | RemoteContext, run: RemoteRun) -> None:
@@ -118,28 +122,28 @@ class _Signals:
     def _stop(self, number: int) -> None:
         self.received = self.received or number
         if number != signal.SIGINT:
-            self._act(self._end(self._run.interrupt()))
+            self._start_action(self._end(self._run.interrupt()))
         elif not self._acting:
-            self._act(self._interrupt())
+            self._start_action(self._interrupt())
         elif len(self._acting) == 1:
-            self._act(self._end(self._where.stop(), wait_s=_GRACE_S))
+            self._start_action(self._end(self._where.stop(), wait_s=_GRACE_S))
         else:
             self._cancel()
 
-    def _act(self, work: Coroutine[None, None, None]) -> None:
+    def _start_action(self, work: Coroutine[None, None, None]) -> None:
         self._acting.append(self._loop.create_task(work))
 
     async def _interrupt(self) -> None:
-        """The run's own end follows, and with it ours."""
+        """Interrupt the run. Its end event then ends this command."""
         try:
             await self._run.interrupt()
-        except SbxError:  # there is nobody to interrupt it
+        except SbxError:  # the service cannot interrupt the run
             self._cancel()
 
-    async def _end(self, asked: Coroutine[Any, Any, Any], wait_s: float = 0.0) -> None:
+    async def _end(self, request: Coroutine[Any, Any, Any], wait_s: float = 0.0) -> None:
         with suppress(SbxError, TimeoutError):
             async with asyncio.timeout(_GRACE_S):
-                await asked
+                await request
             await asyncio.sleep(wait_s)
         self._cancel()
 

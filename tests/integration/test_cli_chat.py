@@ -93,7 +93,7 @@ def test_a_whole_task_undone_and_resumed(places: Path) -> None:
         return calls("run_code", "Now the figure.", code=FIGURE)
 
     def hears(asked: Asked) -> Response:
-        assert "I took back the file changes" in asked.text
+        assert "I undid the file changes" in asked.text
         assert "There are 42 people" in asked.text
         return Response("It is gone.")
 
@@ -112,12 +112,12 @@ def test_a_whole_task_undone_and_resumed(places: Path) -> None:
             typed(child, "/files")
             child.expect("9  /workspace/result.txt")
             typed(child, "/undo")
-            child.expect("taken back:")
+            child.expect("changes undone:")
             child.expect("- /workspace/result.txt")
             conversation = ended(child)
         assert "towns.csv" in str(server.requests[0].body)  # the prompt tells of the files
         with chat(places / "chats", "--resume", **settings(server)) as child:
-            child.expect(f"going on with {conversation}: 9 messages")
+            child.expect(f"continuing {conversation}: 9 messages")
             typed(child, "Thanks.")
             child.expect("It is gone")
             typed(child, "/files")
@@ -201,7 +201,7 @@ def test_a_command_in_a_project_is_shown_with_its_effect_and_asked_for(
     )
     with chat(places / "chats", "--project", project, "--replay", answers) as child:
         typed(child, "change it")
-        child.expect("tried on a copy of the files, without network: exit code 0")
+        child.expect("dry run on a copy of the files, without network: exit code 0")
         child.expect(r"\| old")
         child.expect("would change:")
         child.expect(r"\+ /workspace/new.txt")
@@ -218,13 +218,13 @@ def test_a_command_in_a_project_is_shown_with_its_effect_and_asked_for(
         child.expect(r"Make these changes\?")
         assert (project / "new.txt").read_text() == "new\n"
         child.sendline("always")
-        child.expect("words that such commands begin with: ")
+        child.expect("first words of such commands: ")
         child.sendline("touch")
         child.expect(r"allowed by you, and from now on \(prefix\)")
         child.expect("Done.")
         assert (project / "b.txt").exists()
         typed(child, "/undo")
-        child.expect("taken back:")
+        child.expect("changes undone:")
         child.expect("- /workspace/b.txt")
         assert not (project / "b.txt").exists()
         typed(child, "tidy up")
@@ -251,7 +251,7 @@ def test_every_tool_in_a_project_is_asked_about_by_its_changes(places: Path, pro
     words = ("--project", project, "--replay", answers)
     with chat(places / "chats", *words) as child:
         typed(child, "change it")
-        child.expect("tried on a copy of the files: ok")
+        child.expect("dry run on a copy of the files: ok")
         child.expect(r"\+ /workspace/made.txt")
         child.expect(r"Make these changes\?")
         child.sendline("n")
@@ -416,7 +416,7 @@ def test_the_sandbox_may_be_in_a_service_and_is_found_again(places: Path, servic
     again = in_process(*words, "--resume", stdin=b"/files", **here)
     assert again.stdout == "         2  /workspace/uploads/temparea/a.txt\n"
     assert in_process(*words, "--resume", stdin=b"/files").returncode == 2
-    (name,) = re.findall(r"going on with (chat-\w+)", again.stderr)
+    (name,) = re.findall(r"continuing (chat-\w+)", again.stderr)
     assert in_process(*words, "--rm", name).returncode == 2
     assert "sandbox-" in service.quick("ps").stdout
     assert in_process(*words, "--rm", name, stdin=b"", **here).returncode == 0
@@ -437,9 +437,9 @@ def test_lines_of_a_pipe_are_messages_and_the_exit_code_is_the_last_one_s(places
         assert "another sbx chat" in second.stderr
         assert "--data-dir" in second.stderr
         child.sendline("/nonsense")
-        child.expect("there is no command /nonsense")
+        child.expect("unknown command /nonsense")
         typed(child, "/quit")
-        assert "to go on" not in child.read()  # nothing was said
+        assert "to continue" not in child.read()  # nothing was said
     exhausted = in_process(*words, "--resume", stdin=b"1\n2\n3\n")
     assert exhausted.returncode == 1
     assert exhausted.stdout == "One.\nTwo.\n"

@@ -45,7 +45,7 @@ def test_check_names_file_line_key_and_the_right_word(tmp_path: Path) -> None:
     assert f"{files[0]}:2: not TOML" in ended.stdout
     assert "did you mean limits.memory_max?" in ended.stdout
     assert f"{files[2]}: ok" in ended.stdout
-    assert f"{files[3]}: there is no such file" in ended.stdout
+    assert f"{files[3]}: no such file" in ended.stdout
 
 
 def test_check_of_good_files_ends_with_0(tmp_path: Path) -> None:

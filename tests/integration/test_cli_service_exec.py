@@ -347,10 +347,10 @@ def test_cp_says_what_is_wrong(service: Service, box: str, tmp_path: Path) -> No
         ([tmp_path / "missing", f"{box}:"], "missing"),
         ([here, tmp_path / "b.txt"], "ID:PATH"),
         ([f"{box}:a", f"{box}:b"], "both ends"),
-        ([here], "no target"),
+        ([here], "the target is missing"),
         ([f"{box}:missing.txt", tmp_path], "missing.txt"),
         ([here, f"{box}:../../etc/passwd"], "workspace"),
-        ([f"{box}:a", f"{box}:b", here], "no directory"),
+        ([f"{box}:a", f"{box}:b", here], "is not a directory"),
         ([here, "sandbox-000000000000:"], "sandbox-000000000000"),
     ):
         assert said in refusal(service.quick("cp", *words), 2)

@@ -217,7 +217,7 @@ def test_a_policy_without_processes_refuses(service: Service) -> None:
 def test_without_a_terminal_it_says_what_to_do(service: Service, sandbox: str) -> None:
     said = service.quick("shell", sandbox)
     assert said.returncode == 2
-    assert "no terminal" in said.stderr
+    assert "not a terminal" in said.stderr
     assert "sbx exec --shell" in said.stderr
 
 

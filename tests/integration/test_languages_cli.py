@@ -32,7 +32,7 @@ def test_run_takes_the_language_from_the_option_or_the_end_of_the_name(
 def test_run_refuses_what_means_nothing(tmp_path: Path) -> None:
     for words, said in (
         (["-l", "perl", "-c", "1"], "not a language"),
-        (["-l", "bash", "--shell", "-c", "1"], "two answers"),
+        (["-l", "bash", "--shell", "-c", "1"], "exclude each other"),
         (["--shell", "-", "arg"], "arguments are for a script"),
         ([tmp_path / "a.py", "arg"], "arguments are for a script"),
         (["-l", "bash", "--policy", "strict", "-c", "1"], "start a process"),

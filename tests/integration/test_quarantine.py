@@ -284,7 +284,7 @@ def test_list_and_show_escape_hostile_text(planted: Planted) -> None:
         assert ".envrc" in shown.stdout
     assert "hidden" in shown.stdout
     assert "evil\\rgood \\u202e\\u200b\n" in shown.stdout
-    assert "more than is shown" in shown.stderr
+    assert "the output is incomplete" in shown.stderr
     listed = in_process("quarantine", "list", planted.project, "--json", "--data-dir", planted.data)
     (body,) = json.loads(listed.stdout)["items"]
     assert (body["id"], body["path"], body["directory"]) == (

@@ -54,5 +54,5 @@ def test_one_file_for_each_thing_shown_and_none_for_what_is_no_image(
 
 def test_a_place_that_cannot_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BadRequest, match="figures cannot be put into"):
+    with pytest.raises(BadRequest, match="figures cannot be written to"):
         Figures(tmp_path / "file")

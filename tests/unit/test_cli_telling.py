@@ -62,12 +62,12 @@ def test_what_a_rehearsal_would_change_is_told_with_its_sizes(
     show_rehearsal(started(rehearsal=told), Telling())
     _, err = capfd.readouterr()
     assert err.splitlines() == [
-        "tried on a copy of the files, without network: exit code 3",
+        "dry run on a copy of the files, without network: exit code 3",
         "  | said",
         "it would change:",
         "  + /workspace/a b  (3 bytes)",
         "  ~ /workspace/c  (1 -> 2 bytes)",
-        "    … and more than is shown here: a yes makes that, too",
+        "    … and more changes that are not shown: a yes applies them, too",
         "  ! /workspace/fifo  (not in the copy: not a file, not readable, or attached)",
     ]
 
