@@ -269,12 +269,12 @@ class _Exactly:
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
-        self._left = size
+        self._remaining = size
 
     def read(self, size: int) -> bytes:
-        count = min(size, self._left)
+        count = min(size, self._remaining)
         data = self._file.read(count)
-        self._left -= count
+        self._remaining -= count
         return data + bytes(count - len(data))
 
 

@@ -100,7 +100,7 @@ class Inbox:
         self._answers.clear()
 
     def wait_for_answer(self) -> str:
-        """Block this thread for an `input_reply`; other frames queue up meanwhile."""
+        """Block this thread for an `input_reply`; other frames are queued."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         while not self._answers:

@@ -198,7 +198,7 @@ class GuardedCalls:
     ) -> None:
         """Check a move. The entries of a directory keep their meaning only if it stays in place.
 
-        Raise OSError EXDEV, upon which mv(1) and others copy: then each name is checked. Raise
+        Raise OSError EXDEV: mv(1) and others then copy the files, and each name is checked. Raise
         EROFS above an alias.
         """
         if self._rules.is_above_alias(source.parts):

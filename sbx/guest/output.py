@@ -59,7 +59,7 @@ class Output:
         self._watches_held = False  # an alarm for held frames is set
         self._in_run = False
         self._limit: int | None = None
-        self._left: float = float("inf")
+        self._remaining: float = float("inf")
         self._pipes: dict[int, tuple[StreamName, codecs.IncrementalDecoder]] = {}
         self._filled = select.poll()
         self._alarm = -1

@@ -103,7 +103,7 @@ def _join(joining: socket.socket, poll: select.poll) -> None:
 
 
 def _answer(listener: int, call: Call, calls: GuardedCalls) -> None:
-    """Perform one call, and answer it whatever the result: the next one must be served."""
+    """Perform one call, and always answer it, so that the next one is served."""
     try:
         _perform(listener, call, calls)
     except Exception as error:  # noqa: BLE001  # the boundary of a call: its arguments are hostile

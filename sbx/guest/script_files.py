@@ -30,7 +30,10 @@ def write(files: Sequence[Sequence[str]]) -> None:
 
 
 def remove(files: Sequence[Sequence[str]]) -> None:
-    """Remove the directories and the entries directly in them. Leave entries that resist."""
+    """Remove the directories and the entries directly in them.
+
+    Leave entries that cannot be removed.
+    """
     for directory in {_parts(path)[0] for path, _ in files}:
         with suppress(OSError), _opened(directory) as inside:
             with os.scandir(inside) as entries:

@@ -166,7 +166,7 @@ class FrameDisplayHook(DisplayHook):
         return bool(history) and ";" in history[-1] and bool(super().quiet())
 
     def write_output_prompt(self) -> None:
-        """The number is part of the frame."""
+        """Do nothing: the number is part of the frame."""
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
         self._shown = bounded(format_dict, self.shell.mime_max)
@@ -311,7 +311,7 @@ def _special(line: str) -> bool:
 
 
 class LeanHistory(HistoryManager):
-    """Keeps the last inputs in plain attributes: setting a trait is 4 µs, without any observer."""
+    """Keeps the last inputs in plain attributes: setting a trait is 4 µs, and has no observer."""
 
     _i00 = _i = _ii = _iii = ""
 

@@ -663,7 +663,7 @@ def _obey_at(terminal: Terminal, order: frames.Frame) -> None:
 
 
 def silence() -> None:
-    """Replace standard error, which bwrap gave for errors of the start."""
+    """Point descriptors 0 to 2 to /dev/null. Standard error was bwrap's, for its start errors."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

@@ -24,7 +24,7 @@ class Terminal:
     """A pty, until `close`. `slave` is the command's side, for `os.login_tty` in the child."""
 
     def __init__(self, rows: int, columns: int, window: int) -> None:
-        """`window`: bytes that may be sent before the runtime acknowledges any. Raise OSError."""
+        """Open a pty. It may send `window` bytes before the first `took`. Raise OSError."""
         self._master, self.slave = os.openpty()
         self._window = window
         self._unsent = bytearray()

@@ -100,10 +100,10 @@ class _Keeper:
         with contextlib.suppress(Exception):
             while True:
                 for fd, _ in poll.poll():
-                    self._act(fd)
+                    self._handle(fd)
         self._retire()
 
-    def _act(self, fd: int) -> None:
+    def _handle(self, fd: int) -> None:
         if fd == self._orders.fileno():
             self._obey()
         elif fd == self._zygote.fileno():

@@ -80,7 +80,7 @@ class History:
 
     def _matching(self, pattern: str, limit: int | None, *, unique: bool) -> Iterable[Line]:
         """Return the last lines that match a glob; with `unique`, only the last of each text."""
-        fits = re.compile(fnmatch.translate(pattern)).match  # the match takes linear time
+        fits = re.compile(fnmatch.translate(pattern)).match  # it scans a text only once
         matches = [line for line in self._lines if fits(line.code)]
         if unique:
             last = {line.code: line for line in matches}

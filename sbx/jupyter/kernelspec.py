@@ -126,7 +126,7 @@ def remove(name: str, place: Place | None = None) -> Installed:
     path = specs.get(name.lower())
     if path is None:
         raise NotFound(
-            f"there is no kernel {name!r}" + (f" in {place.directory}" if place else ""),
+            f"the kernel {name!r} does not exist" + (f" in {place.directory}" if place else ""),
             code="kernelspec_not_found",
             hint="sbx kernelspec list shows the kernels of sbx",
         )

@@ -4,7 +4,7 @@
     control    urgent requests are served in parallel; the others get in line
     end        requested, or the kernel's own: abort the waiting requests, then call `on_exit`
 
-Each request gets a reply or a line in the log, whatever it contains, and the next one is served.
+Each request gets a reply or a line in the log, also if it is invalid, and the next one is served.
 """
 
 import asyncio

@@ -33,7 +33,7 @@ class Sockets:
     """See the module. `connection` has the bound ports: no port is 0."""
 
     def __init__(self, connection: Connection) -> None:
-        """Bind. Raises BadRequest `invalid_connection`, Unavailable `address_in_use`."""
+        """Bind. Raise BadRequest `invalid_connection`, Unavailable `address_in_use`."""
         connection.check()
         self.connection = connection
         self._context = zmq.asyncio.Context()

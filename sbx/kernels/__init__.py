@@ -12,5 +12,6 @@
     zygotes.py  the zygotes of one policy, one after the other
     upkeep.py   pure: how many kernels to keep, and which zygotes to replace
 
-May import: sbx.isolation, sbx.policy, sbx.linux, sbx.protocol, sbx.telemetry, sbx.errors.
+May import: `sbx.isolation`, `sbx.policy`, `sbx.linux`, `sbx.protocol`, `sbx.telemetry`,
+`sbx.errors`.
 """

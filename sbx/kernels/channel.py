@@ -20,7 +20,7 @@ from sbx.kernels.budget import FrameBudget
 _log = logging.getLogger(__name__)
 _QUEUED_FRAMES_MAX = 256
 _QUEUED_BYTES_MAX = 4 << 20
-# The runtime decodes so many in about a third of the time of the loop that all kernels share.
+# Decoding this many frames takes about a third of the loop that all kernels share.
 _FRAMES_A_WINDOW = 1000
 _WINDOW_S = 0.1
 _READ = 1 << 16

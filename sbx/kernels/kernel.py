@@ -38,7 +38,7 @@ from sbx.protocol.runs import Cause, RunError
 from sbx.telemetry.background import background_context
 
 _log = logging.getLogger(__name__)
-_BEYOND_WINDOW = 2 << 20  # bytes: the content of the pipe at the command's end exceeds its window
+_BEYOND_WINDOW = 2 << 20  # bytes: the pipe's content at the command's end may exceed its window
 _REHEARSED = 1 << 10
 _TERMINAL_WINDOW = 256 << 10  # bytes of a terminal that may be on their way
 _UNREAD_MAX = 256 << 10  # bytes of terminal input that no process inside has read

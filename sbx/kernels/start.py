@@ -77,7 +77,7 @@ class Starter:
     ) -> None:
         self._pid = os.getpid()
         self._broker = broker
-        self._most = most
+        self._zygotes_max = most
         self._deadline_s = deadline_s
         self._clock = clock or asyncio.get_running_loop()
         self._pools: dict[Key, Pool] = {}
@@ -102,7 +102,7 @@ class Starter:
         attempt = _Attempt(started_at + self._deadline_s)
         with self._caller_waits():
             kernel = None
-            if order.key is not None and self._most:
+            if order.key is not None and self._zygotes_max:
                 if order.key.unfit:
                     attempt.causes.append(order.key.unfit)
                 else:
@@ -124,7 +124,7 @@ class Starter:
         Return None if none is ready. The pool then keeps berths from this call on. Start nothing.
         """
         check_process(self._pid)
-        if key is None or key.unfit or not self._most or not key.max_idle:
+        if key is None or key.unfit or not self._zygotes_max or not key.max_idle:
             return None
         try:
             pool = self._pool(key)
@@ -146,7 +146,7 @@ class Starter:
         Raise Unavailable, or the error of a fork, if the kernels cannot be started.
         """
         check_process(self._pid)
-        if not self._most:
+        if not self._zygotes_max:
             raise unavailable("the setting fast_path (SBX_FAST_PATH) is off")
         if count > key.max_idle:
             raise errors.BadRequest(
@@ -283,14 +283,14 @@ class Starter:
             return pool
         if self._closed:
             raise unavailable("the runtime is closed")
-        if len(self._pools) >= self._most:
+        if len(self._pools) >= self._zygotes_max:
             now, keys = self._clock.time(), list(self._pools)
             pools = (self._pools[candidate] for candidate in keys)
             index = upkeep.least_used(
                 (now - candidate.used_at, candidate.busy) for candidate in pools
             )
             if index is None:
-                raise unavailable(f"all {self._most} zygotes are in use (SBX_ZYGOTES_MAX)")
+                raise unavailable(f"all {self._zygotes_max} zygotes are in use (SBX_ZYGOTES_MAX)")
             self._drop(keys[index])
         lineage = Lineage(partial(self._start_zygote, key), self._clock, self._work.set)
         self._pools[key] = pool = Pool(key, lineage, self._clock, self._work.set)

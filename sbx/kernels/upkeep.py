@@ -29,7 +29,7 @@ class Demand:
     """The recent demand for kernels of one pool.
 
     `target` is the number of kernels to keep. `spare` is the smallest number of kernels left over
-    since `since`: so many were not needed. `filled` is true once the target was reached. A miss
+    since `since`: they were not needed. `filled` is true once the target was reached. A miss
     then means that the target is too low, and not that the pool is new.
     """
 
@@ -39,9 +39,9 @@ class Demand:
     filled: bool = False
 
 
-def taken(demand: Demand, left: int) -> Demand:
-    """Return the demand after a kernel was taken and `left` remain."""
-    return replace(demand, spare=min(demand.spare, left))
+def taken(demand: Demand, remaining: int) -> Demand:
+    """Return the demand after a kernel was taken and `remaining` are left."""
+    return replace(demand, spare=min(demand.spare, remaining))
 
 
 def missed(demand: Demand, least: int, most: int) -> Demand:

@@ -95,7 +95,7 @@ def key_of(
         loaded.pool.max_idle,
         uid,
         partial(_walls, shared, capabilities, paths, filters),
-        tuple(_found(planned, paths.interpreter)),
+        tuple(_file_identities(planned, paths.interpreter)),
         _unfit(set(narrowed.env) - set(loaded.env), shared.preload),
     )
 
@@ -112,7 +112,9 @@ def _unfit(variables: Set[str], preload: Sequence[str]) -> str:
     return f"env: Python reads {min(early)} when it starts" if early else ""
 
 
-def _found(planned: ZygotePlan, interpreter: Interpreter) -> Iterator[tuple[str | int, ...]]:
+def _file_identities(
+    planned: ZygotePlan, interpreter: Interpreter
+) -> Iterator[tuple[str | int, ...]]:
     """Yield the identity of each mounted file, and the change times of the imported directories.
 
     A mounted directory shows its own changes, unless another directory takes its place. The zygote
@@ -319,5 +321,5 @@ def unavailable(cause: str) -> errors.Unavailable:
     return errors.Unavailable(
         f"no kernel can be forked: {cause}",
         code="zygote_unavailable",
-        hint="kernels start by the cold path meanwhile; `sbx doctor` tries each path",
+        hint="until then, kernels start by the cold path; `sbx doctor` tries each path",
     )
