@@ -3,15 +3,15 @@
     python -I archive.py pack DIRECTORY tar.gz|zip BYTES_MAX ENTRIES_MAX FILE_BYTES_MAX
     python -I archive.py unpack DIRECTORY BYTES_MAX ENTRIES_MAX FILE_BYTES_MAX
 
-Hostile archives are read here, with the rights of the code inside, and nowhere else. Bytes cross as
-lines of base64, since what a command says is text; neither side holds more than a few blocks: what
-is packed waits in its pipe until it is taken, what is unpacked is sent as it is taken:
+Hostile archives are read only here, with the rights of the code inside. Bytes cross as lines of
+base64, because the output of a command is text. Each side keeps only a few blocks in memory: packed
+data waits in its pipe until it is read, and data to unpack is sent on acknowledgement:
 
     pack      ← a block, a line each
-    unpack    → a block, a line each      ← "+" for each that was taken; an empty line ends them
+    unpack    → a block, a line each      ← "+" acknowledges each block; an empty line ends them
 
-The last line out is a JSON object that begins with "{": what was done, or `error` with one of the
-words of ERRORS; of `too_large` also `limit`, one of LIMITS. Standard library only.
+The last line out is a JSON object that begins with "{": the counts, or `error` with one of the
+codes in ERRORS. `too_large` also has `limit`, one of LIMITS. Standard library only.
 """
 
 import base64
@@ -35,7 +35,7 @@ from typing import Any, BinaryIO, NoReturn, cast
 BLOCK = 48 * 1024  # bytes; 64 KiB of base64, which is one frame
 _LEVEL = 3  # of zlib: on source text eight times as fast as 9, and 15 % larger
 _COPY = 256 * 1024
-_AHEAD = 8 << 20  # bytes of small files of a tar that are read before any of them is made
+_AHEAD = 8 << 20  # bytes of small files of a tar to read before any of them is created
 _NO_PLACE = frozenset(
     {
         errno.EEXIST,
@@ -55,7 +55,7 @@ _UNREADABLE = (
     zlib.error,
     lzma.LZMAError,
     EOFError,
-    RuntimeError,  # of a zip: encrypted, or by a method that is not known
+    RuntimeError,  # from zipfile: encrypted, or an unknown compression method
 )
 ERRORS = (
     "not_found",
@@ -72,7 +72,7 @@ LIMITS = ("bytes", "entries", "file_bytes")
 
 
 class Refusal(Exception):
-    """Ends the work; its text is one of ERRORS, and `limit` one of LIMITS."""
+    """Ends the work. Its text is one of ERRORS, and `limit` one of LIMITS."""
 
     def __init__(self, word: str, limit: str | None = None) -> None:
         super().__init__(word)
@@ -80,10 +80,10 @@ class Refusal(Exception):
 
 
 class _Out(io.RawIOBase):
-    """What is packed, on its way out, a block at a time."""
+    """Writes the packed data to stdout, a block at a time."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._pending = bytearray()
         self._position = 0
 
     def writable(self) -> bool:
@@ -93,61 +93,61 @@ class _Out(io.RawIOBase):
         return self._position
 
     def write(self, data: Any) -> int:
-        self._held += data
+        self._pending += data
         self._position += len(data)
-        while len(self._held) >= BLOCK:
+        while len(self._pending) >= BLOCK:
             self._send(BLOCK)
         return len(data)
 
     def finish(self) -> None:
-        if self._held:
-            self._send(len(self._held))
+        if self._pending:
+            self._send(len(self._pending))
 
     def _send(self, size: int) -> None:
-        _say(base64.b64encode(self._held[:size]))
-        del self._held[:size]
+        _write_line(base64.b64encode(self._pending[:size]))
+        del self._pending[:size]
 
 
 class _In(io.RawIOBase):
-    """What is to be unpacked, on its way in."""
+    """Reads the data to unpack from stdin."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._pending = b""
         self._ended = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if not self._held and not self._ended:
+        if not self._pending and not self._ended:
             self._next()
-        piece = self._held[: len(buffer)]
-        self._held = self._held[len(piece) :]
+        piece = self._pending[: len(buffer)]
+        self._pending = self._pending[len(piece) :]
         buffer[: len(piece)] = piece
         return len(piece)
 
     def drain(self) -> None:
-        """Take what follows the archive, so that the other side can end."""
+        """Read the rest after the archive, so that the other side can end."""
         while not self._ended:
             self._next()
 
     def _next(self) -> None:
         line = sys.stdin.buffer.readline(2 * BLOCK)
         if not line.endswith(b"\n"):
-            os._exit(1)  # whoever sent it has gone
-        self._held = base64.b64decode(line)
-        self._ended = not self._held
+            os._exit(1)  # the sender is gone
+        self._pending = base64.b64decode(line)
+        self._ended = not self._pending
         if not self._ended:
-            _say(b"+")
+            _write_line(b"+")
 
 
 class _Budget:
-    """What one archive may take, in either direction."""
+    """The limits of one archive, in either direction."""
 
-    def __init__(self, most_bytes: int, most_entries: int, most_file_bytes: int) -> None:
-        self._bytes = most_bytes
-        self._entries = most_entries
-        self._file_bytes = most_file_bytes
+    def __init__(self, bytes_max: int, entries_max: int, file_bytes_max: int) -> None:
+        self._bytes = bytes_max
+        self._entries = entries_max
+        self._file_bytes = file_bytes_max
         self.bytes = self.entries = self.skipped = 0
 
     def entry(self, size: int = 0) -> None:
@@ -161,7 +161,7 @@ class _Budget:
             raise Refusal("too_large", "bytes")
 
     def check(self, entries: int, largest: int) -> None:
-        """Raise Refusal for so many entries, or for a file of so many bytes."""
+        """Raise Refusal for too many entries, or for a file of too many bytes."""
         if entries > self._entries:
             raise Refusal("too_large", "entries")
         if largest > self._file_bytes:
@@ -172,13 +172,13 @@ class _Budget:
 
 
 def pack(directory: str, form: str, budget: _Budget) -> None:
-    """Everything below `directory`; what is no file, directory or symlink is skipped."""
+    """Pack everything below `directory`. Skip all but files, directories and symlinks."""
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     out = _Out()
     if form == "zip":
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as zipped:
-            for name, found, file in _below(top, budget):
-                _zip_one(zipped, name, found, file, budget)
+            for name, status, file in _below(top, budget):
+                _zip_one(zipped, name, status, file, budget)
     else:
         with (
             gzip.GzipFile("", "wb", _LEVEL, out, mtime=0) as packed,
@@ -186,14 +186,17 @@ def pack(directory: str, form: str, budget: _Budget) -> None:
                 mode="w|", fileobj=packed, format=tarfile.PAX_FORMAT, bufsize=_COPY
             ) as tar,
         ):
-            for name, found, file in _below(top, budget):
-                _tar_one(tar, top, name, found, file, budget)
+            for name, status, file in _below(top, budget):
+                _tar_one(tar, top, name, status, file, budget)
     out.finish()
 
 
 def _below(top: int, budget: _Budget) -> Iterator[tuple[str, os.stat_result, BinaryIO | None]]:
-    """Names relative to `top`, directories before what is in them, and files held open: what was
-    looked at is what is read. No fd per level, no recursion, no name that is opened blindly."""
+    """Yield names relative to `top`, a directory before its entries, and files as open files.
+
+    The data comes from the file that was checked. Use no descriptor per level and no recursion, and
+    open no name without a check.
+    """
     pending = [""]
     while pending:
         above = pending.pop()
@@ -205,18 +208,18 @@ def _below(top: int, budget: _Budget) -> Iterator[tuple[str, os.stat_result, Bin
         for name in names:
             path = f"{above}{name}"
             try:
-                found = os.stat(path, dir_fd=top, follow_symlinks=False)
-                if stat.S_ISDIR(found.st_mode):
+                status = os.stat(path, dir_fd=top, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
                     pending.append(f"{path}/")
-                    yield path, found, None
-                elif stat.S_ISLNK(found.st_mode):
-                    yield path, found, None
-                elif stat.S_ISREG(found.st_mode):
+                    yield path, status, None
+                elif stat.S_ISLNK(status.st_mode):
+                    yield path, status, None
+                elif stat.S_ISREG(status.st_mode):
                     with _opened(top, path) as file:
                         yield path, os.fstat(file.fileno()), file
                 else:
                     budget.skipped += 1
-            except OSError:  # vanished, or not to be read
+            except OSError:  # it vanished, or is unreadable
                 budget.skipped += 1
 
 
@@ -240,20 +243,20 @@ def _tar_one(
     tar: tarfile.TarFile,
     top: int,
     name: str,
-    found: os.stat_result,
+    status: os.stat_result,
     file: BinaryIO | None,
     budget: _Budget,
 ) -> None:
     member = tarfile.TarInfo(name)
-    member.mode = stat.S_IMODE(found.st_mode) & 0o777
-    member.mtime = int(found.st_mtime)
+    member.mode = stat.S_IMODE(status.st_mode) & 0o777
+    member.mtime = int(status.st_mtime)
     if file is not None:
-        budget.entry(found.st_size)
-        member.size = found.st_size
-        tar.addfile(member, _Exactly(file, found.st_size))  # type: ignore[arg-type]
+        budget.entry(status.st_size)
+        member.size = status.st_size
+        tar.addfile(member, _Exactly(file, status.st_size))  # type: ignore[arg-type]
         return
     budget.entry()
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         member.type = tarfile.DIRTYPE
     else:
         member.type = tarfile.SYMTYPE
@@ -262,40 +265,40 @@ def _tar_one(
 
 
 class _Exactly:
-    """So many bytes of a file: cut where it grew, filled up with zeros where it shrank."""
+    """Reads exactly `size` bytes of a file: cut if it grew, filled with zeros if it shrank."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
-        self._left = size
+        self._remaining = size
 
     def read(self, size: int) -> bytes:
-        wanted = min(size, self._left)
-        data = self._file.read(wanted)
-        self._left -= wanted
-        return data + bytes(wanted - len(data))
+        count = min(size, self._remaining)
+        data = self._file.read(count)
+        self._remaining -= count
+        return data + bytes(count - len(data))
 
 
 def _zip_one(
     zipped: zipfile.ZipFile,
     name: str,
-    found: os.stat_result,
+    status: os.stat_result,
     file: BinaryIO | None,
     budget: _Budget,
 ) -> None:
-    """Links are skipped: few programs unpack a zip's."""
+    """Add one entry to a zip. Skip links: few programs unpack links of a zip."""
     shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    if file is None and not stat.S_ISDIR(found.st_mode):
+    if file is None and not stat.S_ISDIR(status.st_mode):
         budget.skipped += 1
         return
-    budget.entry(found.st_size if file is not None else 0)
+    budget.entry(status.st_size if file is not None else 0)
     member = zipfile.ZipInfo(shown if file is not None else f"{shown}/")
-    member.external_attr = (found.st_mode & 0o170777) << 16
+    member.external_attr = (status.st_mode & 0o170777) << 16
     member.compress_type = zipfile.ZIP_DEFLATED
     if file is None:
         zipped.writestr(member, b"")
         return
-    exactly = _Exactly(file, found.st_size)
-    with zipped.open(member, "w", force_zip64=found.st_size > 1 << 30) as target:
+    exactly = _Exactly(file, status.st_size)
+    with zipped.open(member, "w", force_zip64=status.st_size > 1 << 30) as target:
         while piece := exactly.read(_COPY):
             target.write(piece)
 
@@ -304,7 +307,7 @@ def _zip_one(
 
 
 def unpack(directory: str, budget: _Budget) -> None:
-    """A tar, plain or compressed, or a zip, into `directory`, which is made where it is missing."""
+    """Unpack a tar, plain or compressed, or a zip into `directory`, which is made if missing."""
     os.makedirs(directory, exist_ok=True)
     source = _In()
     buffered = io.BufferedReader(source, 512 * 1024)
@@ -316,7 +319,7 @@ def unpack(directory: str, budget: _Budget) -> None:
     except _UNREADABLE as error:
         raise Refusal("not_an_archive") from error
     except OSError as error:
-        if error.errno is None:  # bz2 and gzip say so of their data
+        if error.errno is None:  # bz2 and gzip raise this for invalid data
             raise Refusal("not_an_archive") from error
         raise
     source.drain()
@@ -327,8 +330,8 @@ def _untar(source: "io.BufferedReader[_In]", directory: str, budget: _Budget) ->
         _plain(source) as plain,
         tarfile.open(mode="r|", fileobj=plain, bufsize=_COPY) as tar,
     ):
-        # To make a file takes four times as long as to read of it: read ahead, so that an archive
-        # of too many small ones is refused before they are made.
+        # Creating a file takes four times as long as reading it. So read ahead, to refuse an
+        # archive of too many small files before they are created.
         ahead: list[tuple[tarfile.TarInfo, BinaryIO]] = []
         free = _AHEAD
         for member in tar:
@@ -358,8 +361,11 @@ def _make(
 
 
 def _plain(source: "io.BufferedReader[_In]") -> BinaryIO:
-    """What a compressed archive holds, a piece at a time. tarfile's own streams decompress a whole
-    buffer at once, and copy the rest of it for each piece: of zeros that is a thousand buffers."""
+    """Return a stream of the decompressed data, a piece at a time.
+
+    tarfile's own streams decompress a whole buffer at once, and copy the rest of it for each piece:
+    for zeros that is a thousand buffers.
+    """
     magic = source.peek(6)
     if magic.startswith(b"\x1f\x8b"):
         return cast("BinaryIO", gzip.GzipFile(fileobj=source))
@@ -371,9 +377,11 @@ def _plain(source: "io.BufferedReader[_In]") -> BinaryIO:
 
 
 def _stays(member: tarfile.TarInfo) -> bool:
-    """Whether it is a file, a directory or a link, and neither its name nor what it links to leads
-    out of the directory. `tarfile.data_filter` says the same, of Pythons that have it; here it only
-    spares the caller surprises, for the walls hold whatever an archive says."""
+    """Return whether a member is a file, a directory or a link, and stays in the directory.
+
+    Neither its name nor its link may lead out. `tarfile.data_filter` does the same, in Pythons that
+    have it. This check only avoids surprises for the caller: the walls hold for any archive.
+    """
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         return False
     above = os.path.dirname(member.name)
@@ -399,15 +407,17 @@ def _untar_one(member: tarfile.TarInfo, content: BinaryIO, directory: str) -> No
         elif member.islnk():
             os.link(os.path.join(directory, member.linkname), temporary, follow_symlinks=False)
         else:
-            with _made(temporary, member.mode & 0o777) as file:
+            with _create(temporary, member.mode & 0o777) as file:
                 while piece := content.read(_COPY):
                     file.write(piece)
 
 
 @contextmanager
 def _placed(target: str) -> Iterator[str]:
-    """A name beside `target` for what is to be there: it takes the place in one step, whatever has
-    that name by then, so that nothing that was put there is ever opened."""
+    """Yield a temporary name in the directory of `target`; rename it to `target` at the end.
+
+    The rename replaces any file of that name in one step, so no existing file is ever opened.
+    """
     above, _, name = target.rpartition("/")
     if name in ("", ".", ".."):
         raise NotADirectoryError(target)
@@ -422,8 +432,8 @@ def _placed(target: str) -> Iterator[str]:
         raise
 
 
-def _made(path: str, mode: int) -> BinaryIO:
-    """A new file, which is its owner's to read and write in any case."""
+def _create(path: str, mode: int) -> BinaryIO:
+    """Create a file that its owner may read and write, in addition to `mode`."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     os.fchmod(fd, mode | 0o600)
     return os.fdopen(fd, "wb")
@@ -431,7 +441,7 @@ def _made(path: str, mode: int) -> BinaryIO:
 
 @contextmanager
 def _skipping(budget: _Budget) -> Iterator[None]:
-    """An entry for which there is no place, because something else is there, is skipped."""
+    """Skip an entry whose place is taken by something else."""
     try:
         yield
     except OSError as error:
@@ -442,18 +452,18 @@ def _skipping(budget: _Budget) -> Iterator[None]:
 
 
 def _unzip(source: BinaryIO, directory: str, budget: _Budget) -> None:
-    """A zip begins at its end: it waits, whole, in a file without a name."""
-    with tempfile.TemporaryFile(dir=directory) as whole:
+    """Unpack a zip. Its directory is at its end, so store all of it in an unnamed file first."""
+    with tempfile.TemporaryFile(dir=directory) as archive:
         while piece := source.read(_COPY):
             budget.take(len(piece))
-            whole.write(piece)
+            archive.write(piece)
         budget.bytes = 0
-        with zipfile.ZipFile(whole) as zipped:
+        with zipfile.ZipFile(archive) as zipped:
             members = zipped.infolist()
             sizes = [member.file_size for member in members]
-            budget.check(len(members), max(sizes, default=0))  # before anything is made
+            budget.check(len(members), max(sizes, default=0))  # before any file is created
             budget.take(sum(sizes))
-            budget.bytes = 0  # counted again from the data: the head may be false
+            budget.bytes = 0  # counted again from the data: the header may be false
             for member in members:
                 budget.entry()
                 with _skipping(budget):
@@ -466,7 +476,7 @@ def _unzip_one(
     kind = stat.S_IFMT(member.external_attr >> 16)
     parts = member.filename.split("/")
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or ".." in parts or not parts[0]:
-        raise NotADirectoryError(member.filename)  # it leads out, or is no file: skipped
+        raise NotADirectoryError(member.filename)  # it leads out, or is not a file: skipped
     target = os.path.join(directory, *(part for part in parts if part not in ("", ".")))
     if member.is_dir():
         os.makedirs(target, exist_ok=True)
@@ -475,7 +485,7 @@ def _unzip_one(
     with (
         _placed(target) as temporary,
         zipped.open(member) as content,
-        _made(temporary, mode) as file,
+        _create(temporary, mode) as file,
     ):
         while piece := content.read(_COPY):
             budget.take(len(piece))
@@ -485,12 +495,12 @@ def _unzip_one(
 # -- the command -----------------------------------------------------------------------------------
 
 
-def _say(line: bytes) -> None:
+def _write_line(line: bytes) -> None:
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 
 
-def _word(error: BaseException) -> str:
+def _error_code(error: BaseException) -> str:
     match error:
         case Refusal():
             return str(error)
@@ -509,22 +519,22 @@ def _word(error: BaseException) -> str:
     return "failed"
 
 
-def main(words: list[str]) -> NoReturn:
+def main(arguments: list[str]) -> NoReturn:
     report: dict[str, Any]
     try:
-        *_, most_bytes, most_entries, most_file_bytes = words
-        budget = _Budget(int(most_bytes), int(most_entries), int(most_file_bytes))
-        if words[0] == "pack":
-            pack(words[1], words[2], budget)
+        *_, bytes_max, entries_max, file_bytes_max = arguments
+        budget = _Budget(int(bytes_max), int(entries_max), int(file_bytes_max))
+        if arguments[0] == "pack":
+            pack(arguments[1], arguments[2], budget)
         else:
-            unpack(words[1], budget)
+            unpack(arguments[1], budget)
         report = {"entries": budget.entries, "bytes": budget.bytes, "skipped": budget.skipped}
-    except Exception as error:  # noqa: BLE001  # the border: it is told, in one of our words
-        limit = error.limit if isinstance(error, Refusal) else "file_bytes"  # of EFBIG
-        report = {"error": _word(error), "limit": limit, "why": str(error)[:200]}
-    _say(json.dumps(report).encode("ascii"))
+    except Exception as error:  # noqa: BLE001  # the boundary: report it with one of our codes
+        limit = error.limit if isinstance(error, Refusal) else "file_bytes"  # for EFBIG
+        report = {"error": _error_code(error), "limit": limit, "why": str(error)[:200]}
+    _write_line(json.dumps(report).encode("ascii"))
     sys.stdout.buffer.flush()
-    os._exit(0)  # not by the ends of archives that will not be
+    os._exit(0)  # without the destructors of unfinished archives
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""`!cmd`: a shell command inside a cell, its output shown as it comes.
+"""`!cmd`: a shell command inside a cell; its output is shown as it arrives.
 
-The command sees a terminal where the jail has one (programs then write line by line, as in
-Jupyter) and an empty stdin, so that nothing waits for a keyboard that is not there.
+The command sees a terminal if the jail has one (programs then write line by line, as in Jupyter).
+Its stdin is empty, so that no program waits for a keyboard that does not exist.
 """
 
 import codecs
@@ -17,9 +17,9 @@ _GRACE_S = 0.2
 
 
 def run(command: str, write: Callable[[str], object]) -> int:
-    """Run `command` in $SHELL, else sh; returns its exit code, or minus the signal it died of.
+    """Run `command` in $SHELL, else sh. Return its exit code, or minus its fatal signal.
 
-    KeyboardInterrupt interrupts the command, then kills what is left of it, and is raised again.
+    On KeyboardInterrupt, interrupt the command, then kill its remaining processes, and raise again.
     """
     reading, writing = _terminal_or_pipe()
     shell = os.environ.get("SHELL") or "/bin/sh"
@@ -29,7 +29,7 @@ def run(command: str, write: Callable[[str], object]) -> int:
             stdin=subprocess.DEVNULL,
             stdout=writing,
             stderr=writing,
-            start_new_session=True,  # its children share the group that an interrupt is sent to
+            start_new_session=True,  # its children share the group that receives an interrupt
         )
     except BaseException:
         os.close(reading)
@@ -59,7 +59,7 @@ def _terminal_or_pipe() -> tuple[int, int]:
 
 
 def _relay(child: subprocess.Popen[bytes], reading: int, write: Callable[[str], object]) -> None:
-    """Until end of file, or until the child is gone: what it left behind may hold the terminal."""
+    """Copy until end of file, or until the child has ended: its children may hold the terminal."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     exited = os.pidfd_open(child.pid)
     poll = select.poll()

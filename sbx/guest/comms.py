@@ -1,7 +1,7 @@
 """Comms: the two-way channel of widgets, over frames instead of ZMQ.
 
-The `comm` package asks whoever runs the kernel to say how a comm is made and how its messages
-leave; `install` does that, as ipykernel does for its own. Binary buffers travel as base64.
+The `comm` package lets the kernel decide how a comm is made and how its messages are sent.
+`install` sets this up, as ipykernel does. Binary buffers travel as base64.
 """
 
 import base64
@@ -13,13 +13,14 @@ from comm.base_comm import BaseComm, CommManager
 
 from sbx.guest import frames
 
-_BESIDE = frozenset({"metadata", "buffers", "output_max", "msg_id"})  # what is said, in a frame
+# Keys of a frame that do not belong to the content of the comm's message.
+_ENVELOPE_KEYS = frozenset({"metadata", "buffers", "output_max", "msg_id"})
 
 Publish = Callable[[str, Mapping[str, Any]], None]
 
 
 def install(publish: Publish) -> CommManager:
-    """From now on `comm.create_comm` makes comms that publish their frames by `publish`."""
+    """Let `comm.create_comm` make comms that send their frames with `publish`."""
     manager = CommManager()
 
     class FrameComm(BaseComm):
@@ -50,13 +51,13 @@ def install(publish: Publish) -> CommManager:
 
 
 def deliver(manager: CommManager, kind: str, content: Mapping[str, Any]) -> None:
-    """Hand a `comm_open`, `comm_msg` or `comm_close` of the other side to whom it is for.
+    """Hand a `comm_open`, `comm_msg` or `comm_close` from the host to its comm.
 
-    What its handler raises is logged by the `comm` package, on stderr, as in Jupyter.
+    The `comm` package logs errors of its handler on stderr, as in Jupyter.
     """
     message = {
         "header": {"msg_type": kind, "msg_id": content.get("msg_id", "")},
-        "content": {key: value for key, value in content.items() if key not in _BESIDE},
+        "content": {key: value for key, value in content.items() if key not in _ENVELOPE_KEYS},
         "metadata": content.get("metadata") or {},
         "buffers": [base64.b64decode(part) for part in content.get("buffers") or ()],
     }

@@ -1,17 +1,17 @@
 """The kernel's loop: frames in, cells run, replies out.
 
-One asyncio loop runs while the kernel is idle and while a cell runs, so background tasks go on.
-Requests are answered in order by one task, which awaits the cell itself: code that never suspends
-runs in one go, and whatever awaits leaves the loop to others. (ipykernel compiles every cell once
-more only to tell these apart.) Every cell runs in the same context, so context variables last.
+One asyncio loop runs while the kernel is idle and while a cell runs, so background tasks continue.
+One task answers requests in order and awaits the cell itself. Code that never suspends runs without
+a break, and code that awaits leaves the loop to other tasks. (ipykernel compiles every cell once
+more only to distinguish the two.) All cells run in the same context, so context variables persist.
 
-An interrupt (SIGINT) reaches user code only: the cell, a comm's handler, a `__repr__` that a
-completion calls. Where user code is running it is raised as KeyboardInterrupt; where the cell
-awaits, its task is cancelled and the error reads KeyboardInterrupt as well. When idle it is
-ignored. Nothing that user code does ends this loop, and each request gets its reply.
+An interrupt (SIGINT) reaches only user code: the cell, a comm's handler, a `__repr__` that a
+completion calls. It is raised as KeyboardInterrupt in running user code. If the cell awaits, its
+task is cancelled, and the error is reported as KeyboardInterrupt as well. An idle kernel ignores
+it. User code cannot end this loop, and each request gets its reply.
 """
 
-# IPython is typed in part only; what is checked here is our side of it.
+# IPython is typed only in part; only our side of it is checked here.
 # mypy: disable-error-code="misc,no-untyped-call,union-attr,no-any-return,arg-type,var-annotated"
 
 import asyncio
@@ -42,13 +42,13 @@ from sbx.guest.kernel import KernelConfig
 from sbx.guest.output import Output
 from sbx.guest.shell import SandboxShell, describe, evaluated
 
-_CHUNK = 65536  # larger ones are mapped and unmapped for every read: 30 µs
+_CHUNK = 65536  # larger buffers are mapped and unmapped for every read: 30 µs
 _MATCHES_MAX = 10_000
-_BROKEN = 70  # EX_SOFTWARE: the loop's own task ended, which only a bug of ours can do
+_BROKEN = 70  # EX_SOFTWARE: the loop's own task ended, which only a bug in sbx can cause
 
 
 class Inbox:
-    """Frames from the host, in order; `input_reply` apart, for whoever asked."""
+    """Frames from the host, in order. Each `input_reply` is kept apart, for the code that asked."""
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self._sock = sock
@@ -70,14 +70,14 @@ class Inbox:
         return self._frames.popleft()
 
     def read(self) -> None:
-        """Take what has arrived, without waiting. The end of the stream ends the process."""
+        """Read the available bytes without waiting. The end of the stream ends the process."""
         with self._reading:
             try:
                 data = self._sock.recv(_CHUNK, socket.MSG_DONTWAIT)
                 arrived = self._reader.feed(data)
             except BlockingIOError:
                 return
-            except ConnectionResetError:  # it hung up, and left something unread
+            except ConnectionResetError:  # the host hung up and left something unread
                 os._exit(0)
             except (OSError, FrameError):
                 os._exit(_BROKEN)
@@ -95,16 +95,16 @@ class Inbox:
                 self._loop.call_soon_threadsafe(self._wake)
 
     def forget_answers(self) -> None:
-        """Before a question: an answer already here belongs to one that was interrupted."""
+        """Drop answers before a question: they belong to a question that was interrupted."""
         self.read()
         self._answers.clear()
 
     def wait_for_answer(self) -> str:
-        """Block this thread for an `input_reply`; other frames queue up meanwhile."""
+        """Block this thread for an `input_reply`; other frames are queued."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         while not self._answers:
-            poll.poll(100)  # not for ever: another thread may have read our answer
+            poll.poll(100)  # with a timeout: another thread may have read the answer
             self.read()
         return self._answers.popleft()
 
@@ -114,10 +114,10 @@ class Inbox:
 
 
 class Kernel:
-    """One shell on one socket. `comm_manager` and `shell` are where ipykernel has them.
+    """One shell on one socket. `comm_manager` and `shell` have the same names as in ipykernel.
 
-    Made before the process is sealed, perhaps long before: that takes no thread, no privilege and
-    no word about whose kernel this will be. `run` does the rest.
+    Made before the process is sealed, perhaps long before: that needs no thread, no privilege and
+    no information about its future owner. `run` does the rest.
     """
 
     def __init__(self, sock: socket.socket, shell: SandboxShell) -> None:
@@ -146,16 +146,16 @@ class Kernel:
         builtins.input = self._input
         getpass.getpass = self._getpass
         asyncio.set_event_loop(self._loop)
-        # By its number: asyncio looks a socket up first, and the failure shows it in words.
+        # By its number: for a socket object, asyncio first tries a look-up, which fails slowly.
         self._loop.add_reader(self._sock.fileno(), self._inbox.read)
         self._task = self._loop.create_task(self._serve(), name="sbx-kernel")
         self._task.add_done_callback(lambda _: os._exit(_BROKEN))
         set_handler(signal.SIGINT, self._on_interrupt)
 
     def run(self, config: KernelConfig, missing: dict[str, str]) -> NoReturn:
-        """Say `ready`, with the modules of the preload list that are missing, and serve.
+        """Send `ready`, with the missing modules of the preload list, and serve.
 
-        From here on there is a second thread, so the process must be sealed.
+        This starts a second thread, so the process must be sealed.
         """
         self._output_max = config.output_max
         rules = config.import_rules
@@ -165,11 +165,11 @@ class Kernel:
             mime_max=config.mime_max,
             rules=None if rules is None else ImportRules.from_json(rules),
         )
-        more = {"preload_failed": missing} if missing else {}
-        self._writer.send("ready", {**self._ready, **more})
+        extra = {"preload_failed": missing} if missing else {}
+        self._writer.send("ready", {**self._ready, **extra})
         self._output.start()
         while True:
-            # A background task that exits or is interrupted ends the loop's run; others go on.
+            # A background task that exits or is interrupted ends the loop's run; others continue.
             with contextlib.suppress(KeyboardInterrupt, SystemExit):
                 self._loop.run_forever()
 
@@ -177,25 +177,25 @@ class Kernel:
         while True:
             try:
                 await self._answer(await self._inbox.get())
-            except asyncio.CancelledError:  # user code cancelled every task it could find
+            except asyncio.CancelledError:  # user code cancelled all tasks, this one included
                 self._forget_cancellation()
-            except (BrokenPipeError, ConnectionResetError):  # it hung up before it was told
+            except (BrokenPipeError, ConnectionResetError):  # the host hung up before the reply
                 os._exit(0)
 
     async def _answer(self, frame: Frame) -> None:
         handler = self._handlers.get(frame.type)
         try:
-            doing = handler or self._comm_handler(frame)
-            reply = await self._in_reach_of_interrupts(doing, frame.content)
-        except BaseException as error:  # noqa: BLE001 - the border: the host is never left waiting
+            serve_request = handler or self._comm_handler(frame)
+            reply = await self._in_reach_of_interrupts(serve_request, frame.content)
+        except BaseException as error:  # noqa: BLE001 - the boundary: the host always gets a reply
             self._interruptible = False
             reply = self._failure(frame, error)
             if handler == self._execute:
                 self._output.publish("error", describe(error))
-            elif handler is None:  # as Jupyter says it of a comm's handler: on stderr
+            elif handler is None:  # as Jupyter reports errors of a comm's handler: on stderr
                 self._output.write("stderr", "\n".join([*describe(error)["traceback"], ""]))
         if os.getpid() != self._pid:
-            os._exit(0)  # a fork that user code let run to the end of the cell
+            os._exit(0)  # a fork by user code that reached the end of the cell
         self._stdin_allowed = False
         self._output.end_run()
         if frame.id is not None:
@@ -209,7 +209,7 @@ class Kernel:
             self._writer.send(kind, self._failure(frame, error), frame.id)
 
     def _failure(self, frame: Frame, error: BaseException) -> dict[str, Any]:
-        """The reply of a request that failed outside the user's code, in the shape of its kind."""
+        """Return the reply for a failure outside user code, in the shape of the request's kind."""
         match frame.type:
             case "complete_request":
                 nowhere = {"cursor_start": 0, "cursor_end": 0}
@@ -228,7 +228,7 @@ class Kernel:
         handler: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]],
         content: dict[str, Any],
     ) -> dict[str, Any]:
-        set_handler(signal.SIGINT, self._on_interrupt)  # an earlier cell may have set its own
+        set_handler(signal.SIGINT, self._on_interrupt)  # an earlier cell may have replaced it
         try:
             self._interruptible = True
             return await handler(content)
@@ -248,10 +248,10 @@ class Kernel:
         running = asyncio.current_task(self._loop)
         if running is self._task:
             raise KeyboardInterrupt
-        # The cell awaits. The loop may sleep in epoll_wait, which goes on after this handler.
+        # The cell awaits. The loop may sleep in epoll_wait, which continues after this handler.
         self.shell.interrupted = True
         self._loop.call_soon_threadsafe(self._cancel_cell)
-        if running is not None:  # a task that keeps the loop busy, perhaps the cell's own
+        if running is not None:  # a task that keeps the loop busy, perhaps one of the cell
             raise KeyboardInterrupt
 
     def _cancel_cell(self) -> None:
@@ -283,7 +283,7 @@ class Kernel:
             )
         finally:
             if shell.has_hooks:
-                self._output.flush()  # the result shall not wait for what they draw
+                self._output.flush()  # the result must not wait for the hooks, which may draw
             shell.events.trigger("post_execute")
             if not silent:
                 shell.events.trigger("post_run_cell", result)
@@ -300,15 +300,17 @@ class Kernel:
         return reply
 
     def _begin_run(self, kind: str, content: dict[str, Any]) -> None:
-        """What follows may send so much, and belongs to the front end's request of this id."""
+        """Set the output limit and the parent of a request. The front end's `msg_id` names it."""
         name = content.get("msg_id")
         self._parent = {"header": {"msg_id": name, "msg_type": kind}} if name else {}
         limit = content.get("output_max")
         self._output.begin_run(self._output_max if limit is None else int(limit))
 
     def get_parent(self, _channel: object = None) -> dict[str, Any]:
-        """The request of a front end that runs now, or ran last. ipywidgets asks: an `Output` shows
-        what comes with this id."""
+        """Return the front end's request that runs now, or ran last.
+
+        ipywidgets uses it: an `Output` shows the output with this id.
+        """
         return self._parent
 
     async def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -318,8 +320,8 @@ class Kernel:
         position = content.get("cursor_pos")
         position = len(code) if position is None else int(position)
         with provisionalcompleter():
-            found = self.shell.Completer.completions(code, position)
-            completions = list(islice(rectify_completions(code, found), _MATCHES_MAX))
+            candidates = self.shell.Completer.completions(code, position)
+            completions = list(islice(rectify_completions(code, candidates), _MATCHES_MAX))
         types = [
             {
                 "start": item.start,
@@ -353,7 +355,7 @@ class Kernel:
 
     def _comm_handler(self, frame: Frame) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
         if frame.type not in {"comm_open", "comm_msg", "comm_close"}:
-            raise ValueError(f"a kernel knows no {frame.type!r}")
+            raise ValueError(f"a kernel does not support {frame.type!r}")
 
         async def deliver(content: dict[str, Any]) -> dict[str, Any]:
             self._begin_run(frame.type, content)
@@ -373,10 +375,10 @@ class Kernel:
     def _getpass(self, prompt: str = "Password: ", stream: Any = None, **_more: Any) -> str:
         return self._ask("getpass", str(prompt), password=True)
 
-    def _ask(self, who: str, prompt: str, *, password: bool) -> str:
+    def _ask(self, function: str, prompt: str, *, password: bool) -> str:
         if not self._stdin_allowed:
             raise StdinNotImplementedError(
-                f"{who}() cannot ask: whoever started this run answers no questions."
+                f"{function}() cannot ask: the caller of this run does not answer questions."
                 " Put the value into the code instead."
             )
         self._inbox.forget_answers()

@@ -1,13 +1,13 @@
-"""The way from a jail's loopback to the proxy outside: copies bytes, and knows nothing of them.
+"""The way from a jail's loopback to the proxy outside: copies bytes without looking at them.
 
-Programs look for their proxy at an address of IP, and the jail's network has nothing but `lo`. So
-PID 1 listens there, and forks this process with the first connection: each one is copied to the
-Unix socket that is bound into the jail, where the runtime's proxy decides. That is where the wall
-is: whoever speaks to that socket without this process gains nothing. Nor is there anything here to
-be had by killing it: PID 1 starts another one with the next connection.
+Programs reach their proxy at an IP address, and the jail's network has only `lo`. So PID 1 listens
+there, and forks this process with the first connection. It copies each connection to the Unix
+socket that is bound into the jail, where the runtime's proxy decides. The wall is in that proxy: a
+program that connects to the socket directly gains nothing. Killing this process gains nothing
+either: PID 1 starts another one with the next connection.
 
-It is sealed as PID 1 is, whose child it is, and out of reach of the kernel and of commands, where
-linux has Landlock's scopes. When nothing was copied for a while it ends, and its memory is free.
+It is a child of PID 1 and sealed like it, and out of reach of the kernel and of commands if Linux
+has Landlock's scopes. After a minute without a connection it ends, which frees its memory.
 """
 
 import contextlib
@@ -27,24 +27,24 @@ _NO_PROXY = (
 
 
 class _Half:
-    """One direction of a connection: what was read from `source` and `sink` has not taken yet."""
+    """One direction of a connection, with the bytes that `sink` has not accepted yet."""
 
     def __init__(self, source: socket.socket, sink: socket.socket) -> None:
         self.source = source
         self.sink = sink
-        self.held = bytearray()
-        self.ended = False  # nothing more comes from the source
-        self.over = False  # and the sink was told
+        self.buffered = bytearray()
+        self.ended = False  # the source has reached its end
+        self.over = False  # and the sink was shut down
 
     def read(self) -> None:
         received = self.source.recv(_CHUNK)
-        self.held += received
+        self.buffered += received
         self.ended = not received
 
     def write(self) -> None:
-        if self.held:
-            del self.held[: self.sink.send(self.held)]
-        if self.ended and not self.held and not self.over:
+        if self.buffered:
+            del self.buffered[: self.sink.send(self.buffered)]
+        if self.ended and not self.buffered and not self.over:
             self.over = True
             with contextlib.suppress(OSError):  # the other side may be gone already
                 self.sink.shutdown(socket.SHUT_WR)
@@ -61,18 +61,18 @@ class _Pair:
     def over(self) -> bool:
         return all(half.over for half in self.halves)
 
-    def wants(self, sock: socket.socket) -> int:
-        """What to wait for on one of its sockets, as events of `selectors`."""
+    def needed_events(self, sock: socket.socket) -> int:
+        """Return the events of `selectors` to wait for on one of its sockets."""
         events = 0
         for half in self.halves:
-            if half.source is sock and not half.ended and len(half.held) < _CHUNK:
+            if half.source is sock and not half.ended and len(half.buffered) < _CHUNK:
                 events |= selectors.EVENT_READ
-            if half.sink is sock and half.held:
+            if half.sink is sock and half.buffered:
                 events |= selectors.EVENT_WRITE
         return events
 
     def act(self, sock: socket.socket, events: int) -> None:
-        """Copy what can be. Raises OSError when either side is gone."""
+        """Copy the available bytes. Raise OSError if either side is gone."""
         for half in self.halves:
             with contextlib.suppress(BlockingIOError):
                 if half.source is sock and events & selectors.EVENT_READ:
@@ -93,7 +93,7 @@ class _Relay:
         self._pairs: set[_Pair] = set()
 
     def serve(self) -> None:
-        """Until nobody has used it for a while."""
+        """Serve until no connection was open for a while."""
         while ready := self._selector.select(None if self._pairs else _IDLE_S):
             for key, events in ready:
                 pair: _Pair | None = key.data
@@ -106,7 +106,7 @@ class _Relay:
     def _accept(self) -> None:
         try:
             inside, _ = self._listener.accept()
-        except OSError:  # who had connected is gone, or no descriptor is left
+        except OSError:  # the client is gone, or no descriptor is left
             return
         outside = socket.socket(socket.AF_UNIX)
         try:
@@ -138,14 +138,14 @@ class _Relay:
 
     def _watch(self, pair: _Pair) -> None:
         for sock in pair.sockets:
-            wanted = pair.wants(sock)
-            known = self._selector.get_map().get(sock)
-            if known is None and wanted:
-                self._selector.register(sock, wanted, pair)
-            elif known is not None and not wanted:
+            events = pair.needed_events(sock)
+            registered = self._selector.get_map().get(sock)
+            if registered is None and events:
+                self._selector.register(sock, events, pair)
+            elif registered is not None and not events:
                 self._selector.unregister(sock)
-            elif known is not None and known.events != wanted:
-                self._selector.modify(sock, wanted, pair)
+            elif registered is not None and registered.events != events:
+                self._selector.modify(sock, events, pair)
 
     def _end(self, pair: _Pair) -> None:
         for sock in pair.sockets:
@@ -158,13 +158,13 @@ class _Relay:
 
 
 def _refuse(inside: socket.socket) -> None:
-    """Say what is wrong, in the words of a proxy, whatever was asked."""
+    """Send an error in the form of a proxy's answer to any request."""
     with inside, contextlib.suppress(OSError):
         inside.settimeout(_CONNECT_S)
-        inside.recv(_CHUNK)  # a close with something unread would take the answer along
+        inside.recv(_CHUNK)  # closing with unread data would discard the answer
         inside.sendall(_NO_PROXY)
 
 
 def serve(listener: socket.socket) -> None:
-    """Copy for whoever connects; returns after a minute without a connection."""
+    """Copy all connections. Return after a minute without a connection."""
     _Relay(listener).serve()

@@ -1,33 +1,32 @@
-"""From two forks of a zygote to a parked jail, and from there into a sandbox.
+"""Make a parked jail of two forks of a zygote, and move it into a sandbox.
 
-    1. supervisor: PID 1 of a PID namespace of its own; makes mount, net, ipc and uts namespaces,
-       its own /proc, /tmp, /dev/shm and terminals, and a loopback that is up
-    2. kernel: new randomness; the shell is run warm; joins these namespaces. Both wait: the jail is
-       parked
-    3. on the broker's word both enter the sandbox's cgroup, and the supervisor puts the mounts of
-       the conversation in place. Imports are forbidden before that, up to each one's seal
+    1. supervisor: PID 1 of a new PID namespace; makes mount, net, ipc and uts namespaces, its own
+       /proc, /tmp, /dev/shm and terminals, and a loopback that is up
+    2. kernel: new randomness; warm the shell; join these namespaces. Both wait: the jail is parked
+    3. on the broker's message both enter the sandbox's cgroup, and the supervisor puts the mounts
+       of the conversation in place. Imports are forbidden from before this until each one's seal
     4. both get the sandbox's uid, and a user namespace below the one that owns all the others: from
        here on they have no power over the jail's namespaces, and can make no further ones
-    5. both seal themselves as a jail of the cold path does: rlimits, no capabilities, Landlock,
-       the filter. The kernel takes its second filter, and starts
+    5. both seal themselves like a jail of the cold path: rlimits, no capabilities, Landlock,
+       the filter. The kernel adds its second filter, and starts
 
-    Both are sent the `boot` frame by the runtime, each on its own socket.
+    The runtime sends the `boot` frame to both, each on its own socket.
 
     setup socket (SOCK_SEQPACKET, supervisor ↔ broker; closed by step 3):
         ← {"parked": true}  or  {"refused": sentence}
         → {"ids": [uid, gid], "groups": n, "mounts": [target, …], "tmpfs": [[path, size, mode], …],
-           "environment": {…}}  with fds: n files by which a group is entered, then the mounts;
-           `environment` is what the zygote has not
+           "environment": {…}}  with fds: n files to enter a cgroup, then the mounts;
+           `environment` has the variables that the zygote lacks
 
     word (SOCK_SEQPACKET, kernel ↔ supervisor; closed by step 5):
-        → "join 2"       the kernel's number: warm, and waiting to join
-        ← "namespaces"   are there; with an fd, the kernel's Landlock domain as it is so far
+        → "join 2"       the kernel's pid: warm, and waiting to join
+        ← "namespaces"   exist; with an fd, the kernel's Landlock domain as it is so far
         → "joined"
-        ← what came from the setup socket, with the files of the groups
-        ← "mounts"       are in place, and the user namespace is there; with an fd, the socket of
-                         the path guard, where the workspace is a directory of the host
+        ← the packet of the setup socket, with the files of the cgroups
+        ← "mounts"       are in place, and the user namespace exists; with an fd, the socket of
+                         the path guard if the workspace is a directory of the host
 
-What goes wrong before the end ends the jail.
+An error before the end ends the jail.
 """
 
 import _thread
@@ -64,7 +63,7 @@ from sbx.linux import (
 )
 
 _INSIDE = (1000, 1000)
-_KERNEL_PID = 2  # never the zygote's own number: see `sbx.guest.zygote.main`
+_KERNEL_PID = 2  # never the zygote's own pid: see `sbx.guest.zygote.main`
 _WORKSPACE = "/workspace"
 _OWN = (
     namespaces.Namespace.MOUNT
@@ -79,23 +78,23 @@ _MOMENT_S = 0.0002
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a jail has in place of the zygote's: `tmpfs` are (path, bytes, mode), `kept` the mounts
-    and links of the zygote's view that lie below one of them. `walls` are those of the policy, for
-    the rehearsal only: a jail is told its own."""
+    """The part of a jail's view that replaces the zygote's. `tmpfs` are (path, bytes, mode). `kept`
+    are the mounts and links of the zygote's view that lie below one of them. `walls` are the
+    policy's, for the rehearsal only: a jail receives its own."""
 
     tmpfs: Sequence[tuple[str, int, str]]
     kept: Sequence[str]
     walls: Mapping[str, Any]
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "View":
-        tmpfs = [(path, size, mode) for path, size, mode in told["tmpfs"]]
-        return cls(tmpfs, told["kept"], told["walls"])
+    def from_json(cls, description: Mapping[str, Any]) -> "View":
+        tmpfs = [(path, size, mode) for path, size, mode in description["tmpfs"]]
+        return cls(tmpfs, description["kept"], description["walls"])
 
 
 def ask_ahead(walls: Mapping[str, Any]) -> None:
-    """Ask linux once what each jail would, before anything is forked: what is remembered of it lies
-    in memory that they share."""
+    """Ask Linux once for the facts that each jail would ask for, before any fork: the cached
+    answers then lie in shared memory."""
     capabilities.last()
     seccomp.supported()
     for scope_signals in (False, True):
@@ -106,7 +105,7 @@ def ask_ahead(walls: Mapping[str, Any]) -> None:
 def become_supervisor(fds: Sequence[int], view: View, *, ahead: bool) -> NoReturn:
     """Be PID 1 of a new jail, in a child of the keeper. `fds`: setup, control, word.
 
-    `ahead`: nobody waits for it yet.
+    `ahead`: no caller waits for it yet.
     """
     setup, control, word = map(_socket, fds)
     try:
@@ -114,8 +113,8 @@ def become_supervisor(fds: Sequence[int], view: View, *, ahead: bool) -> NoRetur
         seal.close_all_but(fds)
         supervisor.silence()
         _own_view(view)
-        # Its signals may reach the kernel, which is in no domain below this one. All that they
-        # could reach beside is what the kernel and the commands are: a process of this jail.
+        # Its signals may reach the kernel, which is in no domain below this one. They could reach
+        # only processes of this jail, like the kernel and the commands.
         domain = _Domain.of(view.walls, scope_signals=False)
         kernels = _Domain.of(view.walls, scope_signals=True)
         if ahead:
@@ -126,7 +125,7 @@ def become_supervisor(fds: Sequence[int], view: View, *, ahead: bool) -> NoRetur
         if kernels is not None:
             kernels.close()
         if ahead:
-            _rehearse_seal(view.walls, domain)  # not before: its thread would be process 2
+            _rehearse_seal(view.walls, domain)  # not earlier: its thread would be process 2
         _hear(word, b"joined")
         setup.send(b'{"parked": true}')
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into the keeper
@@ -136,8 +135,8 @@ def become_supervisor(fds: Sequence[int], view: View, *, ahead: bool) -> NoRetur
     try:
         walls, abi, guard_pid = _enter(setup, control, word, view, domain)
     except BrokenPipeError:
-        os._exit(1)  # the kernel has ended, or nobody waits any more: no wall was refused
-    except BaseException as error:  # noqa: BLE001  # likewise; no user code has run, and none will
+        os._exit(1)  # the kernel has ended, or the caller gave up: no wall was refused
+    except BaseException as error:  # noqa: BLE001  # the same; no user code has run, and none will
         with contextlib.suppress(OSError):
             control.sendall(frames.encode("refused", seal.refusal(error)))
         os._exit(1)
@@ -150,11 +149,11 @@ def _socket(fd: int) -> socket.socket:
 
 
 def _hear(word: socket.socket, expected: bytes) -> bytes:
-    """What the other process of the jail adds to this; without it there is nothing to go on for."""
-    said, _, more = word.recv(64).partition(b" ")
-    if said != expected:
+    """Return the rest of the expected message of the jail's other process. Exit without it."""
+    kind, _, rest = word.recv(64).partition(b" ")
+    if kind != expected:
         os._exit(1)
-    return more
+    return rest
 
 
 def _hear_fd(word: socket.socket, expected: bytes) -> int | None:
@@ -166,7 +165,7 @@ def _hear_fd(word: socket.socket, expected: bytes) -> int | None:
 
 
 def _own_view(view: View) -> None:
-    """Namespaces, and what a jail must not share with another one that the same zygote forked."""
+    """Make the namespaces and the mounts that jails of one zygote must not share."""
     namespaces.unshare(_OWN)
     mounts.private("/")
     mounts.proc("/proc")
@@ -192,7 +191,7 @@ def _make_mount_point(path: str, is_directory: bool) -> None:
 
 
 def _attach(tree: int, path: str) -> None:
-    """Put a tree in its place, which no symlink may lead to: an earlier kernel of the conversation
+    """Attach a tree at its place. No symlink may lead there: an earlier kernel of the conversation
     could have left one in the workspace."""
     target = openat2.openat2(-1, path.encode(), os.O_PATH, resolve=openat2.RESOLVE_NO_SYMLINKS)
     mounts.attach(tree, target)
@@ -207,35 +206,37 @@ def _enter(
     view: View,
     domain: "_Domain | None",
 ) -> tuple[Mapping[str, Any], int, int]:
-    """Steps 3 to 5 of the supervisor: its walls, the Landlock ABI that is in force, and the process
-    of the path guard, or 0."""
+    """Do steps 3 to 5 of the supervisor. Return its walls, the Landlock ABI that is in force, and
+    the pid of the path guard, or 0."""
     _wait_parked(setup, word)
     packet, fds, _, _ = socket.recv_fds(setup, _PACKET_MAX, _FDS_MAX)
     if not packet:
         os._exit(0)
     setup.close()
     with seal.forbid_imports():
-        told = json.loads(packet.decode())  # of bytes it would guess what they are
-        groups, trees = fds[: told["groups"]], fds[told["groups"] :]
+        entry_order = json.loads(packet.decode())  # from bytes it would detect the encoding
+        groups, trees = fds[: entry_order["groups"]], fds[entry_order["groups"] :]
         socket.send_fds(word, [packet], groups)
         _enter_groups(groups)
         namespaces.unshare(namespaces.Namespace.CGROUP)
-        for (path, size, mode), (_, present, _) in zip(told["tmpfs"], view.tmpfs, strict=True):
+        for (path, size, mode), (_, present, _) in zip(
+            entry_order["tmpfs"], view.tmpfs, strict=True
+        ):
             if size != present:
                 mounts.resize_tmpfs(path, size, mode)
-            os.chown(path, *told["ids"])
-        _become(told)  # only the sandbox's uid can walk its workspace, to the next target
-        for tree, target in zip(trees, told["mounts"], strict=True):
+            os.chown(path, *entry_order["ids"])
+        _become(entry_order)  # only the sandbox's uid can walk its workspace, to the next target
+        for tree, target in zip(trees, entry_order["mounts"], strict=True):
             _attach(tree, target)
         walls = _boot(control)["walls"]
         guard_pid, joining = _fork_guard(walls, control, word)
         namespaces.unshare(namespaces.Namespace.USER)
         prctl.set_dumpable(True)
-        namespaces.map_ids(_INSIDE, told["ids"])
+        namespaces.map_ids(_INSIDE, entry_order["ids"])
         namespaces.forbid_user_namespaces()
         shares.limit_inotify()
         if joining is not None and joining.recv(16) != b"ready":
-            os._exit(1)  # it has said on the control socket what it lacks
+            os._exit(1)  # it has sent its error on the control socket
         supervisor.wait_for_masks(control, walls)  # the kernel starts only after this
         socket.send_fds(word, [b"mounts"], [joining.fileno()] if joining is not None else [])
         word.close()
@@ -245,40 +246,40 @@ def _enter(
 def _fork_guard(
     walls: Mapping[str, Any], control: socket.socket, word: socket.socket
 ) -> tuple[int, socket.socket | None]:
-    """Fork the path guard where there is to be one: its process, and the socket to join it by.
+    """Fork the path guard if the walls have one. Return its pid, and the socket to join it by.
 
-    Before the user namespace: this process's uid will own it, which is the guard's right to read
-    the memory of the processes in it (user_namespaces(7)).
+    Do this before the user namespace exists: this process's uid will own the namespace, which
+    gives the guard the right to read the memory of the processes in it (user_namespaces(7)).
     """
     if walls["guard"] is None:
         return 0, None
-    joining, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    joining, guards_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
         try:
             word.detach()
             joining.detach()
-            seal.close_all_but((its.fileno(), control.fileno()))
+            seal.close_all_but((guards_end.fileno(), control.fileno()))
             os.setsid()
             seal.limit(walls["rlimits"])
             capabilities.keep_only(0)  # the bounding set stays: no_new_privs makes it void
             prctl.set_no_new_privs()
             seal.add_filter(walls["filter"])
             calls = GuardedCalls(walls["guard"])
-            its.send(b"ready")
+            guards_end.send(b"ready")
             control.close()
-            path_guard.serve(its, calls)
+            path_guard.serve(guards_end, calls)
         except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
             with contextlib.suppress(OSError):
                 control.sendall(frames.encode("refused", seal.refusal(error)))
         finally:
             os._exit(1)
-    its.close()
+    guards_end.close()
     return pid, joining
 
 
 def _wait_parked(setup: socket.socket, word: socket.socket) -> None:
-    """Until the broker has something to say. A jail whose kernel ends meanwhile ends with it."""
+    """Wait until the broker sends something. Exit if the kernel of the jail ends before that."""
     poll = select.poll()
     poll.register(setup, select.POLLIN)
     poll.register(word, select.POLLIN)
@@ -299,26 +300,30 @@ def _enter_groups(groups: Sequence[int]) -> None:
         os.close(group)
 
 
-def _become(told: Mapping[str, Any]) -> None:
-    uid, gid = told["ids"]
+def _become(entry_order: Mapping[str, Any]) -> None:
+    uid, gid = entry_order["ids"]
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
-    for name, value in told["environment"].items():
+    for name, value in entry_order["environment"].items():
         os.environ[name] = value
-    if "TZ" in told["environment"]:
+    if "TZ" in entry_order["environment"]:
         time.tzset()
 
 
 def _seal(
     walls: Mapping[str, Any],
     domain: "_Domain | None",
-    like: Mapping[str, Any],
+    zygote_walls: Mapping[str, Any],
     joining: socket.socket | None,
 ) -> int:
-    """`joining` leads to the path guard, where there is one. `like` are the walls of the zygote:
-    where its broker says that they are binding, whoever speaks for the runtime now can leave out
-    neither Landlock nor the filter."""
-    if like.get("binding") and any(walls[name] != like[name] for name in ("landlock", "filter")):
+    """Seal this process. `joining` is the socket to the path guard, if there is one.
+
+    `zygote_walls` are the walls of the zygote. If the broker has marked them as binding, a process
+    that controls the runtime later can leave out neither Landlock nor the filter.
+    """
+    if zygote_walls.get("binding") and any(
+        walls[name] != zygote_walls[name] for name in ("landlock", "filter")
+    ):
         raise seal.SealError("walls", OSError(22, "these are not the walls of the zygote"))
     seal.limit(walls["rlimits"])
     capabilities.drop_all()
@@ -326,7 +331,7 @@ def _seal(
     abi = 0
     if walls["landlock"]:
         if domain is None:
-            raise seal.SealError("landlock", OSError(95, "this linux has none"))
+            raise seal.SealError("landlock", OSError(95, "this Linux has no Landlock"))
         abi = domain.enter(walls)
     if joining is not None:
         seal.join_guard(joining, walls["guard"]["filter"])
@@ -336,11 +341,11 @@ def _seal(
 
 
 class _Domain:
-    """A Landlock domain of which all is ready but what the conversation's mounts bring.
+    """A Landlock domain that is complete except for the rules of the conversation's mounts.
 
-    A rule holds for the file that was at its path when it was made, so those for the workspace are
-    made after the last mount. What else a jail has was mounted before it was parked. `made`: the
-    other process of the jail has made these rules already.
+    A rule holds for the file that was at its path when the rule was made, so the rules for the
+    workspace are made after the last mount. Everything else in a jail was mounted before it was
+    parked. `made` is a descriptor: the jail's other process has already made these rules.
     """
 
     def __init__(self, walls: Mapping[str, Any], *, scope_signals: bool, made: int | None) -> None:
@@ -367,7 +372,7 @@ class _Domain:
         self._ruleset.enter(only_this_thread=True)
 
     def enter(self, walls: Mapping[str, Any]) -> int:
-        """Restrict this process; the ABI. Raises SealError."""
+        """Restrict this process. Return the ABI. Raise SealError."""
         rules = seal.domain_rules(walls)
         if [rule for rule in rules if not _comes_late(rule[0])] != self._ready:
             raise seal.SealError("landlock", OSError(22, "these are not the walls of the zygote"))
@@ -388,11 +393,11 @@ def _comes_late(path: str) -> bool:
     return any(path == top or path.startswith(f"{top}/") for top in tops)
 
 
-# -- what is done ahead, so that it is quick when somebody waits -----------------------------------
+# -- work done ahead, to be fast when a caller waits -----------------------------------------------
 #
 # The first write of a fork to a page copies it: 3.6 µs, and Python writes wherever it counts a
-# reference. To enter and seal met 1,300 such pages in the two processes together. So what somebody
-# would wait for is done once before they park, in a way that changes nothing.
+# reference. Entering and sealing wrote to 1,300 such pages in the two processes together. So all
+# steps that a caller would wait for run once before they park, in a way that changes nothing.
 
 
 def _rehearse_entry(view: View) -> None:
@@ -410,7 +415,7 @@ def _rehearse_entry(view: View) -> None:
 
 
 def _rehearse_seal(walls: Mapping[str, Any], domain: _Domain | None) -> None:
-    """Seal a thread, which then ends: a domain, a filter and capabilities are each thread's own."""
+    """Seal a thread, which then ends: a domain, a filter and capabilities belong to one thread."""
 
     steps: list[Callable[[], object]] = [
         capabilities.drop_all,
@@ -420,12 +425,14 @@ def _rehearse_seal(walls: Mapping[str, Any], domain: _Domain | None) -> None:
         lambda: seal.add_filter(walls["jail_filter"]),
     ]
 
-    def act() -> None:
+    def rehearse() -> None:
         for step in steps:
-            with contextlib.suppress(OSError, seal.SealError):  # some need what comes only later
+            with contextlib.suppress(
+                OSError, seal.SealError
+            ):  # some lack a condition at this point
                 step()
 
-    _thread.start_new_thread(act, ())
+    _thread.start_new_thread(rehearse, ())
     while os.stat("/proc/self/task").st_nlink != 3:  # . and .. and this thread
         time.sleep(_MOMENT_S)
 
@@ -437,27 +444,27 @@ def become_kernel(
     fds: Sequence[int], prepared: kernel.Prepared, walls: Mapping[str, Any], *, ahead: bool
 ) -> NoReturn:
     """Be the kernel of a new jail, in a child of the zygote. `fds`: kernel socket, word, and the
-    pidfd of PID 1. `ahead`: nobody waits for it yet."""
+    pidfd of PID 1. `ahead`: no caller waits for it yet."""
     sock, word, supervisor_fd = _socket(fds[0]), _socket(fds[1]), fds[2]
     try:
         set_handler(SIGCHLD, SIG_DFL)
         seal.close_all_but(fds)
         supervisor.silence()
         if os.getpid() != _KERNEL_PID:
-            raise RuntimeError("something else was started in the jail before its kernel")
+            raise RuntimeError("another process was started in the jail before its kernel")
         os.setsid()
         _renew_randomness()
         if ahead:
-            with contextlib.suppress(PermissionError):  # as it is under `chrt --idle`
-                scheduling.batch()  # it must not preempt a cell that runs
+            with contextlib.suppress(PermissionError):  # as under `chrt --idle`
+                scheduling.batch()  # it must not preempt a running cell
         parked = kernel.park(sock, prepared, ahead=ahead)
         word.send(b"join %d" % os.getpid())
-        its_domain = _hear_fd(word, b"namespaces")  # made while the shell was run warm
+        domain_fd = _hear_fd(word, b"namespaces")  # made while the shell was warmed
         namespaces.join(supervisor_fd, _OWN)
         oom = supervisor.OomScore()
         oom.set(supervisor.OOM_KERNEL)
         oom.close()
-        domain = _Domain.of(walls, scope_signals=True, made=its_domain)
+        domain = _Domain.of(walls, scope_signals=True, made=domain_fd)
         if ahead:
             _rehearse_seal(walls, domain)
             with contextlib.suppress(PermissionError):
@@ -476,16 +483,16 @@ def _follow(
     sock: socket.socket,
     supervisor_fd: int,
     domain: _Domain | None,
-    like: Mapping[str, Any],
+    zygote_walls: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """Steps 3 to 5 of the kernel, behind the supervisor; its boot frame."""
+    """Do steps 3 to 5 of the kernel, after the supervisor. Return its boot frame."""
     with seal.forbid_imports():
         packet, groups, _, _ = socket.recv_fds(word, _PACKET_MAX, _FDS_MAX)
         if not packet:
             os._exit(0)
-        told = json.loads(packet.decode())
+        entry_order = json.loads(packet.decode())
         _enter_groups(groups)
-        _become(told)
+        _become(entry_order)
         boot = _boot(sock)
         walls = boot["walls"]
         joining = _hear_fd(word, b"mounts")
@@ -494,7 +501,7 @@ def _follow(
         namespaces.join(supervisor_fd, namespaces.Namespace.USER)
         os.close(supervisor_fd)
         prctl.set_dumpable(True)
-        _seal(walls, domain, like, _socket(joining) if joining is not None else None)
+        _seal(walls, domain, zygote_walls, _socket(joining) if joining is not None else None)
         seal.enter_files_only_domain(walls)
         seal.add_filter(walls["kernel_filter"])
         seal.add_filter(walls["unix_filter"])
@@ -502,16 +509,14 @@ def _follow(
 
 
 def _renew_randomness() -> None:
-    """What the zygote drew before the fork must not be the same in two jails.
+    """Replace random state of the zygote, which must not be the same in two jails.
 
-    `random` is seeded anew at every fork by Python itself, OpenSSL sees that its process has
-    another number, and `secrets`, `uuid` and numpy's new generators ask linux each time.
+    Python itself seeds `random` again at every fork. OpenSSL notices the changed pid of its
+    process. `secrets`, `uuid` and numpy's new generators ask Linux each time.
     """
     loaded: Mapping[str, Any] = sys.modules
     if "numpy.random" in loaded:
-        numpy = loaded[
-            "numpy"
-        ]  # not seed(), which copies twice the pages, and takes twice the time
+        numpy = loaded["numpy"]  # not seed(), which copies twice the pages and takes twice the time
         state = numpy.frombuffer(os.urandom(2496), numpy.uint32)
         numpy.random.set_state(("MT19937", state, 624))
     if "multiprocessing.process" in loaded:
@@ -521,4 +526,4 @@ def _renew_randomness() -> None:
     if "uuid" in loaded:
         uuid = loaded["uuid"]
         uuid._node, uuid._last_timestamp = uuid._random_getnode(), None
-        uuid._generate_time_safe = None  # libuuid keeps a node and a clock sequence of its own
+        uuid._generate_time_safe = None  # libuuid keeps its own node and clock sequence

@@ -3,9 +3,9 @@
     {"type": "stream", "content": {"name": "stdout", "text": "hi\\n"}}
     {"type": "execute_reply", "id": "7", "content": {"status": "ok", …}}
 
-`id` ties a reply to its request and is absent from what nobody asked for. `FrameReader` cuts a
-stream of bytes into frames for a loop; `receive` takes exactly one frame from a blocking socket
-and not a byte more; `FrameWriter` sends frames whole, from any thread.
+`id` links a reply to its request. Frames that answer no request have no `id`. `FrameReader` cuts a
+stream of bytes into frames for a loop. `receive` takes exactly one frame from a blocking socket and
+not a byte more. `FrameWriter` sends whole frames, from any thread.
 """
 
 import base64
@@ -24,21 +24,21 @@ from datetime import date
 from typing import Any, NamedTuple
 
 MAX_SENT = 16 * 1024 * 1024
-"""Bytes of the largest body the guest sends; callers cut what is larger, and say so."""
+"""Bytes of the largest body that the guest sends; callers cut larger content, and mark it."""
 
 MAX_RECEIVED = 256 * 1024 * 1024
-"""Bytes of the largest body the guest takes; only the runtime sends here."""
+"""Bytes of the largest body that the guest accepts; only the runtime sends here."""
 
 MAX_DEPTH = 64
-"""Deepest nesting of what user code may publish, as the host caps what it parses …"""
+"""Deepest nesting of content that user code may publish. The host has the same limit for …"""
 
 MAX_JSON = 2 * 1024 * 1024
-"""… bytes of a part that is JSON and no string …"""
+"""… bytes of a part that is JSON and not a string …"""
 
 MAX_VALUES = 150_000
-"""… values in all of its JSON, keys among them: less than half of the host's limit for a frame …"""
+"""… values in all of its JSON, including keys: less than half of the host's limit for a frame …"""
 
-_VALUE_COST = 16  # bytes: a value counts as at least so many where JSON has a limit of its size
+_VALUE_COST = 16  # bytes: the minimum that a value counts if JSON has a limit of its size
 
 MAX_BUFFERS = 1024
 """… buffers of a comm's message …"""
@@ -60,12 +60,12 @@ class Frame(NamedTuple):
 
 
 def encode(kind: str, content: Mapping[str, Any], id: str | None = None) -> bytes:
-    """One frame as bytes.
+    """Return one frame as bytes.
 
-    Content is treated as Jupyter treats it: bytes become base64, dates ISO 8601, sets and arrays
-    lists; NaN and infinities become strings, since JSON has no word for them. Lone surrogates,
-    which UTF-8 cannot carry, arrive as the text `\\udc80`. Raises FrameError for what has no JSON
-    (a cycle, an object of no known kind) or is larger than MAX_SENT.
+    Content is treated as in Jupyter: bytes become base64, dates ISO 8601, sets and arrays lists.
+    NaN and infinities become strings, because JSON cannot express them. Lone surrogates, which
+    UTF-8 cannot carry, arrive as the text `\\udc80`. Raise FrameError for content that has no JSON
+    (a cycle, an object of an unknown kind) or that is larger than MAX_SENT.
     """
     frame: dict[str, Any] = {"type": kind, "content": content}
     if id is not None:
@@ -73,7 +73,7 @@ def encode(kind: str, content: Mapping[str, Any], id: str | None = None) -> byte
     try:
         try:
             text = _dumps(frame)
-        except (TypeError, ValueError):  # keys that are no strings, NaN: rare, so cleaned late
+        except (TypeError, ValueError):  # keys that are not strings, NaN: rare, so cleaned late
             text = _dumps(_clean(frame))
     except (TypeError, ValueError, RecursionError) as error:
         raise FrameError(f"{kind} cannot be sent as JSON: {error}") from error
@@ -87,7 +87,7 @@ def encode(kind: str, content: Mapping[str, Any], id: str | None = None) -> byte
 
 
 def too_deep(value: Any, limit: int = MAX_DEPTH) -> bool:
-    """Whether lists and dicts in `value` nest deeper than `limit`."""
+    """Return whether lists and dicts in `value` nest deeper than `limit`."""
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, (list, tuple, set)):
@@ -96,7 +96,7 @@ def too_deep(value: Any, limit: int = MAX_DEPTH) -> bool:
 
 
 def check_json(value: Any) -> int:
-    """The size of `value` as JSON in bytes, where the host will take it. Raises FrameError."""
+    """Return the size of `value` as JSON in bytes. Raise FrameError if the host would refuse it."""
     if too_deep(value):
         raise FrameError(f"nested deeper than {MAX_DEPTH} levels")
     encoded = encode("", {"": value})
@@ -110,7 +110,7 @@ def check_json(value: Any) -> int:
 
 
 def values_in(encoded: bytes) -> int:
-    """Return the number of values in this JSON, keys among them. White space counts as none.
+    """Return the number of values in this JSON, including keys. White space is not counted.
 
     The host counts in the same way: see `sbx.protocol.bundles.count_values`.
     """
@@ -122,7 +122,7 @@ def values_in(encoded: bytes) -> int:
 
 
 def receive(sock: socket.socket) -> Frame | None:
-    """Block for one frame; None at the end of the stream. Raises FrameError, OSError."""
+    """Block for one frame. Return None at the end of the stream. Raise FrameError, OSError."""
     head = _receive_exactly(sock, _LENGTH.size)
     if head is None:
         return None
@@ -139,7 +139,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes, in order. Raises FrameError."""
+        """Return the frames that `data` completes, in order. Raise FrameError."""
         buffer = self._buffer
         buffer += data
         frames = []
@@ -157,17 +157,17 @@ class FrameReader:
 class FrameWriter:
     """Sends frames on a blocking stream socket, each whole, from any thread.
 
-    A Python signal handler that raises (KeyboardInterrupt) may strike in the middle of a send. The
-    count of what was already written is then lost with `socket.sendall`, and the next frame would
-    begin inside this one. `io.BufferedWriter` keeps its place: it owns the frame before the first
-    write, and the rest goes out before the next one.
+    A Python signal handler that raises (KeyboardInterrupt) may interrupt a send. With
+    `socket.sendall`, the count of the bytes already written would then be lost, and the next frame
+    would begin inside this one. `io.BufferedWriter` keeps its position: it owns the frame before
+    the first write, and sends the rest before the next frame.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
         self._sock = sock
         raw = io.FileIO(sock.fileno(), "wb", closefd=False)
-        # An allocation of this size is mapped lazily: what no frame ever fills costs nothing.
+        # An allocation of this size is mapped lazily: the unused part costs nothing.
         self._out = io.BufferedWriter(raw, buffer_size=MAX_SENT + _LENGTH.size)
         self._lock = RLock()
         self._waiting: deque[bytes] = deque()
@@ -175,7 +175,7 @@ class FrameWriter:
         self._muted = False
 
     def send(self, kind: str, content: Mapping[str, Any], id: str | None = None) -> None:
-        """Blocks while the other side does not read. Raises FrameError, OSError."""
+        """Send a frame. Block while the other side does not read. Raise FrameError, OSError."""
         self.send_encoded(encode(kind, content, id))
 
     def send_encoded(self, frame: bytes) -> None:
@@ -183,7 +183,7 @@ class FrameWriter:
             return
         with self._lock:
             self._waiting.append(frame)
-            if self._sending:  # a signal handler that prints, inside our own send: it is next
+            if self._sending:  # a signal handler that prints, inside a send: its frame is next
                 return
             self._sending = True
             try:
@@ -205,12 +205,12 @@ class FrameWriter:
         return bool(self._waiting)
 
     def flush(self) -> None:
-        """Send what is held, if anything is."""
+        """Send the held frames, if there are any."""
         if self._waiting and not self._muted:
             self.send_encoded(b"")
 
     def silence_forks(self) -> None:
-        """From now on a fork of this process cannot write to the socket, nor read from it.
+        """Make sure that no fork of this process can write to the socket, or read from it.
 
         The child's descriptor is replaced by /dev/null, so that not even a half-sent frame in the
         inherited buffer, flushed at the child's exit, can reach the other side.
@@ -219,7 +219,7 @@ class FrameWriter:
 
     def _silence(self) -> None:
         self._muted = True
-        self._lock = RLock()  # a thread that is not here any more may have held it
+        self._lock = RLock()  # a thread that does not exist in the child may have held it
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         os.dup2(null, self._sock.fileno(), inheritable=False)
         os.close(null)
@@ -257,7 +257,7 @@ def _receive_exactly(sock: socket.socket, size: int) -> bytes | None:
 
 
 def _as_json(value: Any) -> Any:
-    """What json.dumps does not know, as jupyter_client sends it."""
+    """Convert a value that json.dumps does not support, like jupyter_client."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return base64.b64encode(value).decode("ascii")
     if isinstance(value, date):

@@ -43,7 +43,7 @@ _CREATES = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
 
 
 class Opened(NamedTuple):
-    """The caller gets a copy of `fd`, which is closed then. `flags` are those of its call."""
+    """The caller gets a copy of `fd`; the guard then closes it. `flags` are those of its call."""
 
     fd: int
     flags: int
@@ -51,7 +51,7 @@ class Opened(NamedTuple):
 
 class SlowOpen(NamedTuple):
     """A FIFO or a device, whose open may wait for another process. `fd` is an O_PATH descriptor of
-    it, which is closed then."""
+    it, which the guard closes afterwards."""
 
     fd: int
     flags: int
@@ -61,7 +61,7 @@ Answer = Opened | SlowOpen | None
 
 
 class _At(NamedTuple):
-    """Which arguments of a call are a directory descriptor and a path below it."""
+    """The indexes of a call's arguments for a directory descriptor and for a path below it."""
 
     directory: int | None
     path: int
@@ -117,12 +117,12 @@ class GuardedCalls:
         self._calls = {number: calls[name] for name, number in numbers.items()}
 
     def perform(self, call: Call) -> Answer:
-        """Perform one call. Raises `Outside`, and OSError for the caller."""
+        """Perform one call. Raise `Outside`, and OSError for the caller."""
         self._take_rules()
         return self._calls[call.number](call)
 
     def _take_rules(self) -> None:
-        """Read the rules if the host has replaced them. Raises OSError EPERM without rules."""
+        """Read the rules if the host has replaced them. Raise OSError EPERM without rules."""
         try:
             status = os.stat(RULES)
             if (seen := (status.st_ino, status.st_mtime_ns)) == self._rules_seen:
@@ -134,13 +134,13 @@ class GuardedCalls:
         except (OSError, ValueError):
             if self._rules_seen is None:
                 raise PermissionError(errno.EPERM, "the guard has no rules") from None
-            return  # the rules that it has stay in force
+            return  # the old rules stay in force
         self._rules, self._linked, self._rules_seen = rules, linked, seen
 
     # -- decisions ------------------------------------------------------------------------------
 
     def _check(self, target: Target, *, is_directory: bool = False) -> Match | None:
-        """Return the match if `target` would be new in the quarantine, None if it is free. Raises
+        """Return the match if `target` would be new in the quarantine, None if it is free. Raise
         OSError EROFS if it is protected."""
         parts = target.parts
         if target.name.casefold() == HEAD.casefold() and file_names.may_fold_case(target.parent):
@@ -151,26 +151,29 @@ class GuardedCalls:
         return match
 
     def _check_existing(self, target: Target, *, is_directory: bool = False) -> None:
-        """For a name that is to be linked, moved or removed: EROFS if the table protects it. A link
-        to the quarantine is free."""
+        """Raise OSError EROFS if the table protects a name that is to be linked, moved or removed.
+        A link to the quarantine is free."""
         if target.item() is None and self._rules.match(
             target.parts, target.exists, is_directory=is_directory
         ):
             raise _protected()
 
     def _check_inode(self, status: os.stat_result) -> None:
-        """A protected file may have a second name. Raises OSError EROFS."""
+        """Raise OSError EROFS for a protected file, which may have a second name."""
         if (status.st_dev, status.st_ino) in self._linked:
             raise _protected()
 
     def _check_link(self, link: str, parts: Parts) -> None:
-        """A symlink may not lead out of the workspace on the host: whoever follows it there would
-        be in a directory that this or another sandbox filled. Raises OSError EPERM.
+        """Check the text of a symlink that is about to be created at `parts`.
 
-        Nor may it give a directory of the workspace a name that the table has as a parent: EROFS.
-        `bin/python` and `bin/pip` stay free, which an environment has as links to programs.
+        A symlink may not lead out of the workspace on the host: a program that follows it there
+        would be in a directory that this or another sandbox filled. Raise OSError EPERM.
+
+        It may not give a directory of the workspace a name that the table has as a parent either:
+        raise OSError EROFS. `bin/python` and `bin/pip` stay free, because an environment has them
+        as links to programs.
         """
-        if link.startswith("/"):  # with `..` behind a name that is a link it leads anywhere
+        if link.startswith("/"):  # with `..` after a name that is a link, it can lead anywhere
             is_below = any(link == top or link.startswith(f"{top}/") for top in self._link_prefixes)
             if is_below and ".." not in link.split("/"):
                 return
@@ -181,8 +184,11 @@ class GuardedCalls:
         raise PermissionError(errno.EPERM, "a symlink would lead out of the directory")
 
     def _check_above(self, target: Target) -> None:
-        """A symlink or a directory with content would put another file in place of a protected one
-        that is not there yet: `tools -> evil` for `tools/check`. Raises OSError EROFS."""
+        """Raise OSError EROFS if a protected file may later exist below this name.
+
+        A symlink or a directory with content would put another file in its place: `tools -> evil`
+        for `tools/check`.
+        """
         parts = target.parts
         if self._rules.is_above_alias(parts) or self._rules.is_import_name(parts):
             raise _protected()
@@ -190,8 +196,11 @@ class GuardedCalls:
     def _check_move(
         self, source: Target, destination: Target, path_fd: int, status: os.stat_result
     ) -> None:
-        """What lies below a directory keeps its meaning only where it stays. Raises OSError EXDEV,
-        upon which mv(1) and others copy: then each name is checked; EROFS above an alias."""
+        """Check a move. The entries of a directory keep their meaning only if it stays in place.
+
+        Raise OSError EXDEV: mv(1) and others then copy the files, and each name is checked. Raise
+        EROFS above an alias.
+        """
         if self._rules.is_above_alias(source.parts):
             raise _protected()
         self._check_above(destination)
@@ -201,7 +210,7 @@ class GuardedCalls:
             return
         if self._zone(source) != self._zone(destination):
             raise OSError(errno.EXDEV, "into or out of a tree of packages")
-        # Whatever lies in it now: another process could add a name after a look.
+        # Independent of its entries now: another process could add a name after a look.
         if self._rules.is_parent(destination.parts):
             raise OSError(errno.EXDEV, "the table has names below this one")
         if source.parts[:-1] == destination.parts[:-1]:
@@ -214,7 +223,7 @@ class GuardedCalls:
             raise OSError(errno.EXDEV, "to another depth")
 
     def _zone(self, target: Target) -> tuple[bool, bool]:
-        """Which scopes of the table hold below a directory."""
+        """Return which scopes of the table apply below a directory."""
         trees = [self._rules.is_package_tree(part) for part in target.parts]
         return any(trees), trees[-1]
 
@@ -236,7 +245,7 @@ class GuardedCalls:
                 path_fd = target.hold()
             except FileNotFoundError:
                 if not flags & os.O_CREAT:
-                    raise Outside from None  # Linux has the right errno
+                    raise Outside from None  # Linux returns the right errno
                 return self._create(call, target, flags, mode)
             with _closing(path_fd):
                 return self._open_existing(path_fd, target, flags)
@@ -257,7 +266,7 @@ class GuardedCalls:
         return Opened(_reopen(path_fd, target, status, how), flags)
 
     def _reopen_descriptor(self, descriptor: str, flags: int) -> Opened:
-        """/dev/stdout and the like, where they are a file of the workspace."""
+        """Open /dev/stdout and similar paths, if they lead to a file of the workspace."""
         with _closing(open_path(descriptor)) as path_fd:
             status = os.fstat(path_fd)
             if not stat.S_ISREG(status.st_mode):
@@ -280,7 +289,7 @@ class GuardedCalls:
         return Opened(os.open(target.name, how, mode, dir_fd=target.parent), flags)
 
     def _open_unnamed(self, call: Call, at: _At, path: str, flags: int, mode: int) -> Opened:
-        """O_TMPFILE: a file without a name, in a directory. It gets one by linkat only."""
+        """Open a file without a name (O_TMPFILE) in a directory. Only linkat can give it a name."""
         inside = f"{path.rstrip('/')}/unnamed"
         with self._paths.target(call, at.directory, inside, follow=False) as target:
             self._check(target)
@@ -320,14 +329,14 @@ class GuardedCalls:
             if self._check(target) is not None or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
                 raise _protected()
             if stat.S_ISFIFO(mode) and not self._makes_fifos:
-                raise PermissionError(errno.EACCES, "the policy permits no FIFO")
+                raise PermissionError(errno.EACCES, "the policy does not allow FIFOs")
             permissions = (mode & 0o777) & ~procfs.umask(call.thread)
             os.mknod(target.name, stat.S_IFMT(mode) | permissions, dir_fd=target.parent)
 
     def _symlink(self, call: Call, at: _At) -> None:
         link = self._paths.path(call, 0)
         with self._name(call, at) as target:
-            if is_item(link):  # mv(1) makes a link to the quarantine again
+            if is_item(link):  # mv(1) creates a link to the quarantine again
                 match = self._check(target)
                 if match is not None and match.name != recorded_name(link):
                     raise _protected()
@@ -364,7 +373,7 @@ class GuardedCalls:
                 hard_links.link(path_fd, target)
 
     def _check_linked(self, path_fd: int, status: os.stat_result) -> None:
-        """A symlink may not get a name at another depth, where it would lead elsewhere."""
+        """Raise OSError for a symlink: at another depth it would lead elsewhere."""
         self._check_inode(status)
         if stat.S_ISLNK(status.st_mode) and _item_of(path_fd, status) is None:
             raise PermissionError(errno.EPERM, "a hard link to a symlink")
@@ -403,7 +412,7 @@ class GuardedCalls:
             match = None if item else self._check(destination, is_directory=is_directory)
             if flags & _RENAME_EXCHANGE:
                 raise OSError(errno.EINVAL, "not supported in a directory of the host")
-            # The link of an item moves itself, and leads nowhere on the host there either.
+            # The link of an item is moved itself, and leads nowhere on the host at its new place.
             moved = _item_of(fd, status)
             if match is not None and moved is not None and match.name != recorded_name(moved):
                 raise _protected()
@@ -434,7 +443,7 @@ class GuardedCalls:
                 os.unlink(target.name, dir_fd=target.parent)
 
     def _name(self, call: Call, at: _At) -> Target:
-        """The name itself, which may be a symlink, to be created or removed."""
+        """Return the target for a name, which may be a symlink, to create or remove it."""
         path = self._paths.path(call, at.path)
         return self._paths.target(call, at.directory, path.rstrip("/") or path, follow=False)
 
@@ -446,8 +455,8 @@ class GuardedCalls:
 
     # -- modes ----------------------------------------------------------------------------------
     #
-    # Never left to Linux, also outside the workspace: Landlock has no right for modes, and a caller
-    # could exchange the path after the check.
+    # Never left to Linux, also outside of the workspace: Landlock has no right for modes, and a
+    # caller could exchange the path after the check.
 
     def _chmod(self, call: Call, at: _At, mode: int, flags: int) -> None:
         path = self._paths.path(call, at.path)
@@ -473,10 +482,10 @@ class GuardedCalls:
             own = f"/proc/self/fd/{fd}"
             path, status = os.readlink(own), os.fstat(fd)
             is_directory = stat.S_ISDIR(status.st_mode)
-            # Without the right to search a directory the guard could not see what is in it.
+            # Without the right to search a directory, the guard could not see its entries.
             is_needed = path in (QUARANTINE, ITEMS) or path.startswith((RECORDS, RULES))
             if is_needed or self._paths.below(path) == ():
-                raise PermissionError(errno.EPERM, "the guard needs this as it is")
+                raise PermissionError(errno.EPERM, "the guard needs this mode")
             if stat.S_ISLNK(status.st_mode):
                 raise OSError(errno.EOPNOTSUPP, "a symlink has no mode")
             with contextlib.suppress(Outside):
@@ -498,12 +507,11 @@ class GuardedCalls:
 
 
 def _reopen(path_fd: int, target: Target, status: os.stat_result, flags: int) -> int:
-    """Open a regular file for writing by its O_PATH descriptor; a copy of it, if it has further
-    names."""
+    """Open a regular file for writing by its O_PATH descriptor. If it has further names, open a
+    copy of it."""
     if status.st_nlink > 1:
-        os.close(
-            _open_own(path_fd, flags & ~os.O_TRUNC)
-        )  # does the caller have the right to write?
+        # Fails if the caller has no right to write.
+        os.close(_open_own(path_fd, flags & ~os.O_TRUNC))
         empty = bool(flags & os.O_TRUNC)
         with _closing(hard_links.separate(path_fd, target, empty=empty)) as copy:
             return _open_own(copy, flags)
@@ -534,7 +542,7 @@ def _item_of(path_fd: int, status: os.stat_result) -> str | None:
 
 @contextlib.contextmanager
 def _closing(fd: int) -> Iterator[int]:
-    """Close the descriptor in the end."""
+    """Close the descriptor at the end."""
     try:
         yield fd
     finally:

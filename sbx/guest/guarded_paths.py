@@ -1,4 +1,4 @@
-"""How a path of a caller in the jail becomes a name in a directory of the workspace.
+"""Turn a path of a caller in the jail into a name in a directory of the workspace.
 
 The guard resolves as the caller would: from its working directory or descriptor, in the same mounts
 and with the same uid. All decisions are about the result, a descriptor and one name, so that no
@@ -16,7 +16,7 @@ from sbx.linux.seccomp_notify import Call
 
 QUARANTINE = "/.sbx-quarantine"
 ITEMS, RECORDS = f"{QUARANTINE}/items", f"{QUARANTINE}/records"
-RULES = f"{QUARANTINE}/rules.json"  # by the host; Landlock lets no process of the jail write it
+RULES = f"{QUARANTINE}/rules.json"  # written by the host; Landlock keeps the jail from writing it
 AT_FDCWD = -100
 AT_SYMLINK_NOFOLLOW, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, AT_EMPTY_PATH = 0x100, 0x200, 0x400, 0x1000
 _ITEM = re.compile(re.escape(f"{ITEMS}/") + "([0-9a-f]{16})")
@@ -54,7 +54,7 @@ class Target:
 
     def hold(self) -> int:
         """Open the name itself with O_PATH: no process can exchange the file between a check of
-        this descriptor and its use. Raises FileNotFoundError."""
+        this descriptor and its use. Raise FileNotFoundError."""
         return open_path(self.name, self.parent, follow=False)
 
     def exists(self, parts: Parts) -> bool:
@@ -69,7 +69,7 @@ class Target:
         try:
             status = os.lstat(path, dir_fd=self.parent)
         except (FileNotFoundError, NotADirectoryError):
-            return False  # any other error means that it cannot be known: the caller gets it
+            return False  # any other error means that the answer is unknown: the caller gets it
         return not stat.S_ISLNK(status.st_mode) or _item(path, self.parent) is None
 
     def item(self) -> str | None:
@@ -84,7 +84,7 @@ class Resolver:
         self._root = root
 
     def path(self, call: Call, argument: int) -> str:
-        """Return the path that an argument points to. Raises OSError EFAULT, ENAMETOOLONG."""
+        """Return the path that an argument points to. Raise OSError EFAULT, ENAMETOOLONG."""
         return os.fsdecode(procfs.read_string(call.thread, call.arguments[argument], _PATH_MAX))
 
     def base(self, call: Call, directory: int | None, path: str) -> int | None:
@@ -99,7 +99,7 @@ class Resolver:
         return open_path(f"/proc/{call.thread}/{where}")
 
     def target(self, call: Call, directory: int | None, path: str, *, follow: bool) -> Target:
-        """Resolve `path` as the caller would. Raises `Outside`, OSError."""
+        """Resolve `path` as the caller would. Raise `Outside`, OSError."""
         base = self.base(call, directory, path)
         for _ in range(_LINKS_MAX):
             parent, name = _split(path)
@@ -110,7 +110,7 @@ class Resolver:
                     os.close(base)
             directory_path = os.readlink(f"/proc/self/fd/{fd}")
             below = self.below(directory_path)
-            # A link of /proc leads to what a process has open, not to its text.
+            # A link of /proc leads to the open file of a process, not to its text.
             is_plain = name not in ("", ".", "..") and not directory_path.startswith("/proc/")
             link = _link_at(fd, name) if follow and is_plain else None
             if link is None and (below is None or not is_plain):
@@ -134,7 +134,7 @@ class Resolver:
 
     def target_of(self, path_fd: int) -> Target | None:
         """Return the name that an O_PATH descriptor was opened by; None for the workspace itself
-        and for a file without a name. Raises `Outside`, OSError EROFS if it has only other names.
+        and for a file without a name. Raise `Outside`, OSError EROFS if it has only other names.
         """
         path = os.readlink(f"/proc/self/fd/{path_fd}")
         below = self.below(path)
@@ -162,20 +162,20 @@ def _moved() -> OSError:
 
 
 def signed(argument: int, bits: int = 32) -> int:
-    """Return an argument of a call as the signed integer that Linux takes it for."""
+    """Return an argument of a call as the signed integer that Linux reads."""
     argument &= (1 << bits) - 1
     return argument - (1 << bits) if argument >> (bits - 1) else argument
 
 
 def open_path(path: str, base: int | None = None, *, follow: bool = True) -> int:
-    """Open with O_PATH: for a descriptor of another process what it is open on, also a pipe."""
+    """Open with O_PATH. For a descriptor of another process, open the file behind it, or a pipe."""
     flags = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     return os.open(path, flags, dir_fd=base)
 
 
 def is_item(link: str) -> bool:
-    """Return whether this is the text of a link to a recorded item of this quarantine. The text and
-    what lies below ITEMS are the jail's to choose, the records are not."""
+    """Return whether this is the text of a link to a recorded item of this quarantine. The jail can
+    choose the text and the files below ITEMS, but not the records."""
     match = _ITEM.fullmatch(link)
     return match is not None and os.path.lexists(f"{RECORDS}/{match[1]}.json")
 

@@ -1,4 +1,4 @@
-"""Names of one file: the path guard gives and takes them by a descriptor, never by a path.
+"""Names of one file: the path guard creates and removes them by a descriptor, never by a path.
 
 A program of the jail may put another file at a path while the guard looks at the first one. So the
 file that was checked is the one that gets the new name (linkat(2) on /proc/self/fd).
@@ -16,17 +16,17 @@ COPY_MAX = 64 << 20  # bytes
 
 
 def link(path_fd: int, target: Target) -> None:
-    """Give the file of an O_PATH descriptor a further name. Raises OSError."""
+    """Give the file of an O_PATH descriptor a further name. Raise OSError."""
     _link(path_fd, target.name, target.parent)
 
 
 def move(path_fd: int, source: Target, destination: Target) -> None:
     """Move the file of an O_PATH descriptor, which `source` led to, as rename(2) does.
 
-    Raises OSError: EXDEV where the file system has no hard links, upon which mv(1) copies.
+    Raise OSError: EXDEV if the file system has no hard links, and mv(1) then copies.
     """
     if _is(destination, path_fd):
-        return  # as rename(2): two names of one file stay
+        return  # like rename(2): two names of one file stay
     fresh = _fresh()
     try:
         _link(path_fd, fresh, destination.parent)
@@ -44,11 +44,11 @@ def move(path_fd: int, source: Target, destination: Target) -> None:
 
 
 def separate(path_fd: int, target: Target, *, empty: bool = False) -> int:
-    """Make `target` a separate file, with the content of the file of an O_PATH descriptor that it
-    led to, and return a descriptor of it. `empty`: without the content.
+    """Make `target` a separate file, and return a descriptor of it.
 
-    The other names may lie outside of the directory, as those of packages that pnpm and uv link
-    from a store. Raises OSError EROFS for a file that is too large or belongs to another user.
+    The content is that of the file of an O_PATH descriptor that `target` led to. `empty`: without
+    the content. The other names may lie outside of the directory, as for packages that pnpm and uv
+    link from a store. Raise OSError EROFS for a file that is too large or belongs to another user.
     """
     status = os.fstat(path_fd)
     if status.st_uid != os.geteuid() or (status.st_size > COPY_MAX and not empty):
@@ -62,7 +62,7 @@ def separate(path_fd: int, target: Target, *, empty: bool = False) -> int:
         os.fchown(writing, -1, status.st_gid)
         os.fchmod(writing, status.st_mode & 0o777)
         os.utime(writing, ns=(status.st_atime_ns, status.st_mtime_ns))
-        if not _is(target, path_fd):  # the user has saved the file meanwhile
+        if not _is(target, path_fd):  # the user has saved the file in the meantime
             raise BlockingIOError(errno.EAGAIN, "the file was replaced")
         _rename(fresh, target)
     except BaseException:
@@ -75,7 +75,7 @@ def separate(path_fd: int, target: Target, *, empty: bool = False) -> int:
 
 def check_copied(path_fd: int) -> None:
     """Raise OSError EXDEV for anything but a regular file of at most COPY_MAX bytes: mv(1) and
-    others copy it themselves then."""
+    others then copy it themselves."""
     status = os.fstat(path_fd)
     if not stat.S_ISREG(status.st_mode) or status.st_size > COPY_MAX:
         raise OSError(errno.EXDEV, "cannot be copied here")
@@ -103,10 +103,10 @@ def _rename(name: str, target: Target) -> None:
 def _is(target: Target, path_fd: int) -> bool:
     """Return whether the name leads to the file of a descriptor."""
     try:
-        there = os.lstat(target.name, dir_fd=target.parent)
+        status = os.lstat(target.name, dir_fd=target.parent)
     except FileNotFoundError:
         return False
-    return os.path.samestat(there, os.fstat(path_fd))
+    return os.path.samestat(status, os.fstat(path_fd))
 
 
 def _fresh() -> str:

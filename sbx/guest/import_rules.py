@@ -1,8 +1,9 @@
-"""What a policy lets a cell import, checked on the cell's syntax tree before it runs.
+"""Check which modules a cell imports against the policy, on its syntax tree, before it runs.
 
-A courtesy, not a wall: it tells a model at once, and in words, what will not work, so that it
-writes something else. It sees only what is spelled out in the cell; `exec`, a string put together
-at run time or a file that is run pass it by, and are held by the walls like everything else.
+This is help for the user, not a wall: it reports at once and in words that an import will fail, so
+that a model writes something else. It sees only names that are spelled out in the cell.
+`exec`, a string put together at run time, or a file that the cell runs pass it. The walls hold for
+them as for everything else.
 """
 
 import ast
@@ -13,10 +14,10 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class ImportRules:
-    """Dotted names. An entry covers what lies below it: `os` covers `os.path`.
+    """Dotted names. An entry covers the names below it: `os` covers `os.path`.
 
-    `allow` None allows every module. `forbid` beats `allow`, and may also name what is inside a
-    module, such as `os.system`: neither attribute access nor `from os import system` is let pass.
+    `allow` None allows every module. `forbid` overrides `allow`. It may also name a part of a
+    module, such as `os.system`: then both attribute access and `from os import system` are refused.
     """
 
     allow: frozenset[str] | None = None
@@ -34,13 +35,13 @@ class ImportRules:
 @dataclass(frozen=True, slots=True)
 class Violation:
     name: str
-    """The module, or what is inside one, that the cell named."""
+    """The module, or the part of one, that the cell named."""
     rule: str | None
-    """The entry of `forbid` that covers it; None when `allow` does not."""
+    """The entry of `forbid` that covers it; None if `allow` does not cover it."""
     line: int
 
     def sentence(self, rules: ImportRules) -> str:
-        """What went wrong and what would work, for a person or a model."""
+        """Return the refusal and the allowed modules, for a person or a model."""
         if self.rule is not None:
             covered = "" if self.rule == self.name else f" (rule {self.rule!r})"
             return f"line {self.line}: this sandbox's policy forbids {self.name!r}{covered}."
@@ -59,10 +60,10 @@ def check(
     modules: Mapping[str, str] | None = None,
     is_local: Callable[[str], bool] = lambda name: False,
 ) -> Violation | None:
-    """The first thing in `tree` that the rules refuse, or None.
+    """Return the first violation of the rules in `tree`, or None.
 
-    `modules` maps names that earlier cells bound to the modules they are (`{"o": "os"}`);
-    `is_local` says whether a top-level name is the user's own file, which needs no allowance.
+    `modules` maps names that earlier cells bound to their modules (`{"o": "os"}`). `is_local`
+    returns whether a top-level name is the user's own file, which is always allowed.
     """
     bound = {**(modules or {}), **_bindings(tree)}
     for node in ast.walk(tree):
@@ -86,7 +87,7 @@ def _judge(
     for name in [module, *candidates]:
         if rule := _covering(name, rules.forbid):
             return Violation(name, rule, line)
-        if name.endswith(".*"):  # binds whatever is forbidden inside the module as well
+        if name.endswith(".*"):  # also binds the forbidden parts of the module
             inside = sorted(entry for entry in rules.forbid if entry.startswith(name[:-1]))
             if inside:
                 return Violation(name, inside[0], line)
@@ -98,7 +99,7 @@ def _judge(
 
 
 def _covering(name: str, entries: frozenset[str]) -> str | None:
-    """The entry that is `name` or a parent of it."""
+    """Return the entry that is `name` or a parent of it."""
     while name:
         if name in entries:
             return name
@@ -107,7 +108,7 @@ def _covering(name: str, entries: frozenset[str]) -> str | None:
 
 
 def _bindings(tree: ast.AST) -> dict[str, str]:
-    """Names that the tree's imports bind, wherever they stand, and what they stand for."""
+    """Return the names that the tree's imports bind anywhere, and the modules behind them."""
     bound = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -121,7 +122,7 @@ def _bindings(tree: ast.AST) -> dict[str, str]:
 
 
 def _imported(node: ast.AST, bound: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """(module, the names taken out of it) for each import that `node` is."""
+    """Yield (module, the names imported from it) for each import in `node`."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield alias.name, []
@@ -137,7 +138,7 @@ def _imported(node: ast.AST, bound: Mapping[str, str]) -> Iterator[tuple[str, li
 
 
 def _attribute(node: ast.AST, bound: Mapping[str, str]) -> str | None:
-    """`os.system`, or `getattr(os, "system")`, as a dotted name; None for anything else."""
+    """Return `os.system`, or `getattr(os, "system")`, as a dotted name; None for anything else."""
     if isinstance(node, ast.Attribute):
         return _dotted(node, bound, known_only=True)
     if isinstance(node, ast.Name):
@@ -151,7 +152,7 @@ def _attribute(node: ast.AST, bound: Mapping[str, str]) -> str | None:
 
 
 def _dotted(node: ast.AST, bound: Mapping[str, str], *, known_only: bool = False) -> str | None:
-    """A chain of names as the module path it stands for, by what the names are bound to."""
+    """Return a chain of names as a module path, with the names resolved by `bound`."""
     if isinstance(node, ast.Name):
         return bound.get(node.id, None if known_only else node.id)
     if isinstance(node, ast.Attribute):

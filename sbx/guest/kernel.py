@@ -1,7 +1,7 @@
-"""What a kernel is told at its start, and the call that turns a sealed process into one.
+"""The start configuration of a kernel, and the call that turns a sealed process into one.
 
-Importing this module imports neither IPython nor asyncio: in the cold path the supervisor's
-process loads it before the seal, and both are imported only after it, in `serve`.
+Importing this module imports neither IPython nor asyncio. On the cold path the supervisor's process
+loads it before the seal, and both are imported only after it, in `serve`.
 """
 
 import gc
@@ -23,7 +23,7 @@ class KernelConfig:
     """The `kernel` part of the boot frame: `KernelConfig(**frame["kernel"])`."""
 
     preload: Sequence[str] = ()
-    """Modules to import before the first cell; one that fails is named in `ready`."""
+    """Modules to import before the first cell; `ready` names those that fail."""
     import_rules: Mapping[str, Any] | None = None
     """`{"allow": [names] or None, "forbid": [names]}`; see `sbx.guest.import_rules`."""
     processes: bool = True
@@ -31,35 +31,35 @@ class KernelConfig:
     home: str = "/workspace"
     cwd: str = "/workspace"
     output_max: int | None = None
-    """Bytes a run may output, when its request does not say; None is without end."""
+    """Bytes that a run may output if its request has no limit; None is unlimited."""
     mime_max: int = 8 * 1024 * 1024
-    """Bytes of one rich output; what is larger makes way for a note."""
+    """Bytes of one rich output; a note replaces larger output."""
     planted: Mapping[str, str] | None = None
-    """Files to be made below /tmp before the first cell: their paths, and what is in them."""
+    """Files to create below /tmp before the first cell: path and content."""
 
 
 class Prepared(NamedTuple):
-    """A shell, in a process that imported what it was to; `missing` says what failed, and why."""
+    """A shell in a process after the imports; `missing` has the failed ones, with the reason."""
 
     shell: "SandboxShell"
     missing: dict[str, str]
 
 
 class Parked(NamedTuple):
-    """A kernel that knows its socket, and nothing yet of whom it is for."""
+    """A kernel that has its socket, and no owner yet."""
 
     kernel: "Kernel"
     missing: dict[str, str]
 
 
 def prepare(preload: Sequence[str] = ()) -> Prepared:
-    """Import IPython and `preload`, and build the shell; starts no thread and writes no file.
+    """Import IPython and `preload`, and build the shell. Start no thread and write no file.
 
     `serve` does this itself; a zygote does it once, before it forks.
     """
     from sbx.guest import shell
 
-    # Before pyplot is imported, by us or by a cell: figures are drawn into the output.
+    # Set before the first import of pyplot, here or in a cell: figures are drawn into the output.
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     built = shell.build()
     missing = {}
@@ -74,9 +74,11 @@ def prepare(preload: Sequence[str] = ()) -> Prepared:
 
 @contextmanager
 def _out_of_the_workspace() -> Iterator[None]:
-    """Libraries read configuration in the working directory and at home as they are imported
-    (matplotlibrc, ~/.fonts.conf): an earlier kernel may have left a FIFO there, on which every
-    start would hang."""
+    """Import from `/` and with it as home.
+
+    Libraries read configuration in the working directory and at home at import (matplotlibrc,
+    ~/.fonts.conf). An earlier kernel may have left a FIFO there, on which every start would hang.
+    """
     home, cwd = os.environ.get("HOME"), os.getcwd()
     os.environ["HOME"] = "/"
     os.chdir("/")
@@ -90,10 +92,10 @@ def _out_of_the_workspace() -> Iterator[None]:
 
 
 def park(sock: socket.socket, prepared: Prepared, *, ahead: bool) -> Parked:
-    """Build the kernel, in a fork of the zygote that is not sealed yet; reads nothing from `sock`.
+    """Build the kernel in a fork of the zygote that is not sealed yet. Read nothing from `sock`.
 
-    `ahead` of need its shell is run warm: whatever a first cell would touch is this process's own
-    then. A collection would copy pages that no cell needs, so there is none until `start`.
+    With `ahead`, warm its shell: the pages that a first cell would write are then already copied.
+    A collection would copy pages that no cell needs, so it is disabled until `start`.
     """
     from sbx.guest.dispatch import Kernel
     from sbx.guest.warming import warm
@@ -109,8 +111,8 @@ def park(sock: socket.socket, prepared: Prepared, *, ahead: bool) -> Parked:
 def start(parked: Parked, config: KernelConfig) -> NoReturn:
     """Be the kernel until the other side closes its socket; then the process ends with code 0.
 
-    Called once, in a process that is sealed and has one thread. Takes over descriptors 0, 1 and 2,
-    the standard streams, SIGINT, and what `input` and `getpass` mean.
+    Call this once, in a sealed process with one thread. It takes over descriptors 0, 1 and 2, the
+    standard streams, SIGINT, `input` and `getpass`.
     """
     for name, value in (("HOME", config.home), ("USER", config.user), ("LOGNAME", config.user)):
         os.environ[name] = value
@@ -118,8 +120,8 @@ def start(parked: Parked, config: KernelConfig) -> NoReturn:
         _plant(path, text)
     os.chdir(config.cwd)
     sys.argv = [""]
-    sys.dont_write_bytecode = True  # as PYTHONDONTWRITEBYTECODE says to all others: -I reads none
-    # Last of all: a file in the workspace may shadow a module from here on, not before.
+    sys.dont_write_bytecode = True  # -I ignores PYTHONDONTWRITEBYTECODE, which the others obey
+    # The last step: from here on, and not before, a file in the workspace may shadow a module.
     sys.path.insert(0, "")
     gc.enable()
     parked.kernel.run(config, parked.missing)
@@ -133,7 +135,7 @@ def _plant(path: str, text: str) -> None:
 
 
 def serve(sock: socket.socket, config: KernelConfig) -> NoReturn:
-    """All of it, in the cold path: `prepare` and `start`, in a process that is sealed."""
+    """Do the whole start of the cold path: `prepare` and `start`, in a sealed process."""
     from sbx.guest.dispatch import Kernel
 
     if sock.fileno() <= 2:

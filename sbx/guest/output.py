@@ -1,16 +1,16 @@
-"""What a cell prints, as `stream` frames: in order, soon, and never more than was allowed.
+"""The output of a cell as `stream` frames: in order, soon, and never beyond the limit.
 
-Two ways lead out of a cell. `sys.stdout` and `sys.stderr` are `TextStream`s. And file descriptors
-1 and 2 are pipes into this process, for what never asks Python: C libraries, children, os.write.
-Both meet in `Output`. What comes after a silence goes out at once, by whoever wrote it: a busy cell
-lets no other thread run for 5 ms. What follows gathers, for 10 ms or up to 8 KiB. Nothing is ever
-dropped for being too fast: a send blocks until the host has read, so a flood slows the cell down
-and fills no memory.
+Output leaves a cell in two ways. `sys.stdout` and `sys.stderr` are `TextStream`s. File descriptors
+1 and 2 are pipes into this process, for writers that bypass Python: C libraries, children,
+os.write. Both meet in `Output`. The first text after a silence is sent at once, by the thread that
+wrote it, because a busy cell lets no other thread run for 5 ms. Text that follows is gathered, for
+10 ms or up to 8 KiB. Fast output is never dropped: a send blocks until the host has read, so a
+flood slows the cell down and fills no memory.
 
-One thread (`Output.start`; the process must have one thread only until it is sealed) waits on the
-pipes and for what has gathered, or is held for the next frame, to become due. Whoever writes,
-displays or ends a cell first empties the pipes, under the same lock, so what a finished child wrote
-comes before what follows it.
+One thread (`Output.start`; the process must have only one thread until it is sealed) waits for the
+pipes and for gathered text or held frames to become due. A thread that writes, displays or ends a
+cell first empties the pipes, under the same lock, so the output of a finished child comes before
+later output.
 """
 
 import codecs
@@ -32,7 +32,7 @@ from sbx.linux import libc, timerfd
 StreamName = Literal["stdout", "stderr"]
 
 INTERVAL_S = 0.010
-"""While a cell keeps printing, a frame at most this often …"""
+"""While a cell continues to print, send a frame at most this often …"""
 FULL = 8 * 1024
 """… or whenever this many characters have gathered."""
 PIECE = 64 * 1024
@@ -40,7 +40,7 @@ PIECE = 64 * 1024
 
 _DESCRIPTORS: dict[StreamName, int] = {"stdout": 1, "stderr": 2}
 _PIPE_CAPACITY = 65536
-_AFTER_THE_LIMIT = "\n[what comes after the end of a run and beyond its limit is not shown]\n"
+_AFTER_THE_LIMIT = "\n[output after the end of a run and beyond its limit is not shown]\n"
 _UNCOUNTED = frozenset({"error", "input_request"})
 
 
@@ -53,20 +53,20 @@ class Output:
         self._lock = threading.RLock()
         self._gathered: list[tuple[StreamName, str]] = []
         self._size = 0
-        self._alarm_set = False  # for the thread to send what has gathered, or is held
+        self._alarm_set = False  # for the thread to send gathered text or held frames
         self._sent_at = 0.0
-        self._held_at = 0.0
-        self._watches_held = False  # an alarm is set that looks after what is held
+        self._held_since = 0.0
+        self._watches_held = False  # an alarm for held frames is set
         self._in_run = False
         self._limit: int | None = None
-        self._left: float = float("inf")
+        self._remaining: float = float("inf")
         self._pipes: dict[int, tuple[StreamName, codecs.IncrementalDecoder]] = {}
         self._filled = select.poll()
         self._alarm = -1
         self._forked = False
 
     def take_over(self) -> None:
-        """Be stdout and stderr, and descriptors 0, 1 and 2, of this process."""
+        """Replace stdout and stderr, and descriptors 0, 1 and 2, of this process."""
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
@@ -78,25 +78,27 @@ class Output:
             self._filled.register(reader, select.POLLIN)
         sys.stdout = TextStream("stdout", self)
         sys.stderr = TextStream("stderr", self)
-        self._alarm = timerfd.create()  # set without waking the thread, as most runs end before
+        self._alarm = timerfd.create()  # setting it does not wake the thread: most runs end before
         os.register_at_fork(after_in_child=self._after_fork)
 
     def start(self) -> None:
-        """Start the thread, in a process that has taken over and is sealed."""
+        """Start the thread, in a process that has called `take_over` and is sealed."""
         threading.Thread(target=self._deliver, name="sbx-output", daemon=True).start()
 
     def begin_run(self, limit: int | None) -> None:
-        """A new run may send `limit` bytes of output; None is without end."""
+        """Begin a run that may send `limit` bytes of output; None is unlimited."""
         with self._lock:
             self._sent_at = 0.0  # the first text of every run goes out at once
             self._in_run = True
             self._limit = limit
-            self._left = float("inf") if limit is None else limit
+            self._remaining = float("inf") if limit is None else limit
 
     def end_run(self) -> None:
-        """Send all there is, what C buffered and finished children wrote included. What is held
-        back goes with the reply, which comes next. What threads write from now on has what the run
-        left of its limit; the rest is dropped, and the next run not stopped for it."""
+        """Send all output, including the buffers of C and the output of finished children.
+
+        Held frames are sent with the reply, which comes next. Threads may later write the rest of
+        the run's limit. Output beyond it is dropped, and does not stop the next run.
+        """
         if not self._forked:
             for stream in (sys.__stdout__, sys.__stderr__):
                 with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or gone
@@ -117,7 +119,7 @@ class Output:
             self._send_or_schedule()
 
     def flush(self) -> None:
-        """Everything written so far is with the host when this returns."""
+        """Send all output so far to the host, and return after that."""
         if self._forked:
             return
         with self._lock:
@@ -126,12 +128,12 @@ class Output:
             self._writer.flush()
 
     def publish(self, kind: str, content: Mapping[str, Any], *, hold: bool = False) -> None:
-        """Send a frame after all text written before it; with `hold`, together with the next one
-        if that follows within INTERVAL_S, and alone after that.
+        """Send a frame after all text written before it. Raise FrameError for invalid content.
 
-        One that passes the run's limit is dropped as a whole, save errors and questions.
+        With `hold`, send it together with the next frame if that follows within INTERVAL_S, and
+        alone after that.
 
-        Raises FrameError when the content cannot be a frame.
+        A frame that exceeds the run's limit is dropped as a whole, except errors and questions.
         """
         if self._forked:
             text = content.get("data", {}).get("text/plain") or "\n".join(
@@ -149,7 +151,7 @@ class Output:
                 else:
                     self._writer.send_encoded(frame)
             else:
-                self._tell_limit()
+                self._report_limit()
 
     def _gather(self, name: StreamName, text: str) -> None:
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
@@ -161,18 +163,19 @@ class Output:
             self._gathered.append((name, text))
             self._size += len(text)
         if allowed < size:
-            self._tell_limit()
+            self._report_limit()
 
     def _take(self, size: int) -> int:
-        """How many of `size` bytes may still go out."""
-        if size <= self._left:
-            self._left -= size
+        """Return how many of `size` bytes may still be sent."""
+        if size <= self._remaining:
+            self._remaining -= size
             return size
-        allowed, self._left = int(self._left), 0
+        allowed, self._remaining = int(self._remaining), 0
         return allowed
 
-    def _tell_limit(self) -> None:
-        """Once a run, and after all that still fitted: the host interrupts the cell then."""
+    def _report_limit(self) -> None:
+        """Report the limit once a run, after all text within it: the host then interrupts the
+        cell."""
         self._send_gathered()
         if self._limit is not None:
             limit, self._limit = self._limit, None
@@ -193,20 +196,20 @@ class Output:
 
     def _hold(self, frame: bytes) -> None:
         self._writer.hold(frame)
-        self._held_at = time.monotonic()
-        if not self._watches_held:  # one that is left from an earlier frame will do: it is 20 µs
+        self._held_since = time.monotonic()
+        if not self._watches_held:  # an alarm of an earlier frame is enough: setting one is 20 µs
             self._watches_held = True
             self._set_alarm(INTERVAL_S)
 
     def _send_overdue(self) -> None:
-        """The alarm rang: send what is held for a frame that did not come."""
+        """Send held frames for which no next frame came. Called by the alarm."""
         self._watches_held = False
-        left = self._held_at + INTERVAL_S - time.monotonic()
+        remaining_s = self._held_since + INTERVAL_S - time.monotonic()
         if not self._writer.holds:
             return
-        if left > 0:
+        if remaining_s > 0:
             self._watches_held = True
-            self._set_alarm(left)
+            self._set_alarm(remaining_s)
         else:
             self._writer.flush()
 
@@ -225,7 +228,7 @@ class Output:
         self._sent_at = time.monotonic()
 
     def _empty_pipes(self) -> None:
-        """One read each: a pipe holds no more than that, and a child may never stop writing."""
+        """Read once from each pipe: a pipe holds no more, and a child may never stop writing."""
         for reader, _ in self._filled.poll(0):
             name, decoder = self._pipes[reader]
             data = os.read(reader, _PIPE_CAPACITY)
@@ -241,21 +244,21 @@ class Output:
         for reader in self._pipes:
             waiting.register(reader, select.POLLIN)
         while True:
-            rang = False
+            is_due = False
             for descriptor, event in waiting.poll():
                 if descriptor == self._alarm:
-                    rang = timerfd.clear(self._alarm)
+                    is_due = timerfd.clear(self._alarm)
                 elif descriptor == self._sock.fileno():
-                    os._exit(0)  # the runtime is gone, and nobody is left to tell
+                    os._exit(0)  # the runtime is gone
                 elif not event & select.POLLIN:
                     waiting.unregister(descriptor)
             try:
                 with self._lock:
-                    if rang:
+                    if is_due:
                         self._alarm_set = False
                     self._empty_pipes()
                     self._send_or_schedule()
-                    if rang:
+                    if is_due:
                         self._send_overdue()
             except OSError:
                 os._exit(0)
@@ -294,11 +297,11 @@ class TextStream(io.TextIOBase):
         self._output.flush()
 
     def close(self) -> None:
-        """Flushes only: a later cell has to print as well."""
+        """Flush only: later cells have to print as well."""
         self.flush()
 
     def reconfigure(self, **_options: Any) -> None:
-        """Accepted for programs that set an encoding; frames are UTF-8 whatever they ask."""
+        """Accept options of programs that set an encoding; frames are always UTF-8."""
 
     def writable(self) -> bool:
         return True
@@ -308,7 +311,7 @@ class TextStream(io.TextIOBase):
 
 
 class ByteStream(io.BufferedIOBase):
-    """`sys.stdout.buffer`: bytes, taken as UTF-8."""
+    """`sys.stdout.buffer`: accepts bytes as UTF-8."""
 
     def __init__(self, text: TextStream) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
 """The path guard: performs every change of a host directory on behalf of the jail.
 
-A host directory is a workspace that the user goes on to use. Landlock lets the kernel and the
+A host directory is a workspace that the user continues to use. Landlock lets the kernel and the
 commands of its jail only read there. The calls that open a file for writing, create, rename or
 remove a name, or change a mode are stopped by a filter (`isolation/filters/table.py`, GUARD) and
 come here. The guard resolves the path itself, asks `path_rules`, performs the call and passes the
-result back. No program inside has the right to do it alone, so there is no window between a check
+result back. No program inside has the right to do it alone, so nothing can change between a check
 and its use: the path that was checked is the descriptor that is used.
 
     free        the call is performed; a descriptor that it opens is given to the caller
@@ -45,10 +45,10 @@ from sbx.linux.seccomp_notify import Call
 
 
 def serve(joining: socket.socket, calls: GuardedCalls, child: int | None = None) -> NoReturn:
-    """Be the guard until no process can be served any more. `joining` brings the listeners.
+    """Be the guard until no process is left to serve. `joining` brings the listeners.
 
-    `child` is the supervisor where this is PID 1: then reap, and end with it. Else the end of PID 1
-    ends this process.
+    `child` is the supervisor if this is PID 1: then reap, and end with it. Otherwise the end of
+    PID 1 ends this process.
     """
     try:
         os.chdir("/")
@@ -73,7 +73,7 @@ def serve(joining: socket.socket, calls: GuardedCalls, child: int | None = None)
 
 
 def _watch_children(child: int, poll: select.poll) -> dict[int, Callable[[], None]]:
-    """What PID 1 owes its namespace: reap orphans, and end with the supervisor."""
+    """Do the duties of PID 1: reap orphans, and end with the supervisor."""
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -88,12 +88,12 @@ def _watch_children(child: int, poll: select.poll) -> dict[int, Callable[[], Non
                 return
 
     poll.register(reading, select.POLLIN)
-    os.write(writing, b"0")  # it may have ended already
+    os.write(writing, b"0")  # the child may have ended already
     return {reading: reap}
 
 
 def _join(joining: socket.socket, poll: select.poll) -> None:
-    """Take a listener; the sender waits for the answer before it goes on."""
+    """Take a listener; the sender waits for the answer before it continues."""
     message, fds, _, _ = socket.recv_fds(joining, 16, 1)
     if not message:
         poll.unregister(joining)
@@ -103,10 +103,10 @@ def _join(joining: socket.socket, poll: select.poll) -> None:
 
 
 def _answer(listener: int, call: Call, calls: GuardedCalls) -> None:
-    """Perform one call, and answer it whatever the result: the next one must be served."""
+    """Perform one call, and always answer it, so that the next one is served."""
     try:
         _perform(listener, call, calls)
-    except Exception as error:  # noqa: BLE001  # one call's border: its path or numbers are hostile
+    except Exception as error:  # noqa: BLE001  # the boundary of a call: its arguments are hostile
         _refuse(listener, call, error)
 
 
@@ -135,7 +135,7 @@ def _open_slowly(listener: int, call: Call, slow: SlowOpen) -> None:
         finally:
             os.close(slow.fd)
         _give(listener, call, Opened(fd, slow.flags))
-    except Exception as error:  # noqa: BLE001  # the same border, in a thread
+    except Exception as error:  # noqa: BLE001  # the same boundary, in a thread
         _refuse(listener, call, error)
 
 

@@ -1,8 +1,8 @@
-"""Which names in a directory of the host a program of the host obeys: the decision, as pure code.
+"""Decide which names in a directory of the host a program of the host obeys; pure code.
 
-The table itself is `sbx.workspace.host_executables`; here is the matching, which both sides of the
-wall use: the path guard inside, and the file calls of the host. Nothing here reads a file: the
-caller passes a function that states whether a path exists.
+The table itself is `sbx.workspace.host_executables`. Both sides of the wall use the matching here:
+the path guard inside, and the file calls of the host. Nothing here reads a file: the caller passes
+a function that returns whether a path exists.
 
 Names are compared without case, because the file system of the host may fold it.
 """
@@ -25,8 +25,8 @@ _ENVIRONMENT = "Python environment"
 HEAD = "HEAD"
 _GIT_PARTS = (("objects", "refs"), ("commondir",))
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
-# What `python -m NAME` looks for in its working directory first. The second set is of pre-commit,
-# whose hook is started in this way at the top of a repository.
+# The modules that `python -m NAME` looks for in its working directory first. The second set belongs
+# to pre-commit, whose hook is started in this way at the top of a repository.
 _IMPORTED = frozenset(name.casefold() for name in sys.stdlib_module_names) | {
     "pre_commit", "cfgv", "identify", "nodeenv", "yaml", "_yaml", "virtualenv", "distlib",
     "filelock", "platformdirs", "ruamel", "toml", "setuptools", "pkg_resources",
@@ -36,7 +36,7 @@ _IMPORTED = frozenset(name.casefold() for name in sys.stdlib_module_names) | {
 
 class Match(NamedTuple):
     """`depth`: how many parts of the path lead to the matching name. `is_new`: it does not exist
-    yet, so the call would create it. `name` and `program` are of the table's entry."""
+    yet, so the call would create it. `name` and `program` come from the table's entry."""
 
     depth: int
     name: str
@@ -128,8 +128,8 @@ class PathRules:
     ) -> Match | None:
         """Return the first entry that forbids a change at `path`, or None if it is free.
 
-        The parent of `path` exists and has no symlink in it. `is_directory`: `path` is one, or
-        will be.
+        The parent of `path` exists and has no symlink in it. `is_directory`: `path` is a directory,
+        or will be.
         """
         parts = tuple(path)
         folded = tuple(part.casefold() for part in parts)
@@ -160,16 +160,18 @@ class PathRules:
         return name.casefold() in self.package_trees
 
     def is_parent(self, path: Sequence[str]) -> bool:
-        """Return whether names directly below a directory would count for its name: one that gets
-        this path may bring a name that was free where it was."""
+        """Return whether names directly below a directory would count for its name.
+
+        A directory that gets this path may bring a name that was free at its old path.
+        """
         folded = tuple(part.casefold() for part in path)
         in_packages = any(part in self.package_trees for part in folded[:-1])
-        at = len(folded) - 1
+        index = len(folded) - 1
         rules = self._parents.get(folded[-1], ()) if folded else ()
-        return any(_applies(rule, at, in_packages, False) for rule in rules)
+        return any(_applies(rule, index, in_packages, False) for rule in rules)
 
     def rules_for(self, name: str, parent: str) -> list[NameRule]:
-        """The rules whose pattern a name fits, at whatever depth. `parent` is the name of the
+        """Return the rules whose pattern a name fits, at any depth. `parent` is the name of the
         directory that holds it, "" for none. Both are in lower case."""
         fits = self._exact.get(name, [])
         if self._any_pattern(name) is not None:
@@ -186,15 +188,15 @@ class PathRules:
 
     def _by_name(self, parts: Parts, folded: Parts, exists: Exists) -> Match | None:
         in_packages = False
-        for at, name in enumerate(folded):
-            parent = folded[at - 1] if at > 0 else ""
+        for index, name in enumerate(folded):
+            parent = folded[index - 1] if index > 0 else ""
             directly_in_packages = parent in self.package_trees
             for rule in self.rules_for(name, parent):
                 by_parent = bool(rule.parents) or (rule.is_module and name.startswith("__init__."))
-                if not _applies(rule, at - by_parent, in_packages, directly_in_packages):
+                if not _applies(rule, index - by_parent, in_packages, directly_in_packages):
                     continue
-                is_new = at == len(parts) - 1 and not exists(parts)
-                return Match(at + 1, rule.pattern, rule.program, is_new)
+                is_new = index == len(parts) - 1 and not exists(parts)
+                return Match(index + 1, rule.pattern, rule.program, is_new)
             in_packages = in_packages or name in self.package_trees
         return None
 
@@ -214,7 +216,8 @@ class PathRules:
         return None
 
     def _by_import(self, parts: Parts, folded: Parts, exists: Exists) -> Match | None:
-        """`argparse.py`, `argparse.cpython-311-x86_64-linux-gnu.so`, `argparse/__init__.py`."""
+        """Match a new module, such as `argparse.py`, `argparse/__init__.py` or
+        `argparse.cpython-311-x86_64-linux-gnu.so`."""
         stem, _, ending = folded[-1].partition(".")
         if not self.import_roots or not ending.endswith(("py", "pyc", "so")):
             return None
@@ -227,11 +230,13 @@ class PathRules:
 
 
 def leads_out(link: str, parts: Sequence[str]) -> bool:
-    """Return whether a relative symlink at this path could lead out of the directory. Its parent
-    has no symlink in it, so a leading `..` leads up exactly; one after a name leads up from
-    wherever that name is a link to."""
+    """Return whether a relative symlink at this path could lead out of the directory.
+
+    Its parent has no symlink in it, so a leading `..` leads exactly one level up. After a name that
+    is a link, `..` leads up from the target of that link.
+    """
     steps = [part for part in link.split("/") if part not in ("", ".")]
-    up = next((at for at, part in enumerate(steps) if part != ".."), len(steps))
+    up = next((index for index, part in enumerate(steps) if part != ".."), len(steps))
     return up >= len(parts) or ".." in steps[up:]
 
 
@@ -253,17 +258,17 @@ def _by_part(
 
 
 def _module(name: str, parent: str) -> str:
-    """Return the name of the module that a file would be, "" if Python imports no such file."""
+    """Return the module name of a file, or "" if Python does not import such a file."""
     stem, _, ending = name.partition(".")
     if ending not in ("py", "pyc", "so") and not ending.endswith(".so"):
         return ""
     return parent if stem == "__init__" else stem
 
 
-def _applies(rule: NameRule, at: int, in_packages: bool, directly_in_packages: bool) -> bool:
+def _applies(rule: NameRule, index: int, in_packages: bool, directly_in_packages: bool) -> bool:
     match rule.scope:
         case "root":
-            return at == 0
+            return index == 0
         case "tree":
             return not in_packages
         case "packages":

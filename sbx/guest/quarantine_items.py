@@ -17,7 +17,7 @@ _ITEMS_MAX = 1_000
 
 
 class Items:
-    """Creates items. Every method raises OSError: ENOSPC beyond `_ITEMS_MAX` items."""
+    """Creates items. Every method raises OSError, for example ENOSPC beyond `_ITEMS_MAX` items."""
 
     def open(self, target: Target, match: Match, flags: int, mode: int) -> int:
         """Create a file and return its descriptor."""
@@ -36,7 +36,7 @@ class Items:
         os.symlink(item, target.name, dir_fd=target.parent)
 
     def copy(self, source: Target, target: Target, match: Match) -> None:
-        """Copy a regular file. Raises OSError EXDEV for anything else, or a large one."""
+        """Copy a regular file. Raise OSError EXDEV for anything else, or a large one."""
         item = _record(target, match, "file")
         _copy(source, item, os.O_EXCL)
         os.symlink(item, target.name, dir_fd=target.parent)

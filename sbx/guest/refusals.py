@@ -1,7 +1,7 @@
-"""Which wall said no, in words, for whoever reads a cell's error: linux answers by numbers.
+"""Explain which wall refused a call, for the reader of a cell's error: Linux only gives a number.
 
-A courtesy like the import rules. It says what the policy lets a cell do instead; that the policy
-was the reason is likely, not certain: a file may also lack a permission bit.
+This is help for the user, like the import rules. It names the alternatives that the policy allows.
+The policy was probably the reason, but not certainly: a file may also lack a permission bit.
 """
 
 import errno
@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 
 _READ_ONLY = (
-    "Only /workspace and /tmp can be written to; what the user uploaded is read-only and stays as"
-    " it is: work on a copy."
+    "Only /workspace and /tmp can be written to; files that the user uploaded are read-only and"
+    " stay unchanged: work on a copy."
 )
 _COMPUTING_ONLY = (
     "The policy of this sandbox allows no processes, no new sockets, no shared memory or message"
@@ -24,34 +24,34 @@ _CHAIN_MAX = 8
 
 
 def reason(error: BaseException, *, processes: bool) -> str | None:
-    """The sentence that goes with an error by which linux refused; None for any other error.
+    """Return the explanation of an error by which Linux refused a call; None for any other error.
 
-    `processes`: whether the policy lets a cell start any.
+    `processes`: whether the policy lets a cell start processes.
     """
-    for one in _chain(error):
-        if not isinstance(one, OSError):
+    for cause in _chain(error):
+        if not isinstance(cause, OSError):
             continue
-        if one.errno == errno.EROFS or (one.errno in _OF_AN_UPLOAD and _names_an_upload(one)):
+        if cause.errno == errno.EROFS or (cause.errno in _OF_AN_UPLOAD and _names_an_upload(cause)):
             return _READ_ONLY
-        if one.errno in _DENIED and not processes:
+        if cause.errno in _DENIED and not processes:
             return _COMPUTING_ONLY
     return None
 
 
 def _names_an_upload(error: OSError) -> bool:
-    named = (error.filename, error.filename2)
+    paths = (error.filename, error.filename2)
     return any(
-        os.path.abspath(path).startswith(_UPLOADS) for path in named if isinstance(path, str)
+        os.path.abspath(path).startswith(_UPLOADS) for path in paths if isinstance(path, str)
     )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """It, and what caused it: a library wraps the PermissionError in one of its own."""
+    """Yield the error and its causes: a library wraps the PermissionError in its own error."""
     for _ in range(_CHAIN_MAX):
         if error is None:
             return
         yield error
-        wrapped = getattr(error, "reason", None)  # urllib's
+        wrapped = getattr(error, "reason", None)  # used by urllib
         if isinstance(wrapped, BaseException):
             error = wrapped
         else:

@@ -1,12 +1,12 @@
 // Runs a script as if it lay in the working directory: node script.cjs LANGUAGE FILE ARGUMENT…
 //
-// FILE lies below /tmp, where neither the files beside which the script runs nor its node_modules
-// would be found. So it is given to Node.js under a name in the working directory that no file has:
+// FILE lies below /tmp, where Node.js would find neither the files of the working directory nor its
+// node_modules. So Node.js gets the script under an unused name in the working directory:
 //
-//   1. TypeScript is made JavaScript: by `typescript` or `esbuild` of node_modules, else by
-//      Node.js itself, where it can.
-//   2. What Node.js can read as CommonJS is that; what fails for `import`, `export` or a top-level
-//      `await` is an ES module.
+//   1. TypeScript is compiled to JavaScript: by `typescript` or `esbuild` of node_modules, else by
+//      Node.js itself, if it supports that.
+//   2. Code that Node.js can read as CommonJS is CommonJS. Code that fails because of `import`,
+//      `export` or a top-level `await` is an ES module.
 
 'use strict';
 
@@ -16,9 +16,9 @@ const path = require('node:path');
 const vm = require('node:vm');
 const { pathToFileURL } = require('node:url');
 
-const [language, file, ...given] = process.argv.slice(2);
+const [language, file, ...scriptArguments] = process.argv.slice(2);
 const main = path.join(process.cwd(), '(script).js');
-process.argv = [process.argv[0], main, ...given];
+process.argv = [process.argv[0], main, ...scriptArguments];
 
 const ES_MODULE = [
   'Cannot use import statement outside a module',
@@ -53,7 +53,7 @@ function stripped(code) {
   return Module.stripTypeScriptTypes(code, { mode: 'transform' });
 }
 
-// The warning that this is experimental is for whoever chose it, and that was not the script.
+// Suppress the warning that this feature is experimental: the script did not choose it.
 function silently(act, ...words) {
   const warn = process.emitWarning;
   process.emitWarning = () => {};
@@ -77,12 +77,12 @@ function runCommonJs(code) {
   const module = new Module(main, null);
   module.filename = main;
   module.paths = Module._nodeModulePaths(path.dirname(main));
-  process.mainModule = module; // what `require.main === module` asks for
+  process.mainModule = module; // for `require.main === module`
   module._compile(code, main);
   module.loaded = true;
 }
 
-// The hooks run in a thread of their own, so they are handed the code as text.
+// The hooks run in another thread, so they get the code as text.
 function hooks(url, source) {
   return `
     const MAIN = ${JSON.stringify(url)};
@@ -101,7 +101,7 @@ function runModule(code) {
   const url = pathToFileURL(main).href;
   let ended = false;
   process.on('beforeExit', () => {
-    if (!ended && !process.exitCode) process.exitCode = 13; // as of any module that waits forever
+    if (!ended && !process.exitCode) process.exitCode = 13; // as Node.js does for an endless `await`
   });
   if (Module.registerHooks) {
     Module.registerHooks({
@@ -117,14 +117,15 @@ function runModule(code) {
   } else {
     Module.register(`data:text/javascript,${encodeURIComponent(hooks(url, code))}`);
   }
-  // Not awaited: a failure is the unhandled one that it would be in a script of its own.
+  // Not awaited: a failure must be an unhandled rejection, as in any other script.
   import(url).then(() => {
     ended = true;
   });
 }
 
-// A pipe that is full would else be written to when the script lets the loop turn: one that does
-// not would fill its memory, and `process.exit` would throw away what was printed before it.
+// Make writes block. Otherwise Node.js writes to a full pipe only when the script returns to the
+// event loop. A script that does not return would fill its memory, and `process.exit` would discard
+// its output.
 for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking?.(true);
 
 const text = fs.readFileSync(file, 'utf8');

@@ -1,8 +1,8 @@
 """The files of a script, below /tmp, for as long as its process lives.
 
-They are written by the process that becomes the script, once it is in its Landlock domain, and
-removed by PID 1 when it has ended: neither may do more than any program inside, and whatever a
-script makes of its directory meanwhile, a link is not followed.
+The process that becomes the script writes them, after it has entered its Landlock domain. PID 1
+removes them when the script has ended. Neither has more rights than any program inside, and both
+follow no link, even if a script changes its directory.
 """
 
 import os
@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 
-_ROOT = "/tmp/"  # noqa: S108  # the jail's own
-_REMOVED_MAX = 64  # entries: what we wrote, and what a compiler put beside it
+_ROOT = "/tmp/"  # noqa: S108  # of the jail
+_REMOVED_MAX = 64  # entries: our files, and files that a compiler put next to them
 
 
 def write(files: Sequence[Sequence[str]]) -> None:
-    """Write (path, text) pairs; the directories of them are made, and must be new or ours.
+    """Write (path, text) pairs. Make their directories, which must be new or made by this call.
 
-    Raises OSError, and ValueError for a path that is not one directory and a name below /tmp.
+    Raise OSError, and ValueError for a path that is not one directory and a name below /tmp.
     """
     for path, text in files:
         directory, name = _parts(path)
@@ -30,7 +30,10 @@ def write(files: Sequence[Sequence[str]]) -> None:
 
 
 def remove(files: Sequence[Sequence[str]]) -> None:
-    """Remove their directories with what lies directly in them; what cannot be removed stays."""
+    """Remove the directories and the entries directly in them.
+
+    Leave entries that cannot be removed.
+    """
     for directory in {_parts(path)[0] for path, _ in files}:
         with suppress(OSError), _opened(directory) as inside:
             with os.scandir(inside) as entries:
@@ -55,5 +58,5 @@ def _parts(path: str) -> tuple[str, str]:
     directory, _, name = path.rpartition("/")
     top, _, own = directory.rpartition("/")
     if f"{top}/" != _ROOT or not {own, name}.isdisjoint(("", ".", "..")):
-        raise ValueError(f"{path} is no file of a script")
+        raise ValueError(f"{path} is not a valid path for a file of a script")
     return directory, name

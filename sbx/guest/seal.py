@@ -1,7 +1,7 @@
-"""What a process inside does to itself so that no code it runs later can undo it.
+"""Restrictions that a process inside puts on itself, so that later code in it cannot undo them.
 
 Every process of a jail seals itself: a filter or a Landlock domain covers the one process that asks
-for it and what it forks from then on, never its siblings.
+for it and its later children, never its siblings.
 """
 
 import os
@@ -24,16 +24,16 @@ _FILES_ONLY = (
     | landlock.Files.REFER
 )
 
-_CONNECTIONS_SINCE = 9  # the ABI with RESOLVE_UNIX; compared as a number, since flags are slow
+_CONNECTIONS_SINCE = 9  # the ABI with RESOLVE_UNIX; compared as a number, because flags are slow
 
 
-# In a directory that a path guard serves nothing is made without it. That includes sockets: git
-# takes any name that can be executed for the `refs` of a repository.
+# In a directory with a path guard, only the guard creates files. That includes sockets: git
+# accepts any name that can be executed as the `refs` of a repository.
 _GUARDED = landlock.Files.READ
 
 
 class SealError(Exception):
-    """A wall that could not be put up, with its name and the reason; fatal to the jail."""
+    """A wall could not be put up; has its name and the reason. Fatal to the jail."""
 
     def __init__(self, layer: str, error: OSError) -> None:
         super().__init__(f"{layer}: {error}")
@@ -42,14 +42,14 @@ class SealError(Exception):
 
 
 class _ForbidImports:
-    """A finder that finds nothing and says so loudly: see `forbid_imports`."""
+    """A finder that raises for every module: see `forbid_imports`."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> NoReturn:
         raise ImportError(f"{name} would be imported before the seal")
 
 
 def refusal(error: BaseException) -> dict[str, Any]:
-    """The content of the `refused` frame that tells the runtime why a jail ends here."""
+    """Return the content of the `refused` frame, which reports why a jail ends here."""
     layer = error.layer if isinstance(error, SealError) else "seal"
     number = getattr(error, "errno", None) or 0
     return {"layer": layer, "message": f"{type(error).__name__}: {error}", "errno": number}
@@ -57,21 +57,21 @@ def refusal(error: BaseException) -> dict[str, Any]:
 
 @contextmanager
 def forbid_imports() -> Iterator[None]:
-    """Until this block ends an import of anything not yet loaded raises.
+    """Raise for an import of anything not yet loaded, until this block ends.
 
-    The workspace is mounted and the walls are not all up: a module found by accident in a place
-    that user code can write would run outside them.
+    The workspace is mounted and the walls are not all up. A module that is found by accident in a
+    place that user code can write would run outside of them.
     """
-    ban = _ForbidImports()
-    sys.meta_path.insert(0, ban)
+    finder = _ForbidImports()
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        sys.meta_path.remove(ban)
+        sys.meta_path.remove(finder)
 
 
 def limit(rlimits: Mapping[str, int]) -> None:
-    """setrlimit(2), soft and hard alike. NPROC counts in the jail's own user namespace by now."""
+    """Set soft and hard limits (setrlimit(2)). NPROC counts in the jail's user namespace by now."""
     for name, value in rlimits.items():
         try:
             which = getattr(resource, f"RLIMIT_{name}")
@@ -84,10 +84,10 @@ def limit(rlimits: Mapping[str, int]) -> None:
 
 
 def enter_domain(walls: Mapping[str, Any], *, nested: bool = False) -> int:
-    """Restrict the calling process, which must have one thread, by Landlock; returns the ABI.
+    """Restrict the calling process by Landlock, and return the ABI. It must have only one thread.
 
-    A process that is in a domain already enters one nested in it: that is how the kernel and each
-    command come to be out of each other's reach while PID 1 keeps its power over both.
+    A process in a domain enters a nested one. In this way the kernel and each command cannot reach
+    each other, while PID 1 keeps its power over both.
     """
     if not walls["landlock"]:
         return 0
@@ -100,18 +100,18 @@ def enter_domain(walls: Mapping[str, Any], *, nested: bool = False) -> int:
 
 
 def enter_files_only_domain(walls: Mapping[str, Any]) -> None:
-    """The kernel's second domain, where the policy takes processes away: made to match the filter.
+    """Enter the kernel's second domain, if the policy forbids processes. It matches the filter.
 
-    No program is executed from anywhere, whatever calls of linux do that; sockets, FIFOs and links
-    are made in no directory, and files and directories in those of `files_only` alone: POSIX shared
+    No program is executed from anywhere, by any call of Linux. Sockets, FIFOs and links are created
+    in no directory; files and directories only in those of `files_only`, because POSIX shared
     memory and semaphores are files of /dev/shm. No TCP port is bound or reached. (Code is still
-    mapped: what Python imports is not executed in linux's sense.)
+    mapped: Linux does not count Python's imports as execution.)
     """
     if not walls["files_only"]:
         return
     try:
         with landlock.Ruleset(tcp=True, only=_FILES_ONLY) as domain:
-            # A domain that says nothing of REFER takes renames between directories away.
+            # A domain without a rule for REFER forbids renames between directories.
             domain.allow("/", landlock.Files.REFER)
             for path in walls["files_only"]:
                 domain.allow(path, landlock.Files.MAKE_REG | landlock.Files.MAKE_DIR)
@@ -123,24 +123,24 @@ def enter_files_only_domain(walls: Mapping[str, Any]) -> None:
 def ruleset(
     walls: Mapping[str, Any], *, scope_signals: bool = True, nested: bool = False
 ) -> landlock.Ruleset:
-    """A domain in the making, with every rule of the walls that has its path by now.
+    """Return a domain that is not entered yet, with every rule of the walls whose path exists.
 
-    `nested`: the domain around it restricts connections to Unix sockets already. A second
-    restriction would keep the processes of one jail apart.
+    `nested`: the domain around it already restricts connections to Unix sockets. A second
+    restriction would separate the processes of one jail.
     """
-    made = landlock.Ruleset(scope_signals=scope_signals, scope_abstract_sockets=True)
+    domain = landlock.Ruleset(scope_signals=scope_signals, scope_abstract_sockets=True)
     try:
         for path, rights in domain_rules(walls):
-            made.allow(path, rights)
-        allow_connections(made, ("/",) if nested else walls["connect"])
+            domain.allow(path, rights)
+        allow_connections(domain, ("/",) if nested else walls["connect"])
     except BaseException:
-        made.close()
+        domain.close()
         raise
-    return made
+    return domain
 
 
 def domain_rules(walls: Mapping[str, Any]) -> list[tuple[str, landlock.Files]]:
-    """What the domain of a jail allows: a path, and what may be done there and below."""
+    """Return the rules of a jail's domain: a path, and the rights there and below."""
     return [
         (path, rights)
         for name, rights in (
@@ -155,7 +155,7 @@ def domain_rules(walls: Mapping[str, Any]) -> list[tuple[str, landlock.Files]]:
 
 
 def allow_connections(domain: landlock.Ruleset, paths: Sequence[str]) -> None:
-    """Allow connections to the Unix sockets at these paths and below, where linux asks for it."""
+    """Allow connections to the Unix sockets at and below these paths, if Linux restricts them."""
     if domain.domain.abi < _CONNECTIONS_SINCE:
         return
     for path in paths:
@@ -164,7 +164,7 @@ def allow_connections(domain: landlock.Ruleset, paths: Sequence[str]) -> None:
 
 
 def add_filter(program_hex: str | None) -> None:
-    """Load a prebuilt filter, on top of those that are loaded; None is none."""
+    """Load a prebuilt filter, in addition to the loaded ones; do nothing for None."""
     if program_hex is None:
         return
     try:
@@ -174,9 +174,9 @@ def add_filter(program_hex: str | None) -> None:
 
 
 def join_guard(joining: socket.socket, program_hex: str) -> None:
-    """Let the path guard decide on the calls of this process and of all that it starts.
+    """Let the path guard decide on the calls of this process and of all its children.
 
-    `joining` leads to the guard. Raises SealError.
+    `joining` leads to the guard. Raise SealError.
     """
     try:
         listener = seccomp.install_with_listener(bytes.fromhex(program_hex))
@@ -197,10 +197,10 @@ def close_all_but(fds: Sequence[int]) -> None:
 
 
 def check_unprivileged() -> None:
-    """No capability is left, and no_new_privs is set: see for ourselves, once."""
-    found = procfs.credentials("thread-self")
-    if found.capabilities:
+    """Raise SealError if a capability is left, or if no_new_privs is not set."""
+    credentials = procfs.credentials("thread-self")
+    if credentials.capabilities:
         raise SealError("capabilities", OSError(1, "some are left"))
-    if not found.no_new_privs:
+    if not credentials.no_new_privs:
         raise SealError("no_new_privs", OSError(1, "it is not set"))
     prctl.set_dumpable(True)

@@ -1,8 +1,8 @@
-"""The share of one jail in what Linux counts for a user or for the whole machine.
+"""The share of one jail in the counters that Linux keeps for a user or for the whole machine.
 
-Without cgroups or namespaces of their own, these counters are common to all jails of a user and to
-the programs of that user on the host. A jail of the cold path gets the same share from
-`sbx.isolation.spawn`, before bubblewrap starts.
+Without separate cgroups or namespaces, all jails of a user and that user's programs on the host
+share these counters. A jail of the cold path gets the same share from `sbx.isolation.spawn`, before
+bubblewrap starts.
 """
 
 from contextlib import suppress
@@ -15,10 +15,10 @@ _INOTIFY_WATCHES = 8192  # of at least 8,192, and a million where the memory all
 
 
 def keep_half_of_inotify() -> None:
-    """Leave half of the inotify instances and watches of this user to programs outside of the
-    caller's user namespace, however many jails there are in it.
+    """Leave half of this user's inotify instances and watches to programs outside of the caller's
+    user namespace, independent of the number of jails in it.
 
-    Best effort, since each jail has a limit of its own.
+    Best effort, because each jail has its own limit.
     """
     with suppress(OSError):
         namespaces.limit_inotify(

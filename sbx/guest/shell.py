@@ -1,16 +1,16 @@
-"""IPython, told to publish frames instead of printing, and to keep inside limits.
+"""IPython that publishes frames instead of printing, and stays inside limits.
 
-The classes stand where ipykernel's stand (shell, display hook, display publisher), so that a cell
-behaves as people know it from Jupyter; they are our own because importing ipykernel's costs a
-quarter of a second and ZeroMQ. Nothing here needs a socket: until `attach` is called a shell runs
-cells and publishes nothing, which is how a zygote warms one up before it is forked. Building one
-writes no file and starts no thread.
+The classes replace those of ipykernel (shell, display hook, display publisher), so that a cell
+behaves as in Jupyter. Importing ipykernel's classes would cost a quarter of a second and ZeroMQ.
+Nothing here needs a socket: until `attach` is called, a shell runs cells and publishes nothing. A
+zygote warms one up in this way before it forks. Building a shell writes no file and starts no
+thread.
 
-Some steps that IPython takes for every cell can be seen not to matter for most, and are skipped
-then; each says how it knows. `1+1` takes 0.2 ms of IPython for it, not 0.33.
+Some steps that IPython takes for every cell have no effect for most cells, and are skipped then.
+Each place gives its condition. `1+1` takes 0.2 ms of IPython with this, instead of 0.33.
 """
 
-# IPython is typed in part only; what is checked here is our side of it.
+# IPython is typed only in part; only our side of it is checked here.
 # mypy: disable-error-code="misc,call-arg,no-untyped-call,union-attr,no-any-return,arg-type"
 # mypy: disable-error-code="var-annotated,index"
 
@@ -49,24 +49,25 @@ from sbx.guest import commands, frames, import_rules, refusals
 from sbx.guest.import_rules import ImportRules, Violation
 
 MIME_MAX = 8 * 1024 * 1024
-"""Bytes of one rich output, when the boot frame does not say otherwise."""
+"""Bytes of one rich output, unless the boot frame sets another limit."""
 
-_TEXT_KEPT = 256 * 1024  # characters left of a text that was too large
+_TEXT_KEPT = 256 * 1024  # characters that remain of a text that was too large
 _MESSAGE_MAX = 64 * 1024
 _TRACEBACK_MAX = 512 * 1024
 _LINES_MAX = 10_000
-# A reply is taken whole or not at all, and its payload and expressions are JSON: see frames.
-_ASKED_MAX = frames.MAX_JSON - 64 * 1024
+# A reply is accepted as a whole or not at all. Its payload and expressions are JSON: see frames.
+_REPLY_JSON_MAX = frames.MAX_JSON - 64 * 1024
 _PAGE_MAX = 1024 * 1024
-_AROUND = ("/IPython/", "/sbx/guest/", "/comm/base_comm.py")  # of user code, in a traceback
+# Files of the frames above user code in a traceback.
+_AROUND = ("/IPython/", "/sbx/guest/", "/comm/base_comm.py")
 _HANDLER_FILE = os.path.join(os.path.dirname(__file__), "dispatch.py")
 
-# IPython's advice after SystemExit; there is no prompt here to be left.
+# IPython's advice after SystemExit does not apply here: a cell has no prompt to leave.
 warnings.filterwarnings("ignore", "To exit: use", UserWarning)
 
 
 class Publish(Protocol):
-    """How frames leave; see `sbx.guest.output.Output.publish`."""
+    """The function that sends frames; see `sbx.guest.output.Output.publish`."""
 
     def __call__(self, kind: str, content: Mapping[str, Any], *, hold: bool) -> None: ...
 
@@ -81,7 +82,7 @@ class ImportRefused(InputRejected):
         return [f"ImportRefused: {self}"]
 
 
-class ProcessesRefused(PermissionError):  # a name that people read in a cell
+class ProcessesRefused(PermissionError):  # a name that users read in a cell
     """The policy lets a cell start no process."""
 
     def __init__(self) -> None:
@@ -95,10 +96,10 @@ class ProcessesRefused(PermissionError):  # a name that people read in a cell
 
 
 def bounded(data: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    """`data`, a bundle by MIME type, within `limit` bytes.
+    """Return `data`, a bundle by MIME type, within `limit` bytes.
 
-    The largest parts, and JSON larger than the host takes, make way for a note in text/plain,
-    which itself is cut rather than dropped. Raises FrameError for what cannot be sent at all.
+    A note in text/plain replaces the largest parts, and JSON that is larger than the host accepts.
+    text/plain itself is cut instead of dropped. Raise FrameError for data that cannot be sent.
     """
     if len(data) > frames.MAX_PARTS:
         raise frames.FrameError(f"{len(data)} formats at once: the limit is {frames.MAX_PARTS}")
@@ -124,20 +125,20 @@ def bounded(data: Mapping[str, Any], limit: int) -> dict[str, Any]:
 
 
 def _cut_note(data: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, bool]:
-    """What a frame says beside its `data` where that is not all there was."""
-    whole = all(shown.get(mime) is part for mime, part in data.items())
-    return {} if whole else {"cut": True}
+    """Return the marker of a frame whose `data` is not complete, or nothing."""
+    is_complete = all(shown.get(mime) is part for mime, part in data.items())
+    return {} if is_complete else {"cut": True}
 
 
 def cut(text: str, length: int) -> str:
-    """`text`, or its first `length` characters and a note of how many there were."""
+    """Return `text`, or its first `length` characters and a note with the full length."""
     if len(text) <= length:
         return text
     return f"{text[:length]}\n… [cut: {len(text)} characters in all]"
 
 
 def _measure(value: Any) -> tuple[int, int]:
-    """Return the bytes, and the values of what is JSON and not a string."""
+    """Return the size in bytes, and the number of values in JSON that is not a string."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode(errors="surrogatepass")), 0
     if isinstance(value, bytes):
@@ -155,17 +156,17 @@ def _checked(metadata: dict[str, Any] | None) -> dict[str, Any]:
 
 
 class FrameDisplayHook(DisplayHook):
-    """sys.displayhook: the value of a cell's last expression becomes `execute_result`."""
+    """sys.displayhook: sends the value of a cell's last expression as `execute_result`."""
 
-    exec_result = None  # no trait, as below in the shell
+    exec_result = None  # not a trait, as below in the shell
 
     def quiet(self) -> bool:
-        # Without a semicolon anywhere there is none at the end: no need to tokenize the cell.
+        # Without a semicolon in the cell, it cannot end with one: do not tokenize the cell.
         history = self.shell.history_manager.input_hist_parsed
         return bool(history) and ";" in history[-1] and bool(super().quiet())
 
     def write_output_prompt(self) -> None:
-        """The number is part of the frame."""
+        """Do nothing: the number is part of the frame."""
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
         self._shown = bounded(format_dict, self.shell.mime_max)
@@ -175,14 +176,15 @@ class FrameDisplayHook(DisplayHook):
             "metadata": _checked(md_dict),
             **_cut_note(format_dict, self._shown),
         }
-        # From a cell's last expression: its reply is all that follows. (Nobody else calls us from
-        # that code, save one who names sys.displayhook in it: that waits a moment, see `Output`.)
+        # After a cell's last expression only its reply follows, so hold this frame for it. (No
+        # other code calls this from there, unless it names sys.displayhook: then the frame waits a
+        # moment, see `Output`.)
         caller = sys._getframe(1).f_back
-        last = caller is not None and caller.f_code is self.shell.compile.last_expression
-        self.shell.publish("execute_result", content, hold=last)
+        is_last = caller is not None and caller.f_code is self.shell.compile.last_expression
+        self.shell.publish("execute_result", content, hold=is_last)
 
     def log_output(self, format_dict: dict[str, Any]) -> None:
-        super().log_output(self._shown)  # not the 100 MB that were cut: history keeps it for ever
+        super().log_output(self._shown)  # without the cut part: history keeps it indefinitely
 
     def finish_displayhook(self) -> None:
         self._is_active = False
@@ -215,9 +217,9 @@ class FrameDisplayPublisher(DisplayPublisher):
 
 
 class LeanFormatter(DisplayFormatter):
-    """Asks twelve formatters about an object only when one of them could have an answer."""
+    """Asks twelve formatters about an object only if one of them could have an answer."""
 
-    # Exactly these types have no _repr_*_ methods, and no instance can be given one.
+    # These exact types have no _repr_*_ methods, and their instances cannot get one.
     _PLAIN = frozenset({int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset})
 
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
@@ -226,19 +228,19 @@ class LeanFormatter(DisplayFormatter):
             return super().format(obj, include, exclude)
         pretty = self.formatters["text/plain"]
         if pretty.pprint and pretty.type_printers.get(kind) is _PRINTER_BY_REPR:
-            with contextlib.suppress(ValueError):  # an int of too many digits: shown as an error
+            with contextlib.suppress(ValueError):  # an int with too many digits: shown as an error
                 return {"text/plain": repr(obj)}, {}
         text = pretty(obj)
         return ({} if text is None else {"text/plain": text}), {}
 
     def _registered(self, kind: type, obj: Any) -> bool:
-        """Whether anybody registered a rich format for `kind`, its bases, or this very object."""
+        """Return whether a rich format is registered for `kind`, its bases, or this very object."""
         if self._registries_of != len(self.formatters):
             self._registries_of = len(self.formatters)
             rich = [f for mime, f in self.formatters.items() if mime != "text/plain"]
             self._registries = [
-                (one.type_printers, one.deferred_printers, one.singleton_printers)
-                for one in (self.ipython_display_formatter, self.mimebundle_formatter, *rich)
+                (formatter.type_printers, formatter.deferred_printers, formatter.singleton_printers)
+                for formatter in (self.ipython_display_formatter, self.mimebundle_formatter, *rich)
             ]
         path = (kind.__module__, kind.__name__)
         for types_, deferred, singletons in self._registries:
@@ -255,14 +257,14 @@ class LeanFormatter(DisplayFormatter):
 class CellCompiler(CachingCompiler):
     """Names cells as if they were files, as ipykernel does.
 
-    IPython shows errors in a file it cannot open by the lines it remembers. That is how Jupyter's
-    tracebacks read, and it spares a cell's error the import of stack_data.
+    For a file that it cannot open, IPython shows an error with the lines from its cache. This
+    matches Jupyter's tracebacks, and saves the import of stack_data for a cell's error.
     """
 
     last_node: ast.stmt | None = None
-    """The statement after which nothing is left of a request's cell but its reply …"""
+    """The last statement of a request's cell: only its reply follows …"""
     last_expression: types.CodeType | None = None
-    """… and its code, once compiled, if it is an expression whose value is to be shown."""
+    """… and its code after compilation, if it is an expression whose value is shown."""
 
     def __call__(self, source: Any, filename: str, symbol: str, **options: Any) -> types.CodeType:
         code: types.CodeType = super().__call__(source, filename, symbol, **options)
@@ -272,14 +274,14 @@ class CellCompiler(CachingCompiler):
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
         digest = zlib.crc32(transformed_code.encode(errors="surrogatepass"))
-        return f"/tmp/cells/{number}-{digest:08x}.py"  # noqa: S108  # nothing is ever written there
+        return f"/tmp/cells/{number}-{digest:08x}.py"  # noqa: S108  # never written
 
 
 _PRINTER_BY_REPR = PlainTextFormatter().type_printers[int]
 
 
 class LeanTransformerManager(TransformerManager):
-    """Looks for IPython's own syntax only in cells that have one of its characters."""
+    """Looks for IPython's own syntax only in cells that contain one of its characters."""
 
     def do_token_transforms(self, lines: list[str]) -> list[str]:
         if self.token_transformers == _TOKEN_TRANSFORMERS and not any(map(_special, lines)):
@@ -288,7 +290,7 @@ class LeanTransformerManager(TransformerManager):
 
     @property
     def untouched(self) -> bool:
-        """Whether nobody added a transformer, or took one away."""
+        """Whether no transformer was added or removed."""
         return self.cleanup_transforms == _CLEANUP_TRANSFORMS and (
             self.line_transforms == _LINE_TRANSFORMS
         )
@@ -297,7 +299,7 @@ class LeanTransformerManager(TransformerManager):
 _TOKEN_TRANSFORMERS = list(TransformerManager().token_transformers)
 _CLEANUP_TRANSFORMS = list(TransformerManager().cleanup_transforms)
 _LINE_TRANSFORMS = list(TransformerManager().line_transforms)
-_FIRST_NAME = re.compile(r"[\w.*]*")  # what prefilter looks up before it changes a line
+_FIRST_NAME = re.compile(r"[\w.*]*")  # the name that prefilter looks up before it changes a line
 
 
 _NOT_PYTHON = frozenset(("", " ", ">"))  # nothing, an indent, a prompt
@@ -309,13 +311,13 @@ def _special(line: str) -> bool:
 
 
 class LeanHistory(HistoryManager):
-    """The last inputs in plain attributes: to set a trait is 4 µs, and nobody observes these."""
+    """Keeps the last inputs in plain attributes: setting a trait is 4 µs, and has no observer."""
 
     _i00 = _i = _ii = _iii = ""
 
 
 class RuleKeeper:
-    """An AST transformer that changes nothing: it refuses the cell or lets it be."""
+    """An AST transformer that changes nothing: it refuses the cell or returns it as it is."""
 
     def __init__(self, rules: ImportRules, namespace: Mapping[str, Any]) -> None:
         self._rules = rules
@@ -334,13 +336,13 @@ class RuleKeeper:
 
 
 def _is_own_file(name: str) -> bool:
-    """Whether `name` would come from the working directory: what the user wrote is theirs."""
+    """Return whether `name` would come from the working directory, as one of the user's files."""
     return os.path.isfile(f"{name}.py") or os.path.isdir(name)
 
 
 @magics_class
 class PagerMagics(Magics):
-    """The magics of the terminal that a notebook has as well."""
+    """The magics of the terminal that a notebook has, too."""
 
     @line_magic
     def less(self, name: str) -> None:
@@ -355,9 +357,9 @@ class PagerMagics(Magics):
 
 
 class _Exiter(ZMQExitAutocall):
-    """`exit` and `quit`: they end the cell, as they end the script that a model had in mind.
+    """`exit` and `quit`: they end the cell, like the script that a model had in mind.
 
-    Jupyter's let the cell run to its end and then stop the kernel; here the kernel lives on.
+    In Jupyter they let the cell run to its end and then stop the kernel; here the kernel lives on.
     """
 
     def __call__(self, code: object = None) -> None:
@@ -376,9 +378,9 @@ class SandboxShell(InteractiveShell):
     exit_now = Bool(False)
     keepkernel_on_exit = AnyTrait(None)
     kernel = AnyTrait(None)
-    """Where libraries look for `comm_manager`; its presence tells them they are in a kernel."""
+    """Libraries look for `comm_manager` here; its presence shows them that this is a kernel."""
 
-    # IPython sets these for every cell. As traits that is 4 µs each, for whoever observes them.
+    # IPython sets these for every cell. A trait would take 4 µs each, to notify its observers.
     execution_count = 1
     last_execution_succeeded = True
     last_execution_result = None
@@ -387,9 +389,9 @@ class SandboxShell(InteractiveShell):
     processes = True
     mime_max = MIME_MAX
     interrupted = False
-    """An interrupt cancelled the cell's task: its CancelledError is to read KeyboardInterrupt."""
+    """An interrupt cancelled the cell's task: report its CancelledError as KeyboardInterrupt."""
     last_error: dict[str, Any] | None = None
-    """What the last `error` frame of this cell said."""
+    """The content of the last `error` frame of this cell."""
     error_in_display = False
 
     _publish: Publish | None = None
@@ -401,7 +403,7 @@ class SandboxShell(InteractiveShell):
 
     @property
     def has_hooks(self) -> bool:
-        """Whether anybody but IPython itself waits for the end of a cell: matplotlib draws then."""
+        """Whether code other than IPython has hooks for a cell's end: matplotlib draws there."""
         return self._hooks() != self._own_hooks
 
     def _hooks(self) -> list[Any]:
@@ -416,7 +418,7 @@ class SandboxShell(InteractiveShell):
         mime_max: int = MIME_MAX,
         rules: ImportRules | None = None,
     ) -> None:
-        """From now on publish; `processes` False refuses `!cmd` and its kin in words."""
+        """Publish from now on. With `processes` False, refuse `!cmd` and similar calls in words."""
         self.publish_by(publish)
         self.processes = processes
         self.mime_max = min(mime_max, frames.MAX_SENT // 2)
@@ -426,11 +428,11 @@ class SandboxShell(InteractiveShell):
             self.ast_transformers.append(RuleKeeper(rules, self.user_ns))
 
     def publish_by(self, publish: Publish | None) -> None:
-        """From now on frames leave by `publish`; None drops them."""
+        """Send frames by `publish` from now on; None drops them."""
         self._publish = publish
 
     def publish(self, kind: str, content: Mapping[str, Any], *, hold: bool = False) -> None:
-        """`hold`: the next frame follows at once, and may take this one with it."""
+        """Publish a frame. `hold`: the next frame follows at once, and can be sent with it."""
         if self._publish is not None:
             self._publish(kind, content, hold=hold)
 
@@ -456,17 +458,17 @@ class SandboxShell(InteractiveShell):
         return ProfileDir.create_profile_dir_by_name(self.ipython_dir, "default")
 
     def init_ipython_dir(self, ipython_dir: Any) -> None:
-        """Found at its first use, which most cells never make."""
+        """Create it at its first use; most cells never use it."""
 
     def init_profile_dir(self, profile_dir: Any) -> None:
-        """Likewise: %store and the like make it."""
+        """Create it at its first use: %store and similar magics do."""
 
     def init_virtualenv(self) -> None:
-        """The interpreter is the policy's."""
+        """Do nothing: the policy chooses the interpreter."""
 
     def init_environment(self) -> None:
-        # As ipykernel, but nothing forces colour on programs that see no terminal: what they
-        # print is read by models and programs.
+        # As in ipykernel, except that programs without a terminal are not forced to use colour:
+        # models and programs read their output.
         os.environ.setdefault("TERM", "xterm-color")
         os.environ.setdefault("CLICOLOR", "1")
         os.environ.update(PAGER="cat", GIT_PAGER="cat")
@@ -503,8 +505,8 @@ class SandboxShell(InteractiveShell):
         return f"{line}\n" if self._is_python(line) else super().transform_cell(raw_cell)
 
     def _is_python(self, line: str) -> bool:
-        """Whether IPython would leave this cell as it is: one line without any syntax of its own,
-        that does not begin with a magic's name. It takes 40 µs to find that out."""
+        """Return whether IPython would leave this cell unchanged: one line of plain Python that
+        does not begin with a magic's name. IPython needs 40 µs to find that out."""
         if not line.isprintable() or line[:1] in _NOT_PYTHON or _special(line):
             return False
         if line.startswith(("In [", "...")) or self.autocall or self.input_transformers_post:
@@ -527,8 +529,11 @@ class SandboxShell(InteractiveShell):
         compiler: Any = compile,
         result: Any = None,
     ) -> Any:
-        """Notes which statement ends a request's cell. A cell that user code runs inside that one
-        has no such end, and with "all" or "last" a value may be shown long before it."""
+        """Record the statement that ends a request's cell.
+
+        A cell that user code runs inside that one has no such end. With "all" or "last", a value
+        may be shown long before it.
+        """
         if self._cell_begins:
             self._cell_begins = False
             ends = nodelist and interactivity == "last_expr"
@@ -536,11 +541,11 @@ class SandboxShell(InteractiveShell):
         return await super().run_ast_nodes(nodelist, cell_name, interactivity, compiler, result)
 
     def _is_magic(self, name: str) -> bool:
-        known = self.magics_manager
-        magics = known.magics
-        return name in magics["line"] or name in magics["cell"] or name in known.lazy_magics
+        manager = self.magics_manager
+        magics = manager.magics
+        return name in magics["line"] or name in magics["cell"] or name in manager.lazy_magics
 
-    # --- What a cell may ask of the front end.
+    # --- Requests of a cell to the front end.
 
     def _page(
         self, text: Any, start: int = 0, screen_lines: int = 0, pager_cmd: Any = None
@@ -554,16 +559,16 @@ class SandboxShell(InteractiveShell):
         self.payload_manager.write_payload(payload)
 
     def ask_exit(self) -> None:
-        """%exit asks; the kernel lives until its runtime ends it."""
+        """Ask the front end for %exit; the kernel lives until its runtime ends it."""
         payload = {"source": "ask_exit", "keepkernel": bool(self.keepkernel_on_exit)}
         self.payload_manager.write_payload(payload)
 
     def take_payload(self) -> list[Any]:
-        """What the cell asks of the front end, as far as the host takes it."""
-        asked = self.payload_manager.read_payload()
-        if asked:
+        """Return and clear the cell's requests to the front end, up to the limit of the host."""
+        payload = self.payload_manager.read_payload()
+        if payload:
             self.payload_manager.clear_payload()
-        return list(_within(asked, _ASKED_MAX))
+        return list(_within(payload, _REPLY_JSON_MAX))
 
     def enable_gui(self, gui: str | None = None) -> None:
         if gui not in {None, "inline", "agg"}:
@@ -592,8 +597,11 @@ class SandboxShell(InteractiveShell):
         return super().getoutput(cmd, split=split, depth=depth + 1)
 
     def _refuse_script_magics(self) -> None:
-        """%%bash and its kin start their processes without asking `system`; and os.system answers
-        with a number where linux refuses, 32512 or -1, as of a program that was not found."""
+        """Replace %%bash and similar magics, and os.system.
+
+        The magics start their processes without a call of `system`. If Linux refuses, os.system
+        returns a number, 32512 or -1, as for a program that was not found.
+        """
 
         def refuse(line: str = "", cell: str = "") -> None:
             raise ProcessesRefused
@@ -604,7 +612,7 @@ class SandboxShell(InteractiveShell):
         os.system = system
 
         for name in _SCRIPT_MAGICS:
-            if self.find_cell_magic(name) is not None:  # loads them, so that none comes later
+            if self.find_cell_magic(name) is not None:  # loads it, so that it is not loaded later
                 self.register_magic_function(refuse, magic_kind="cell", magic_name=name)
 
     # --- Errors.
@@ -634,24 +642,25 @@ class SandboxShell(InteractiveShell):
 
 
 def _without_handler(below: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without our signal handler at its end: Jupyter's, which is C, shows no frame."""
+    """Return a traceback without our signal handler at its end. Jupyter's handler is in C and shows
+    no frame."""
     frames = []
     while below is not None:
         frames.append(below)
         below = below.tb_next
     while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename == _HANDLER_FILE:
         frames.pop()
-    kept = None
+    result = None
     for frame in reversed(frames):
-        kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return kept
+        result = types.TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return result
 
 
-# Libraries ask for the class by this name to learn whether they are in a notebook.
+# Libraries use this name to detect a notebook.
 SandboxShell.__name__ = "ZMQInteractiveShell"
 InteractiveShellABC.register(SandboxShell)
 
-_MADE_BY_A_CELL = (
+_LAZY_TRAITS = (
     *("ast_node_interactivity", "ast_transformers", "autocall", "input_transformer_manager"),
     *("input_transformers_post", "logger"),
 )
@@ -661,18 +670,18 @@ _SCRIPT_MAGICS = frozenset(
 
 
 def build() -> SandboxShell:
-    """The shell of this process, made at the first call."""
+    """Return the shell of this process; build it at the first call."""
     config = Config()
     config.HistoryManager.enabled = False
     config.HistoryManager.hist_file = ":memory:"
     # Measured with jedi and without: `json.du` 230 and 18 ms, `json.dumps(x).spl` 2.2 s and 1 ms.
     config.Completer.use_jedi = False
     config.IPCompleter.use_jedi = False
-    config.IPKernelApp.parent_appname = "sbx"  # a section of this name is how tqdm knows a notebook
+    config.IPKernelApp.parent_appname = "sbx"  # tqdm detects a notebook by a section of this name
     shell = SandboxShell.instance(config=config)
-    # What IPython makes when the first cell asks for it, now: else each fork of a zygote makes it
-    # anew, because a rehearsal leaves nothing behind.
-    for name in _MADE_BY_A_CELL:
+    # Create the objects now that IPython creates on first use by a cell. Otherwise each fork of a
+    # zygote creates them again, because a rehearsal leaves nothing behind.
+    for name in _LAZY_TRAITS:
         getattr(shell, name)
     return shell
 
@@ -687,9 +696,9 @@ def _within(values: list[Any], room: int) -> Iterator[Any]:
 
 
 def evaluated(shell: SandboxShell, expressions: Mapping[str, str]) -> dict[str, Any]:
-    """What `user_expressions` are worth after a cell, or why they are not, by their names."""
-    told = {}
-    room = _ASKED_MAX
+    """Return the values of `user_expressions` after a cell, or their errors, by their names."""
+    values = {}
+    room = _REPLY_JSON_MAX
     for name, expression in expressions.items():
         value = shell.user_expressions({name: expression})[name]
         try:
@@ -702,12 +711,12 @@ def evaluated(shell: SandboxShell, expressions: Mapping[str, str]) -> dict[str, 
         room -= size
         if room < 0:
             break
-        told[name] = value
-    return told
+        values[name] = value
+    return values
 
 
 def error_content(etype: type, evalue: Any, lines: list[str] | None = None) -> dict[str, Any]:
-    """The content of an `error` frame, also for errors whose own str() fails."""
+    """Return the content of an `error` frame, also for errors whose own str() fails."""
     try:
         message = str(evalue)
     except Exception:  # noqa: BLE001 - user code
@@ -722,7 +731,7 @@ def error_content(etype: type, evalue: Any, lines: list[str] | None = None) -> d
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """`error_content` with a plain traceback, for what IPython did not show as an `error`."""
+    """Return `error_content` with a plain traceback, for an error that IPython did not show."""
     if isinstance(error, UsageError):
         return error_content(type(error), error)
     below = error.__traceback__
@@ -738,6 +747,6 @@ def describe(error: BaseException) -> dict[str, Any]:
 def _bounded_lines(lines: list[str]) -> list[str]:
     if sum(map(len, lines)) <= _TRACEBACK_MAX and len(lines) <= _LINES_MAX:
         return lines
-    # The end says what happened, the beginning where the cell stood.
+    # The end has the error, the beginning the place in the cell.
     part = _TRACEBACK_MAX // 8
     return [cut(line, part) for line in (*lines[:3], "…", *lines[-4:])]

@@ -1,34 +1,35 @@
-"""PID 1 of a jail: starts the kernel, reaps, and runs shell commands beside a busy cell.
+"""PID 1 of a jail: starts the kernel, reaps, and runs shell commands next to a busy cell.
 
-It obeys the runtime on the control socket (`sbx.guest.frames` has the wire):
+It obeys the runtime on the control socket (`sbx.guest.frames` has the wire format):
 
     → boot       {walls, kernel}            once, first
     → interrupt  {}                         SIGINT to the kernel's process group
-    → spawn      id {argv, cwd, env}        a command, in a session and a Landlock domain of its own
-                    {…, stdin: text}        all that it will read, from a standard input then closed
-                    {…, tty: {rows, columns, window}}   on a pty of its own, which it controls
-                    {…, window: bytes}      that it may write, on credit; the rest waits for `took`
-                    {…, files: [[path, text], …]}   that it has below /tmp for as long as it lives
-    → took       id {bytes}                 of its output: so many more may come
+    → spawn      id {argv, cwd, env}        a command, in its own session and Landlock domain
+                    {…, stdin: text}        its whole standard input, which is then closed
+                    {…, tty: {rows, columns, window}}   on its own pty, which it controls
+                    {…, window: bytes}      that it may write; more output waits for `took`
+                    {…, files: [[path, text], …]}   its files below /tmp, for as long as it lives
+    → took       id {bytes}                 acknowledges output: so many more bytes may come
     → stdin      id {text} or {text: null}  null closes it
     → type       id {data}                  bytes typed at its pty, in base64
     → resize     id {rows, columns}         of its pty
     → hang_up    id {}                      close its pty
-    → signal     id {signal}                to the command's process group; SIGKILL to all that
-                                            are in the session of one with a pty
+    → signal     id {signal}                to the command's process group; SIGKILL of a command
+                                            with a pty goes to all processes of its session
     ← mounted    {}                         every mount is in place; only with `masks` in the walls
     → masked     {}                         the answer: the host's sockets and FIFOs are covered
     ← ready      {landlock}                 sealed, and the kernel is forked
     ← refused    {layer, message, errno}    a wall could not be put up; the jail ends
-    ← output     id {name, text}            what a command wrote: stdout or stderr
-    ← tty        id {data}                  what was written to its pty, in base64
-    ← fed        id {bytes, open}           read of an open stdin, or of what was typed; whether
-                                            it is open still
-    ← exited     id {code} or {signal}      or {error} when it could not be started
+    ← output     id {name, text}            output of a command on stdout or stderr
+    ← tty        id {data}                  output on its pty, in base64
+    ← fed        id {bytes, open}           bytes read from an open stdin, or from the typed input;
+                                            and whether it is still open
+    ← exited     id {code} or {signal}      or {error} if it could not be started
     ← kernel_exited {code} or {signal}
 
-It never blocks: what the runtime does not read yet is kept up to a bound, beyond which the commands
-wait, not PID 1. When the runtime hangs up it ends, and linux ends the whole PID namespace with it.
+It never blocks. Frames that the runtime has not read yet are kept up to a limit, beyond which the
+commands wait, not PID 1. When the runtime hangs up, this process ends, and Linux then ends the
+whole PID namespace.
 """
 
 import base64
@@ -56,30 +57,30 @@ _SPAWN_FAILED = 126
 _PROXY = ("127.0.0.1", 3128)
 _BACKLOG = 128
 _STARTS_WITHIN_S = 0.05
-OOM_SUPERVISOR, OOM_KERNEL, _OOM_COMMAND = 0, 500, 700  # above what PID 1 was started with
+OOM_SUPERVISOR, OOM_KERNEL, _OOM_COMMAND = 0, 500, 700  # added to the score that PID 1 started with
 
 
 class OomScore:
-    """Who dies first when memory is short: a command, then the kernel, then PID 1.
+    """Decides which process dies first if memory is short: a command, then the kernel, then PID 1.
 
-    A child has the score that its parent has at the fork. /proc/self/oom_score_adj is opened while
-    that is still allowed. Below what the host gave (systemd's user sessions start at 100, some pods
-    at 1000) a score may not be set without privilege: proc_pid_oom_score_adj(5).
+    A child inherits its parent's score at the fork. /proc/self/oom_score_adj is opened while that
+    is still allowed. Without privilege, the score may not be set below the host's value (systemd's
+    user sessions start at 100, some pods at 1000): proc_pid_oom_score_adj(5).
     """
 
     def __init__(self) -> None:
         self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        self._given = int(os.read(self._fd, 16))
+        self._base_score = int(os.read(self._fd, 16))
 
     def set(self, above: int) -> None:
-        os.pwrite(self._fd, str(min(self._given + above, 1000)).encode(), 0)
+        os.pwrite(self._fd, str(min(self._base_score + above, 1000)).encode(), 0)
 
     def close(self) -> None:
         os.close(self._fd)
 
 
 class _Command:
-    """A child started by `spawn`, until it has ended and its output is told."""
+    """A child started by `spawn`, until it has ended and its output is sent."""
 
     def __init__(
         self, name: str, pid: int, stdin: int = -1, terminal: Terminal | None = None
@@ -92,8 +93,8 @@ class _Command:
         self.close_stdin = False
         self.streams: dict[int, str] = {}
         self.decoders: dict[int, codecs.IncrementalDecoder] = {}
-        self.window: int | None = None  # bytes that it may still write; None: without a bound
-        self.waiting: list[int] = []  # its streams that nobody reads before `took` comes
+        self.window: int | None = None  # bytes that it may still write; None: no limit
+        self.waiting: list[int] = []  # its streams that are not read until `took` comes
         self.tells_fed = False
         self.files: list[tuple[str, str]] = []
         self.ended = False
@@ -123,12 +124,12 @@ class Supervisor:
         self._decoder = frames.FrameReader()
         self._outbox = bytearray()
         self._paused: list[tuple[_Command, int]] = []
-        self._way_out: socket.socket | None = None
+        self._proxy_listener: socket.socket | None = None
         self._relay_pid = 0
-        self._relay_since = 0.0
+        self._relay_started_at = 0.0
         self._wakeup, wakeup_writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         control.setblocking(False)
-        self._selector.register(control, selectors.EVENT_READ, self._converse)
+        self._selector.register(control, selectors.EVENT_READ, self._exchange_frames)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._woken)
         signal.set_wakeup_fd(wakeup_writing, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -138,12 +139,12 @@ class Supervisor:
         self._reap()
         while True:
             for key, _ in self._selector.select():
-                # An earlier one of this turn may have ended it, and given its number to another.
+                # An earlier event of this turn may have ended it, and its fd may be in use again.
                 if self._selector.get_map().get(key.fd) is key:
                     key.data()
 
     def watch_kernel(self, kernel_fd: int) -> None:
-        """The kernel is somebody else's child, who will be told how it ended."""
+        """Watch a kernel that is another process's child; that process gets its exit status."""
         self._kernel_ended = select.poll()
         self._kernel_ended.register(kernel_fd, select.POLLIN)
 
@@ -157,20 +158,22 @@ class Supervisor:
         self._selector.register(kernel_fd, selectors.EVENT_READ, ended)
 
     def open_way_out(self) -> None:
-        """Listen where programs look for their proxy, before anything else inside can. What copies
-        for them is forked with the first connection: see `sbx.guest.egress`."""
-        self._way_out = socket.create_server(_PROXY, backlog=_BACKLOG)
-        self._way_out.setblocking(False)
-        self._selector.register(self._way_out, selectors.EVENT_READ, self._start_relay)
+        """Listen at the address of the proxy, before any other process inside can.
+
+        The first connection forks the process that copies the bytes: see `sbx.guest.egress`.
+        """
+        self._proxy_listener = socket.create_server(_PROXY, backlog=_BACKLOG)
+        self._proxy_listener.setblocking(False)
+        self._selector.register(self._proxy_listener, selectors.EVENT_READ, self._start_relay)
 
     def tell(self, kind: str, content: Mapping[str, Any], name: str | None = None) -> None:
-        """Put a frame in the outbox; it leaves as soon as the runtime takes it."""
+        """Put a frame in the outbox. It is sent as soon as the runtime reads it."""
         self._outbox += frames.encode(kind, content, name)
         self._flush()
 
     # -- the control socket ---------------------------------------------------------------------
 
-    def _converse(self) -> None:
+    def _exchange_frames(self) -> None:
         self._flush()
         try:
             received = self._control.recv(_CHUNK)
@@ -202,8 +205,8 @@ class Supervisor:
                     _obey_at(command.terminal, order)
 
     def _interrupt(self) -> None:
-        # Somebody else's child may be reaped before we know that it ended, and its number given to
-        # another process: so look at once before. Our own is reaped by us.
+        # Another process's child may have been reaped, and its pid reused, before this process
+        # knows of its end: so check just before the signal. This process reaps its own children.
         if self._kernel_pid and not (self._kernel_ended and self._kernel_ended.poll(0)):
             _signal_group(self._kernel_pid, signal.SIGINT)
 
@@ -217,7 +220,7 @@ class Supervisor:
                 os._exit(0)
             del self._outbox[:sent]
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
-        self._selector.modify(self._control, events, self._converse)
+        self._selector.modify(self._control, events, self._exchange_frames)
         if len(self._outbox) < _OUTBOX_MAX:
             for command, fd in self._paused:
                 if fd in command.streams:
@@ -233,7 +236,7 @@ class Supervisor:
             self._spawn_at_terminal(name, content)
             return
         try:
-            # Commands that leave something in the background use PID 1's descriptors up, too.
+            # Commands that leave processes in the background use up PID 1's descriptors, too.
             pipes += (os.pipe2(os.O_CLOEXEC) for _ in range(3))
             (stdin, _), (_, stdout), (_, stderr) = pipes
             pid = self._fork(content, (stdin, stdout, stderr))
@@ -256,9 +259,9 @@ class Supervisor:
             command.streams[fd] = stream
             command.decoders[fd] = codecs.getincrementaldecoder("utf-8")("replace")
             self._selector.register(fd, selectors.EVENT_READ, self._reader(command, fd))
-        if (given := content.get("stdin")) is not None:
+        if (stdin_text := content.get("stdin")) is not None:
             command.close_stdin = True
-            command.unsent += given.encode()
+            command.unsent += stdin_text.encode()
             self._write(command)
 
     def _spawn_at_terminal(self, name: str, content: Mapping[str, Any]) -> None:
@@ -272,12 +275,12 @@ class Supervisor:
             self._not_started(name, error)
             return
         self._commands[name] = self._by_pid[pid] = _Command(name, pid, terminal=terminal)
-        terminal.serve(self._selector, lambda kind, told: self.tell(kind, told, name))
+        terminal.serve(self._selector, lambda kind, sent: self.tell(kind, sent, name))
 
     def _fork(self, content: Mapping[str, Any], fds: tuple[int, int, int]) -> int:
         try:
             if self._domain is None and self._walls["landlock"]:
-                # every command enters a domain of this
+                # every command enters a domain from this ruleset
                 self._domain = seal.ruleset(self._walls, nested=True)
             self._oom.set(_OOM_COMMAND)
             pid = os.fork()
@@ -312,10 +315,10 @@ class Supervisor:
             self._read(command, fd)
 
     def _read(self, command: _Command, fd: int) -> bool:
-        """Tell what the command wrote; False when there is nothing more for now.
+        """Send the command's output. Return False if no more is available now.
 
-        What a process left in the background writes after the command itself has ended is read
-        and dropped: it must neither block nor die of SIGPIPE.
+        Read and drop output of background processes after the command itself has ended: they must
+        neither block nor die of SIGPIPE.
         """
         try:
             received = os.read(fd, _CHUNK)
@@ -361,12 +364,12 @@ class Supervisor:
 
     def _write(self, command: _Command) -> None:
         before = len(command.unsent)
-        self._hand_on(command)
+        self._write_to_stdin(command)
         if command.tells_fed and not command.ended:
             read = before - len(command.unsent)
             self.tell("fed", {"bytes": read, "open": command.stdin >= 0}, command.name)
 
-    def _hand_on(self, command: _Command) -> None:
+    def _write_to_stdin(self, command: _Command) -> None:
         watched = command.stdin in self._selector.get_map()
         try:
             while command.unsent:
@@ -386,40 +389,40 @@ class Supervisor:
             os.close(command.stdin)
             command.stdin = -1
 
-    # -- the way out ----------------------------------------------------------------------------
+    # -- the proxy connection -------------------------------------------------------------------
 
     def _start_relay(self) -> None:
-        assert self._way_out is not None
+        assert self._proxy_listener is not None
         try:
             self._oom.set(_OOM_COMMAND)
             pid = os.fork()
             if pid == 0:
-                _become_relay(self._way_out)
+                _become_relay(self._proxy_listener)
         except OSError:  # the jail has no task left
             self._hang_up_on_waiting()
             return
         finally:
             self._oom.set(OOM_SUPERVISOR)
-        self._relay_pid, self._relay_since = pid, time.monotonic()
-        self._selector.unregister(self._way_out)  # it accepts from now on
+        self._relay_pid, self._relay_started_at = pid, time.monotonic()
+        self._selector.unregister(self._proxy_listener)  # the relay accepts from now on
 
     def _relay_ended(self, status: int) -> None:
-        """Somebody killed it, or it had nothing to do: the next connection starts another one."""
-        assert self._way_out is not None
+        """Clean up after a relay that was idle or was killed. The next connection starts one."""
+        assert self._proxy_listener is not None
         self._relay_pid = 0
-        lived_s = time.monotonic() - self._relay_since
+        lived_s = time.monotonic() - self._relay_started_at
         if (os.WIFEXITED(status) and status) or lived_s < _STARTS_WITHIN_S:
-            self._hang_up_on_waiting()  # else one that cannot start would be forked without end
-        self._selector.register(self._way_out, selectors.EVENT_READ, self._start_relay)
+            self._hang_up_on_waiting()  # else a relay that cannot start would be forked without end
+        self._selector.register(self._proxy_listener, selectors.EVENT_READ, self._start_relay)
 
     def _hang_up_on_waiting(self) -> None:
-        assert self._way_out is not None
+        assert self._proxy_listener is not None
         for _ in range(_BACKLOG):
             try:
-                waiting, _ = self._way_out.accept()
+                connection, _ = self._proxy_listener.accept()
             except OSError:
                 return
-            waiting.close()
+            connection.close()
 
     # -- children -------------------------------------------------------------------------------
 
@@ -441,15 +444,15 @@ class Supervisor:
             elif pid == self._relay_pid:
                 self._relay_ended(status)
             elif pid == self._guard_pid:
-                os._exit(1)  # nothing inside could write to the workspace any more
+                os._exit(1)  # without the guard, no process inside can write to the workspace
             elif command := self._by_pid.pop(pid, None):
                 self._end(command, status)
 
     def _end(self, command: _Command, status: int) -> None:
-        """All that the command wrote before it ended comes before the word that it did.
+        """Send all output that the command wrote before its end, and then its exit status.
 
-        That is at most what a pipe holds (pipe(7): 64 KiB), however much a process that it left in
-        the background goes on to write.
+        Read at most the capacity of a pipe (pipe(7): 64 KiB), independent of the later output of
+        background processes.
         """
         for fd in list(command.streams):
             for _ in range(_PIPE_READS):
@@ -459,7 +462,7 @@ class Supervisor:
             command.terminal.last_words()
             command.terminal.close()
         command.ended = True
-        self._read_on(command)  # what is left behind is read and dropped
+        self._read_on(command)  # output of background processes is read and dropped
         if command.stdin >= 0:
             command.close_stdin = True
             command.unsent.clear()
@@ -469,14 +472,14 @@ class Supervisor:
         self._forget_if_done(command)
 
     def _forget_if_done(self, command: _Command) -> None:
-        # After a hang-up comes SIGKILL for what the leader of the session has left.
+        # After a hang-up the runtime sends SIGKILL for the rest of the session.
         hung_up = command.terminal is not None and command.terminal.hung_up
         if command.ended and not command.streams and not hung_up:
             self._commands.pop(command.name, None)
 
 
 def main() -> NoReturn:
-    """The sequence of `boot.py`, from its step 2."""
+    """Do the steps of `boot.py`, from step 2."""
     control = socket.socket(fileno=CONTROL_FD)
     kernel_sock = socket.socket(fileno=KERNEL_FD)
     try:
@@ -516,18 +519,18 @@ def main() -> NoReturn:
 def _fork_below_guard(
     control: socket.socket, kernel_sock: socket.socket, walls: Mapping[str, Any]
 ) -> socket.socket | None:
-    """Where there is to be a path guard, PID 1 becomes it, and a child is the supervisor.
+    """Fork the supervisor if the walls have a path guard; PID 1 then becomes the guard.
 
-    Every process of the jail is then below the guard in the tree of processes, as Yama demands of
-    a process that reads the memory of others. Returns in the supervisor, with the socket by which
+    Every process of the jail is then below the guard in the tree of processes. Yama requires this
+    of a process that reads the memory of others. Return in the supervisor, with the socket by which
     a process joins.
     """
     if walls["guard"] is None:
         return None
-    joining, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    joining, guards_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     supervisor = os.fork()
     if supervisor == 0:
-        its.close()
+        guards_end.close()
         return joining
     try:
         kernel_sock.close()
@@ -536,7 +539,7 @@ def _fork_below_guard(
         calls = GuardedCalls(walls["guard"])
         control.close()
         silence()
-        path_guard.serve(its, calls, supervisor)
+        path_guard.serve(guards_end, calls, supervisor)
     except BaseException as error:  # noqa: BLE001  # no user code has run
         with contextlib.suppress(OSError):
             control.sendall(frames.encode("refused", seal.refusal(error)))
@@ -545,9 +548,9 @@ def _fork_below_guard(
 
 
 def wait_for_masks(control: socket.socket, walls: Mapping[str, Any]) -> None:
-    """Let the broker cover the host's sockets and FIFOs before any code of a user can reach them.
+    """Let the broker cover the host's sockets and FIFOs before any user code can reach them.
 
-    Only here the view of the jail is complete, and nothing but our own code runs in it.
+    Only at this point is the view of the jail complete, and still only sbx code runs in it.
     """
     if not walls["masks"]:
         return
@@ -556,7 +559,7 @@ def wait_for_masks(control: socket.socket, walls: Mapping[str, Any]) -> None:
     if answer is None:
         os._exit(0)
     if answer.type != "masked":
-        raise seal.SealError("unix_sockets", OSError(71, f"{answer.type} came instead of masked"))
+        raise seal.SealError("unix_sockets", OSError(71, f"received {answer.type}, not masked"))
 
 
 def serve(
@@ -568,8 +571,10 @@ def serve(
     kernel_fd: int | None = None,
     guard_pid: int = 0,
 ) -> NoReturn:
-    """Say that this process is sealed, and supervise the kernel, which is a child of it, or of the
-    zygote: then `kernel_fd`, a pidfd, tells of its end."""
+    """Report that this process is sealed, and supervise the kernel.
+
+    The kernel is its child, or a child of the zygote: then `kernel_fd`, a pidfd, shows its end.
+    """
     supervisor = Supervisor(control, kernel_pid, walls, oom, guard_pid)
     if kernel_fd is not None:
         supervisor.watch_kernel(kernel_fd)
@@ -586,7 +591,7 @@ def _seal_kernel(sock: socket.socket, walls: Any) -> None:
         seal.enter_files_only_domain(walls)
         seal.add_filter(walls["kernel_filter"])
         seal.add_filter(walls["unix_filter"])
-    except BaseException as error:  # noqa: BLE001  # whatever it is, no user code may run here
+    except BaseException as error:  # noqa: BLE001  # for any error: no user code may run here
         sock.sendall(frames.encode("refused", seal.refusal(error)))
         os._exit(1)
 
@@ -636,7 +641,7 @@ def _become_relay(listener: socket.socket) -> NoReturn:
         for number in (signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         seal.close_all_but((listener.fileno(),))
-        from sbx.guest import egress  # by this process alone: most jails never need it
+        from sbx.guest import egress  # only in this process: most jails never need it
 
         egress.serve(listener)
         os._exit(0)
@@ -658,7 +663,7 @@ def _obey_at(terminal: Terminal, order: frames.Frame) -> None:
 
 
 def silence() -> None:
-    """Let go of standard error, which was bwrap's, for the case that it could not start."""
+    """Point descriptors 0 to 2 to /dev/null. Standard error was bwrap's, for its start errors."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -671,7 +676,7 @@ def _outcome(status: int) -> dict[str, int]:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    """To a child that is not reaped yet, or was just seen alive: the number is still its own."""
+    """Signal a child that is not reaped yet, or was just seen alive, so its pid is not reused."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):

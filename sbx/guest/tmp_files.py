@@ -1,14 +1,15 @@
-"""One act on a file below /tmp, for a tool of an agent: outside, nobody can reach that tmpfs.
+"""One operation on a file below /tmp, for a tool of an agent: no host process can reach that tmpfs.
 
-This text is sent inside, with `main("…")` of a base64 JSON request as its last line, as a script
-beside the kernel or, where nothing may start a process, as a cell (see sbx/agent/tools/paths.py):
+The host sends this text inside, with `main("…")` of a base64 JSON request as its last line. It runs
+as a script next to the kernel or, if no process may be started, as a cell (see
+sbx/agent/tools/paths.py):
 
-    {"act": "read", "path", "most"}         → size, content; of one larger than `most` only size
+    {"act": "read", "path", "most"}         → size, content; only size if larger than `most`
     {"act": "write", "path", "content"}     → size; with parents, replaced in one step
     {"act": "list", "path", "pattern", "most"}   → entries, complete
 
-A list stays on the file system of its path: a virtual environment of the host that lies below /tmp
-is mounted there, and its tens of thousands of files would use up the list.
+A list stays on the file system of its path: a virtual environment of the host below /tmp is mounted
+there, and its tens of thousands of files would fill the list.
 
 The answer is one line of JSON; `error` in it is a sentence. Bytes are base64 in both directions.
 Standard library only.
@@ -27,14 +28,14 @@ _WALK_MAX = 20_000  # entries looked at
 
 
 def main(request: str) -> None:
-    asked = json.loads(base64.b64decode(request))
+    arguments = json.loads(base64.b64decode(request))
     acts: dict[str, Callable[..., dict[str, Any]]]
     acts = {"read": _read, "write": _write, "list": _list}
     try:
-        told = acts[asked.pop("act")](**asked)
+        answer = acts[arguments.pop("act")](**arguments)
     except OSError as error:
-        told = {"error": error.strerror or "it failed", "errno": error.errno}
-    sys.stdout.write(json.dumps(told) + "\n")
+        answer = {"error": error.strerror or "it failed", "errno": error.errno}
+    sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
@@ -42,11 +43,11 @@ def _read(path: str, most: int) -> dict[str, Any]:
     # A FIFO would keep the open waiting for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             return {"error": "Not a regular file"}
-        content = file.read(most + 1) if found.st_size <= most else b""
-    size = max(found.st_size, len(content))
+        content = file.read(most + 1) if status.st_size <= most else b""
+    size = max(status.st_size, len(content))
     return {"size": size} if size > most else {"size": size, "content": _text(content)}
 
 
@@ -102,11 +103,11 @@ def _is_on(device: int, path: str) -> bool:
 def _entry(path: str) -> dict[str, Any]:
     shown = os.fsencode(path).decode(errors="backslashreplace")
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return {"path": shown, "kind": "other", "size": None}
-    kind = _kind(found.st_mode)
-    return {"path": shown, "kind": kind, "size": found.st_size if kind == "file" else None}
+    kind = _kind(status.st_mode)
+    return {"path": shown, "kind": kind, "size": status.st_size if kind == "file" else None}
 
 
 def _text(content: bytes) -> str:

@@ -1,8 +1,8 @@
-"""Cells that a shell runs before anybody's, so that the first one finds everything in place.
+"""Cells that a shell runs before the user's, so that the first one finds everything prepared.
 
-Without them the first `1+1` after a fork takes 5.7 ms instead of 0.4: the interpreter specialises
-the code, caches fill, and every memory page that a cell writes to (Python writes wherever it counts
-a reference) is copied.
+Without them, the first `1+1` after a fork takes 5.7 ms instead of 0.4: the interpreter specialises
+the code, caches fill, and every memory page that a cell writes to is copied (Python writes wherever
+it counts a reference).
 """
 
 import contextlib
@@ -32,13 +32,13 @@ _LAST_ERROR = ("last_type", "last_value", "last_traceback", "last_exc")
 
 
 def warm(shell: "SandboxShell", *, failing: bool = False) -> None:
-    """Run a few representative cells on a shell that is attached to nothing.
+    """Run a few representative cells on a shell that is not attached.
 
-    `failing` adds one that raises, for a zygote: to show an error looks at every module there is,
-    and in a fork that copies 3 MB in 15 ms, more than all the rest, which most never need.
+    `failing` adds a cell that raises, for a zygote. Showing an error reads every loaded module. In
+    a fork that copies 3 MB in 15 ms, more than all the rest, and most forks never need it.
 
-    Nothing of them can be told afterwards, by variables, history, counters or errors. Starts no
-    thread, writes no file, and collects no garbage: in a fork that would copy pages for nothing.
+    The cells leave no trace in variables, history, counters or errors. They start no thread, write
+    no file, and collect no garbage: in a fork, a collection would copy pages for nothing.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -52,7 +52,7 @@ def warm(shell: "SandboxShell", *, failing: bool = False) -> None:
 
 
 def _run(shell: "SandboxShell", code: str) -> None:
-    """As `sbx.guest.dispatch` does. No cell here awaits: its coroutine ends at the first step."""
+    """Run a cell like `sbx.guest.dispatch`. No cell here awaits, so it ends at its first step."""
     shell.begin_cell()
     transformed = shell.transform_cell(code)
     cell = shell.run_cell_async(code, store_history=True, transformed_cell=transformed)
@@ -64,7 +64,7 @@ def _run(shell: "SandboxShell", code: str) -> None:
 
 @contextlib.contextmanager
 def _into_nowhere(shell: "SandboxShell") -> Iterator[None]:
-    """Frames are built, as for a cell of somebody's, and dropped."""
+    """Build frames as for a user's cell, and drop them."""
 
     def publish(kind: str, content: Mapping[str, Any], *, hold: bool = False) -> None:
         frames.encode(kind, content)
@@ -81,7 +81,7 @@ def _into_nowhere(shell: "SandboxShell") -> Iterator[None]:
 def _leaving_no_trace(shell: "SandboxShell") -> Iterator[None]:
     history: Any = shell.history_manager
     owners = (shell, shell.displayhook, shell.compile, shell.InteractiveTB, history)
-    # What is in a trait is in the dictionary of that name, one level down.
+    # The values of traits are in the dictionary `_trait_values`, one level down.
     maps: list[MutableMapping[Any, Any]] = [vars(owner) for owner in owners]
     maps += [vars(owner).get("_trait_values", {}) for owner in owners]
     maps += [shell.user_ns, shell.user_ns_hidden, shell.user_ns["_oh"], linecache.cache]
@@ -89,17 +89,17 @@ def _leaving_no_trace(shell: "SandboxShell") -> Iterator[None]:
     maps += [shell.compile._filename_map]
     lists: list[MutableSequence[Any]] = [history.input_hist_parsed, history.input_hist_raw]
     lists += [history.db_input_cache, history.db_output_cache]
-    kept_maps = [dict(one) for one in maps]
-    kept_lengths = [len(one) for one in lists]
+    kept_maps = [dict(mapping) for mapping in maps]
+    kept_lengths = [len(mapping) for mapping in lists]
     last_error = {name: getattr(sys, name, _MISSING) for name in _LAST_ERROR}
     try:
         yield
     finally:
-        for one, kept in zip(maps, kept_maps, strict=True):
-            one.clear()
-            one.update(kept)
-        for each, length in zip(lists, kept_lengths, strict=True):
-            del each[length:]
+        for mapping, kept in zip(maps, kept_maps, strict=True):
+            mapping.clear()
+            mapping.update(kept)
+        for sequence, length in zip(lists, kept_lengths, strict=True):
+            del sequence[length:]
         for name, value in last_error.items():
             if value is not _MISSING:
                 setattr(sys, name, value)

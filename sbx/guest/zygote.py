@@ -1,31 +1,31 @@
 """The zygote of a policy: imports everything once, and forks jails on order.
 
 Run by path as `python -I`, in a view without a workspace. It reads no file that a user could have
-written, is sent none of their code, and holds no secret. It is two processes, because a fork has
-pages of its own wherever it writes, and the smaller its parent is, the fewer:
+written, receives no user code, and holds no secret. It consists of two processes, because a fork
+copies the pages that it writes, and a small parent has few of them:
 
     the keeper    PID 1, imports next to nothing; forks the supervisor of each jail, which is 1 MiB
     the zygote    its child, has imported IPython and the policy's preload; forks each jail's kernel
 
-The whole conversation with the broker, in packets on the SOCK_SEQPACKET socket ORDERS_FD of the
-keeper, which hands on to the zygote what concerns it:
+The whole protocol with the broker, in packets on the keeper's SOCK_SEQPACKET socket ORDERS_FD. The
+keeper passes the zygote's part on:
 
     → {"preload": [module, …], "tmpfs": [[path, size, mode], …], "kept": [path, …], "walls": {…}}
     ← {"ready": {"python": version, "missing": {module: why}}}  or  {"refused": sentence}
     and from then on, for each jail:
     → a number for it, with three fds: setup, control, kernel     see `sbx.guest.forked`
-      or that and " now": somebody waits, so nothing is done ahead of need
+      or the number and " now": a caller waits, so no work is done ahead
     ← the number, with two pidfds: the supervisor's and the kernel's
-    ← the number, a space and the reason, when it could not be forked
+    ← the number, a space and the reason, if it could not be forked
 
-A number and no name, because what is read here stays in the memory of every later jail.
+Jails have a number and not a name, because every later jail inherits the memory of this process.
 
-The end of that socket is the zygote's end, and the other way round; the jails live on, and the
-keeper until the last of them has ended. When the keeper ends so does everything, and it ends with
+The zygote ends when that socket is closed, and closes it when it ends. The jails live on, and the
+keeper lives until the last of them has ended. When the keeper ends, everything ends. It ends with
 bubblewrap and the broker.
 
-What forked jails have in common is the price of the speed: one hash seed and one address layout to
-a zygote, which is why zygotes are renewed and policies can ask for the cold path.
+The price of the speed is that the forked jails of a zygote share one hash seed and one address
+layout. This is why zygotes are renewed, and why policies can request the cold path.
 """
 
 import os
@@ -57,23 +57,23 @@ def main() -> NoReturn:
     first = orders.recv(_PACKET_MAX)
     if not first:
         os._exit(0)
-    told = json.loads(first)
-    # A kernel is process 2 of its namespace. Who tells a fork by a changed number, as OpenSSL's
-    # random generator does, must see one: so process 2 of this namespace is not the zygote.
-    _fork_nobody()
-    forked.ask_ahead(told["walls"])
+    description = json.loads(first)
+    # A kernel is process 2 of its namespace. OpenSSL's random generator and other code detect a
+    # fork by the changed pid. So process 2 of this namespace must not be the zygote.
+    _fork_and_reap()
+    forked.ask_ahead(description["walls"])
     locality.fill()
     gc.freeze()  # as below, for supervisors
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how jails ended: linux reaps them
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit statuses are not used: Linux reaps jails
+    keeper_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     zygote_pid = os.fork()
     if zygote_pid == 0:
         orders.close()
-        ours.close()
-        _be_zygote(its, told)
-    its.close()
+        keeper_end.close()
+        _be_zygote(zygote_end, description)
+    zygote_end.close()
     zygote_fd = os.pidfd_open(zygote_pid)
-    _Keeper(orders, ours, zygote_fd, forked.View.from_json(told)).serve()
+    _Keeper(orders, keeper_end, zygote_fd, forked.View.from_json(description)).serve()
 
 
 class _Keeper:
@@ -94,15 +94,16 @@ class _Keeper:
         poll = select.poll()
         poll.register(self._orders, select.POLLIN)
         poll.register(self._zygote, select.POLLIN)
-        poll.register(self._zygote_fd, select.POLLIN)  # what its imports left may hold its socket
-        # Whatever goes wrong here, it must not end PID 1, and with it every jail there is.
+        # A process that the imports have started may keep the zygote's socket open.
+        poll.register(self._zygote_fd, select.POLLIN)
+        # No error here may end PID 1, because all jails would end with it.
         with contextlib.suppress(Exception):
             while True:
                 for fd, _ in poll.poll():
-                    self._act(fd)
+                    self._handle(fd)
         self._retire()
 
-    def _act(self, fd: int) -> None:
+    def _handle(self, fd: int) -> None:
         if fd == self._orders.fileno():
             self._obey()
         elif fd == self._zygote.fileno():
@@ -117,7 +118,7 @@ class _Keeper:
         number = order.partition(b" ")[0]
         try:
             if len(fds) != 3:
-                raise OSError("its sockets were lost on the way")
+                raise OSError("its sockets did not arrive")
             self._fork(number, order, fds)
         except OSError as error:
             self._orders.send(number + f" {error}".encode())
@@ -126,24 +127,24 @@ class _Keeper:
 
     def _fork(self, number: bytes, order: bytes, fds: Sequence[int]) -> None:
         setup, control, kernel = fds
-        ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        supervisor_end, kernel_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             namespaces.unshare(namespaces.Namespace.PID)  # for the next child, which is its PID 1
             try:
                 pid = os.fork()
                 if pid == 0:
-                    for sock in (self._orders, self._zygote, kernels):
+                    for sock in (self._orders, self._zygote, kernel_end):
                         sock.detach()
-                    jail = (setup, control, ours.detach())
+                    jail = (setup, control, supervisor_end.detach())
                     forked.become_supervisor(jail, self._view, ahead=order == number)
             finally:
                 namespaces.join(self._own, namespaces.Namespace.PID)
             self._has_forked = True
             self._supervisors[number] = pidfd = os.pidfd_open(pid)
-            _send(self._zygote, order, (kernel, kernels.fileno(), pidfd))
+            _send(self._zygote, order, (kernel, kernel_end.fileno(), pidfd))
         finally:
-            ours.close()
-            kernels.close()
+            supervisor_end.close()
+            kernel_end.close()
 
     def _hand_on(self) -> None:
         packet, fds = _receive(self._zygote)
@@ -158,45 +159,45 @@ class _Keeper:
     def _retire(self) -> NoReturn:
         self._orders.close()
         self._zygote.close()
-        with contextlib.suppress(ProcessLookupError):  # it may hang, in an import or anywhere
+        with contextlib.suppress(ProcessLookupError):  # it may hang, for example in an import
             signal.pidfd_send_signal(self._zygote_fd, signal.SIGKILL)
         if not self._has_forked:
-            os._exit(0)  # whatever the imports have started ends with this
+            os._exit(0)  # this ends the processes that the imports have started
         while True:
             try:
-                os.wait()  # with SIGCHLD ignored: until there is no child any more
+                os.wait()  # with SIGCHLD ignored, this waits for the end of all children
             except ChildProcessError:
                 os._exit(0)
 
 
-def _be_zygote(keeper: socket.socket, told: dict[str, Any]) -> NoReturn:
-    """The big process, child of the keeper; see the top of this file."""
+def _be_zygote(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
+    """Be the zygote, the large process and child of the keeper; see the top of this file."""
     try:
-        _serve(keeper, told)
+        _serve(keeper, description)
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
         os.write(2, f"the zygote failed: {error!r}\n".encode())
     finally:
         os._exit(1)
 
 
-def _serve(keeper: socket.socket, told: dict[str, Any]) -> NoReturn:
-    # All that a kernel needs is imported here, once for all.
+def _serve(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
+    # Import everything that a kernel needs here, once for all forks.
     from sbx.guest import dispatch, kernel  # noqa: F401
 
-    prepared = kernel.prepare(told["preload"])
+    prepared = kernel.prepare(description["preload"])
     _rehearse(prepared.shell)
     locality.gather(lambda: _rehearse(prepared.shell))
     _rehearse(prepared.shell)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # as it was, whatever a module did
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a module may have changed it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if (refusal := _unfit(keeper.fileno())) is not None:
         keeper.send(json.dumps({"refused": refusal}).encode())
         os._exit(0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a module may have had other ideas
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a module may have changed it
     own = _own_pid_namespace()
     gc.collect()
     locality.fill()
-    gc.freeze()  # a collection in a jail would write to, and so copy, every page of this one
+    gc.freeze()  # a collection in a jail would write to every page of this process, and so copy it
     locality.collapse()
     version = ".".join(map(str, sys.version_info[:3]))
     keeper.send(json.dumps({"ready": {"python": version, "missing": prepared.missing}}).encode())
@@ -212,7 +213,7 @@ def _serve(keeper: socket.socket, told: dict[str, Any]) -> NoReturn:
                 pid = os.fork()
                 if pid == 0:
                     keeper.detach()
-                    forked.become_kernel(fds, prepared, told["walls"], ahead=order == number)
+                    forked.become_kernel(fds, prepared, description["walls"], ahead=order == number)
             finally:
                 namespaces.join(own, namespaces.Namespace.PID)
             pidfd = os.pidfd_open(pid)
@@ -226,7 +227,7 @@ def _serve(keeper: socket.socket, told: dict[str, Any]) -> NoReturn:
 
 
 def _rehearse(shell: Any) -> None:
-    """What each kernel does first, and leaves no trace here."""
+    """Do the first work of each kernel, and leave no trace here."""
     import asyncio
 
     from sbx.guest import warming
@@ -238,7 +239,7 @@ def _rehearse(shell: Any) -> None:
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, tuple[int, ...]]:
-    """A packet and the fds with it; b"" at the end. Less than socket.recv_fds does, on purpose."""
+    """Return a packet and its fds; b"" at the end. On purpose simpler than socket.recv_fds."""
     packet, ancillary, _, _ = sock.recvmsg(_PACKET_MAX, _FDS_SPACE)
     return packet, tuple(memoryview(ancillary[0][2]).cast("i")) if ancillary else ()
 
@@ -248,42 +249,42 @@ def _send(sock: socket.socket, packet: bytes, fds: tuple[int, ...]) -> None:
 
 
 def _unfit(keeper_fd: int) -> str | None:
-    """Why no kernel can be forked from this process; None when it is fit.
+    """Return why no kernel can be forked from this process, or None if it is fit.
 
-    A second thread would not be there in a child, and what it held locked would stay so; linux
-    gives no user namespace to a process with threads. The first fork ends those of OpenBLAS, which
-    starts them again where they are used.
+    A second thread would not exist in a child, and its locks would stay locked. Linux gives no user
+    namespace to a process with threads. The first fork ends the threads of OpenBLAS, which starts
+    them again on use.
     """
-    _fork_nobody()
+    _fork_and_reap()
     with contextlib.suppress(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
         return "the modules it preloads leave a child process behind"
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        return f"the modules it preloads start {threads - 1} threads, which no fork takes along"
-    # A kernel closes what it inherits: a module would go on with a number that is another's.
-    if left := _open_files() - {0, 1, 2, keeper_fd}:
-        return f"the modules it preloads leave {len(left)} files open"
+        return f"the modules it preloads start {threads - 1} threads, which a fork does not copy"
+    # A kernel closes its inherited files: a module would then use a number of another file.
+    if open_files := _open_files() - {0, 1, 2, keeper_fd}:
+        return f"the modules it preloads leave {len(open_files)} files open"
     return None
 
 
 def _open_files() -> set[int]:
-    found = set()
+    numbers = set()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that listed them is closed by now
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
             os.fstat(int(name))
-            found.add(int(name))
-    return found
+            numbers.add(int(name))
+    return numbers
 
 
-def _fork_nobody() -> None:
+def _fork_and_reap() -> None:
     pid = os.fork()
     if pid == 0:
         os._exit(0)
     try:
         os.waitpid(pid, 0)
     except ChildProcessError:
-        return  # reaped by linux
+        return  # reaped by Linux
 
 
 def _own_pid_namespace() -> int:

@@ -1,28 +1,28 @@
 """Jupyter: a jailed kernel for any notebook client, by its own protocol over ZeroMQ.
 
-    provisioner   what jupyter_client asks to start a kernel (entry point `sbx`)
-    kernelspec    what `sbx kernelspec install` writes
-    __main__      the same as a process of its own: `python -P -m sbx.jupyter -f CONNECTION_FILE`
-    connection_file   what that process is handed, read with care
-    notebook      what both doors hold: a seat, and a bridge
-    seat          which sandbox a notebook gets, and for how long: its directory, or one kept for it
-    directory     which directories of the host may be that
-    bridge        five ZeroMQ sockets before one kernel after the other
-    life          one of these kernels, from its start to its end: who is served when, who waits
-    answers       what becomes of each request, and of what the kernel shows
-    channels      messages in and out: signed, and never held up by a client that does not read
-    gathering     text that belongs together becomes one message
-    sockets       bound where the connection says, and bounded
-    connection    where that is
+    provisioner   starts kernels for jupyter_client (entry point `sbx`)
+    kernelspec    writes the kernelspec for `sbx kernelspec install`
+    __main__      a kernel as its own process: `python -P -m sbx.jupyter -f CONNECTION_FILE`
+    connection_file   reads the connection file of that process with care
+    notebook      one notebook, for both entry points: a seat and a bridge
+    seat          the sandbox of a notebook and its lifetime: over a directory, or with its files
+    directory     decides which host directories may be a notebook's workspace
+    bridge        five ZeroMQ sockets in front of one kernel after the other
+    life          one of these kernels, from its start to its end, and its requests in order
+    answers       answers each request, and publishes the output of the kernel
+    channels      messages in and out: signed, and not blocked by a client that does not read
+    gathering     joins text that belongs together into one message
+    sockets       the sockets, bound to the addresses of the connection, with limits
+    connection    the addresses and keys
     waiting       requests in line for the kernel
-    requests      what a client may ask, checked; pure
-    messages      a frame of ours as the messages of Jupyter; pure
-    history       what was executed, for those who ask
-    comms         which comms are open, for those who ask
+    requests      the checked requests of a client; pure
+    messages      turns a frame into Jupyter messages; pure
+    history       the executed cells, for history requests
+    comms         the open comms, for comm_info requests
 
-The sockets are bound here, on the host, with a key that the inside never sees. What comes from
-inside has passed `sbx.kernels.frames` before any of it is put into a message.
+The sockets are bound here, on the host, with a key that the sandbox never sees. Data from inside
+passes `sbx.kernels.frames` before any of it is put into a message.
 """
 
 DEFAULT_POLICY = "notebook"
-"""Of a kernel for which no other is named."""
+"""The policy of a kernel whose kernelspec names no other."""

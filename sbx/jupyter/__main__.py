@@ -1,8 +1,11 @@
-"""`python -P -m sbx.jupyter -f FILE`: a jailed kernel as a process, for clients that start those.
+"""`python -P -m sbx.jupyter -f FILE`: a jailed kernel as a process.
 
-It ends with a client's shutdown request, with SIGTERM or SIGHUP, and with the process that started
-it (JPY_PARENT_PID); SIGINT interrupts the cell. What its kernel wrote to a workspace of ours goes
-with it. `-P`, because Python would import from the current directory, to which code inside writes.
+For clients that start a kernel as a process and know no provisioners.
+
+The process ends on a client's shutdown request, on SIGTERM or SIGHUP, and when the process that
+started it ends (JPY_PARENT_PID). SIGINT interrupts the cell. Files in a workspace that sbx made are
+removed at the end. `-P` is required, because Python would otherwise import from the current
+directory, to which code inside writes.
 """
 
 import argparse
@@ -25,13 +28,12 @@ _FAILED = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Its exit code: 0 where its end was asked for, 137 where the kernel died, 2 where there was
-    never one."""
-    asked = _parser().parse_args(arguments)
+    """Return the exit code: 0 for a requested end, 137 if the kernel died, 2 if none started."""
+    options = _parser().parse_args(arguments)
     if not sys.flags.safe_path:
-        return _failed("it is to be started without its directory in sys.path", "add -P: python -P")
+        return _failed("sys.path contains the program's directory", "add -P: python -P")
     try:
-        return asyncio.run(_serve(asked.policy, Path(asked.file).absolute()))
+        return asyncio.run(_serve(options.policy, Path(options.file).absolute()))
     except SbxError as error:
         return _failed(error.message, error.hint)
 
@@ -49,8 +51,8 @@ def _failed(message: str, hint: str | None) -> int:
 
 
 async def _serve(policy: str, file: Path) -> int:
-    """Until it ends, for whatever reason. Raises what says why there is no kernel."""
-    with _asked_to_end() as ending:
+    """Serve until the kernel ends for any reason. Raise the error that prevents its start."""
+    with _end_requests() as ending:
         from sbx.jupyter import connection_file
         from sbx.jupyter.directory import check_apart
         from sbx.jupyter.notebook import Notebook
@@ -58,15 +60,16 @@ async def _serve(policy: str, file: Path) -> int:
         from sbx.runtime.runtime import Runtime
         from sbx.runtime.settings import Settings
 
-        asked = connection_file.read(file)
-        # A data directory has one runtime, and of these processes there are as many as notebooks.
+        connection = connection_file.read(file)
+        # A data directory has only one runtime, but there are as many of these processes as
+        # notebooks.
         async with Runtime(Settings(data_dir=None)) as runtime:
             notebook = Notebook(seats_of(runtime))
             try:
                 seat = await notebook.sit(Wanted(policy, Path.cwd()))
                 if seat.directory is not None:
-                    check_apart(seat.directory, file, asked)
-                bound = await notebook.bind(asked)
+                    check_apart(seat.directory, file, connection)
+                bound = await notebook.bind(connection)
                 ended = asyncio.wrap_future(await notebook.start())
                 ended.add_done_callback(lambda _: ending.set())
                 with connection_file.telling(file, bound), _interrupted_by_sigint(notebook):
@@ -79,7 +82,7 @@ async def _serve(policy: str, file: Path) -> int:
 @contextmanager
 def _interrupted_by_sigint(notebook: "Notebook") -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    interrupts = set()  # a loop holds its tasks weakly
+    interrupts = set()  # the loop keeps only weak references to its tasks
 
     def interrupt() -> None:
         task = loop.create_task(notebook.interrupt())
@@ -94,8 +97,8 @@ def _interrupted_by_sigint(notebook: "Notebook") -> Iterator[None]:
 
 
 @contextmanager
-def _asked_to_end() -> Iterator[asyncio.Event]:
-    """Set by SIGTERM and SIGHUP, and when the process that started this one is gone."""
+def _end_requests() -> Iterator[asyncio.Event]:
+    """Yield an event that SIGTERM, SIGHUP, or the end of the parent process sets."""
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # until there is a cell to interrupt
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -1,8 +1,7 @@
-"""What becomes of a request: the kernel's answer, ours, or a refusal in words; and what the kernel
-shows meanwhile, as messages to every client.
+"""Answer each request: by the kernel, by the bridge, or with an error. Publish the kernel's output.
 
-Cells run one after the other, so what is shown belongs to the last one that was begun, also when a
-thread of it shows it later; while a comm's handler runs, it belongs to that comm's message.
+Cells run one after the other. Output belongs to the cell that began last, even if a thread of that
+cell prints it later. While a comm's handler runs, output belongs to that comm's message.
 """
 
 import asyncio
@@ -25,16 +24,17 @@ from sbx.runtime.context import Context
 from sbx.runtime.frontend import Cell, CommKind, Frontend, Told
 
 _log = logging.getLogger(__name__)
-KILLED = 128 + 9  # as a shell says SIGKILL
+KILLED = 128 + 9  # a shell's exit code for SIGKILL
 UNANSWERED = frozenset({"comm_open", "comm_msg", "comm_close"})
-_CUT_OFF = RunError("KernelDied", "the kernel sent what no kernel of ours sends, and was ended", "")
+_CUT_OFF = RunError("KernelDied", "the kernel sent an invalid frame and was ended", "")
 _ENDED = RunError("KernelDied", "the kernel ended", "")
 _ENDED_BY_US = frozenset({Status.TIMEOUT, Status.KILLED})
 _Content = dict[str, Any]
 
 
 class Answers:
-    """Of one kernel. `over` is told the exit code when it dies, or is ended for what it sent."""
+    """The answers of one kernel. `over` receives the exit code if the kernel dies or is ended for
+    an invalid frame."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class Answers:
         context: Context,
         over: Callable[[int], None],
     ) -> None:
-        self.frontend = Frontend(context, self._told, self._died)
+        self.frontend = Frontend(context, self._publish_frame, self._died)
         self._channels = channels
         self._history = history
         self._over = over
         self._ready: frames.KernelReady | None = None
         self._comms = Comms()
-        self._parent: Mapping[str, Any] = {}  # of what the kernel shows
-        self._count = 1  # of the cell that runs, or of the next one
+        self._parent: Mapping[str, Any] = {}  # the parent header of the kernel's output
+        self._count = 1  # the number of the running cell, or of the next one
         self._result: str | None = None
         self._asking = asyncio.Lock()
         self._password = False
@@ -75,16 +75,16 @@ class Answers:
         }
 
     async def begin(self) -> None:
-        """Start the kernel. Raises what starting one raises."""
+        """Start the kernel. Raise the errors of a start."""
         self._ready = await self.frontend.start()
         self._history.begin_session()
         await self._channels.publish(messages.status("starting"), {})
 
     async def content(self, request: Request) -> _Content | None:
-        """Of the reply; None for what gets none."""
+        """Return the content of the reply; None for a request without a reply."""
         handler = self._handlers.get(request.kind)
         if handler is None:
-            _log.info("no kernel knows what %.80r is", request.kind)
+            _log.info("unknown request type %.80r", request.kind)
             return None
         if request.kind == "execute_request":
             self._parent = request.header
@@ -96,9 +96,9 @@ class Answers:
             content = messages.ended(_CUT_OFF)
         except SbxError as error:
             content = messages.refused(error)
-        except Exception:  # noqa: BLE001  # the border: the client gets words, and the log the rest
+        except Exception:  # noqa: BLE001  # the boundary: the client gets a message, the log the rest
             _log.exception("a request of a notebook failed")
-            content = messages.refused(Broken("the request failed; the log of sbx says why"))
+            content = messages.refused(Broken("the request failed; see the log of sbx"))
         if request.kind in UNANSWERED:
             _log.warning("%s: %s", request.kind, content["evalue"])
             return None
@@ -106,23 +106,23 @@ class Answers:
 
     # -- cells ------------------------------------------------------------------------------------
 
-    async def _execute(self, request: Request, said: requests.Execute) -> _Content:
+    async def _execute(self, request: Request, body: requests.Execute) -> _Content:
         self._result = None
-        if not said.silent:
-            entered = messages.execute_input(said.code, self._count)
+        if not body.silent:
+            entered = messages.execute_input(body.code, self._count)
             await self._channels.publish(entered, self._parent)
         cell = Cell(
-            code=said.code,
-            silent=said.silent,
-            store_history=said.store_history,
-            user_expressions=said.user_expressions or {},
+            code=body.code,
+            silent=body.silent,
+            store_history=body.store_history,
+            user_expressions=body.user_expressions or {},
             msg_id=request.msg_id,
         )
-        on_input = partial(self._ask, request) if said.allow_stdin else None
+        on_input = partial(self._ask, request) if body.allow_stdin else None
         end = await self.frontend.execute(cell, on_input=on_input)
         count = self._counted(end.reply)
-        if said.store_history and not said.silent:
-            self._history.add(count, said.code, self._result)
+        if body.store_history and not body.silent:
+            self._history.add(count, body.code, self._result)
         if end.reply is None or end.run.status in _ENDED_BY_US:
             content = await self._failed(messages.ended(end.run.error or _ENDED))
         else:
@@ -130,19 +130,19 @@ class Answers:
         return {**content, "execution_count": count}
 
     def _counted(self, reply: frames.ExecuteReply | None) -> int:
-        """The number of the cell that has ended; from now on `_count` is that of the next."""
+        """Return the number of the cell that has ended. Set `_count` to that of the next one."""
         if reply is None or reply.execution_count is None:
             return self._count
         self._count = reply.execution_count + 1
         return reply.execution_count
 
     async def _failed(self, content: _Content) -> _Content:
-        """A cell's error in our own words, which the kernel has not shown."""
+        """Publish an error of sbx for a cell; the kernel has not shown it."""
         await self._channels.publish(messages.error(content), self._parent)
         return content
 
     async def _ask(self, request: Request, prompt: str) -> str:
-        """Ask the client whose cell asks; nobody else's answer counts, and none from before."""
+        """Ask the client whose cell wants input. Ignore answers of other clients and older ones."""
         async with self._asking:
             self._channels.arrived("stdin")
             question = {"prompt": prompt, "password": self._password}
@@ -152,23 +152,23 @@ class Answers:
                 if answer.names != request.names:
                     continue
                 try:
-                    said = requests.shape(answer)
+                    body = requests.shape(answer)
                 except BadRequest as error:
-                    _log.warning("an answer that cannot be read: %s", error)
+                    _log.warning("an input reply is invalid: %s", error)
                     continue
-                if isinstance(said, requests.InputReply):
-                    return said.value
+                if isinstance(body, requests.InputReply):
+                    return body.value
 
-    # -- what the kernel shows --------------------------------------------------------------------
+    # -- the output of the kernel -----------------------------------------------------------------
 
-    async def _told(self, told: Told) -> None:
-        if isinstance(told, frames.InputRequest):
-            self._password = told.password  # `_ask` comes next
+    async def _publish_frame(self, frame: Told) -> None:
+        if isinstance(frame, frames.InputRequest):
+            self._password = frame.password  # `_ask` comes next
             return
-        message = messages.shown(told, self._count)
-        if isinstance(told, frames.CommOpen | frames.CommMsg):
+        message = messages.shown(frame, self._count)
+        if isinstance(frame, frames.CommOpen | frames.CommMsg):
             self._comms.note(message)
-        elif isinstance(told, frames.ExecuteResult):
+        elif isinstance(frame, frames.ExecuteResult):
             plain = message.content["data"].get("text/plain")
             self._result = plain if isinstance(plain, str) else None
         await self._channels.publish(message, self._parent)
@@ -177,27 +177,27 @@ class Answers:
         _log.info("the kernel of a notebook ended: %s", error.value)
         self._over(KILLED)
 
-    # -- what else a kernel is asked --------------------------------------------------------------
+    # -- other requests to the kernel -------------------------------------------------------------
 
-    async def _complete(self, _: Request, said: requests.Complete) -> _Content:
-        position = len(said.code) if said.cursor_pos is None else said.cursor_pos
-        reply = await self.frontend.complete(said.code, min(position, len(said.code)))
-        return messages.completed(reply, said.code)
+    async def _complete(self, _: Request, body: requests.Complete) -> _Content:
+        position = len(body.code) if body.cursor_pos is None else body.cursor_pos
+        reply = await self.frontend.complete(body.code, min(position, len(body.code)))
+        return messages.completed(reply, body.code)
 
-    async def _inspect(self, _: Request, said: requests.Inspect) -> _Content:
-        position = len(said.code) if said.cursor_pos is None else said.cursor_pos
-        position = min(position, len(said.code))
+    async def _inspect(self, _: Request, body: requests.Inspect) -> _Content:
+        position = len(body.code) if body.cursor_pos is None else body.cursor_pos
+        position = min(position, len(body.code))
         return messages.inspected(
-            await self.frontend.inspect(said.code, position, said.detail_level)
+            await self.frontend.inspect(body.code, position, body.detail_level)
         )
 
-    async def _is_complete(self, _: Request, said: requests.IsComplete) -> _Content:
-        return messages.is_complete(await self.frontend.is_complete(said.code))
+    async def _is_complete(self, _: Request, body: requests.IsComplete) -> _Content:
+        return messages.is_complete(await self.frontend.is_complete(body.code))
 
-    async def _comm(self, request: Request, said: requests.CommOpen | requests.CommMsg) -> None:
-        content: _Content = {"comm_id": said.comm_id, "data": said.data}
-        if isinstance(said, requests.CommOpen):
-            content["target_name"] = said.target_name
+    async def _comm(self, request: Request, body: requests.CommOpen | requests.CommMsg) -> None:
+        content: _Content = {"comm_id": body.comm_id, "data": body.data}
+        if isinstance(body, requests.CommOpen):
+            content["target_name"] = body.target_name
         self._comms.note(Message(request.kind, content))
         earlier, self._parent = self._parent, request.header
         try:
@@ -208,13 +208,13 @@ class Answers:
         finally:
             self._parent = earlier
 
-    # -- what is known here -----------------------------------------------------------------------
+    # -- requests that the bridge answers ---------------------------------------------------------
 
-    async def _recall(self, _: Request, said: requests.History) -> _Content:
-        return self._history.asked(said)
+    async def _recall(self, _: Request, body: requests.History) -> _Content:
+        return self._history.asked(body)
 
-    async def _comm_info(self, _: Request, said: requests.CommInfo) -> _Content:
-        return self._comms.listed(said.target_name)
+    async def _comm_info(self, _: Request, body: requests.CommInfo) -> _Content:
+        return self._comms.listed(body.target_name)
 
     async def _kernel_info(self, _: Request, __: object) -> _Content:
         assert self._ready is not None
@@ -228,13 +228,13 @@ class Answers:
         await self.frontend.interrupt()
         return {"status": "ok"}
 
-    async def _shut_down(self, request: Request, said: requests.Shutdown) -> _Content:
-        content = {"status": "ok", "restart": said.restart}
+    async def _shut_down(self, request: Request, body: requests.Shutdown) -> _Content:
+        content = {"status": "ok", "restart": body.restart}
         await self._channels.publish(Message("shutdown_reply", content), request.header)
         return content
 
-    async def _refuse_debugger(self, request: Request, said: requests.Debug) -> _Content:
-        return messages.no_debugger(said.seq, said.command)
+    async def _refuse_debugger(self, request: Request, body: requests.Debug) -> _Content:
+        return messages.no_debugger(body.seq, body.command)
 
     async def _refuse_subshells(self, _: Request, __: object) -> _Content:
         raise Unavailable("a sandbox has no subshells", code="no_subshells")

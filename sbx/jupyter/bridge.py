@@ -1,13 +1,13 @@
-"""One kernel behind five ZeroMQ sockets: Jupyter's protocol outside, our frames inside.
+"""One kernel behind five ZeroMQ sockets: Jupyter's protocol outside, sbx frames inside.
 
-The sockets are bound once and stay, whatever becomes of the kernels that are started behind them,
-so that a client keeps its connections over a restart. Reference: Jupyter's messaging specification,
-version 5.4.
+The sockets are bound once and stay bound while kernels start and end behind them, so that a client
+keeps its connections over a restart. Reference: Jupyter's messaging specification, version 5.4.
 
-What a client sends counts when it is signed with the connection's key. As with every kernel of
-Jupyter, the key does not hide: whoever can connect may subscribe to what is published, and by a
-client's name, which is published too, take over the replies to it. `ipc` keeps other users away,
-and the Curve keys of a connection everybody who lacks them.
+A message of a client is accepted if it is signed with the connection's key. As with every Jupyter
+kernel, the key does not hide anything: any process that can connect may subscribe to the published
+messages. It may also take over a client's replies with that client's name, which is published, too.
+`ipc` keeps other users away, and the Curve keys of a connection keep away every process without
+them.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ __all__ = ("Bridge", "Connection")
 
 
 class Bridge:
-    """See the module. All of it on one event loop."""
+    """See the module. Belongs to one event loop."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
@@ -37,22 +37,22 @@ class Bridge:
         self._welcoming = asyncio.create_task(channels.welcome())
 
     @classmethod
-    async def bind(cls, asked: Connection) -> Self:
-        """Bind the sockets; nothing is served yet. Raises BadRequest, Unavailable
+    async def bind(cls, connection: Connection) -> Self:
+        """Bind the sockets without serving them. Raise BadRequest and Unavailable
         `address_in_use`."""
-        return cls(Channels.bind(asked))
+        return cls(Channels.bind(connection))
 
     @property
     def connection(self) -> Connection:
-        """As bound: no port is 0."""
+        """The connection after the bind: no port is 0."""
         return self._channels.connection
 
     async def start(self, context: Context, on_exit: Callable[[int], None]) -> None:
-        """Start a kernel in this context and serve it; also the next one, after the last ended.
+        """Start a kernel in this context and serve it. Replace the last kernel.
 
-        `on_exit` is told its exit code: 0 after `stop` or a client's shutdown, 128 + 9 (as a shell
-        says SIGKILL) for one that died or was ended for a limit. Raises what starting a kernel
-        raises.
+        `on_exit` receives the exit code: 0 after `stop` or a client's shutdown request, 128 + 9 (a
+        shell's code for SIGKILL) for a kernel that died or exceeded a limit. Raise the error of
+        starting a kernel.
         """
         async with self._changing:
             await self._end()
@@ -62,7 +62,7 @@ class Bridge:
             self._life = life
 
     async def interrupt(self) -> None:
-        """Interrupt what runs now, if anything does."""
+        """Interrupt the running cell, if there is one."""
         if self._life is not None:
             await self._life.interrupt()
 
@@ -72,7 +72,7 @@ class Bridge:
             await self._end()
 
     async def close(self) -> None:
-        """`stop`, and let go of the sockets. Once begun it is done to its end."""
+        """Stop the kernel and close the sockets. Complete also when the caller is cancelled."""
         await to_the_end(self._close())
 
     async def _close(self) -> None:

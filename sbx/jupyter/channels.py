@@ -1,15 +1,15 @@
-"""Messages in and out of the five sockets: signed, checked, and never held up for long.
+"""Messages in and out of the five sockets: signed, checked, and never blocked for long.
 
-    receive, arrived    what a client asks, on one channel
-    reply               to that client
-    publish             to every client
-    beat, welcome       the two that need no kernel: echo heartbeats, greet subscribers
+    receive, arrived    the requests of clients, on one channel
+    reply               send to the client of a request
+    publish             send to every client
+    beat, welcome       need no kernel: echo heartbeats, greet subscribers
 
-Output is not thrown away while its clients read at all: a send waits for the slowest of them, and
-by that the kernel does. A send waits a few seconds for a client that reads nothing. After that the
-client misses output, and a client that keeps up loses nothing. To keep up means to have at most a
-few unread messages: `sockets` bounds them for each client. ZeroMQ does not report which client is
-full, so a client that lags by more than that bound at such a time misses output as well.
+Output is not dropped while its clients read. A send waits for the slowest of them, and so does the
+kernel. A send waits a few seconds for a client that reads nothing. After that the client misses
+output, and a client that keeps up loses nothing. To keep up means to have at most a few unread
+messages: `sockets` limits them for each client. ZeroMQ does not report which client is full, so a
+client that lags by more than that limit at such a time misses output as well.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ from sbx.jupyter.sockets import Sockets
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _PATIENCE_S = 5.0
-_REGAINED = 0.05  # seconds a second
-_BRIEF_S = 0.25  # a client that takes what there is as often as this is slow, and not stuck
+_REGAINED = 0.05  # seconds of patience regained per second
+_BRIEF_S = 0.25  # a client that makes room within this time is slow, and not stuck
 _POLL_S = 0.001
 _WELCOMES_MAX = 16  # subscribers at once
-_AT_ONCE = 10_000  # messages, of whoever sends faster than they can be looked at
+_AT_ONCE = 10_000  # messages to take at once from a client that sends faster than they are handled
 
 
 class Channels:
-    """See the module. Of one event loop."""
+    """See the module. Belongs to one event loop."""
 
     def __init__(self, sockets: Sockets) -> None:
         self._sockets = sockets
@@ -51,35 +51,37 @@ class Channels:
             username="sbx",
             pack=msgspec.json.encode,
         )
-        self._ways = {name: _Way(name, sockets[name]) for name in ("shell", "control", "stdin")}
-        self._iopub = _Way("iopub", sockets["iopub"])
+        self._senders = {
+            name: _Sender(name, sockets[name]) for name in ("shell", "control", "stdin")
+        }
+        self._iopub = _Sender("iopub", sockets["iopub"])
         self._gathering = Gathering(self._publish)
-        self._unread = 0
+        self._rejected = 0
 
     @classmethod
-    def bind(cls, asked: Connection) -> Self:
-        """Raises Unavailable `address_in_use`, BadRequest."""
-        return cls(Sockets(asked))
+    def bind(cls, connection: Connection) -> Self:
+        """Bind the sockets. Raise Unavailable `address_in_use` and BadRequest."""
+        return cls(Sockets(connection))
 
     @property
     def connection(self) -> Connection:
-        """As bound: no port is 0."""
+        """The connection after the bind: no port is 0."""
         return self._sockets.connection
 
     def bind_again(self) -> None:
-        """Put back the files of sockets that were removed. Raises as `bind`."""
+        """Create removed socket files again. Raise like `bind`."""
         self._sockets.bind_again()
 
     async def receive(self, channel: str) -> Request:
-        """The next that is authentic and well-formed; others are logged and dropped."""
+        """Return the next authentic, well-formed request. Log and drop others."""
         while True:
             request = self._read(channel, await self._sockets[channel].recv_multipart())
             if request is not None:
                 return request
-            await asyncio.sleep(0)  # what is there already is received without a wait
+            await asyncio.sleep(0)  # receiving a message that is already there does not yield
 
     def arrived(self, channel: str) -> list[Request]:
-        """All that is there already."""
+        """Return all requests that have already arrived."""
         arrived = _received(self._sockets[channel], _AT_ONCE)
         read = (self._read(channel, parts) for parts in arrived)
         return [request for request in read if request is not None]
@@ -88,22 +90,24 @@ class Channels:
         try:
             return requests.read(self._session, parts)
         except Malformed as error:
-            self._unread += 1
-            if self._unread.bit_count() == 1:  # anybody may send any number of them
-                _log.warning("%s on %s is not heard (%d so far)", error, channel, self._unread)
+            self._rejected += 1
+            if self._rejected.bit_count() == 1:  # any process may send any number of them
+                _log.warning("%s on %s is dropped (%d so far)", error, channel, self._rejected)
             return None
 
     async def reply(self, channel: str, to: Request, message: Message) -> None:
-        """Send to the client who asked, after all output so far. One who is gone, or does not read,
-        gets nothing."""
+        """Send to the client of the request, after all output so far. A client that is gone or does
+        not read gets nothing."""
         await self._gathering.flush()
         parts = self._packed(message, to.header, to.names)
-        if not await self._ways[channel].send(parts):
-            _log.warning("%s found no reader on %s", message.kind, channel)
+        if not await self._senders[channel].send(parts):
+            _log.warning("%s on %s was not delivered", message.kind, channel)
 
     async def publish(self, message: Message, parent: Mapping[str, Any]) -> None:
-        """Send to every client, text with what follows within a moment; one that does not read
-        misses it."""
+        """Send to every client. Join text with the text that follows within a moment.
+
+        A client that does not read misses the message.
+        """
         await self._gathering.publish(message, parent)
 
     async def _publish(self, message: Message, parent: Mapping[str, Any]) -> None:
@@ -117,18 +121,18 @@ class Channels:
             await asyncio.sleep(0)
 
     async def welcome(self) -> None:
-        """Greet subscribers until cancelled. What else may come on this channel is anybody's."""
+        """Greet subscribers until cancelled. Ignore other input: any process may send it."""
         iopub = self._sockets["iopub"]
         while True:
-            told = [await iopub.recv_multipart(), *_received(iopub, _WELCOMES_MAX)]
-            for topic in {parts[0][1:] for parts in told if parts[0][:1] == b"\x01"}:
+            arrivals = [await iopub.recv_multipart(), *_received(iopub, _WELCOMES_MAX)]
+            for topic in {parts[0][1:] for parts in arrivals if parts[0][:1] == b"\x01"}:
                 content = {"subscription": topic.decode(errors="replace")}
                 greeting = self._packed(Message("iopub_welcome", content), {}, (topic,))
                 await self._iopub.send(greeting)
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Let go of the sockets, when what was sent has arrived or cannot."""
+        """Close the sockets after the sent messages have arrived, or when they cannot arrive."""
         await self._gathering.close()
         self._sockets.let_go()
         await in_thread(self._sockets.end)
@@ -136,16 +140,16 @@ class Channels:
     def _packed(
         self, message: Message, parent: Mapping[str, Any], names: Sequence[bytes]
     ) -> list[bytes]:
-        told = self._session.msg(
+        envelope = self._session.msg(
             message.kind, dict(message.content), metadata=dict(message.metadata)
         )
-        told["parent_header"] = parent
-        packed: list[bytes] = self._session.serialize(told, list(names))
+        envelope["parent_header"] = parent
+        packed: list[bytes] = self._session.serialize(envelope, list(names))
         return [*packed, *message.buffers]
 
 
-class _Way:
-    """One socket to send by, without waiting for long."""
+class _Sender:
+    """One socket to send on, with a limited wait."""
 
     def __init__(self, name: str, socket: zmq.asyncio.Socket) -> None:
         self._name = name
@@ -153,56 +157,56 @@ class _Way:
         self._left_s = _PATIENCE_S
         self._left_at = 0.0
         self._in_turn = asyncio.Lock()
-        self._ahead = 0  # how many have the turn or wait for it; a free lock may be spoken for
+        self._ahead = 0  # senders with the lock or waiting for it; a free lock may be assigned
         self._stuck = False
 
     async def send(self, parts: list[bytes]) -> bool:
-        """Whether somebody may get it."""
+        """Send. Return whether a client may get the message."""
         if not self._ahead:
-            sent = self._tried(parts)
+            sent = self._try_send(parts)
             if sent is not None:
                 return sent
         self._ahead += 1
         try:
             async with self._in_turn:
-                return await self._waited(parts)
+                return await self._wait_and_send(parts)
         finally:
             self._ahead -= 1
 
-    def _tried(self, parts: list[bytes]) -> bool | None:
-        """None when there is no room for it."""
+    def _try_send(self, parts: list[bytes]) -> bool | None:
+        """Send without waiting. Return None if it does not fit."""
         error = _done(self._socket.send_multipart(parts, zmq.NOBLOCK)).exception()
         if isinstance(error, zmq.Again):
             return None
         self._stuck = False
         if error is None:
             return True
-        if isinstance(error, zmq.ZMQError):  # EHOSTUNREACH: it hung up meanwhile
+        if isinstance(error, zmq.ZMQError):  # EHOSTUNREACH: the client hung up
             return False
         raise error
 
-    async def _waited(self, parts: list[bytes]) -> bool:
+    async def _wait_and_send(self, parts: list[bytes]) -> bool:
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        self._left_s = min(_PATIENCE_S, self._left_s + (began - self._left_at) * _REGAINED)
+        started_at = loop.time()
+        self._left_s = min(_PATIENCE_S, self._left_s + (started_at - self._left_at) * _REGAINED)
         sent = None
         while True:
-            self._socket.get(zmq.EVENTS)  # else ZeroMQ looks once in a while who has read
-            sent = self._tried(parts)
-            if sent is not None or loop.time() - began >= self._left_s:
+            self._socket.get(zmq.EVENTS)  # else ZeroMQ rarely checks which client has read
+            sent = self._try_send(parts)
+            if sent is not None or loop.time() - started_at >= self._left_s:
                 break
             await asyncio.sleep(_POLL_S)
         self._left_at = loop.time()
-        waited = self._left_at - began
-        if waited > _BRIEF_S:
-            self._left_s = max(0.0, self._left_s - waited)
+        waited_s = self._left_at - started_at
+        if waited_s > _BRIEF_S:
+            self._left_s = max(0.0, self._left_s - waited_s)
         return self._sent_to_others(parts) if sent is None else sent
 
     def _sent_to_others(self, parts: list[bytes]) -> bool:
-        """A reply has one reader. Output has many, of whom those who do not read miss it."""
+        """Send to the clients that have room. A reply has only one reader, so return False."""
         if not self._stuck:
             self._stuck = True
-            _log.warning("a client on %s does not read, and misses what is sent", self._name)
+            _log.warning("a client on %s does not read, and misses messages", self._name)
         if self._socket.type != zmq.XPUB:
             return False
         self._socket.setsockopt(zmq.XPUB_NODROP, 0)
@@ -212,15 +216,15 @@ class _Way:
             self._socket.setsockopt(zmq.XPUB_NODROP, 1)
 
 
-def _received(socket: zmq.asyncio.Socket, most: int) -> Iterator[list[bytes]]:
-    """What is there already, up to so many messages."""
-    for _ in range(most):
+def _received(socket: zmq.asyncio.Socket, limit: int) -> Iterator[list[bytes]]:
+    """Yield the messages that have already arrived, up to a limit."""
+    for _ in range(limit):
         arriving = _done(socket.recv_multipart(zmq.NOBLOCK))
         if isinstance(arriving.exception(), zmq.Again):
             return
         yield arriving.result()
 
 
-def _done(asked: Awaitable[T]) -> asyncio.Future[T]:
-    """What pyzmq gives back for NOBLOCK: its outcome is there already."""
-    return cast("asyncio.Future[T]", asked)
+def _done(awaitable: Awaitable[T]) -> asyncio.Future[T]:
+    """Return the future that pyzmq returns for NOBLOCK; it is already done."""
+    return cast("asyncio.Future[T]", awaitable)

@@ -1,4 +1,4 @@
-"""Where a bridge is to be reached, as a connection file says it."""
+"""The addresses and keys of a bridge, as in a connection file."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ _Z85_KEY = 40  # characters of a key of 32 bytes
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where a bridge is to be reached. A port of 0 is one to be chosen; the numbers are names for
-    `ipc`, whose `ip` is the path before them."""
+    """The address of a bridge. Port 0 means a free port. For `ipc`, `ip` is the start of a path and
+    the ports are its ends."""
 
     key: bytes
     transport: Literal["tcp", "ipc"] = "tcp"
@@ -34,30 +34,29 @@ class Connection:
         return port
 
     def path(self, port: int) -> Path:
-        """Of a socket in the file system, as every client of Jupyter spells it."""
+        """Return the path of an `ipc` socket, in the form that every Jupyter client uses."""
         return Path(f"{self.ip}-{port}")
 
     def check(self) -> None:
-        """Raises BadRequest `connection_unsigned` and `invalid_connection` for one that cannot be
-        meant."""
+        """Raise BadRequest `connection_unsigned` or `invalid_connection` if it is invalid."""
         if not self.key:
             raise BadRequest(
-                "a connection without a key would let anybody run code",
+                "a connection without a key would let any process run code",
                 code="connection_unsigned",
                 hint="give Session.key a value, or leave it to jupyter_client",
             )
         digest = self.signature_scheme.removeprefix("hmac-")
-        known = hashlib.algorithms_guaranteed - _WEAK
-        if digest == self.signature_scheme or digest not in known:
-            raise invalid(f"no signature scheme of ours is {self.signature_scheme!r}")
+        supported = hashlib.algorithms_guaranteed - _WEAK
+        if digest == self.signature_scheme or digest not in supported:
+            raise invalid(f"the signature scheme {self.signature_scheme!r} is not supported")
         if any(not 0 <= self.port(channel) < 1 << 16 for channel in CHANNELS):
             raise invalid("a port is a number from 0 to 65535")
-        if self.ip.startswith("@") or "\0" in self.ip:  # a name without a file: for every user
-            raise invalid(f"{self.ip!r} is no place for a socket")
+        if self.ip.startswith("@") or "\0" in self.ip:  # an abstract socket: open to every user
+            raise invalid(f"{self.ip!r} is not a path for a socket")
         keys = (self.curve_publickey, self.curve_secretkey)
         if keys != (None, None) and any(key is None or len(key) != _Z85_KEY for key in keys):
             raise invalid("transport encryption takes a public and a secret key of 40 characters")
 
 
-def invalid(said: str) -> BadRequest:
-    return BadRequest(said, code="invalid_connection")
+def invalid(message: str) -> BadRequest:
+    return BadRequest(message, code="invalid_connection")

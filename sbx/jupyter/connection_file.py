@@ -1,7 +1,7 @@
-"""The connection file: where a kernel is to be reached, and by which key, as JSON.
+"""The connection file: the address and the key of a kernel, as JSON.
 
-Whoever starts `python -m sbx.jupyter` has written it; what is missing is filled in, as other
-kernels do it: ports that linux chooses, and a key.
+The program that starts `python -m sbx.jupyter` has written the file. Missing values are filled in,
+as in other kernels: Linux chooses the ports, and a key is made.
 """
 
 import secrets
@@ -17,13 +17,13 @@ from jupyter_client.connect import write_connection_file
 from sbx.errors import BadRequest, NotFound
 from sbx.jupyter.connection import Connection
 
-_LARGEST = 64 * 1024
+_SIZE_MAX = 64 * 1024
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _Curve = Annotated[str, msgspec.Meta(pattern="^[!-~]{40}$")]  # 32 bytes as Z85
 
 
-class _Said(msgspec.Struct):
-    """What is looked at; other keys are other programs'."""
+class _Fields(msgspec.Struct):
+    """The keys that sbx reads; other programs may write more."""
 
     transport: Literal["tcp", "ipc"] = "tcp"
     ip: str = "127.0.0.1"
@@ -39,14 +39,14 @@ class _Said(msgspec.Struct):
 
 
 def read(path: Path) -> Connection:
-    """What the file asks for; a file that is not there asks for nothing.
+    """Return the connection of the file. A missing file is like an empty one.
 
-    A key is made where none stands. Raises NotFound `connection_file_unreadable`, BadRequest
+    Make a key if the file has none. Raise NotFound `connection_file_unreadable` and BadRequest
     `invalid_connection_file`.
     """
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST + 1)
+            data = file.read(_SIZE_MAX + 1)
     except FileNotFoundError:
         data = b"{}"
     except OSError as error:
@@ -56,15 +56,15 @@ def read(path: Path) -> Connection:
             hint="name the file that the client wrote, or one that does not exist yet",
         ) from None
     try:
-        said = msgspec.json.decode(data[:_LARGEST], type=_Said)
+        fields = msgspec.json.decode(data[:_SIZE_MAX], type=_Fields)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadRequest(
-            f"{path} is no connection file: {error}",
+            f"{path} is not a connection file: {error}",
             code="invalid_connection_file",
-            hint="it is a JSON object with ip, key and ports; without the file one is written",
+            hint="it is a JSON object with ip, key and ports; without a file, sbx writes one",
         ) from None
-    values = msgspec.structs.asdict(said)
-    values["key"] = (said.key or secrets.token_hex(32)).encode()
+    values = msgspec.structs.asdict(fields)
+    values["key"] = (fields.key or secrets.token_hex(32)).encode()
     for name in ("curve_publickey", "curve_secretkey"):
         values[name] = values[name] and values[name].encode()
     return Connection(**values)
@@ -72,8 +72,8 @@ def read(path: Path) -> Connection:
 
 @contextmanager
 def telling(path: Path, bound: Connection) -> Iterator[None]:
-    """Meanwhile the file says where the kernel is reached; afterwards it is gone where it was not
-    there before. Raises NotFound `connection_file_unreadable`."""
+    """Keep the bound address in the file during the block. Remove the file afterwards if it did not
+    exist before. Raise NotFound `connection_file_unreadable`."""
     was_there = path.exists()
     if not was_there or read(path) != bound:
         _write(path, bound)
@@ -85,9 +85,9 @@ def telling(path: Path, bound: Connection) -> Iterator[None]:
 
 
 def _write(path: Path, bound: Connection) -> None:
-    """Write it whole, for its owner only: a client may read the file at any moment."""
+    """Write the file atomically, readable for its owner only: a client may read it at any time."""
     values = {name: value for name, value in asdict(bound).items() if value is not None}
-    target = path.resolve()  # a link stays
+    target = path.resolve()  # a symlink stays
     staged = target.with_name(f".{secrets.token_hex(8)}.json")
     try:
         try:
@@ -99,5 +99,5 @@ def _write(path: Path, bound: Connection) -> None:
         raise NotFound(
             f"the connection file {path} cannot be written: {error.strerror}",
             code="connection_file_unreadable",
-            hint="name a file in a directory of your own",
+            hint="name a file in a directory that belongs to you",
         ) from None

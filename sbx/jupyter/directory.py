@@ -1,8 +1,9 @@
-"""Which directories of the host may be a notebook's workspace: code inside writes all of it.
+"""Decide which host directories may be a notebook's workspace: code inside may write all of it.
 
-So it may hold nothing that decides what runs on the host, or with which policy: no home, nothing of
-Jupyter's or of sbx's own. And not what a client reaches the kernel by: a path on the file system
-knows no network namespace. The environment that runs us may lie in it: inside that is read-only.
+The directory must not contain files that decide which code runs on the host, or with which policy:
+no home, and nothing of Jupyter or of sbx. It must not contain the files by which a client reaches
+the kernel either: a network namespace does not hide a path in the file system. The environment that
+runs sbx may lie in it: inside, it is read-only.
 """
 
 import os
@@ -17,37 +18,40 @@ from sbx.workspace import allowed_paths
 from sbx.workspace.allowed_paths import OwnPaths
 
 
-def resolve(named: Path, private: Iterable[Path]) -> Path:
-    """The directory that is meant, by the path that has no symlink.
+def resolve(path: Path, private: Iterable[Path]) -> Path:
+    """Return the real path of the directory, without symlinks.
 
-    `private` are paths that it may not contain, and in which it may not be, in addition to those
-    of Jupyter. Raises NotFound `directory_not_found`, Denied `directory_forbidden`.
+    The directory must not contain, or lie in, one of the `private` paths or of Jupyter's. Raise
+    NotFound `directory_not_found` and Denied `directory_forbidden`.
     """
-    directory = _real(named)
+    directory = _real(path)
     if not directory.is_dir():
         raise NotFound(
-            f"there is no directory {str(named)!r} for the notebook to work in",
+            f"the directory {str(path)!r} of the notebook does not exist",
             code="directory_not_found",
-            hint="start it where its file lies",
+            hint="start the notebook in the directory of its file",
         )
     allowed_paths.check(directory, OwnPaths(code=(*private, *_of_jupyter())))
     return directory
 
 
 def check_apart(directory: Path, file: Path, connection: Connection) -> None:
-    """Whether the connection file, and for ipc the sockets, lie outside: who reads the one or
-    connects to the other is a client. Raises Denied `connection_in_workspace`."""
-    for way in (file, *([Path(connection.ip)] if connection.transport == "ipc" else [])):
-        if _real(way).is_relative_to(directory) or _real(way.parent).is_relative_to(directory):
+    """Check that the connection file, and the sockets of ipc, lie outside the directory.
+
+    Code that can read the file or connect to the sockets is a client. Raise Denied
+    `connection_in_workspace`.
+    """
+    for path in (file, *([Path(connection.ip)] if connection.transport == "ipc" else [])):
+        if _real(path).is_relative_to(directory) or _real(path.parent).is_relative_to(directory):
             raise Denied(
-                f"{way}, by which clients reach the kernel, lies in its workspace {directory}",
+                f"{path}, by which clients reach the kernel, lies in its workspace {directory}",
                 code="connection_in_workspace",
                 hint="name another place for the connection file, or set JUPYTER_RUNTIME_DIR",
             )
 
 
 def _of_jupyter() -> Iterator[Path]:
-    """Connection files with their keys; kernelspecs, which are commands; configuration: code."""
+    """Yield Jupyter's directories: connection files with keys, kernelspecs (commands), config."""
     yield Path(jupyter.jupyter_runtime_dir())
     yield Path(jupyter.jupyter_data_dir())
     yield Path(jupyter.jupyter_config_dir())

@@ -1,9 +1,9 @@
-"""Text on its way to the clients: pieces that belong together are one message.
+"""Join pieces of text on their way to the clients into one message.
 
-A kernel sends the first text of a cell at once, and what follows a hundred times a second: `print`
-alone makes two pieces, its text and its newline. Clients keep each message as an output of its own,
-and so it is saved in notebooks. So text waits a moment for more of the same stream; whatever else
-is published, or answered, sends it first.
+A kernel sends the first text of a cell at once, and the rest a hundred times a second. `print`
+alone makes two pieces: its text and its newline. Clients keep each message as a separate output and
+save it so in notebooks. So text waits a moment for more of the same stream. Any other message or
+reply sends the waiting text first.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from typing import Any
 from sbx.jupyter.messages import Message
 
 WAIT_S = 0.05
-"""Text waits so long at most: nobody sees it who looks at a page. ipykernel takes 0.2 s."""
+"""The longest wait, in seconds. A person does not notice it. ipykernel waits 0.2 s."""
 FULL = 64 * 1024
-"""Or until there are so many characters."""
+"""The number of characters that ends the wait."""
 
 Parent = Mapping[str, Any]
 
 
 class Gathering:
-    """Passes on to `send` what is published, in order. Of one event loop."""
+    """Passes published messages on to `send`, in order. Belongs to one event loop."""
 
     def __init__(self, send: Callable[[Message, Parent], Awaitable[None]]) -> None:
         self._send = send
@@ -33,13 +33,13 @@ class Gathering:
         self._overdue: asyncio.Task[None] | None = None
 
     async def publish(self, message: Message, parent: Parent) -> None:
-        """Return when it is sent, or waits. Who publishes more text than may wait is held up."""
+        """Return when the message is sent, or waits. Block while too much text is published."""
         if message.kind != "stream":
             await self.flush()
             await self._send(message, parent)
             return
         if self._overdue is not None and not self._overdue.done():
-            await asyncio.wait([self._overdue])  # a client is slow: nothing gathers behind it
+            await asyncio.wait([self._overdue])  # a client is slow: do not queue more text
         name, text = message.content["name"], message.content["text"]
         if self._texts and (name != self._name or parent is not self._parent):
             await self.flush()
@@ -58,11 +58,11 @@ class Gathering:
             self._due = None
         texts, self._texts, self._size = self._texts, [], 0
         if texts:
-            told = {"name": self._name, "text": "".join(texts)}
-            await self._send(Message("stream", told), self._parent)
+            content = {"name": self._name, "text": "".join(texts)}
+            await self._send(Message("stream", content), self._parent)
 
     async def close(self) -> None:
-        """What still waits is not sent."""
+        """Drop the waiting text and stop."""
         if self._due is not None:
             self._due.cancel()
         if self._overdue is not None:

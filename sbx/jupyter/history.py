@@ -1,7 +1,7 @@
-"""What was executed, for those who ask: on the host, where a restart leaves it.
+"""The executed cells, for history requests. Kept on the host, so that they survive a restart.
 
-A session is the life of one kernel; they are numbered from 1. What is held is bounded: the oldest
-lines make room.
+A session is the life of one kernel; sessions are numbered from 1. The size is limited: the oldest
+lines are dropped first.
 """
 
 import fnmatch
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from sbx.jupyter.requests import History as Asked
+from sbx.jupyter.requests import History as HistoryRequest
 
 LINES_MAX = 10_000
 TEXT_MAX = 8 << 20  # characters of all lines and outputs
@@ -43,33 +43,33 @@ class History:
         self._size = 0
 
     def begin_session(self) -> None:
-        """Another kernel: its lines are numbered from 1 again."""
+        """Begin the session of a new kernel: its lines are numbered from 1 again."""
         self.session += 1
 
     def add(self, number: int, code: str, output: str | None = None) -> None:
-        """A cell that was executed, and is to be remembered."""
+        """Record an executed cell."""
         line = Line(self.session, number, code, None if output is None else output[:OUTPUT_MAX])
         self._lines.append(line)
         self._size += line.size
         while self._size > TEXT_MAX or len(self._lines) > LINES_MAX:
             self._size -= self._lines.popleft().size
 
-    def asked(self, asked: Asked) -> dict[str, Any]:
-        """The content of the reply."""
-        lines = [_entry(line, with_output=asked.output) for line in self._found(asked)]
+    def asked(self, request: HistoryRequest) -> dict[str, Any]:
+        """Return the content of the reply."""
+        lines = [_entry(line, with_output=request.output) for line in self._select(request)]
         return {"status": "ok", "history": lines}
 
-    def _found(self, asked: Asked) -> Iterable[Line]:
-        match asked.hist_access_type:
+    def _select(self, request: HistoryRequest) -> Iterable[Line]:
+        match request.hist_access_type:
             case "tail":
-                return self._last(self._lines, _TAIL if asked.n is None else asked.n)
+                return self._last(self._lines, _TAIL if request.n is None else request.n)
             case "search":
-                return self._matching(asked.pattern or "*", asked.n, unique=asked.unique)
+                return self._matching(request.pattern or "*", request.n, unique=request.unique)
             case "range":
-                return self._range(asked.session, asked.start, asked.stop)
+                return self._range(request.session, request.start, request.stop)
 
     def _range(self, session: int, start: int | None, stop: int | None) -> Iterable[Line]:
-        """Lines from `start` up to, and without, `stop`; sessions of 0 and less count back."""
+        """Yield lines from `start` up to, and without, `stop`. Sessions of 0 or less count back."""
         if session <= 0:
             session += self.session
         for line in self._lines:
@@ -78,20 +78,20 @@ class History:
                     return
                 yield line
 
-    def _matching(self, pattern: str, most: int | None, *, unique: bool) -> Iterable[Line]:
-        """The last lines that fit a glob; with `unique`, of each text the last one."""
-        fits = re.compile(fnmatch.translate(pattern)).match  # it goes through a text once
-        found = [line for line in self._lines if fits(line.code)]
+    def _matching(self, pattern: str, limit: int | None, *, unique: bool) -> Iterable[Line]:
+        """Return the last lines that match a glob; with `unique`, only the last of each text."""
+        fits = re.compile(fnmatch.translate(pattern)).match  # it scans a text only once
+        matches = [line for line in self._lines if fits(line.code)]
         if unique:
-            last = {line.code: line for line in found}
-            found = [line for line in found if last[line.code] is line]
-        return found if most is None else self._last(found, most)
+            last = {line.code: line for line in matches}
+            matches = [line for line in matches if last[line.code] is line]
+        return matches if limit is None else self._last(matches, limit)
 
     @staticmethod
-    def _last(lines: deque[Line] | list[Line], most: int) -> Iterable[Line]:
-        return islice(lines, max(0, len(lines) - max(0, most)), None)
+    def _last(lines: deque[Line] | list[Line], limit: int) -> Iterable[Line]:
+        return islice(lines, max(0, len(lines) - max(0, limit)), None)
 
 
 def _entry(line: Line, *, with_output: bool) -> tuple[int, int, Any]:
-    said = (line.code, line.output) if with_output else line.code
-    return line.session, line.number, said
+    entry = (line.code, line.output) if with_output else line.code
+    return line.session, line.number, entry

@@ -1,7 +1,7 @@
-"""What `sbx kernelspec install` writes: a `kernel.json` by which Jupyter finds a kernel of ours.
+"""Write a kernelspec, the `kernel.json` by which Jupyter finds a jailed kernel.
 
-It says both ways to start one: the provisioner, for a Jupyter of this very environment, and the
-command, for whoever starts processes. jupyter_client does the writing and the finding.
+It names both ways to start one: the provisioner, for a Jupyter in the same environment, and the
+command, for programs that start processes. jupyter_client writes and finds the files.
 """
 
 import json
@@ -22,13 +22,13 @@ from sbx.jupyter import DEFAULT_POLICY
 from sbx.policy import load, reference
 
 PROVISIONER = "sbx"
-# Jupyter takes "..", too, and removes what lies there before it writes.
+# Jupyter also accepts "..", and removes the files of that directory before it writes.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where kernelspecs lie: in the user's directory of Jupyter, or below `prefix`."""
+    """The directory of kernelspecs: the user's Jupyter directory, or one below `prefix`."""
 
     prefix: Path | None = None
 
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A kernelspec of ours that is there. `standalone`: each kernel is a process of its own."""
+    """An installed kernelspec of sbx. `standalone`: each kernel is a separate process."""
 
     name: str
     display_name: str
@@ -60,7 +60,7 @@ class Installed:
 
 
 def kernel_json(policy: str, display_name: str, *, standalone: bool = False) -> dict[str, Any]:
-    """The file's content, for the Python that runs this."""
+    """Return the file's content, for the current Python."""
     metadata: dict[str, Any] = {"debugger": False, "supported_encryption": ["curve"]}
     if not standalone:
         metadata["kernel_provisioner"] = {
@@ -87,21 +87,23 @@ def install(
     place: Place | None = None,
     standalone: bool = False,
 ) -> Installed:
-    """Write it; one of ours of that name is replaced. A `policy` that is a file is kept by its
-    absolute path. Without a name it is `sbx`, or `sbx-` and the policy's.
+    """Write a kernelspec. Replace one of sbx with the same name.
 
-    Raises NotFound `policy_not_found`, PolicyError, BadRequest `invalid_kernel_name`, Conflict
+    A `policy` that is a file is stored as an absolute path. The default name is `sbx`, or `sbx-`
+    and the policy's name.
+
+    Raise NotFound `policy_not_found`, PolicyError, BadRequest `invalid_kernel_name`, Conflict
     `kernelspec_exists`, Unavailable `directory_not_writable`.
     """
     place = place or Place()
-    named, policy = _known(policy)
+    policy_name, policy = _resolve_policy(policy)
     usual = policy == DEFAULT_POLICY
-    name = _checked(name or ("sbx" if usual else f"sbx-{named}"))
-    shown = display_name or ("Python (sbx)" if usual else f"Python (sbx {named})")
+    name = _checked(name or ("sbx" if usual else f"sbx-{policy_name}"))
+    shown = display_name or ("Python (sbx)" if usual else f"Python (sbx {policy_name})")
     path = place.directory / name
     if path.exists() and _ours(path) is None:
         raise Conflict(
-            f"there is a kernel {name!r} already, and it is not one of sbx",
+            f"there is already a kernel {name!r}, and it does not belong to sbx",
             code="kernelspec_exists",
             hint=f"choose another --name, or remove it: jupyter kernelspec remove {name}",
         )
@@ -110,55 +112,55 @@ def install(
 
 
 def installed(place: Place | None = None) -> list[Installed]:
-    """Every kernelspec of ours that Jupyter finds here, or that lies in that place."""
-    return sorted(_found(place), key=lambda one: (one.name, one.path))
+    """Return every kernelspec of sbx that Jupyter finds, or that lies in that place."""
+    return sorted(_find(place), key=lambda spec: (spec.name, spec.path))
 
 
 def remove(name: str, place: Place | None = None) -> Installed:
-    """Remove the one that Jupyter would use, or the one in that place.
+    """Remove the kernelspec that Jupyter would use, or the one in that place.
 
-    Raises NotFound `kernelspec_not_found`, Conflict `kernelspec_not_ours`, Unavailable
+    Raise NotFound `kernelspec_not_found`, Conflict `kernelspec_not_ours`, Unavailable
     `directory_not_writable`.
     """
     specs = _specs(place)
     path = specs.get(name.lower())
     if path is None:
         raise NotFound(
-            f"there is no kernel {name!r}" + (f" in {place.directory}" if place else ""),
+            f"the kernel {name!r} does not exist" + (f" in {place.directory}" if place else ""),
             code="kernelspec_not_found",
-            hint="sbx kernelspec list shows which there are",
+            hint="sbx kernelspec list shows the kernels of sbx",
         )
-    found = _ours(path)
-    if found is None:
+    spec = _ours(path)
+    if spec is None:
         raise Conflict(
-            f"the kernel {name!r} is not one of sbx",
+            f"the kernel {name!r} does not belong to sbx",
             code="kernelspec_not_ours",
-            hint=f"jupyter kernelspec remove {name} removes any",
+            hint=f"jupyter kernelspec remove {name} removes any kernel",
         )
     try:
         _manager(place).remove_kernel_spec(name.lower())
     except OSError as error:
         raise _unwritable(path, error) from None
-    return found
+    return spec
 
 
-def _known(policy: str) -> tuple[str, str]:
-    """The policy's own name, and how a kernel that starts anywhere finds it."""
+def _resolve_policy(policy: str) -> tuple[str, str]:
+    """Return the policy's name, and a reference that works in any working directory."""
     from sbx.runtime.settings import Settings
 
-    meant = reference(policy)
-    if isinstance(meant, Path):
-        meant = meant.absolute()
-    loaded = load(meant, search=Settings().policy_dirs)
-    return loaded.name, str(meant)
+    name_or_path = reference(policy)
+    if isinstance(name_or_path, Path):
+        name_or_path = name_or_path.absolute()
+    loaded = load(name_or_path, search=Settings().policy_dirs)
+    return loaded.name, str(name_or_path)
 
 
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name.lower()):
         raise BadRequest(
-            f"{name[:100]!r} is not a kernel's name",
+            f"{name[:100]!r} is not a valid kernel name",
             code="invalid_kernel_name",
-            hint="letters, digits, '.', '_' and '-', a letter or digit first",
+            hint="use letters, digits, '.', '_' and '-', and begin with a letter or digit",
         )
     return name.lower()
 
@@ -166,7 +168,7 @@ def _checked(name: str) -> str:
 def _write(name: str, place: Place, content: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory(prefix="sbx-kernelspec-") as source:
         Path(source, "kernel.json").write_text(json.dumps(content, indent=1) + "\n")
-        Path(source).chmod(0o755)  # it is copied with its mode, and others may have to read it
+        Path(source).chmod(0o755)  # it is copied with its mode, and other users may have to read it
         prefix = str(place.prefix) if place.prefix is not None else None
         try:
             _manager(place).install_kernel_spec(source, name, user=prefix is None, prefix=prefix)
@@ -178,12 +180,12 @@ def _unwritable(path: Path, error: OSError) -> Unavailable:
     return Unavailable(
         f"{path} cannot be changed: {error.strerror or error}",
         code="directory_not_writable",
-        hint="name a directory of your own with --prefix DIR, or take --user",
+        hint="name a directory that belongs to you with --prefix DIR, or use --user",
     )
 
 
 def _manager(place: Place | None) -> KernelSpecManager:
-    """That of one place knows no other."""
+    """Return a manager; for one place, it finds no other kernelspecs."""
     options: dict[str, Any] = {"ensure_native_kernel": False}
     if place is not None:
         options["kernel_dirs"] = [str(place.directory)]
@@ -194,14 +196,14 @@ def _specs(place: Place | None) -> dict[str, Path]:
     return {name: Path(path) for name, path in _manager(place).find_kernel_specs().items()}
 
 
-def _found(place: Place | None) -> Iterator[Installed]:
+def _find(place: Place | None) -> Iterator[Installed]:
     for path in _specs(place).values():
-        if (found := _ours(path)) is not None:
-            yield found
+        if (spec := _ours(path)) is not None:
+            yield spec
 
 
 def _ours(path: Path) -> Installed | None:
-    """What lies there, if it is one of ours; files of others may hold anything."""
+    """Return the kernelspec at this path if sbx wrote it. Other files may hold anything."""
     with suppress(OSError, ValueError, TypeError, RecursionError, TraitError):
         spec = KernelSpec.from_resource_dir(str(path))
         match spec.argv:

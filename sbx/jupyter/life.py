@@ -1,10 +1,10 @@
 """One kernel's life behind the sockets, from its start to its end.
 
-    shell      taken in at once, and served one after the other
-    control    what must not wait is served beside them; the rest gets in line
-    end        asked for, or the kernel's own: who waits is told, and then whoever started it
+    shell      requests are received at once, and served one after the other
+    control    urgent requests are served in parallel; the others get in line
+    end        requested, or the kernel's own: abort the waiting requests, then call `on_exit`
 
-Whatever a client sends, it gets an answer or a line in the log, and the next one is served.
+Each request gets a reply or a line in the log, also if it is invalid, and the next one is served.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from sbx.jupyter.waiting import Asked, Waiting
 from sbx.runtime.context import Context
 
 _log = logging.getLogger(__name__)
-_LAST_REPLY_S = 10.0  # in which the request that was under way when the kernel ended is answered
+_LAST_REPLY_S = 10.0  # to answer the request that was running when the kernel ended
 _AT_ONCE = frozenset(
     (
         *("interrupt_request", "shutdown_request", "kernel_info_request", "connect_request"),
@@ -34,7 +34,7 @@ _AT_ONCE = frozenset(
 
 
 class Life:
-    """See the module. `on_exit` is told the exit code, once, as the last thing."""
+    """See the module. `on_exit` receives the exit code, once, as the last step."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Life:
         self._free.set()
 
     async def begin(self) -> None:
-        """Start the kernel and serve it. Raises what starting one raises."""
-        # From now on: to a client that connects meanwhile, a silent heart is a dead kernel.
+        """Start the kernel and serve it. Raise the errors of a start."""
+        # Beat from now on: a client that connects takes a silent heart for a dead kernel.
         beating = asyncio.create_task(self._channels.beat())
         try:
             await self._answers.begin()
@@ -65,11 +65,11 @@ class Life:
         self._serving = asyncio.create_task(self._serve(beating))
 
     async def interrupt(self) -> None:
-        """What runs now, if anything does."""
+        """Interrupt the running cell, if there is one."""
         await self._answers.frontend.interrupt()
 
     async def end(self) -> None:
-        """End the kernel, unless it has ended, and wait until all of it has."""
+        """End the kernel if it still runs, and wait until all of it has ended."""
         self._is_over(0)
         if self._serving is not None:
             await to_the_end(asyncio.wait([self._serving]))
@@ -81,7 +81,7 @@ class Life:
             ends: list[asyncio.Future[Any]] = [self._over, *tasks]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._is_over(KILLED)  # where nobody said so, a task failed or the loop ends
+            self._is_over(KILLED)  # if no exit code is set, a task failed or the loop ends
             await to_the_end(self._wind_up(tasks))
             self._on_exit(self._over.result())
 
@@ -90,16 +90,16 @@ class Life:
             await self._answers.frontend.stop()
             async with asyncio.timeout(_LAST_REPLY_S):
                 await self._free.wait()
-        except Exception:  # noqa: BLE001  # the border of a background task: the rest is to end too
-            _log.exception("the kernel of a notebook did not end well")
+        except Exception:  # noqa: BLE001  # the boundary of a background task: end the rest as well
+            _log.exception("the kernel of a notebook did not end cleanly")
         for task in tasks:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception):
-                _log.error("a kernel is not served any more", exc_info=outcome)
+                _log.error("the service of a kernel ended with an error", exc_info=outcome)
         self._take_what_is_there()
-        for asked in self._waiting.remove():
-            await self._abort(asked)
+        for entry in self._waiting.remove():
+            await self._abort(entry)
 
     def _is_over(self, code: int) -> None:
         if not self._over.done():
@@ -117,69 +117,72 @@ class Life:
 
     async def _control(self) -> None:
         while True:
-            asked = Asked("control", await self._channels.receive("control"))
-            if asked.request.kind in _AT_ONCE:
-                await self._answer(asked)
+            entry = Asked("control", await self._channels.receive("control"))
+            if entry.request.kind in _AT_ONCE:
+                await self._answer(entry)
             else:
-                await self._waiting.put(asked)
+                await self._waiting.put(entry)
 
     async def _work(self) -> None:
-        """Serve the line; what is left in it when the kernel has ended is not served."""
+        """Serve the line. Abort the requests that are left when the kernel has ended."""
         while True:
-            asked = await self._waiting.take()
+            entry = await self._waiting.take()
             if self._over.done():
-                await self._abort(asked)
+                await self._abort(entry)
                 continue
             self._free.clear()
             try:
-                await self._answer(asked)
+                await self._answer(entry)
             finally:
                 self._free.set()
 
-    async def _answer(self, asked: Asked) -> None:
+    async def _answer(self, entry: Asked) -> None:
         try:
-            await self._serve_one(asked)
-        except Exception:  # noqa: BLE001  # the border: one that cannot be answered ends no others
-            _log.exception("a request of a notebook is not answered")
+            await self._serve_one(entry)
+        except Exception:  # noqa: BLE001  # the boundary: a failed request does not end the others
+            _log.exception("a request of a notebook could not be answered")
 
-    async def _serve_one(self, asked: Asked) -> None:
-        """Between its `busy` and its `idle`."""
-        request = asked.request
+    async def _serve_one(self, entry: Asked) -> None:
+        """Serve a request between its `busy` and its `idle`."""
+        request = entry.request
         await self._channels.publish(messages.status("busy"), request.header)
         content = await self._answers.content(request)
         failed = content is not None and content.get("status") == "error"
         behind: list[Asked] = []
         if failed and _stops_on_error(request):
-            self._take_what_is_there()  # before the client knows, and sends more
+            self._take_what_is_there()  # before the client gets the error and sends more
             behind = self._waiting.remove("execute_request")
         if content is not None:
-            await self._reply(asked, content)
+            await self._reply(entry, content)
         await self._channels.publish(messages.status("idle"), request.header)
-        for one in behind:
-            await self._abort(one)
+        for waiting in behind:
+            await self._abort(waiting)
         if request.kind == "shutdown_request" and not failed:
             self._is_over(0)
 
-    async def _abort(self, asked: Asked) -> None:
-        """Say of a request that it is not served. Nobody waits for an answer to a comm's message;
-        and who asks what kernel this is asks again, and knows no answer but the whole."""
-        request = asked.request
+    async def _abort(self, entry: Asked) -> None:
+        """Reply that a request is not served.
+
+        No client waits for an answer to a comm message. A client repeats a kernel_info request, and
+        accepts only a complete answer to it.
+        """
+        request = entry.request
         if request.kind in UNANSWERED or request.kind == "kernel_info_request":
             return
         await self._channels.publish(messages.status("busy"), request.header)
-        await self._reply(asked, {"status": "aborted"})
+        await self._reply(entry, {"status": "aborted"})
         await self._channels.publish(messages.status("idle"), request.header)
 
-    async def _reply(self, asked: Asked, content: dict[str, Any]) -> None:
-        kind = asked.request.kind.removesuffix("_request") + "_reply"
-        await self._channels.reply(asked.channel, asked.request, Message(kind, content))
+    async def _reply(self, entry: Asked, content: dict[str, Any]) -> None:
+        kind = entry.request.kind.removesuffix("_request") + "_reply"
+        await self._channels.reply(entry.channel, entry.request, Message(kind, content))
 
 
 def _stops_on_error(request: Request) -> bool:
-    """Whether the cells that were sent behind this one shall not run when it fails."""
-    said = request.content
+    """Return whether the cells that were sent after this one are aborted when it fails."""
+    content = request.content
     return (
         request.kind == "execute_request"
-        and bool(said.get("stop_on_error", True))
-        and not said.get("silent")
+        and bool(content.get("stop_on_error", True))
+        and not content.get("silent")
     )

@@ -1,8 +1,8 @@
-"""A frame of ours as the messages of Jupyter; pure.
+"""Turn a frame into Jupyter messages; pure.
 
-Frames were typed when they arrived (`sbx.kernels.frames`); here the parts that are the user's own
-become Python values, which is where they are found too deep, too large, or no objects at all. Such
-a frame raises Malformed, and its kernel is not heard any more.
+Frames are typed when they arrive (`sbx.kernels.frames`). Here the parts of any shape become Python
+values. A part that is nested too deep, too large, or not an object raises Malformed, and its kernel
+is cut off.
 
 Reference: Jupyter's messaging specification, version 5.4.
 """
@@ -21,7 +21,7 @@ from sbx.protocol.runs import RunError
 from sbx.runtime.frontend import CellEnd, Told
 
 PROTOCOL = "5.4"
-# Not `edit_magic`, which names a file that some clients then open: a path inside, on the host.
+# Without `edit_magic`: it names a path of the sandbox, and some clients open that file on the host.
 _PAYLOADS = ("set_next_input", "page", "ask_exit")
 _VERSION = re.compile(r"\d{1,3}(\.\d{1,5}){1,3}[\w.+-]{0,32}", re.ASCII)
 _HELP = (
@@ -43,65 +43,67 @@ class Message:
     buffers: Sequence[bytes] = ()
 
 
-# -- what a kernel publishes ----------------------------------------------------------------------
+# -- messages that a kernel publishes -------------------------------------------------------------
 
 
-def shown(told: Told, execution_count: int) -> Message:
-    """What a client sees of a frame; `execution_count` is that of the cell that runs. Raises
-    frames.Malformed."""
-    match told:
+def shown(frame: Told, execution_count: int) -> Message:
+    """Return the message for a frame; `execution_count` is that of the running cell.
+
+    Raise frames.Malformed.
+    """
+    match frame:
         case frames.Stream(name, text):
             return Message("stream", {"name": name, "text": text})
         case frames.ExecuteResult(data, own_count, metadata):
             count = execution_count if own_count is None else own_count
             return Message("execute_result", {**_bundle(data, metadata), "execution_count": count})
         case frames.UpdateDisplayData():
-            return Message("update_display_data", _display(told))
+            return Message("update_display_data", _display(frame))
         case frames.DisplayData():
-            return Message("display_data", _display(told))
+            return Message("display_data", _display(frame))
         case frames.Error(ename, evalue, traceback):
             return Message("error", {"ename": ename, "evalue": evalue, "traceback": traceback})
         case frames.ClearOutput(wait):
             return Message("clear_output", {"wait": wait})
         case frames.CommOpen(comm_id, target_name):
             target = {"target_name": target_name, "target_module": None}
-            return _comm("comm_open", {"comm_id": comm_id, **target}, told)
+            return _comm("comm_open", {"comm_id": comm_id, **target}, frame)
         case frames.CommClose(comm_id):
-            return _comm("comm_close", {"comm_id": comm_id}, told)
+            return _comm("comm_close", {"comm_id": comm_id}, frame)
         case frames.CommMsg(comm_id):
-            return _comm("comm_msg", {"comm_id": comm_id}, told)
-    raise frames.Malformed(f"{type(told).__name__} is not for everybody")
+            return _comm("comm_msg", {"comm_id": comm_id}, frame)
+    raise frames.Malformed(f"{type(frame).__name__} is not a frame to publish")
 
 
 def _bundle(data: dict[str, msgspec.Raw], metadata: msgspec.Raw) -> dict[str, Any]:
     return {"data": frames.bundle(data), "metadata": _object(metadata)}
 
 
-def _display(told: frames.DisplayData) -> dict[str, Any]:
-    name = told.transient.get("display_id")
+def _display(frame: frames.DisplayData) -> dict[str, Any]:
+    name = frame.transient.get("display_id")
     transient = {} if name is None else {"display_id": name}
-    return {**_bundle(told.data, told.metadata), "transient": transient}
+    return {**_bundle(frame.data, frame.metadata), "transient": transient}
 
 
-def _comm(kind: str, content: dict[str, Any], told: frames.CommOpen | frames.CommMsg) -> Message:
-    data, metadata = _object(told.data), _object(told.metadata)
-    return Message(kind, {**content, "data": data}, metadata, told.buffers)
+def _comm(kind: str, content: dict[str, Any], frame: frames.CommOpen | frames.CommMsg) -> Message:
+    data, metadata = _object(frame.data), _object(frame.metadata)
+    return Message(kind, {**content, "data": data}, metadata, frame.buffers)
 
 
 def _object(raw: msgspec.Raw) -> dict[str, Any]:
     return frames.as_object(frames.loose(raw))
 
 
-# -- what a kernel answers ------------------------------------------------------------------------
+# -- replies of a kernel --------------------------------------------------------------------------
 
 
 def executed(end: CellEnd, reply: frames.ExecuteReply) -> dict[str, Any]:
-    """Of a cell whose last word is the kernel's."""
+    """Return the reply for a cell whose result comes from the kernel."""
     if reply.status == "aborted":
         return {"status": "aborted"}
     content: dict[str, Any] = {
         "status": reply.status,
-        "payload": [wish for wish in end.payload if wish.get("source") in _PAYLOADS],
+        "payload": [item for item in end.payload if item.get("source") in _PAYLOADS],
         "user_expressions": end.user_expressions,
     }
     if reply.status == "error":
@@ -110,10 +112,10 @@ def executed(end: CellEnd, reply: frames.ExecuteReply) -> dict[str, Any]:
 
 
 def completed(reply: frames.CompleteReply, code: str) -> dict[str, Any]:
-    """Raises frames.Malformed."""
+    """Return the reply. Raise frames.Malformed."""
     start = min(max(reply.cursor_start, 0), len(code))
     return {
-        "status": "ok",  # whatever became of it: without matches there are none
+        "status": "ok",  # also after an error inside: the list of matches is empty then
         "matches": reply.matches,
         "cursor_start": start,
         "cursor_end": min(max(reply.cursor_end, start), len(code)),
@@ -122,7 +124,7 @@ def completed(reply: frames.CompleteReply, code: str) -> dict[str, Any]:
 
 
 def inspected(reply: frames.InspectReply) -> dict[str, Any]:
-    """Raises frames.Malformed."""
+    """Return the reply. Raise frames.Malformed."""
     return {"status": "ok", "found": reply.found, **_bundle(reply.data, reply.metadata)}
 
 
@@ -156,13 +158,13 @@ def kernel_info(ready: frames.KernelReady) -> dict[str, Any]:
     }
 
 
-def _version(told: str) -> str:
-    """As it was told, unless nobody would call a version that."""
-    return told if _VERSION.fullmatch(told) else "3.0"
+def _version(version: str) -> str:
+    """Return the version from inside, or a default if it does not look like a version."""
+    return version if _VERSION.fullmatch(version) else "3.0"
 
 
 def no_debugger(seq: int, command: str) -> dict[str, Any]:
-    """A refusal in the words of the Debug Adapter Protocol."""
+    """Return a refusal in the format of the Debug Adapter Protocol."""
     return {
         "type": "response",
         "request_seq": seq,
@@ -172,7 +174,7 @@ def no_debugger(seq: int, command: str) -> dict[str, Any]:
     }
 
 
-# -- what is said on the way ----------------------------------------------------------------------
+# -- other messages -------------------------------------------------------------------------------
 
 
 def status(state: str) -> Message:
@@ -184,12 +186,12 @@ def execute_input(code: str, execution_count: int) -> Message:
 
 
 def error(content: Mapping[str, Any]) -> Message:
-    """For everybody, of a reply that is one."""
+    """Return the message for every client about a reply with an error."""
     return Message("error", {name: content[name] for name in ("ename", "evalue", "traceback")})
 
 
 def ended(error: RunError) -> dict[str, Any]:
-    """The reply to a request that we ended, or that found no kernel: our own words."""
+    """Return the reply to a request that sbx ended, or that has no kernel."""
     return {
         "status": "error",
         "ename": error.name,
@@ -199,6 +201,6 @@ def ended(error: RunError) -> dict[str, Any]:
 
 
 def refused(error: SbxError) -> dict[str, Any]:
-    """The reply to a request that is not served: the sentence, and what to do."""
-    said = error.message if error.hint is None else f"{error.message} (hint: {error.hint})"
-    return ended(RunError(type(error).__name__, said, ""))
+    """Return the reply to a request that is not served: the message and the hint."""
+    message = error.message if error.hint is None else f"{error.message} (hint: {error.hint})"
+    return ended(RunError(type(error).__name__, message, ""))

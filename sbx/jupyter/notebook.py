@@ -1,7 +1,7 @@
-"""A kernel as a notebook has it: a seat for it to live in, and a bridge by which clients reach it.
+"""One notebook's kernel: a seat, in which it lives, and a bridge, by which clients reach it.
 
-Both doors hold one, the provisioner of a program's Jupyter and the process `python -m sbx.jupyter`.
-All of it happens on the event loop of the runtime.
+Both entry points use it: the provisioner in a program's Jupyter, and `python -m sbx.jupyter`.
+Everything runs on the event loop of the runtime.
 """
 
 import asyncio
@@ -15,54 +15,58 @@ from sbx.jupyter.seat import Seat, Seats, Wanted
 
 
 class Notebook:
-    """See the module. Its steps, in this order: `sit` and `bind`, `start` as often as a kernel is
-    wanted, `leave` between two times that it is open; `close`."""
+    """See the module. The steps in order: `sit` and `bind`; `start` for each kernel; `leave` when
+    the notebook is closed for a while; `close`."""
 
     def __init__(self, seats: Seats) -> None:
         self._seats = seats
         self._seat: Seat | None = None
         self._bridge: Bridge | None = None
-        self._held: asyncio.Task[None] | None = None
+        self._holding: asyncio.Task[None] | None = None
         self._ended: Future[int] | None = None
 
     @property
     def seat(self) -> Seat | None:
         return self._seat
 
-    async def sit(self, wanted: Wanted) -> Seat:
-        """Take a seat where it has none. Raises as `Seats.take`."""
+    async def sit(self, request: Wanted) -> Seat:
+        """Take a seat unless it has one. Raise like `Seats.take`."""
         if self._seat is None:
-            self._seat = await self._seats.take(wanted)
+            self._seat = await self._seats.take(request)
         return self._seat
 
-    async def bind(self, asked: Connection) -> Connection:
-        """Bind the sockets as asked, unless they are; where they are bound. Raises as
-        `Bridge.bind`."""
-        if self._bridge is not None and self._bridge.connection == asked:
-            return asked
+    async def bind(self, connection: Connection) -> Connection:
+        """Bind the sockets to this connection, unless they are bound to it. Return the bound one.
+
+        Raise like `Bridge.bind`.
+        """
+        if self._bridge is not None and self._bridge.connection == connection:
+            return connection
         await self._unbind()
-        self._bridge = await Bridge.bind(asked)
-        self._held = asyncio.create_task(self._hold(self._bridge))
+        self._bridge = await Bridge.bind(connection)
+        self._holding = asyncio.create_task(self._hold(self._bridge))
         await asyncio.sleep(0)  # a task that is cancelled before its first step closes nothing
         return self._bridge.connection
 
     async def start(self) -> "Future[int]":
-        """Start a kernel; what comes back is done when it has ended, with its exit code, and may be
-        looked at from any thread. Raises as `Bridge.start`."""
+        """Start a kernel. Return a future of its exit code, which any thread may read.
+
+        The future is done when the kernel has ended. Raise like `Bridge.start`.
+        """
         assert self._seat is not None
         assert self._bridge is not None
         ended: Future[int] = Future()
-        ended.set_running_or_notify_cancel()  # who gives up waiting does not cancel the kernel
+        ended.set_running_or_notify_cancel()  # a caller that gives up does not cancel the kernel
         self._ended = ended
         try:
-            await self._bridge.start(self._seat.context, lambda code: _tell(ended, code))
+            await self._bridge.start(self._seat.context, lambda code: _set_exit_code(ended, code))
         except BaseException:
-            _tell(ended, KILLED)
+            _set_exit_code(ended, KILLED)
             raise
         return ended
 
     async def interrupt(self) -> None:
-        """Interrupt the cell that runs; nothing where none does."""
+        """Interrupt the running cell, if there is one."""
         if self._bridge is not None:
             await self._bridge.interrupt()
 
@@ -71,16 +75,16 @@ class Notebook:
         if self._bridge is not None:
             await self._bridge.stop()
         if self._ended is not None:
-            _tell(self._ended, 0)
+            _set_exit_code(self._ended, 0)
 
     async def leave(self) -> None:
-        """Let go of the sockets, and of the seat unless files would go with it."""
+        """Close the sockets. Leave the seat, unless files would be removed with it."""
         await self._unbind()
         if self._seat is not None and not self._seat.holds_files:
             await self._stand_up()
 
     async def close(self) -> None:
-        """The same, and of the seat in any case. Once begun it is done to its end."""
+        """Close the sockets and leave the seat. Complete also when the caller is cancelled."""
         await to_the_end(self._close())
 
     async def _close(self) -> None:
@@ -95,13 +99,13 @@ class Notebook:
             await self._seats.leave(seat)
 
     async def _unbind(self) -> None:
-        held, self._held, self._bridge = self._held, None, None
-        if held is not None:
-            held.cancel()
-            await asyncio.wait([held])
+        holding, self._holding, self._bridge = self._holding, None, None
+        if holding is not None:
+            holding.cancel()
+            await asyncio.wait([holding])
 
     async def _hold(self, bridge: Bridge) -> None:
-        """Until it is unbound, or the loop ends, which cancels every task."""
+        """Keep the bridge open until it is unbound, or the loop ends, which cancels every task."""
         try:
             await asyncio.get_running_loop().create_future()
         finally:
@@ -109,9 +113,9 @@ class Notebook:
                 await bridge.close()
             finally:
                 if self._ended is not None:
-                    _tell(self._ended, KILLED)
+                    _set_exit_code(self._ended, KILLED)
 
 
-def _tell(ended: "Future[int]", code: int) -> None:
+def _set_exit_code(ended: "Future[int]", code: int) -> None:
     if not ended.done():
         ended.set_result(code)

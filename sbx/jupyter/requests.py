@@ -1,8 +1,9 @@
-"""What a client may ask: authentic first, then of a known kind, then of the right shape.
+"""Check the requests of a client: authentic first, then of a known kind, then of the right shape.
 
-`read` takes a message off its envelope, by the key that client and bridge share; what has no valid
-signature, or had it before, is nobody's word. `shape` gives the content of a request as one of the
-classes here. Keys that they do not name are let pass: clients of a later minor version send some.
+`read` takes a message out of its envelope, with the key that client and bridge share. It rejects a
+message without a valid signature, or with a signature that was used before. `shape` returns the
+content of a request as one of the classes here. Unknown keys are accepted: clients of a later minor
+version send some.
 """
 
 from dataclasses import dataclass
@@ -14,23 +15,23 @@ from jupyter_client.session import DELIM, Session
 
 from sbx.errors import BadRequest
 
-_PARTS_MAX = 1024  # a widget's state has a buffer for each array in it
-_NAMES_MAX = 8  # one, and one more for each proxy on the way
-_HEADER_MAX = 16 << 10  # bytes; it goes back with everything that the request causes
+_PARTS_MAX = 1024  # the state of a widget has a buffer for each of its arrays
+_NAMES_MAX = 8  # one for the client, and one more for each proxy on the way
+_HEADER_MAX = 16 << 10  # bytes; every message that the request causes contains the header
 _METADATA_MAX = 4 << 20
 _NAME_MAX = 256  # characters of an id or a type
 
 
 class Malformed(Exception):
-    """A message that no client of Jupyter would have sent. What is said of it is safe to log."""
+    """A message that no Jupyter client would have sent. Its text is safe to log."""
 
-    def __init__(self, said: object) -> None:
-        super().__init__(str(said)[:200].encode("unicode_escape").decode("ascii"))
+    def __init__(self, message: object) -> None:
+        super().__init__(str(message)[:200].encode("unicode_escape").decode("ascii"))
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One message of a client. `names` is the way back to it; `content` is any JSON object yet."""
+    """One message of a client. `names` is the route back to it; `content` is any JSON object."""
 
     names: tuple[bytes, ...]
     kind: str
@@ -47,41 +48,41 @@ class Request:
 
 
 def read(session: Session, parts: list[bytes]) -> Request:
-    """A message whose signature is right. Raises Malformed."""
+    """Return a message with a valid signature. Raise Malformed."""
     if DELIM not in parts[: _NAMES_MAX + 1]:
         raise Malformed("a message without a delimiter")
     names, rest = session.feed_identities(parts)
     signed = cast("list[bytes]", rest)
     if not 5 <= len(signed) <= 5 + _PARTS_MAX:
         raise Malformed(f"a message of {len(signed)} parts")
-    # Session remembers a signature before it looks at it: of whatever size, from anybody.
+    # Session stores a signature before it checks it: of any size, from any process.
     if not compare_digest(session.sign(signed[1:5]), signed[0]):
         raise Malformed("a message that is not signed with the key of this connection")
     if max(len(signed[1]), len(signed[2])) > _HEADER_MAX or len(signed[3]) > _METADATA_MAX:
         raise Malformed("a message whose header is too large")
     try:
-        told = session.deserialize(signed)
-        session.pack(told["header"])  # it must be fit to be given back
+        message = session.deserialize(signed)
+        session.pack(message["header"])  # the replies contain it, so it must be valid JSON
     except Exception as error:  # noqa: BLE001  # jupyter_client: any type, for any odd value
         raise Malformed(error) from None
-    return _request(told, tuple(names), sum(map(len, parts)))
+    return _request(message, tuple(names), sum(map(len, parts)))
 
 
-def _request(told: dict[str, Any], names: tuple[bytes, ...], size: int) -> Request:
-    header = told["header"]
+def _request(message: dict[str, Any], names: tuple[bytes, ...], size: int) -> Request:
+    header = message["header"]
     if not isinstance(header, dict) or not _is_name(header.get("msg_id")):
         raise Malformed("a header without an id")
     if not _is_name(header.get("msg_type")):
         raise Malformed("a header without a type")
-    if not isinstance(told["content"], dict) or not isinstance(told["metadata"], dict):
-        raise Malformed("a content or metadata that is no object")
+    if not isinstance(message["content"], dict) or not isinstance(message["metadata"], dict):
+        raise Malformed("the content or the metadata is not an object")
     return Request(
         names=names,
         kind=header["msg_type"],
         header=header,
-        content=told["content"],
-        metadata=told["metadata"],
-        buffers=tuple(bytes(part) for part in told["buffers"]),
+        content=message["content"],
+        metadata=message["metadata"],
+        buffers=tuple(bytes(part) for part in message["buffers"]),
         size=size,
     )
 
@@ -90,7 +91,7 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= _NAME_MAX
 
 
-# -- what each kind says ------------------------------------------------------------------------
+# -- the content of each kind -------------------------------------------------------------------
 
 _Position = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Number = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -122,7 +123,7 @@ class IsComplete(msgspec.Struct):
 
 
 class History(msgspec.Struct):
-    """`range`, `tail` or `search`; which of the rest counts depends on it."""
+    """`range`, `tail` or `search`; the kind decides which of the other fields count."""
 
     hist_access_type: Literal["range", "tail", "search"] = "tail"
     output: bool = False
@@ -154,7 +155,7 @@ class Shutdown(msgspec.Struct):
 
 
 class Debug(msgspec.Struct):
-    """A request of the Debug Adapter Protocol; only what its refusal names."""
+    """A request of the Debug Adapter Protocol; only the fields that its refusal repeats."""
 
     seq: _Number = 0
     command: str = ""
@@ -165,7 +166,7 @@ class InputReply(msgspec.Struct):
 
 
 class Nothing(msgspec.Struct):
-    """Of a request that says all by its kind."""
+    """The content of a request that has no fields."""
 
 
 Shape = (
@@ -206,13 +207,13 @@ SHAPES: dict[str, type[Shape]] = {
 
 
 def shape(request: Request) -> Shape | None:
-    """What it says; None for a kind that nobody here knows. Raises BadRequest."""
-    wanted = SHAPES.get(request.kind)
-    if wanted is None:
+    """Return the checked content of a request; None for an unknown kind. Raise BadRequest."""
+    shape_class = SHAPES.get(request.kind)
+    if shape_class is None:
         return None
     try:
-        msgspec.json.encode(request.content)  # some JSON that Python reads is fit for nobody else
-        return msgspec.convert(request.content, wanted)
+        msgspec.json.encode(request.content)  # some JSON that Python reads is invalid for others
+        return msgspec.convert(request.content, shape_class)
     except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
-        said = str(error)[:200].encode("unicode_escape").decode("ascii")
-        raise BadRequest(f"no {request.kind} is like that: {said}") from None
+        text = str(error)[:200].encode("unicode_escape").decode("ascii")
+        raise BadRequest(f"the content of {request.kind} is invalid: {text}") from None

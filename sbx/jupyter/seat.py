@@ -1,12 +1,12 @@
-"""Which sandbox a notebook gets, and for how long: as its policy's `workspace` says.
+"""The sandbox of a notebook and its lifetime, as the policy's `workspace` decides.
 
-    cwd   over the directory that the notebook lies in; the sandbox goes with the kernel, the files
-          are the user's
-    own   with a workspace of ours. Its files are there as long as whoever holds the seat; where the
-          client says which notebook it is for, they wait for it until the process ends, so that a
-          notebook which is shut down and opened again finds them
+    cwd   the sandbox works in the notebook's directory. It ends with the kernel, and the files
+          belong to the user
+    own   the sandbox has a workspace that sbx made. Its files live as long as the seat is held. If
+          the client names the notebook, they are kept for it until the process ends, so that a
+          notebook that is shut down and opened again finds them
 
-At most 32 seats wait; then the files go of the one that was left longest ago.
+At most 32 seats wait. After that, the files of the seat that was left longest ago are removed.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ _WAITING_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """For whom a seat is. `policy`: its name, or its file. `directory`: where the notebook lies.
-    `notebook`: by which name the client knows it; any text. `private`: what no workspace may
-    hold."""
+    """A request for a seat. `policy`: its name, or its file. `directory`: the directory of the
+    notebook. `notebook`: the client's name for it; any text. `private`: paths that no workspace may
+    contain."""
 
     policy: str
     directory: Path
@@ -41,17 +41,17 @@ class Wanted:
 
     @property
     def key(self) -> bytes | None:
-        """By which its files are found again; of a bounded size, and no path."""
+        """The key under which its files are found again; of a limited size, and not a path."""
         if not self.notebook:
             return None
-        said = repr((self.policy, str(self.directory), self.notebook))
-        return hashlib.sha256(said.encode("utf-8", "backslashreplace")).digest()
+        text = repr((self.policy, str(self.directory), self.notebook))
+        return hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seat:
-    """A sandbox for one kernel at a time. `directory` is its workspace on the host, where that is
-    the user's own; `key` by which it waits."""
+    """A sandbox for one kernel at a time. `directory` is its workspace on the host if that belongs
+    to the user. `key` is the name under which the seat waits."""
 
     box: AsyncSandbox
     directory: Path | None = None
@@ -63,31 +63,31 @@ class Seat:
 
     @property
     def holds_files(self) -> bool:
-        """Whether files go when it is left."""
+        """Whether files are removed when the seat is left."""
         return self.directory is None and self.key is None
 
 
 @dataclass(slots=True, eq=False)
 class Seats:
-    """Those of one runtime, on its event loop."""
+    """The seats of one runtime, on its event loop."""
 
     runtime: Runtime
-    _waiting: dict[bytes, Seat] = field(default_factory=dict)  # the one left longest ago first
+    _waiting: dict[bytes, Seat] = field(default_factory=dict)  # in the order of their `leave`
     _taken: set[bytes] = field(default_factory=set)
 
-    async def take(self, wanted: Wanted) -> Seat:
-        """One that nobody else sits in; the caller leaves it.
+    async def take(self, request: Wanted) -> Seat:
+        """Return a seat that no other notebook holds. The caller must `leave` it.
 
-        Raises as `Runtime.create`, and as `directory.resolve`.
+        Raise like `Runtime.create` and like `directory.resolve`.
         """
-        policy, _ = await self.runtime.decide(reference(wanted.policy))
+        policy, _ = await self.runtime.decide(reference(request.policy))
         if policy.workspace == "cwd":
-            return await self._over_directory(policy, wanted)
-        if (key := wanted.key) is None or key in self._taken:
+            return await self._over_directory(policy, request)
+        if (key := request.key) is None or key in self._taken:
             return Seat(await self.runtime.create(policy))  # one kernel at a time has the files
         self._taken.add(key)
         try:
-            return await self._found(key, policy) or Seat(
+            return await self._waiting_seat(key, policy) or Seat(
                 await self.runtime.create(policy), key=key
             )
         except BaseException:
@@ -95,7 +95,7 @@ class Seats:
             raise
 
     async def leave(self, seat: Seat) -> None:
-        """Nobody's kernel is in it. Files that nobody could find again go."""
+        """Give a seat back. Remove its files if no notebook could find them again."""
         if seat.key is None:
             await seat.box.close()
             return
@@ -104,24 +104,26 @@ class Seats:
         while len(self._waiting) > _WAITING_MAX:
             await self._waiting.pop(next(iter(self._waiting))).box.close()
 
-    async def _found(self, key: bytes, policy: Policy) -> Seat | None:
-        """The one that waits, by the policy as it is now."""
+    async def _waiting_seat(self, key: bytes, policy: Policy) -> Seat | None:
+        """Return the seat that waits under this key, if the policy has not changed."""
         seat = self._waiting.pop(key, None)
         if seat is not None and seat.box.policy != policy:
-            _log.warning("policy %s has changed: files of a notebook go with it", policy.name)
+            _log.warning(
+                "policy %s has changed: the kept files of a notebook are removed", policy.name
+            )
             await seat.box.close()
             return None
         return seat
 
-    async def _over_directory(self, policy: Policy, wanted: Wanted) -> Seat:
-        private = (*wanted.private, *self._private(wanted.policy))
-        directory = await in_thread(resolve, wanted.directory, private)
+    async def _over_directory(self, policy: Policy, request: Wanted) -> Seat:
+        private = (*request.private, *self._private(request.policy))
+        directory = await in_thread(resolve, request.directory, private)
         box = await self.runtime.create(policy, workspace=directory)
         try:
             opened = await box.conversation("default").opened()
             if opened.host_directory is None or opened.host_directory.path != directory:
                 raise Denied(
-                    f"{directory} is not what it was: another one took its place",
+                    f"{directory} was replaced by another directory",
                     code="not_granted",
                     hint="put it back, and start the kernel again",
                 )
@@ -131,18 +133,18 @@ class Seats:
         return Seat(box, directory)
 
     def _private(self, policy: str) -> Iterator[Path]:
-        """What decides about the next kernel: policies and environments; and everybody's files."""
+        """Yield the paths that decide about the next kernel, and the data of all sandboxes."""
         settings = self.runtime.settings
         yield from directories(settings.policy_dirs)
         yield settings.environments
         yield self.runtime.data.path
-        if isinstance(named := reference(policy), Path):
-            yield named.absolute()
+        if isinstance(policy_or_path := reference(policy), Path):
+            yield policy_or_path.absolute()
 
 
 _of_runtime: WeakKeyDictionary[Runtime, Seats] = WeakKeyDictionary()
 
 
 def seats_of(runtime: Runtime) -> Seats:
-    """The same ones as long as it runs."""
+    """Return the seats of this runtime: the same object as long as it runs."""
     return _of_runtime.setdefault(runtime, Seats(runtime))

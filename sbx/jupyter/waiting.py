@@ -1,7 +1,7 @@
 """The requests that wait for the kernel, in their order.
 
-They are taken in while a cell runs, so that one that fails finds all that were sent behind it. Who
-sends more than may wait is not read from until there is room again.
+They are received while a cell runs, so that a cell that fails can abort all requests sent after it.
+If too many requests wait, no more are read from the clients until there is room again.
 """
 
 import asyncio
@@ -26,39 +26,39 @@ class Waiting:
     """See the module."""
 
     def __init__(self) -> None:
-        self._asked: deque[Asked] = deque()
+        self._entries: deque[Asked] = deque()
         self._size = 0
         self._some = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
 
-    async def put(self, asked: Asked) -> None:
+    async def put(self, entry: Asked) -> None:
         await self._room.wait()
-        self.add(asked)
+        self.add(entry)
 
-    def add(self, asked: Asked) -> None:
-        """Whether or not there is room."""
-        self._asked.append(asked)
-        self._count(asked.request.size)
+    def add(self, entry: Asked) -> None:
+        """Add a request even if the line is full."""
+        self._entries.append(entry)
+        self._count(entry.request.size)
 
     async def take(self) -> Asked:
-        """The next one, as soon as there is one."""
+        """Wait for the next request and remove it from the line."""
         await self._some.wait()
-        asked = self._asked.popleft()
-        self._count(-asked.request.size)
-        return asked
+        entry = self._entries.popleft()
+        self._count(-entry.request.size)
+        return entry
 
     def remove(self, kind: str | None = None) -> list[Asked]:
-        """Take all out, or those of one kind."""
-        removed = [asked for asked in self._asked if kind in (None, asked.request.kind)]
-        self._asked = deque(
-            asked for asked in self._asked if kind not in (None, asked.request.kind)
+        """Remove and return all requests, or those of one kind."""
+        removed = [entry for entry in self._entries if kind in (None, entry.request.kind)]
+        self._entries = deque(
+            entry for entry in self._entries if kind not in (None, entry.request.kind)
         )
-        self._count(-sum(asked.request.size for asked in removed))
+        self._count(-sum(entry.request.size for entry in removed))
         return removed
 
     def _count(self, size: int) -> None:
         self._size += size
-        self._some.set() if self._asked else self._some.clear()
-        full = self._size >= _BYTES_MAX or len(self._asked) >= _MOST
+        self._some.set() if self._entries else self._some.clear()
+        full = self._size >= _BYTES_MAX or len(self._entries) >= _MOST
         self._room.clear() if full else self._room.set()

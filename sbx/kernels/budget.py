@@ -47,12 +47,12 @@ class Level:
 
 
 class FrameBudget:
-    """See the module. Belongs to one event loop."""
+    """See the module. Belongs to reader event loop."""
 
     def __init__(self) -> None:
         self._all = Level(UNITS_PER_S)
         self._each: dict[Reader, Level] = {}
-        self._held: set[Reader] = set()
+        self._paused: set[Reader] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -63,7 +63,7 @@ class FrameBudget:
     @property
     def held(self) -> int:
         """The number of channels that are not read now."""
-        return len(self._held)
+        return len(self._paused)
 
     def spend(self, reader: Reader, units: float) -> None:
         """Record frames. Hold back the busy channels when the budget is used up."""
@@ -79,13 +79,13 @@ class FrameBudget:
     def leave(self, reader: Reader) -> None:
         """Forget a channel. It is not let go."""
         self._each.pop(reader, None)
-        self._held.discard(reader)
+        self._paused.discard(reader)
 
     def _hold_back(self, now: float) -> None:
         fair = self._fair(now)
         for reader, level in self._each.items():
-            if reader not in self._held and level.at(now) > fair:
-                self._held.add(reader)
+            if reader not in self._paused and level.at(now) > fair:
+                self._paused.add(reader)
                 reader.hold_back()
         self._tick_later(now)
 
@@ -95,7 +95,7 @@ class FrameBudget:
         return max(_BUSY, sum(levels) / len(levels) / 2) if levels else _BUSY
 
     def _tick_later(self, now: float) -> None:
-        if self._held and self._timer is None:
+        if self._paused and self._timer is None:
             self._timer = asyncio.get_running_loop().call_at(now + _TICK_S, self._tick)
 
     def _tick(self) -> None:
@@ -103,11 +103,11 @@ class FrameBudget:
         self._timer = None
         now = asyncio.get_running_loop().time()
         fair = self._fair(now)
-        ready = {one for one in self._held if self._each[one].at(now) <= fair}
-        if self._held and self._all.at(now) <= BURST:
-            ready.add(min(self._held, key=lambda one: self._each[one].at(now)))
+        ready = {reader for reader in self._paused if self._each[reader].at(now) <= fair}
+        if self._paused and self._all.at(now) <= BURST:
+            ready.add(min(self._paused, key=lambda reader: self._each[reader].at(now)))
         for reader in ready:
-            self._held.discard(reader)
+            self._paused.discard(reader)
             reader.let_go()
         self._tick_later(now)
 

@@ -1,8 +1,8 @@
-"""One socket to the inside: frames out, typed frames in, on the event loop and without a thread.
+"""One socket to a process inside: frames out, typed frames in, on the event loop, without a thread.
 
-What the reader of the frames does not take yet is held up to a bound; beyond it reading stops, the
-socket fills, and the sender inside blocks: a flood costs its sender, not us. A frame that is
-malformed, or more frames at once than anyone could want, ends the channel with that as its cause.
+Frames that no task has received yet are queued up to a limit. Beyond it the channel stops reading,
+the socket fills, and the sender inside blocks: a flood costs its sender, not the runtime. A
+malformed frame closes the channel with a cause. A sender of too many frames is slowed down.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from sbx.kernels import frames
 from sbx.kernels.budget import FrameBudget
 
 _log = logging.getLogger(__name__)
-_HELD_FRAMES = 256
-_HELD_BYTES = 4 << 20
-# Decoding these takes about a third of the loop that all kernels share.
+_QUEUED_FRAMES_MAX = 256
+_QUEUED_BYTES_MAX = 4 << 20
+# Decoding this many frames takes about a third of the loop that all kernels share.
 _FRAMES_A_WINDOW = 1000
 _WINDOW_S = 0.1
 _READ = 1 << 16
-_READ_OF_SMALL = 1 << 12  # where many small frames come: about 80, so 3 ms of the loop at once
+_READ_OF_SMALL = 1 << 12  # after a read of many small frames: about 80 frames, 3 ms of the loop
 _MANY = 64  # frames in one read
 _UNIT = 1 << 13  # bytes that take about as long as a small frame, for a budget
-_UNIT_OF_VALUES = 1 << 6  # values, where they are nested as deep as they may be
-_UNREAD_MAX = 64 << 20  # bytes for one who does not read: many times the largest request
+_UNIT_OF_VALUES = 1 << 6  # values at the maximum depth that take as long as a small frame
+_UNREAD_MAX = 64 << 20  # bytes that the inside has not read: many times the largest request
 
 
 class ChannelClosed(Exception):
-    """The other side is gone, or was cut off for what it sent; `cause` is a sentence."""
+    """The other side is gone, or was cut off for a frame that it sent; `cause` is a sentence."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
@@ -45,12 +45,12 @@ class Channel(asyncio.BufferedProtocol):
     def __init__(self, dialect: frames.Dialect) -> None:
         self._dialect = dialect
         self._loop = asyncio.get_running_loop()
-        # Read into, again and again: asyncio's own way allocates 256 KiB for every read, 17 µs of
-        # each cell. Mapped, since most channels touch no more than the first page.
+        # One buffer for all reads: asyncio's default allocates 256 KiB for every read, 17 µs of
+        # each cell. Mapped, because most channels touch no more than the first page.
         self._received = memoryview(mmap.mmap(-1, _READ))
         self._splitter = frames.Splitter()
         self._frames: deque[frames.Frame] = deque()
-        self._held = 0
+        self._queued_bytes = 0
         self._paused = False
         self._slowed = False
         self._held_back = False
@@ -59,12 +59,12 @@ class Channel(asyncio.BufferedProtocol):
         self._window = 0.0
         self._in_window = 0
         self._cause: str | None = None
-        self.fault: str | None = None  # the same, where the other side was cut off for what it did
+        self.fault: str | None = None  # the cause, if the other side was cut off for its behaviour
         self._waiting: asyncio.Future[None] | None = None
         self._draining: asyncio.Future[None] | None = None
         self._transport: Any = None
         self.on_closed: Callable[[], None] | None = None
-        self.on_unread: Callable[[], None] | None = None  # frames arrived that nobody waits for
+        self.on_unread: Callable[[], None] | None = None  # frames arrived that no task waits for
 
     @classmethod
     async def open(cls, sock: socket.socket, dialect: frames.Dialect) -> "Channel":
@@ -79,48 +79,47 @@ class Channel(asyncio.BufferedProtocol):
 
     @property
     def has_frame(self) -> bool:
-        """Whether `receive` will give one without waiting."""
+        """Whether `receive` will return a frame without waiting."""
         return bool(self._frames)
 
     def post(self, kind: str, content: Any, name: str | None = None) -> None:
-        """Send a frame without waiting until it is read, which a hostile inside may never do.
+        """Send a frame without waiting until it is read: a hostile guest may never read it.
 
-        For what a deadline watches over, or what is itself part of ending the inside. Raises
-        ChannelClosed.
+        For requests with a deadline, and for requests that end the guest. Raise ChannelClosed.
         """
         if self._cause is not None:
             raise ChannelClosed(self._cause)
         self._transport.write(frames.encode(kind, content, name))
-        # Only where it has not read for a while is this asked at all.
+        # Check the size only if the inside has not read for a while.
         if self._draining is not None and self._transport.get_write_buffer_size() > _UNREAD_MAX:
-            self._cut_off("it does not read what it is sent")
-            raise ChannelClosed("it does not read what it is sent")
+            self._cut_off("it does not read its input")
+            raise ChannelClosed("it does not read its input")
 
     async def send(self, kind: str, content: Any, name: str | None = None) -> None:
-        """Send a frame; waits while the inside does not read. Raises ChannelClosed."""
+        """Send a frame. Wait while the inside does not read. Raise ChannelClosed."""
         self.post(kind, content, name)
         if self._draining is not None:
-            await asyncio.shield(self._draining)  # others may wait for it, too
+            await asyncio.shield(self._draining)  # other tasks may wait for it, too
             if self._cause is not None:
                 raise ChannelClosed(self._cause)
 
     def share(self, budget: FrameBudget) -> None:
-        """Read from now on within this budget, which other channels share."""
+        """Count reads against this budget from now on. Other channels share it."""
         if self._cause is None:
             self._budget = budget
 
     def hold_back(self) -> None:
-        """Stop reading, until `let_go`. For the budget."""
+        """Stop reading until `let_go`. Called by the budget."""
         self._held_back = True
         self._transport.pause_reading()
 
     def let_go(self) -> None:
-        """Read again. For the budget."""
+        """Continue to read. Called by the budget."""
         self._held_back = False
         self._read_on()
 
     async def receive(self) -> frames.Frame:
-        """The next frame. Raises ChannelClosed once the last one was taken."""
+        """Return the next frame. Raise ChannelClosed after the last one."""
         while not self._frames:
             if self._cause is not None:
                 raise ChannelClosed(self._cause)
@@ -132,14 +131,18 @@ class Channel(asyncio.BufferedProtocol):
             finally:
                 self._waiting = None
         frame = self._frames.popleft()
-        self._held -= frame.size
-        if self._paused and len(self._frames) < _HELD_FRAMES // 2 and self._held < _HELD_BYTES // 2:
+        self._queued_bytes -= frame.size
+        if (
+            self._paused
+            and len(self._frames) < _QUEUED_FRAMES_MAX // 2
+            and self._queued_bytes < _QUEUED_BYTES_MAX // 2
+        ):
             self._paused = False
             self._read_on()
         return frame
 
     def close(self, cause: str = "closed by the runtime") -> None:
-        """Cut the other side off. Frames not yet taken can still be received."""
+        """Close the connection. Frames that already arrived can still be received."""
         if self._cause is None:
             self._cause = cause
             self._transport.abort()
@@ -166,16 +169,18 @@ class Channel(asyncio.BufferedProtocol):
             for body in bodies:
                 frame = self._dialect.decode(body)
                 self._frames.append(frame)
-                self._held += frame.size
+                self._queued_bytes += frame.size
                 units += frame.size // _UNIT + frame.values // _UNIT_OF_VALUES
         except frames.Malformed as error:
-            self._cut_off(f"it sent what no kernel of ours sends: {error}")
+            self._cut_off(f"it sent a frame that our kernel does not send: {error}")
             return
         self._many_at_once = len(bodies) > _MANY
         self._limit_rate(len(bodies))
         if self._budget is not None and units:
             self._budget.spend(self, units)
-        if not self._paused and (len(self._frames) > _HELD_FRAMES or self._held > _HELD_BYTES):
+        if not self._paused and (
+            len(self._frames) > _QUEUED_FRAMES_MAX or self._queued_bytes > _QUEUED_BYTES_MAX
+        ):
             self._paused = True
             self._transport.pause_reading()
         self._wake()
@@ -201,7 +206,7 @@ class Channel(asyncio.BufferedProtocol):
             self._draining = None
 
     def _limit_rate(self, count: int) -> None:
-        """Stop reading until the window ends from a sender of more frames than it may hold."""
+        """Stop reading until the window ends if too many frames arrived in it."""
         now = self._loop.time()
         if now >= self._window:
             self._window, self._in_window = now + _WINDOW_S, 0

@@ -1,10 +1,10 @@
-"""What comes back over the wall is hostile: which frames there are, typed, and capped.
+"""The typed frames that a guest may send, with their limits. Frames from inside are hostile.
 
-A frame is a 4-byte big-endian length and a JSON object {"type", "id"?, "content"}. `decode` gives a
-typed value or raises `Malformed`: unknown types and fields, wrong types, deep nesting and bad UTF-8
-all end the kernel that sent them. The parts that only a user of the result looks into (bundles and
-comm data) are checked in size, depth and number of values before they are built, so that a small
-frame cannot become a large object.
+A frame is a 4-byte big-endian length and a JSON object {"type", "id"?, "content"}. `decode` returns
+a typed value or raises `Malformed`. Unknown types and fields, wrong types, deep nesting and bad
+UTF-8 all end the kernel that sent them. Bundles and comm data, which only a user of the result
+reads, are checked in size, depth and number of values before they are built, so that a small frame
+cannot become a large object.
 """
 
 import struct
@@ -31,17 +31,18 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class Malformed(Exception):
-    """A frame that ours inside would not have sent.
+    """A frame that our guest would not have sent.
 
-    What is said of it may quote it, and is logged: no byte of it reaches a terminal unescaped.
+    The message may quote the frame and is logged, so it is escaped: no byte of it reaches a
+    terminal as it is.
     """
 
-    def __init__(self, said: str) -> None:
-        super().__init__(said[:200].encode("unicode_escape").decode("ascii"))
+    def __init__(self, message: str) -> None:
+        super().__init__(message[:200].encode("unicode_escape").decode("ascii"))
 
 
 _Code = Annotated[int, msgspec.Meta(ge=0, le=255)]  # wait(2)
-_Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # JSON has longer ones
+_Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # JSON allows larger integers
 _Buffers = Annotated[list[bytes], msgspec.Meta(max_length=BUFFERS_MAX)]
 _Signal = Annotated[int, msgspec.Meta(ge=1, le=64)]
 
@@ -59,7 +60,7 @@ class DisplayData(_Content):
     data: dict[str, msgspec.Raw]
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
     transient: dict[str, str] = {}
-    cut: bool = False  # a part was too large, and made way for a note
+    cut: bool = False  # a part was too large, and a note replaces it
 
 
 class UpdateDisplayData(DisplayData):
@@ -154,13 +155,13 @@ class IsCompleteReply(Reply):
 
 
 class CommReply(Reply):
-    """The handler of a comm's message is done."""
+    """The handler of a comm message has finished."""
 
     status: Literal["ok", "error"]
 
 
 class SupervisorMounted(_Content):
-    """Every mount of the jail is in place, and no code of a user has run."""
+    """Every mount of the jail is in place, and no user code has run."""
 
 
 class SupervisorReady(_Content):
@@ -179,8 +180,7 @@ class Output(_Content):
 
 
 class Fed(_Content):
-    """Of a standard input that was left open, or of a pty: bytes that were read, and whether it is
-    open still."""
+    """How many bytes a standard input or a pty has read, and whether it is still open."""
 
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     open: bool
@@ -238,7 +238,7 @@ SUPERVISOR_FRAMES: dict[str, type[_Content]] = {
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One checked frame: `content` is of the class that its type stands for. `values` is the number
+    """One checked frame. The class of `content` belongs to the frame's type. `values` is the number
     of values, and of keys, in its JSON parts."""
 
     content: _Content
@@ -248,7 +248,7 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def cost(self) -> int:
-        """Bytes that it counts as, where the output of a run has a limit."""
+        """The bytes that count towards the output limit of a run."""
         return max(self.size, _VALUE_COST * self.values)
 
 
@@ -260,8 +260,8 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
 
 _envelope = msgspec.json.Decoder(_Envelope)
 
-# Of one large string each, or in parts that `bundle` looks at one by one. Any other frame of this
-# size would be a list of millions: 800 MiB and a second of the loop for 24 MiB, measured.
+# Frames with one large string, or with parts that `bundle` checks one by one. Any other frame of
+# this size would be a list of millions: 800 MiB and a second of the loop for 24 MiB, measured.
 _LARGE = frozenset(
     (
         *("stream", "display_data", "update_display_data", "execute_result", "output"),
@@ -269,8 +269,8 @@ _LARGE = frozenset(
     )
 )
 
-# What makes us build a dict or a list of strings. Two million keys in one bundle were 280 MiB, and
-# kept the loop for seconds; a kernel that nobody reads from had them held for ever.
+# Frames that decode to a dict or a list of strings. Two million keys in one bundle were 280 MiB,
+# and kept the loop for seconds; if no task read from the kernel, they were kept indefinitely.
 _BUILT = frozenset(
     (
         *("display_data", "update_display_data", "execute_result", "error"),
@@ -279,7 +279,7 @@ _BUILT = frozenset(
     )
 )
 
-# What has parts whose shape is the user's.
+# Frames with parts whose shape the user decides.
 _LOOSE = frozenset((*(_BUILT - {"ready", "error"}), "execute_reply"))
 
 
@@ -290,7 +290,7 @@ class Dialect:
         self._decoders = {name: msgspec.json.Decoder(kind) for name, kind in kinds.items()}
 
     def decode(self, body: bytes | bytearray | memoryview) -> Frame:
-        """The typed frame of one body. Raises Malformed."""
+        """Return the typed frame of one body. Raise Malformed."""
         try:
             envelope = _envelope.decode(body)
             decoder = self._decoders[envelope.type]
@@ -310,8 +310,10 @@ class Dialect:
 
 
 def _is_crowded(body: bytes | bytearray | memoryview) -> bool:
-    """Whether this JSON has more than STRINGS_MAX strings, told without building any: a quote that
-    no backslash stands before begins or ends one."""
+    """Return whether this JSON has more than STRINGS_MAX strings, without building any.
+
+    A quote without a backslash before it begins or ends a string.
+    """
     text = bytes(body)
     if text.count(b'"') <= 2 * STRINGS_MAX:
         return False
@@ -343,7 +345,7 @@ SUPERVISOR = Dialect(SUPERVISOR_FRAMES)
 
 
 def encode(kind: str, content: Any, name: str | None = None) -> bytes:
-    """A frame for the inside."""
+    """Return a frame for the guest as bytes."""
     frame = {"type": kind, "content": content}
     if name is not None:
         frame["id"] = name
@@ -352,19 +354,22 @@ def encode(kind: str, content: Any, name: str | None = None) -> bytes:
 
 
 def bundle(parts: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """A MIME bundle as Python values. Raises Malformed when it is not one, or is too much."""
+    """Return a MIME bundle as Python values. Raise Malformed if it is invalid or too large."""
     _check_bundle(parts)
     return {mime: loose(raw) for mime, raw in parts.items()}
 
 
 def kept(parts: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """A MIME bundle whose JSON parts stay encoded until they are read. Raises as `bundle`."""
+    """Return a MIME bundle whose JSON parts stay encoded until a reader needs them.
+
+    Raise like `bundle`.
+    """
     _check_bundle(parts)
     return _bundle_of(parts)
 
 
 def kept_object(raw: msgspec.Raw) -> dict[str, Any]:
-    """An object with its members as in `kept`. Raises Malformed."""
+    """Return an object whose members stay encoded, as in `kept`. Raise Malformed."""
     if raw == _EMPTY:
         return {}
     encoded = _checked(raw)
@@ -376,7 +381,10 @@ def kept_object(raw: msgspec.Raw) -> dict[str, Any]:
 
 
 def loose(raw: msgspec.Raw) -> Any:
-    """A part whose shape is the user's: a string of any size, or JSON of bounded size and depth."""
+    """Decode a part of any shape: a string of any size, or JSON of bounded size and depth.
+
+    Raise Malformed.
+    """
     try:
         return msgspec.json.decode(_checked(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -384,9 +392,9 @@ def loose(raw: msgspec.Raw) -> Any:
 
 
 def _bundle_of(parts: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """A plain dict where everything is text, as nearly always."""
-    made = {name: _kept(raw) for name, raw in parts.items()}
-    return Bundle(made) if any(type(part) is Part for part in made.values()) else made
+    """Return a plain dict if all members are text, which is the usual case."""
+    members = {name: _kept(raw) for name, raw in parts.items()}
+    return Bundle(members) if any(type(part) is Part for part in members.values()) else members
 
 
 def _kept(raw: msgspec.Raw) -> Any:
@@ -405,7 +413,7 @@ def _check_bundle(parts: Mapping[str, msgspec.Raw]) -> None:
 
 
 def _checked(raw: msgspec.Raw) -> bytes:
-    """The part, of which nothing is decoded. Raises Malformed for its size and its depth."""
+    """Return the part as bytes without decoding it. Raise Malformed for its size or its depth."""
     encoded = bytes(raw).strip()
     if not encoded.startswith(b'"'):
         _check_size(encoded)
@@ -421,16 +429,16 @@ def _check_size(encoded: bytes) -> bool:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """A part that is to be an object. Raises Malformed."""
+    """Return a part that must be an object. Raise Malformed."""
     if not isinstance(value, dict):
-        raise Malformed("a part that should be an object is none")
+        raise Malformed("a part that should be an object is not an object")
     return value
 
 
 def nested_deeper(encoded: bytes, levels: int) -> bool:
-    """Whether a JSON text nests deeper than this; without recursion, and at the speed of C.
+    """Return whether a JSON text nests deeper than this. Works without recursion, at C speed.
 
-    Strings and everything but brackets are taken away, then the innermost pairs, level by level.
+    Remove strings and everything except brackets, then remove the innermost pairs, level by level.
     """
     brackets = outline(encoded).translate(None, delete=_NO_BRACKETS)
     for _ in range(levels):
@@ -441,13 +449,13 @@ def nested_deeper(encoded: bytes, levels: int) -> bool:
 
 
 class Splitter:
-    """Cuts a byte stream into frame bodies; never holds more than one frame's worth."""
+    """Splits a byte stream into frame bodies; never keeps more than one incomplete frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, received: bytes | memoryview) -> list[bytes]:
-        """The bodies completed by these bytes. Raises Malformed for a length beyond FRAME_MAX."""
+        """Return the bodies that these bytes complete. Raise Malformed for a length > FRAME_MAX."""
         self._buffer += received
         bodies = []
         start = 0

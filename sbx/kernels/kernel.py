@@ -1,16 +1,18 @@
-"""One live kernel: the jail's two sockets made into cells, commands, interrupts and one end.
+"""One live kernel: cells, commands, interrupts and the end of a jail, over its two sockets.
 
     attach     take over the sockets of a jail, parked or not
-    boot       boot frame →
-    ready      → `ready` from PID 1 and from the kernel, or the wall that was refused
-    begin      one cell at a time, and `ask` any other request; `next` gives the frames that it
-               causes in order, the last one is its reply
-    unasked    between two of them: what threads and tasks of an earlier one show
-    spawn      a command beside it, through PID 1
-    kill       SIGKILL to everything inside; `ended` says why it died, whoever killed it
+    boot       send the boot frame
+    ready      wait for `ready` from PID 1 and from the kernel, or raise for a refused wall
+    begin      start a cell. `ask` starts any other request. Only one request runs at a time. `next`
+               returns its frames in order; the last one is its reply
+    unasked    return a frame that arrived between two requests: output of threads and tasks
+    spawn      start a command next to the kernel, through PID 1
+    kill       send SIGKILL to everything inside. `ended` returns why the jail died, also when
+               something else killed it
 
-Whatever does not fit the turn (a reply nobody asked for, a second one, a request for input that was
-not allowed) is treated as any other malformed frame: the kernel is killed, the runtime lives.
+A frame that does not fit the current request is treated as malformed: a reply without a request, a
+second reply, or a request for input that was not allowed. The kernel is killed and the runtime
+continues.
 """
 
 import asyncio
@@ -36,14 +38,14 @@ from sbx.protocol.runs import Cause, RunError
 from sbx.telemetry.background import background_context
 
 _log = logging.getLogger(__name__)
-_BEYOND_WINDOW = 2 << 20  # bytes: what a pipe held when a command ended comes beyond its window
+_BEYOND_WINDOW = 2 << 20  # bytes: the pipe's content at the command's end may exceed its window
 _REHEARSED = 1 << 10
 _TERMINAL_WINDOW = 256 << 10  # bytes of a terminal that may be on their way
-_UNREAD_MAX = 256 << 10  # bytes typed that nobody inside has read
+_UNREAD_MAX = 256 << 10  # bytes of terminal input that no process inside has read
 _ACTIVE_S = 2.0  # for how long a terminal counts as busy after the last byte
 _UNGUESSED = 10**16
 _LAST_COUNT_S = 1.0  # for the counters of a jail that does not end
-_LAST_WORDS_S = 0.1  # in which to read what was sent by one who has ended
+_LAST_WORDS_S = 0.1  # time to read the last frame of a kernel that has ended
 _REPLIES: Mapping[str, type[frames.Reply]] = {
     "execute_request": frames.ExecuteReply,
     "complete_request": frames.CompleteReply,
@@ -56,84 +58,87 @@ _REPLIES: Mapping[str, type[frames.Reply]] = {
 
 
 class KernelDied(Exception):
-    """The kernel ended while it was asked something; `Kernel.ended` tells how."""
+    """The kernel ended during a request; `Kernel.ended` returns how."""
 
 
-_Told = frames.Output | frames.Tty | frames.Exited
+_CommandFrame = frames.Output | frames.Tty | frames.Exited
 
 
 class Command:
-    """A command running inside, beside the kernel."""
+    """A command that runs inside, next to the kernel."""
 
-    speaks: tuple[type[_Told], ...] = (frames.Output, frames.Exited)
+    speaks: tuple[type[_CommandFrame], ...] = (frames.Output, frames.Exited)
 
     def __init__(self, kernel: "Kernel", name: str, window: int | None = None) -> None:
-        """`window`: bytes that it may write before `took` is called for them. Without one its
-        reader, the task of a run, stops it at its output limit."""
+        """Set up the command's queue of frames.
+
+        `window` is the number of bytes that the command may write before `took` acknowledges them.
+        Without a window, its reader (the task of a run) stops it at its output limit.
+        """
         self._kernel = kernel
         self._name = name
         self._frames: asyncio.Queue[Any] = asyncio.Queue()
-        self._most = None if window is None else 2 * window + _BEYOND_WINDOW
-        self._held = 0
+        self._pending_max = None if window is None else 2 * window + _BEYOND_WINDOW
+        self._pending = 0
         self.unread = 0  # bytes of its standard input that it has not read yet
-        self.reads = True  # whether its standard input is open, as far as is known here
+        self.reads = True  # whether its standard input is open, as far as the host knows
         self.killed_with_kernel = False
 
     async def next(self) -> frames.Output | frames.Exited:
-        """What it writes; an Exited is the last. Raises KernelDied when the jail ends first."""
-        told: frames.Output | frames.Exited = await self._next()
-        return told
+        """Return the next output; Exited is the last. Raise KernelDied if the jail ends first."""
+        frame: frames.Output | frames.Exited = await self._next()
+        return frame
 
     async def _next(self) -> Any:
         frame = await self._frames.get()
         if frame is None:
             raise KernelDied
-        self._held -= _size(frame)
+        self._pending -= _size(frame)
         return frame
 
     @property
     def has_next(self) -> bool:
-        """Whether `next` will give something without waiting."""
+        """Whether `next` will return a frame without waiting."""
         return not self._frames.empty()
 
     async def took(self, size: int) -> None:
-        """So many bytes of what it wrote were taken: it may write as many again."""
-        await self._kernel._tell("took", {"bytes": size}, self._name)
+        """Acknowledge this many bytes of output: the command may write as many again."""
+        await self._kernel._control_request("took", {"bytes": size}, self._name)
 
     async def signal(self, number: int) -> None:
         """Send a signal to the command's process group."""
-        await self._kernel._tell("signal", {"signal": number}, self._name)
+        await self._kernel._control_request("signal", {"signal": number}, self._name)
 
     async def write(self, text: str | None) -> None:
-        """Feed its standard input; None closes it. Whoever calls minds `unread`."""
+        """Write to its standard input; None closes it. The caller must limit `unread`."""
         if text is None:
             self.reads = False
         else:
             self.unread += len(text.encode())
-        await self._kernel._tell("stdin", {"text": text}, self._name)
+        await self._kernel._control_request("stdin", {"text": text}, self._name)
 
     @property
     def busy(self) -> bool:
-        """Whether what it does is to be watched now."""
+        """Whether the command is active and has to be watched now."""
         return True
 
-    def _put(self, frame: _Told | None) -> None:
+    def _put(self, frame: _CommandFrame | None) -> None:
         if frame is not None:
-            self._held += _size(frame)
+            self._pending += _size(frame)
         self._frames.put_nowait(frame)
 
-    def _fed(self, told: frames.Fed) -> None:
-        self.unread = max(0, self.unread - told.bytes)
-        self.reads = self.reads and told.open
+    def _fed(self, frame: frames.Fed) -> None:
+        self.unread = max(0, self.unread - frame.bytes)
+        self.reads = self.reads and frame.open
 
     @property
     def _overran(self) -> bool:
-        """Whether more came than its window lets through: PID 1 is not ours any more."""
-        return self._most is not None and self._held > self._most
+        """Whether more output came than the window allows: PID 1 is compromised."""
+        return self._pending_max is not None and self._pending > self._pending_max
 
 
 class TerminalCommand(Command):
-    """A command on a pty of its own: what it writes comes as bytes, on credit."""
+    """A command on its own pty. Its output arrives as bytes, within a window."""
 
     speaks = (frames.Tty, frames.Exited)
 
@@ -144,32 +149,34 @@ class TerminalCommand(Command):
 
     @property
     def busy(self) -> bool:
-        """Whether anything was written or typed a short while ago: a shell that waits is idle."""
+        """Whether there was input or output recently. A shell that waits for input is idle."""
         return asyncio.get_running_loop().time() - self._active_at < _ACTIVE_S
 
     async def read(self) -> frames.Tty | frames.Exited:
-        """As `next`."""
-        told: frames.Tty | frames.Exited = await self._next()
-        return told
+        """Return the next frame, like `next`."""
+        frame: frames.Tty | frames.Exited = await self._next()
+        return frame
 
     async def type(self, data: bytes) -> None:
-        """Feed what somebody typed; waits while nobody inside reads what came before."""
+        """Write terminal input. Wait while the processes inside do not read the earlier input."""
         while self.unread >= _UNREAD_MAX and self.reads:
             self._was_read.clear()
             await self._was_read.wait()
         self.unread += len(data)
         self._is_active()
-        await self._kernel._tell("type", {"data": data}, self._name)
+        await self._kernel._control_request("type", {"data": data}, self._name)
 
     async def resize(self, rows: int, columns: int) -> None:
-        """The foreground group is told by SIGWINCH."""
-        await self._kernel._tell("resize", {"rows": rows, "columns": columns}, self._name)
+        """Set the size of the terminal. Linux sends SIGWINCH to the foreground group."""
+        await self._kernel._control_request(
+            "resize", {"rows": rows, "columns": columns}, self._name
+        )
 
     async def hang_up(self) -> None:
-        """Close the pty: SIGHUP to its session's leader and its foreground group."""
-        await self._kernel._tell("hang_up", {}, self._name)
+        """Close the pty. Linux sends SIGHUP to the session's leader and the foreground group."""
+        await self._kernel._control_request("hang_up", {}, self._name)
 
-    def _put(self, frame: _Told | None) -> None:
+    def _put(self, frame: _CommandFrame | None) -> None:
         if isinstance(frame, frames.Tty):
             self._is_active()
         else:
@@ -177,8 +184,8 @@ class TerminalCommand(Command):
             self._was_read.set()
         super()._put(frame)
 
-    def _fed(self, told: frames.Fed) -> None:
-        super()._fed(told)
+    def _fed(self, frame: frames.Fed) -> None:
+        super()._fed(frame)
         self._was_read.set()
 
     def _is_active(self) -> None:
@@ -188,7 +195,7 @@ class TerminalCommand(Command):
 
 
 class Kernel:
-    """A kernel that said `ready`. One cell at a time; the caller sees to that."""
+    """A kernel that is ready. The caller must run one cell at a time."""
 
     def __init__(self, jail: Jail, control: Channel, cells: Channel) -> None:
         self._jail = jail
@@ -198,16 +205,16 @@ class Kernel:
         self._commands: dict[str, Command] = {}
         self._listening: asyncio.Task[None] | None = None
         self._turn = ""
-        self._wanted: type[frames.Reply] = frames.ExecuteReply
+        self._reply_type: type[frames.Reply] = frames.ExecuteReply
         self._allow_stdin = False
         self._in_turn = False
         self.on_busy: Callable[[], None] | None = None
-        self.on_output: Callable[[frames.Frame], bool] | None = None  # True: it ends for this
+        self.on_output: Callable[[frames.Frame], bool] | None = None  # True: end the kernel
         self.killed_for: Cause | None = None
         self.cut_off: str | None = None
-        self.left: RunError | None = None  # why its owner ended it, where that was no limit
+        self.left: RunError | None = None  # why its owner ended it, if the cause was not a limit
         self.seen = (0, 0)
-        self._left_with: End | None = None  # the counters of a jail that does not end
+        self._last_counters: End | None = None  # the counters of a jail that does not end
         self.receipt: Receipt
         self.versions: frames.KernelReady
 
@@ -215,8 +222,8 @@ class Kernel:
     async def start(cls, jail: Jail, config: Mapping[str, Any], deadline_s: float) -> "Kernel":
         """Boot the guest of a launched jail and wait until it is sealed and can run cells.
 
-        Raises CannotEnforce for a wall that could not be put up inside, Broken when the guest died
-        or did not get ready in time; the jail is gone in every such case.
+        Raise CannotEnforce for a wall that could not be put up inside. Raise Broken if the guest
+        died or was not ready in time. After each of these errors, the jail is gone.
         """
         kernel = await cls.attach(jail)
         kernel.boot(config)
@@ -252,19 +259,19 @@ class Kernel:
         self._cells.share(budget)
 
     def boot(self, config: Mapping[str, Any]) -> None:
-        """Send what makes the jail, whose plan is known, one that runs cells.
+        """Send the boot frames, which turn a jail with a known plan into one that runs cells.
 
-        It waits in the sockets until somebody inside reads. A channel that is closed already shows
-        in `ready`.
+        The frames wait in the sockets until the guest reads them. If a channel is already closed,
+        `ready` raises.
         """
         boot = {"walls": self._jail.walls(), "kernel": config}
         with contextlib.suppress(ChannelClosed):
             self._control.post("boot", boot)
-            if self._jail.zygote is not None:  # a kernel that was there before its supervisor
+            if self._jail.zygote is not None:  # a kernel that started before its supervisor
                 self._cells.post("boot", boot)
 
     async def ready(self, deadline_s: float) -> None:
-        """Wait until it is sealed and can run cells, and make the receipt. Raises as `start`."""
+        """Wait until the kernel can run cells, sealed. Make the receipt. Raise like `start`."""
         control, cells, jail = self._control, self._cells, self._jail
         try:
             async with asyncio.timeout(deadline_s):
@@ -297,7 +304,8 @@ class Kernel:
                 details = {"oom_kills": end.oom_kills}
                 raise errors.Broken(message, code="start_failed", details=details) from None
             raise
-        # Also between two runs, when nobody reads: who was cut off, or hung up, must not live on.
+        # Also between two runs, when no task reads: a kernel that was cut off, or that hung up,
+        # must not live on.
         cells.on_closed = lambda: control.close("the kernel hung up")
         if cells.closed:
             control.close("the kernel hung up")
@@ -311,12 +319,14 @@ class Kernel:
         if masks.masked:
             _log.info("%d sockets and FIFOs of the host are covered in %s", masks.masked, places)
         if not masks.complete:
-            _log.warning("sockets of the host in %s may be left: not all of it was seen", places)
+            _log.warning(
+                "sockets of the host in %s may be uncovered: the scan is incomplete", places
+            )
         self._control.post("masked", {})
         return masks
 
     async def read_receipt(self) -> Receipt | None:
-        """The receipt by what linux says now; None when the kernel has ended meanwhile."""
+        """Return the receipt with the current facts from Linux. None if the kernel has ended."""
         try:
             facts = await self._jail.inspect(fresh=True)
         except errors.Broken:
@@ -328,7 +338,7 @@ class Kernel:
         return read_again(self.receipt, facts, host=own_namespaces(), read_at=time.time())
 
     def close(self) -> None:
-        """Let go of the sockets; the jail ends by that."""
+        """Close both sockets, which ends the jail."""
         self._control.close()
         self._cells.close()
 
@@ -338,31 +348,34 @@ class Kernel:
 
     @property
     def busy(self) -> bool:
-        """Whether a request or a command runs; `on_busy` is called when one begins."""
+        """Whether a request or a command runs; `on_busy` is called when one starts."""
         return self._in_turn or any(command.busy for command in self._commands.values())
 
     @property
     def jail(self) -> Jail:
-        """The walls around it."""
+        """The jail around the kernel."""
         return self._jail
 
     @property
     def pid(self) -> int | None:
-        """The jail's PID 1, as the host numbers it."""
+        """The host's pid of the jail's PID 1."""
         return self._jail.pid
 
     def processes(self) -> list[int]:
-        """Every process of the jail, as the host numbers them, PID 1 first."""
+        """Return the host's pids of all processes of the jail, PID 1 first."""
         return self._jail.processes()
 
     async def unlinked(self, device: int) -> tuple[int, int]:
-        """Bytes and number of its files without a name on a file system, as the broker sees it."""
+        """Return the bytes and the number of its unlinked files on a file system.
+
+        The broker counts them.
+        """
         return await self._jail.unlinked(device)
 
     async def begin(
         self, code: str, *, allow_stdin: bool, output_max: int, silent: bool = False
     ) -> None:
-        """Start a cell; `next` gives what it causes. Raises KernelDied."""
+        """Start a cell; `next` returns its frames. Raise KernelDied."""
         request = {
             "code": code,
             "silent": silent,
@@ -373,59 +386,61 @@ class Kernel:
         await self.ask("execute_request", request, allow_stdin=allow_stdin)
 
     async def ask(self, kind: str, content: Any, *, allow_stdin: bool = False) -> None:
-        """Start a request of any kind; `next` gives what it causes. Raises KernelDied."""
+        """Start a request of any kind; `next` returns its frames. Raise KernelDied."""
         self._turn = self._name()
-        self._wanted = _REPLIES[kind]
+        self._reply_type = _REPLIES[kind]
         self._allow_stdin = allow_stdin
         self._in_turn = True
         self._becomes_busy()
-        await self._ask(kind, content, self._turn)
+        await self._post_request(kind, content, self._turn)
 
     async def rehearse(self) -> None:
-        """Run a cell that does nothing: the pages that a first one writes to are copied by then,
-        which takes longer than all the rest of it. Raises as `next`."""
+        """Run a cell that does nothing, so that the pages a first cell writes are already copied.
+
+        Copying them takes longer than the rest of a first cell. Raise like `next`.
+        """
         await self.begin("None", allow_stdin=False, output_max=_REHEARSED, silent=True)
         while not isinstance((await self.next()).content, frames.ExecuteReply):
             pass
 
     @property
     def has_next(self) -> bool:
-        """Whether `next` will give a frame without waiting."""
+        """Whether `next` will return a frame without waiting."""
         return self._cells.has_frame
 
     async def next(self) -> frames.Frame:
-        """The next frame of the request; a Reply is the last one. May be cancelled safely.
+        """Return the next frame of the request; a Reply is the last one. May be cancelled safely.
 
-        Raises KernelDied when the kernel ends, or is ended for what it sent.
+        Raise KernelDied if the kernel ends or is killed for a frame that it sent.
         """
         frame = await self._answer(self._turn)
         if isinstance(frame.content, frames.InputRequest) and not self._allow_stdin:
             raise await self._cut_off("it asked for input that was not allowed")
         if isinstance(frame.content, frames.Reply):
             if frame.id is None:
-                raise await self._cut_off("its reply names no request")
-            if not isinstance(frame.content, self._wanted):
-                raise await self._cut_off("its reply is one to something else")
+                raise await self._cut_off("its reply has no request id")
+            if not isinstance(frame.content, self._reply_type):
+                raise await self._cut_off("its reply has the wrong type")
             self._in_turn = False
         return frame
 
     async def unasked(self) -> frames.Frame:
-        """As `next`, while no request goes on: what came is not due to any."""
+        """Return the next frame while no request runs. Raise like `next`."""
         frame = await self._answer("")
         if isinstance(frame.content, frames.InputRequest | frames.Reply):
-            raise await self._cut_off("it spoke out of turn")
+            raise await self._cut_off("it sent a reply or asked for input without a request")
         return frame
 
-    def on_unasked(self, told: Callable[[], None] | None) -> None:
-        """From now on call this when frames have arrived that nobody waits for."""
-        self._cells.on_unread = told
+    def on_unasked(self, callback: Callable[[], None] | None) -> None:
+        """Call `callback` from now on when frames arrive that no task waits for."""
+        self._cells.on_unread = callback
 
     async def answer_input(self, value: str) -> None:
-        await self._ask("input_reply", {"value": value}, None)
+        await self._post_request("input_reply", {"value": value}, None)
 
     async def interrupt(self) -> None:
-        """SIGINT to the kernel's process group, by PID 1. A kernel that is dead stays so."""
-        await self._tell("interrupt", {}, None)
+        """Let PID 1 send SIGINT to the kernel's process group. Has no effect on a dead kernel."""
+        await self._control_request("interrupt", {}, None)
 
     async def spawn(
         self,
@@ -437,10 +452,13 @@ class Kernel:
         window: int | None = None,
         files: Sequence[tuple[str, str]] = (),
     ) -> Command:
-        """Start a command inside the same walls. `stdin` is all that it will read; None leaves its
-        standard input open for `Command.write`. With a `window` its output comes on credit: so many
-        bytes, and as many more as `Command.took` is told. `files` are pairs of a path, one
-        directory and a name below /tmp, and a text; they are gone when it has ended."""
+        """Start a command inside the same walls.
+
+        `stdin` is its whole standard input; None leaves the standard input open for
+        `Command.write`. With a `window`, the command may write this many bytes, and as many more
+        as `Command.took` acknowledges. `files` are pairs of a path (one directory and a name below
+        /tmp) and a text. They are removed when the command has ended.
+        """
         name = str(next(self._names))
         command = Command(self, name, window)
         self._commands[name] = command
@@ -451,8 +469,8 @@ class Kernel:
         if window is not None:
             content["window"] = window
         if files:
-            content["files"] = [list(one) for one in files]
-        await self._tell("spawn", content, name)
+            content["files"] = [list(file) for file in files]
+        await self._control_request("spawn", content, name)
         if not self.alive:
             command._put(None)
         return command
@@ -460,23 +478,23 @@ class Kernel:
     async def spawn_at_terminal(
         self, argv: Sequence[str], cwd: str, env: Mapping[str, str], rows: int, columns: int
     ) -> TerminalCommand:
-        """Start a command inside the same walls, on a pty of its own that it controls."""
+        """Start a command inside the same walls, with its own pty as controlling terminal."""
         name = str(next(self._names))
         command = TerminalCommand(self, name)
         self._commands[name] = command
         self._becomes_busy()
         tty = {"rows": rows, "columns": columns, "window": _TERMINAL_WINDOW}
         content = {"argv": list(argv), "cwd": cwd, "env": dict(env), "tty": tty}
-        await self._tell("spawn", content, name)
+        await self._control_request("spawn", content, name)
         if not self.alive:
             command._put(None)
         return command
 
     async def kill(self, cause: Cause | None = None) -> End:
-        """End everything inside and wait until it is gone. `cause`: the limit it crossed.
+        """End everything inside and wait until it is gone. `cause` is the limit that it exceeded.
 
-        What takes too long to die is left to the broker, which buries it then: whoever ended it, or
-        is told of its end, goes on.
+        If the jail does not exit in time, the broker cleans it up later. Callers of `kill` and
+        `ended` do not wait for that.
         """
         self.killed_for = self.killed_for or cause
         by_us = self.alive
@@ -492,23 +510,22 @@ class Kernel:
             return await self._jail.kill()
         except errors.Broken as error:
             cause = error
-        if self._left_with is None:
-            _log.warning("a jail is left to the broker: %s", cause)
-            self._left_with = End("", *self.seen)
+        if self._last_counters is None:
+            _log.warning("a jail did not end in time and is left to the broker: %s", cause)
+            self._last_counters = End("", *self.seen)
             with contextlib.suppress(errors.SbxError, TimeoutError):
                 async with asyncio.timeout(_LAST_COUNT_S):
-                    self._left_with = await self._jail.counters()
-        return self._left_with
+                    self._last_counters = await self._jail.counters()
+        return self._last_counters
 
     async def ended(self) -> End:
-        """Wait until it has ended, whoever ended it, and nothing of it is left."""
+        """Wait until the kernel has ended, for any reason, and all its processes are gone."""
         assert self._listening is not None
         await asyncio.wait([self._listening])
         return await self.kill()
 
     async def counters(self) -> End:
-        """The jail's counters now; `seen` keeps those of one that lives, to be compared with the
-        next ones."""
+        """Return the jail's counters. `seen` keeps the last ones of a live jail for comparison."""
         counters = await self._jail.counters()
         if self.alive:
             self.seen = (counters.oom_kills, counters.pids_max_hits)
@@ -517,10 +534,10 @@ class Kernel:
     # -- requests -------------------------------------------------------------------------------
 
     def _name(self) -> str:
-        """Of a request to the kernel: nobody can answer it who has not read it."""
+        """Return an id that the kernel cannot guess: only code that read the request can answer."""
         return f"{next(self._names)}{secrets.randbelow(_UNGUESSED):016d}"
 
-    async def _ask(self, kind: str, content: Any, name: str | None) -> None:
+    async def _post_request(self, kind: str, content: Any, name: str | None) -> None:
         try:
             self._cells.post(kind, content, name)
         except ChannelClosed:
@@ -532,9 +549,9 @@ class Kernel:
         except ChannelClosed:
             raise KernelDied from None
         if isinstance(frame.content, frames.KernelReady | frames.Refused):
-            raise await self._cut_off("it said `ready` twice")
+            raise await self._cut_off("it sent `ready` twice")
         if frame.id is not None and frame.id != name:
-            raise await self._cut_off("it answered what was not asked")
+            raise await self._cut_off("it answered a request that was not sent")
         if self.on_output is not None and self.on_output(frame):
             self.killed_for = self.killed_for or Cause.TRIPWIRE
             raise await self._cut_off("it used a planted credential")
@@ -556,14 +573,14 @@ class Kernel:
 
     # -- PID 1 ----------------------------------------------------------------------------------
 
-    async def _tell(self, kind: str, content: Any, name: str | None) -> None:
+    async def _control_request(self, kind: str, content: Any, name: str | None) -> None:
         try:
             self._control.post(kind, content, name)
         except ChannelClosed:
             self._end_commands()
 
     async def _listen(self) -> None:
-        """What PID 1 has to say, until it hangs up; the end of either ends both."""
+        """Handle the frames of PID 1 until it hangs up. The end of either socket ends both."""
         try:
             while True:
                 frame = await self._control.receive()
@@ -571,17 +588,17 @@ class Kernel:
                     self.killed_for = self.killed_for or Cause.TRIPWIRE
                     break
                 match frame.content:
-                    case frames.Output() | frames.Tty() | frames.Exited() as told:
+                    case frames.Output() | frames.Tty() | frames.Exited() as content:
                         command = self._commands.get(frame.id or "")
                         if command is not None:
-                            if not isinstance(told, command.speaks):
-                                self.cut_off = "a command spoke as one of another kind"
+                            if not isinstance(content, command.speaks):
+                                self.cut_off = "a command sent a frame of another kind of command"
                                 break
-                            command._put(told)
+                            command._put(content)
                             if command._overran:
-                                self.cut_off = "a command wrote more than it may at once"
+                                self.cut_off = "a command wrote more than its window allows"
                                 break
-                        if isinstance(told, frames.Exited):
+                        if isinstance(content, frames.Exited):
                             self._commands.pop(frame.id or "", None)
                     case frames.Fed() as fed:
                         if (reader := self._commands.get(frame.id or "")) is not None:
@@ -589,7 +606,7 @@ class Kernel:
                     case frames.KernelExited():
                         break
                     case _:
-                        self.cut_off = "its supervisor spoke out of turn"
+                        self.cut_off = "its supervisor sent an unexpected frame"
                         break
         except ChannelClosed:
             pass
@@ -605,36 +622,39 @@ class Kernel:
         self._commands.clear()
 
 
-def _size(told: _Told) -> int:
-    match told:
+def _size(frame: _CommandFrame) -> int:
+    match frame:
         case frames.Output():
-            return len(told.text)
+            return len(frame.text)
         case frames.Tty():
-            return len(told.data)
+            return len(frame.data)
     return 0
 
 
 async def _first(control: Channel, cells: Channel) -> frames.Frame:
-    """What PID 1 says first. One that ends without a word may have done so because its kernel did,
-    and that one's last words say why."""
+    """Return the first frame of PID 1.
+
+    If PID 1 ends without a frame, the cause may be the end of its kernel. The kernel's last frame
+    then gives the reason.
+    """
     try:
         return await control.receive()
     except ChannelClosed:
         with contextlib.suppress(ChannelClosed, TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
-                said = await cells.receive()
-            if isinstance(said.content, frames.Refused):
-                return said
+                frame = await cells.receive()
+            if isinstance(frame.content, frames.Refused):
+                return frame
         raise
 
 
-def _expect(frame: frames.Frame, wanted: type[Any]) -> Any:
-    if isinstance(frame.content, wanted):
+def _expect(frame: frames.Frame, expected: type[Any]) -> Any:
+    if isinstance(frame.content, expected):
         return frame.content
     if isinstance(frame.content, frames.Refused):
         raise errors.CannotEnforce(
             f"the guest could not put up a wall: {frame.content.message}",
-            hint="run `sbx doctor` to see what this host can enforce",
+            hint="run `sbx doctor` to see the restrictions that this host can enforce",
             details={"layer": frame.content.layer},
         )
-    raise errors.Broken("the guest spoke out of turn before it was ready")
+    raise errors.Broken("the guest sent an unexpected frame before it was ready")

@@ -1,4 +1,4 @@
-"""What a caller wants of a kernel, whichever path it comes by."""
+"""A request for a kernel, independent of the path by which it starts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from sbx.kernels.zygotes import Key
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One kernel that is wanted. `key` None: by the cold path. `pooled`: it may be a parked one.
+    """One requested kernel. `key` None: the cold path. `pooled`: it may be a parked one.
 
     `identities` are the (device, inode) that host paths of the plan must still have.
     """

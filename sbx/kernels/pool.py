@@ -1,11 +1,11 @@
-"""The kernels of one policy that wait, warm and empty, for somebody to need one.
+"""The kernels of one policy that are kept ready, warm and empty.
 
-    parked     for a workspace that is there already: it enters that when it is taken
-    in berth   for a new sandbox: sealed in a cgroup and an empty workspace that nobody owns yet
+    parked     for an existing workspace, which the kernel enters when it is taken
+    in berth   for a new sandbox: sealed in a cgroup and an empty workspace without an owner
 
-Either belongs to nobody, and has run nothing of a user's. One that was given out never comes back,
-whatever became of it; one that ends while it waits is dropped. Both count for what is to be kept,
-and as many of them are in a berth as new sandboxes were asked for lately.
+Neither kind has an owner or has run user code. A kernel that was handed out never comes back. A
+kernel that ends while it waits is dropped. Both kinds count towards the number of kernels to keep.
+The number of berths follows the recent demand for new sandboxes.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ _log = logging.getLogger(__name__)
 
 
 class Home(Protocol):
-    """A sandbox's cgroup and an empty workspace, made before anybody owns them."""
+    """A sandbox's cgroup and an empty workspace, made before they have an owner."""
 
     @property
     def order(self) -> Order:
-        """What a kernel is told that moves in."""
+        """The order for a kernel that moves in."""
 
     async def give_up(self) -> None:
-        """Remove all of it; its kernel has ended. Raises nothing: what is left is swept."""
+        """Remove all of it; its kernel has ended. Raise nothing: leftovers are swept later."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Berth:
-    """A sealed kernel in a home that nobody owns yet, for a sandbox that is made with `fits`."""
+    """A sealed kernel in a home without an owner, for a new sandbox whose request equals `fits`."""
 
     kernel: Kernel
     home: Home
@@ -54,16 +54,16 @@ class Berth:
 
 @dataclass(frozen=True, slots=True)
 class Furnished:
-    """Which new sandboxes somebody asked for, and how a home for such a one is made."""
+    """A kind of new sandbox that callers request, and the function that makes a home for it."""
 
     fits: object
     make: Callable[[], Awaitable[Home]]
 
 
 class Pool:
-    """Parked kernels, first in, first out, and the lineage they come from.
+    """Parked kernels, first in, first out, and their lineage.
 
-    `changed` is called when there may be more or less to do: a jail was taken, or has ended.
+    `changed` is called when a jail was taken or has ended, so there may be work to do.
     """
 
     def __init__(
@@ -87,18 +87,18 @@ class Pool:
 
     @property
     def parked(self) -> int:
-        """How many wait, those in a berth included."""
+        """The number of waiting kernels, including those in a berth."""
         return len(self._parked) + len(self._berths)
 
     @property
     def lacks(self) -> bool:
-        """Whether there should be more."""
+        """Whether the pool should hold more kernels."""
         return not self._closed and self.parked + self._moved < self.demand.target
 
     @property
     def lacks_berth(self) -> bool:
-        """Whether one that is parked should be in a berth, or a berth that fits nobody any more
-        should be given up for one."""
+        """Whether a parked kernel should move into a berth, or a berth that fits no request any
+        longer should be given up for one that does."""
         if self._furnished is None or self._closed:
             return False
         return bool(self._parked) if self._has_room else self._is_foreign
@@ -109,17 +109,20 @@ class Pool:
 
     @property
     def _is_foreign(self) -> bool:
-        """Whether there are berths, and none for who asked last: policies that differ in limits
-        only share a pool, and one that was changed leaves some that nobody will ask for."""
-        wanted = self._furnished
-        return wanted is not None and bool(self._berths) and not self._fitting(wanted)
+        """Whether there are berths, but none that fits the last request.
+
+        Policies that differ only in limits share a pool. A policy that was changed leaves berths
+        that no caller will request.
+        """
+        furnished = self._furnished
+        return furnished is not None and bool(self._berths) and not self._fitting(furnished)
 
     def _fitting(self, furnished: Furnished) -> list[Berth]:
-        return [one for one in self._berths if one.fits == furnished.fits]
+        return [berth for berth in self._berths if berth.fits == furnished.fits]
 
     @property
     def busy(self) -> bool:
-        """Whether somebody is getting a kernel from here right now, or one is being parked."""
+        """Whether a caller is getting a kernel from this pool now, or one is being parked."""
         return self._users > 0
 
     @contextmanager
@@ -137,7 +140,7 @@ class Pool:
             self._users -= 1
 
     def take(self) -> Kernel | None:
-        """A parked kernel, which is the caller's from here on; None when there is none."""
+        """Hand a parked kernel over to the caller, or return None."""
         kernel = self._take()
         if kernel is not None:
             self.demand = upkeep.taken(self.demand, self.parked)
@@ -156,8 +159,10 @@ class Pool:
         return None
 
     def take_berth(self, furnished: Furnished) -> Berth | None:
-        """One that fits, which is the caller's from here on; None when there is none. With the
-        first who asks, berths begin to be kept."""
+        """Hand a berth that fits over to the caller. Return None without one.
+
+        The first call makes the pool keep berths.
+        """
         self._furnished = furnished
         for berth in self._fitting(furnished):
             if berth.kernel.alive:
@@ -171,19 +176,22 @@ class Pool:
         return None
 
     async def expect(self, count: int, furnished: Furnished | None = None) -> None:
-        """Keep at least so many, until a quiet time has shown that nobody wants them: in a berth
-        where it is said how those are made, else parked, beside what berths there is room for."""
-        now, most = self._clock.time(), self._key.max_idle
+        """Keep at least `count` kernels until a quiet time has shown that they are not needed.
+
+        With `furnished`, keep them in berths. Otherwise keep them parked, in addition to as many
+        berths as there is room for.
+        """
+        now, limit = self._clock.time(), self._key.max_idle
         others: list[Berth] = []
         if furnished is not None:
             self._furnished = furnished
             fitting = self._fitting(furnished)
-            others = [one for one in self._berths if one not in fitting]
-            berths = min(most, max(self.new.target, count + len(others)))
+            others = [berth for berth in self._berths if berth not in fitting]
+            berths = min(limit, max(self.new.target, count + len(others)))
             target = max(self.demand.target, berths)
             others = others[: max(0, count + len(others) - berths)]
         else:
-            berths = min(self.new.target, most - count)
+            berths = min(self.new.target, limit - count)
             target = max(self.demand.target, berths + count)
         self.new = upkeep.Demand(berths, 0, now, self.new.filled)
         self.demand = upkeep.Demand(target, 0, now, self.demand.filled)
@@ -192,13 +200,13 @@ class Pool:
 
     @property
     def settled(self) -> bool:
-        """Whether as many wait as should, and as they should."""
+        """Whether the right number of kernels waits in the right places."""
         return not self.lacks and not self.lacks_berth and not self._moved
 
     async def park(self) -> None:
-        """Fork one more and park it, if it is still wanted by then.
+        """Fork one more kernel and park it, if the pool still lacks one by then.
 
-        Raises what `fork` does, and Broken when the kernel died at once, which its zygote pays for.
+        Raise like `fork`. Raise Broken if the kernel died at once; its zygote is then ended, too.
         """
         with self._busy():
             jail = await self.lineage.fork(ahead=True)
@@ -217,10 +225,11 @@ class Pool:
             self.demand = upkeep.Demand(self.demand.target, self.parked, self._clock.time(), True)
 
     async def move_in(self, enter: Callable[[Kernel, Order], Awaitable[Kernel]]) -> None:
-        """Let one that is parked enter a new home, if it still should.
+        """Let a parked kernel enter a new home, if the pool still lacks a berth.
 
-        Raises what `enter` does, and what made the home; nothing is left then, and it is not tried
-        again until somebody asks for a berth."""
+        Raise like `enter` and like the function that makes the home. After an error nothing is
+        left, and no berth is made until a caller asks for one.
+        """
         async with self._moving:
             furnished = self._furnished
             if furnished is None or not self.lacks_berth:
@@ -262,21 +271,21 @@ class Pool:
             self.new = upkeep.Demand(self.new.target, len(self._berths), now, True)
 
     async def settle(self) -> None:
-        """Fall back to what was wanted lately."""
+        """Reduce the targets to the recent demand."""
         now = self._clock.time()
         self.demand = upkeep.settled(self.demand, self.parked, self._key.min_idle, now)
         self.new = upkeep.settled(self.new, len(self._berths), 0, now)
         await self._give_up_berths(self.new.target)
         await self.shrink(self.demand.target)
 
-    async def shrink(self, most: int) -> None:
-        """Destroy what is kept beyond `most`, berths last."""
-        beyond = min(len(self._parked), self.parked - most)
+    async def shrink(self, limit: int) -> None:
+        """Destroy the kernels beyond `limit`, berths last."""
+        beyond = min(len(self._parked), self.parked - limit)
         await destroy(*(self._pop() for _ in range(beyond)))
-        await self._give_up_berths(most)
+        await self._give_up_berths(limit)
 
-    async def _give_up_berths(self, most: int) -> None:
-        await self._give_up(list(self._berths)[max(0, most) :])
+    async def _give_up_berths(self, limit: int) -> None:
+        await self._give_up(list(self._berths)[max(0, limit) :])
 
     async def _give_up(self, ending: Sequence[Berth]) -> None:
         for berth in ending:
@@ -285,13 +294,13 @@ class Pool:
         await to_the_end(asyncio.gather(*(berth.give_up() for berth in ending)))
 
     async def distrust(self, error: errors.SbxError, zygote: Zygote | None) -> None:
-        """What comes from here failed: end the zygote that it came from, and what is parked."""
+        """End the zygote whose kernel failed, and all parked kernels."""
         if zygote is not None:
             await self.lineage.rest(error, zygote)
         await self.shrink(0)
 
     async def close(self) -> None:
-        """Destroy all that is parked, end the zygote, park nothing more."""
+        """Destroy all parked kernels, end the zygote, and park nothing more."""
         self._closed = True
         try:
             await self.shrink(0)
@@ -309,7 +318,7 @@ class Pool:
 
     async def _watch(self, kernel: Kernel, berth: Berth | None = None) -> None:
         end = await kernel.jail.end()
-        _log.warning("a parked kernel ended: %s", end.stderr or "no word of why")
+        _log.warning("a parked kernel ended: %s", end.stderr or "without a message")
         del self._watching[kernel]
         if berth is None:
             self._parked.remove(kernel)
@@ -321,12 +330,12 @@ class Pool:
 
 
 async def destroy(*kernels: Kernel) -> None:
-    """End kernels that nobody may get any more: sockets closed, every process of them gone."""
+    """End kernels that no caller may get: close their sockets and end all their processes."""
     ends = await to_the_end(
         asyncio.gather(*(kernel.kill() for kernel in kernels), return_exceptions=True)
     )
     for end in ends:
         if isinstance(end, errors.SbxError):
-            _log.warning("a jail is left to its cgroup: %s", end)
+            _log.warning("a jail did not end and is left to its cgroup: %s", end)
         elif isinstance(end, BaseException):
             raise end

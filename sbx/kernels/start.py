@@ -1,13 +1,13 @@
-"""From an order to a live kernel, by the fastest path that serves: pool → fork → cold.
+"""Start a live kernel for an order by the fastest path that works: pool → fork → cold.
 
-    pool   a parked jail is given its plan: mounts, cgroup, uid, seal
-    fork   the same with a jail forked on order, when none is parked
-    cold   bubblewrap and a new interpreter: when it is asked for, and when nothing else works
+    pool   give a parked jail its plan: mounts, cgroup, uid, seal
+    fork   the same with a jail that is forked for this order, if none is parked
+    cold   bubblewrap and a new interpreter: on request, and if nothing else works
 
-What fails on one path is destroyed, logged and counted, and the next path is tried; the receipt of
-the kernel says why. A refusal that every path would give is raised by the first. When nobody waits
-for a kernel, one task parks new ones, one after the other; about every 10 s, while anything is
-kept, pools and zygotes are looked at and fitted to what was asked of them lately.
+After a failure on one path, destroy the kernel, log and count the failure, and try the next path.
+The receipt of the kernel gives the reason. A refusal that every path would give is raised by the
+first path. While no caller waits for a kernel, one task parks new kernels, one after the other.
+While anything is kept, a timer adapts pools and zygotes to the recent demand about every 10 s.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from sbx.telemetry import metrics, spans
 from sbx.telemetry.starts import Starts
 
 _log = logging.getLogger(__name__)
-_FAST_DEADLINE_S = 10.0  # a thousand times what it takes; then the cold path gets its chance
-_FAST_SHARE = 0.5  # of the time that is left: the next path needs some, too
+_FAST_DEADLINE_S = 10.0  # a thousand times the usual duration; then the cold path gets its chance
+_FAST_SHARE = 0.5  # of the remaining time: the next path needs some, too
 _YIELD_S = 1.0
-_REST_S = 0.05  # who has a kernel uses it now: a fork beside it makes a first cell or a stop slower
-_AT_ONCE = (os.cpu_count() or 1) + 1  # more would only get ready together, and all of them late
+_REST_S = 0.05  # the caller uses its new kernel now: a fork would slow its first cell or a stop
+_AT_ONCE = (os.cpu_count() or 1) + 1  # more would only get ready at the same time, all of them late
 _TRIES = 3
 _COLD_TRIES = 5  # while all kernels were killed every 1.3 s, 3 were too few
 _FINAL = (errors.BadRequest, errors.NotFound, errors.Conflict, errors.Denied)
@@ -47,9 +47,9 @@ _FINAL_CODES = ("broker_died", "broker_silent", "used_after_fork", "path_replace
 
 
 @dataclass(slots=True)
-class _Tried:
-    """By which path one order is tried now, until when by `time.monotonic`, why the faster ones did
-    not serve, and whose forked jail came up wrong."""
+class _Attempt:
+    """The state of one order: the path that is tried now, the deadline by `time.monotonic`, why
+    the faster paths failed, and the pool and zygote of a forked jail that failed."""
 
     until: float
     path: str = "cold"
@@ -61,15 +61,15 @@ class _Tried:
         return max(0.0, round(self.until - time.monotonic(), 1))
 
     def fast(self) -> AbstractAsyncContextManager[None]:
-        """A fast path has this long; raises Broken `start_timeout`."""
+        """Limit a fast path to its share of the time. Raise Broken `start_timeout`."""
         return _deadline(min(_FAST_DEADLINE_S, self.left_s * _FAST_SHARE))
 
 
 class Starter:
-    """Starts the kernels of one runtime, and keeps what makes that fast.
+    """Starts the kernels of one runtime, and keeps kernels ready to make that fast.
 
-    `most`: how many zygotes at once, not counting one that is just being replaced; 0 leaves only
-    the cold path. `deadline_s`: what a start may take, by however many paths, and a zygote's.
+    `most` is the maximum number of zygotes, not counting one that is just being replaced; 0 leaves
+    only the cold path. `deadline_s` limits a start over all its paths, and the start of a zygote.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Starter:
     ) -> None:
         self._pid = os.getpid()
         self._broker = broker
-        self._most = most
+        self._zygotes_max = most
         self._deadline_s = deadline_s
         self._clock = clock or asyncio.get_running_loop()
         self._pools: dict[Key, Pool] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._waiting = 0
-        self._nobody_waits = asyncio.Event()
-        self._nobody_waits.set()
+        self._no_caller_waits = asyncio.Event()
+        self._no_caller_waits.set()
         self._rest: asyncio.TimerHandle | None = None
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._work = asyncio.Event()
@@ -96,54 +96,57 @@ class Starter:
         self.starts = Starts()
 
     async def start(self, order: Order) -> Kernel:
-        """A sealed kernel that can run cells. Raises what the last path raised; nothing is left."""
+        """Return a sealed kernel that can run cells. Raise like the last path; nothing is left."""
         check_process(self._pid)
-        began = time.monotonic()
-        tried = _Tried(began + self._deadline_s)
-        with self._somebody_waits():
+        started_at = time.monotonic()
+        attempt = _Attempt(started_at + self._deadline_s)
+        with self._caller_waits():
             kernel = None
-            if order.key is not None and self._most:
+            if order.key is not None and self._zygotes_max:
                 if order.key.unfit:
-                    tried.causes.append(order.key.unfit)
+                    attempt.causes.append(order.key.unfit)
                 else:
-                    kernel = await self._fast(order, order.key, tried)
+                    kernel = await self._fast(order, order.key, attempt)
             if kernel is None:
-                kernel = await self._cold(order, tried)
-        kernel.receipt = replace(kernel.receipt, path=tried.path, fallback="; ".join(tried.causes))
-        self.starts = self.starts.with_served(tried.path)
-        took_s = time.monotonic() - began
-        metrics.acquired(tried.path, took_s)
-        spans.record("sbx.acquire", took_s, path=tried.path, sandbox=order.sandbox)
+                kernel = await self._cold(order, attempt)
+        kernel.receipt = replace(
+            kernel.receipt, path=attempt.path, fallback="; ".join(attempt.causes)
+        )
+        self.starts = self.starts.with_served(attempt.path)
+        took_s = time.monotonic() - started_at
+        metrics.acquired(attempt.path, took_s)
+        spans.record("sbx.acquire", took_s, path=attempt.path, sandbox=order.sandbox)
         return kernel
 
     def take_berth(self, key: Key | None, furnished: Furnished) -> Berth | None:
-        """A kernel in a home for a new sandbox, the caller's from here on; None where none is
-        ready, and from then on some may be. Nothing is started for it."""
+        """Hand a kernel in a home for a new sandbox over to the caller.
+
+        Return None if none is ready. The pool then keeps berths from this call on. Start nothing.
+        """
         check_process(self._pid)
-        if key is None or key.unfit or not self._most or not key.max_idle:
+        if key is None or key.unfit or not self._zygotes_max or not key.max_idle:
             return None
         try:
             pool = self._pool(key)
         except errors.Unavailable:
-            return None  # whoever starts a kernel is told
-        with self._somebody_waits(), pool.in_use():
+            return None  # the caller that starts a kernel gets the error
+        with self._caller_waits(), pool.in_use():
             return pool.take_berth(furnished)
 
     def served_ahead(self, sandbox: str) -> None:
-        """A kernel out of a berth begins to serve: nobody waited for it."""
+        """Count a kernel from a berth that begins to serve: no caller waited for it."""
         self.starts = self.starts.with_served("pool")
         metrics.acquired("pool", 0.0)
         spans.record("sbx.acquire", 0.0, path="pool", sandbox=sandbox)
 
     async def warm(self, key: Key, count: int, furnished: Furnished | None = None) -> None:
-        """Return when `count` kernels are parked, which are then kept for a while at least; in a
-        berth where it is said how those are made.
+        """Wait until `count` kernels are parked, and keep them for some time at least.
 
-        Raises BadRequest for more than the policy keeps, and Unavailable or what a fork raised
-        when they cannot be had.
+        With `furnished`, keep them in berths. Raise BadRequest for more than the policy keeps.
+        Raise Unavailable, or the error of a fork, if the kernels cannot be started.
         """
         check_process(self._pid)
-        if not self._most:
+        if not self._zygotes_max:
             raise unavailable("the setting fast_path (SBX_FAST_PATH) is off")
         if count > key.max_idle:
             raise errors.BadRequest(
@@ -167,16 +170,16 @@ class Starter:
             raise unavailable("kernels end as soon as they are parked")
 
     def parked(self, key: Key) -> int:
-        """How many kernels wait in the pool of this key."""
+        """Return the number of kernels that wait in the pool of this key."""
         return self._pools[key].parked if key in self._pools else 0
 
     @property
     def all_parked(self) -> int:
-        """How many kernels wait in all pools together."""
+        """The number of kernels that wait in all pools together."""
         return sum(pool.parked for pool in self._pools.values())
 
     async def close(self) -> None:
-        """End parked kernels and zygotes; kernels that were given out are their owners'."""
+        """End parked kernels and zygotes. Kernels that were handed out belong to their owners."""
         self._closed = True
         for timer in (self._tick, self._wake, self._rest):
             if timer is not None:
@@ -185,44 +188,44 @@ class Starter:
 
     # -- the three paths ------------------------------------------------------------------------
 
-    async def _fast(self, order: Order, key: Key, tried: _Tried) -> Kernel | None:
-        """By pool or by fork; None when neither serves, with the causes."""
-        tried.path = "fork"
+    async def _fast(self, order: Order, key: Key, attempt: _Attempt) -> Kernel | None:
+        """Start a kernel by pool or by fork. Return None, and note the causes, if both fail."""
+        attempt.path = "fork"
         try:
             pool = self._pool(key)
         except errors.Unavailable as error:
-            self._failed(error, tried)
+            self._failed(error, attempt)
             return None
         with pool.in_use():
             if order.pooled and (parked := pool.take()) is not None:
-                tried.path = "pool"
+                attempt.path = "pool"
                 try:
-                    async with self._room, tried.fast():
-                        return await self._enter(parked, order, tried)
+                    async with self._room, attempt.fast():
+                        return await self._enter(parked, order, attempt)
                 except errors.SbxError as error:
-                    self._failed(error, tried)
-                    tried.suspect = (pool, error, parked.jail.zygote)
+                    self._failed(error, attempt)
+                    attempt.suspect = (pool, error, parked.jail.zygote)
                     if isinstance(error, errors.CannotEnforce):
                         return None  # a jail forked now would refuse the same
-                tried.path = "fork"
+                attempt.path = "fork"
             jail, before = None, pool.lineage.zygote
             try:
-                async with self._room, tried.fast():
+                async with self._room, attempt.fast():
                     jail = await pool.lineage.fork()
-                    kernel = await self._enter(await Kernel.attach(jail), order, tried)
+                    kernel = await self._enter(await Kernel.attach(jail), order, attempt)
             except errors.SbxError as error:
-                self._failed(error, tried)
+                self._failed(error, attempt)
                 if jail is not None:
-                    tried.suspect = (pool, error, jail.zygote)
+                    attempt.suspect = (pool, error, jail.zygote)
                 elif before is not None and error.code == "start_timeout":
-                    tried.suspect = (pool, error, before)  # it was there, and has forked nothing
+                    attempt.suspect = (pool, error, before)  # it existed, but has forked nothing
                 return None
-            if tried.causes:
-                self._dismiss(pool.shrink(0))  # what else is parked may be like the one that failed
+            if attempt.causes:
+                self._dismiss(pool.shrink(0))  # other parked kernels may fail in the same way
             return kernel
 
-    async def _enter(self, kernel: Kernel, order: Order, tried: _Tried) -> Kernel:
-        """The boot frames go first: they wait in the jail's sockets until it has entered."""
+    async def _enter(self, kernel: Kernel, order: Order, attempt: _Attempt) -> Kernel:
+        """Send the boot frames first: they wait in the jail's sockets until it has entered."""
         try:
             kernel.jail.give(order.plan)
             kernel.boot(order.config)
@@ -230,59 +233,64 @@ class Starter:
         except BaseException:
             await destroy(kernel)
             raise
-        await kernel.ready(tried.left_s)
+        await kernel.ready(attempt.left_s)
         return kernel
 
-    async def _cold(self, order: Order, tried: _Tried) -> Kernel:
-        """Launch another kernel if one is killed before it is ready, perhaps together with others.
-        One whose memory ran out would only repeat that."""
-        tried.path = "cold"
-        for left in reversed(range(_COLD_TRIES)):
+    async def _cold(self, order: Order, attempt: _Attempt) -> Kernel:
+        """Launch a kernel. Launch another one if it is killed before it is ready.
+
+        Other kernels may have been killed with it. If the kernel's memory ran out, a second try
+        would only fail in the same way.
+        """
+        attempt.path = "cold"
+        for tries_left in reversed(range(_COLD_TRIES)):
             try:
-                kernel = await self._launch(order, tried)
+                kernel = await self._launch(order, attempt)
             except errors.SbxError as error:
                 self.starts = self.starts.with_failed("cold", error.message)
                 is_killed = error.code == "start_failed" and not error.details.get("oom_kills")
-                if not is_killed or not left or not tried.left_s:
+                if not is_killed or not tries_left or not attempt.left_s:
                     raise
                 _log.warning("no kernel by the path cold, which is tried again: %s", error)
             else:
                 break
-        if tried.suspect is not None:
-            # The order can be served, so it was the zygote. Had this failed, too, it might be the
-            # caller's own workspace, which is no reason to make others wait.
-            pool, failure, zygote = tried.suspect
+        if attempt.suspect is not None:
+            # The order can be served, so the zygote was at fault. If the cold path had failed, too,
+            # the cause could be the caller's own workspace, and other callers should not wait.
+            pool, failure, zygote = attempt.suspect
             self._dismiss(pool.distrust(failure, zygote))
         return kernel
 
-    async def _launch(self, order: Order, tried: _Tried) -> Kernel:
-        async with _deadline(tried.left_s):
+    async def _launch(self, order: Order, attempt: _Attempt) -> Kernel:
+        async with _deadline(attempt.left_s):
             jail = await self._broker.launch(order.sandbox, order.plan, order.identities)
-        return await Kernel.start(jail, order.config, tried.left_s)
+        return await Kernel.start(jail, order.config, attempt.left_s)
 
-    def _failed(self, error: errors.SbxError, tried: _Tried) -> None:
-        """Note it; raises it again when the next path would only repeat it."""
-        self.starts = self.starts.with_failed(tried.path, error.message)
+    def _failed(self, error: errors.SbxError, attempt: _Attempt) -> None:
+        """Note the error. Raise it again if the next path would only repeat it."""
+        self.starts = self.starts.with_failed(attempt.path, error.message)
         if isinstance(error, _FINAL) or error.code in _FINAL_CODES:
             raise error
         level = logging.INFO if error.code == "zygote_unavailable" else logging.WARNING
-        _log.log(level, "no kernel by the path %s: %s", tried.path, error)
-        tried.causes.append(f"{tried.path}: {error.message}")
+        _log.log(level, "no kernel by the path %s: %s", attempt.path, error)
+        attempt.causes.append(f"{attempt.path}: {error.message}")
 
     # -- pools ----------------------------------------------------------------------------------
 
     def _pool(self, key: Key) -> Pool:
-        """The pool of this key; a new one may end the one that was used longest ago."""
+        """Return the pool of this key; a new pool may end the least recently used one."""
         if (pool := self._pools.get(key)) is not None:
             return pool
         if self._closed:
             raise unavailable("the runtime is closed")
-        if len(self._pools) >= self._most:
+        if len(self._pools) >= self._zygotes_max:
             now, keys = self._clock.time(), list(self._pools)
-            pools = (self._pools[one] for one in keys)
-            index = upkeep.least_used((now - one.used_at, one.busy) for one in pools)
+            pools = (self._pools[candidate] for candidate in keys)
+            index = upkeep.least_used(
+                (now - candidate.used_at, candidate.busy) for candidate in pools
+            )
             if index is None:
-                raise unavailable(f"all {self._most} zygotes are in use (SBX_ZYGOTES_MAX)")
+                raise unavailable(f"all {self._zygotes_max} zygotes are in use (SBX_ZYGOTES_MAX)")
             self._drop(keys[index])
         lineage = Lineage(partial(self._start_zygote, key), self._clock, self._work.set)
         self._pools[key] = pool = Pool(key, lineage, self._clock, self._work.set)
@@ -300,7 +308,7 @@ class Starter:
             self._dismiss(pool.close())
 
     def _dismiss(self, ending: Coroutine[Any, Any, None]) -> None:
-        """Let something end by itself; `close` waits for it."""
+        """Let something end in the background; `close` waits for it."""
         task = asyncio.create_task(ending, context=Context())
         self._ending.add(task)
         task.add_done_callback(self._dismissed)
@@ -315,38 +323,39 @@ class Starter:
         self.starts = self.starts.with_parked()
 
     async def _move_in(self, pool: Pool) -> None:
-        """Raises as `park`; what could not move in costs its zygote what a failed start does."""
+        """Move a kernel into a berth. Raise like `park`. A failure counts against the zygote, like
+        a failed start."""
 
         async def enter(kernel: Kernel, order: Order) -> Kernel:
-            tried = _Tried(time.monotonic() + self._deadline_s, "pool")
+            attempt = _Attempt(time.monotonic() + self._deadline_s, "pool")
             zygote = kernel.jail.zygote
             try:
-                async with tried.fast():
-                    await self._enter(kernel, order, tried)
+                async with attempt.fast():
+                    await self._enter(kernel, order, attempt)
                     await _rehearsed(kernel)
             except errors.SbxError as error:
                 if not isinstance(error, _FINAL) and error.code not in _FINAL_CODES:
                     await pool.distrust(error, zygote)
                 raise
-            kernel.receipt = replace(kernel.receipt, path=tried.path)
+            kernel.receipt = replace(kernel.receipt, path=attempt.path)
             return kernel
 
         await pool.move_in(enter)
 
     async def _refill(self) -> None:
-        """Park one kernel after the other while a pool lacks one, and nobody waits for a start.
+        """Park one kernel after the other while a pool lacks one and no caller waits for a start.
 
-        Where somebody always does, one a second: who starts slow kernels all the time must not
-        keep everybody's pool empty.
+        If there is always a caller that waits, park one a second: a caller that starts slow kernels
+        all the time must not keep the pools of all others empty.
         """
         while True:
             await self._work.wait()
             self._work.clear()
             try:
                 await self._fill()
-            except OSError as error:  # no descriptor to be had, or the like: until the next look
+            except OSError as error:  # for example no free descriptor: wait until the next look
                 _log.warning("no kernel could be parked: %s", error)
-            except Exception:  # noqa: BLE001  # a background task's border
+            except Exception:  # noqa: BLE001  # the boundary of a background task
                 _log.exception("no kernel could be parked")
                 await asyncio.sleep(_YIELD_S)
             if self._wake is not None:
@@ -358,11 +367,11 @@ class Starter:
 
     async def _fill(self) -> None:
         while (pool := self._lacking()) is not None:
-            if not self._nobody_waits.is_set():
+            if not self._no_caller_waits.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_YIELD_S):
-                        await self._nobody_waits.wait()
-                    continue  # and see anew what is lacking
+                        await self._no_caller_waits.wait()
+                    continue  # look again for a pool that lacks kernels
             if self._is_short():
                 return
             try:
@@ -387,7 +396,7 @@ class Starter:
         self._dismiss(self._tend())
 
     async def _tend(self) -> None:
-        """Fit what is kept to what was asked for, and end what nobody has used for long."""
+        """Adapt the kept kernels to the demand, and end pools that were unused for a long time."""
         try:
             now = self._clock.time()
             for key, pool in list(self._pools.items()):
@@ -422,9 +431,9 @@ class Starter:
             await asyncio.wait(self._ending)
 
     @contextmanager
-    def _somebody_waits(self) -> Iterator[None]:
+    def _caller_waits(self) -> Iterator[None]:
         self._waiting += 1
-        self._nobody_waits.clear()
+        self._no_caller_waits.clear()
         if self._rest is not None:
             self._rest.cancel()
         try:
@@ -433,7 +442,7 @@ class Starter:
             self._waiting -= 1
             if not self._waiting and not self._closed:
                 loop = asyncio.get_running_loop()
-                self._rest = loop.call_later(_REST_S, self._nobody_waits.set)
+                self._rest = loop.call_later(_REST_S, self._no_caller_waits.set)
 
 
 async def _rehearsed(kernel: Kernel) -> None:
@@ -453,5 +462,5 @@ async def _deadline(seconds: float) -> AsyncIterator[None]:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        message = f"there was no kernel within {seconds:g} s"
+        message = f"no kernel started within {seconds:g} s"
         raise errors.Broken(message, code="start_timeout") from None

@@ -1,13 +1,13 @@
-"""Decide: how many kernels to keep ready, and which zygotes have served their time.
+"""Decide how many kernels to keep ready, and which zygotes to replace.
 
 Pure: plain values in, plain values out. `Pool`, `Lineage` and `Starter` hold the values and act.
-Times are seconds of one clock, whichever it is; memory is bytes.
+Times are seconds of any one clock; memory is bytes.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-TICK_S = 10.0  # how often anything here is looked at; nothing is when nothing is kept
+TICK_S = 10.0  # the period of all checks here; they stop while nothing is kept
 QUIET_S = 60.0
 UNUSED_S = 600.0
 LEFT_ALONE_S = 30.0
@@ -26,11 +26,11 @@ _STALLED_PER_CENT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What was asked of one pool lately.
+    """The recent demand for kernels of one pool.
 
-    `target` is how many kernels to keep. `spare` is the smallest number that was left over since
-    `since`: so many were kept for nobody. `filled`: the target was reached once, so that a miss
-    means that it is too low, and not that the pool is new.
+    `target` is the number of kernels to keep. `spare` is the smallest number of kernels left over
+    since `since`: they were not needed. `filled` is true once the target was reached. A miss
+    then means that the target is too low, and not that the pool is new.
     """
 
     target: int
@@ -39,19 +39,19 @@ class Demand:
     filled: bool = False
 
 
-def taken(demand: Demand, left: int) -> Demand:
-    """A kernel was taken, and `left` remain."""
-    return replace(demand, spare=min(demand.spare, left))
+def taken(demand: Demand, remaining: int) -> Demand:
+    """Return the demand after a kernel was taken and `remaining` are left."""
+    return replace(demand, spare=min(demand.spare, remaining))
 
 
 def missed(demand: Demand, least: int, most: int) -> Demand:
-    """Somebody came and none was there. The first who comes begins the use of the pool."""
+    """Return the demand after a request that found no kernel. The first one fills the pool."""
     target = min(most, demand.target + 1) if demand.filled else max(least, demand.target)
     return replace(demand, target=target, spare=0)
 
 
 def settled(demand: Demand, parked: int, least: int, now: float) -> Demand:
-    """After a quiet time: as many less as nobody wanted in it, and never more."""
+    """Return the demand after a quiet time: lower the target by the spare kernels."""
     if now - demand.since < QUIET_S:
         return demand
     target = max(min(least, demand.target), demand.target - demand.spare)
@@ -63,7 +63,7 @@ def settled(demand: Demand, parked: int, least: int, now: float) -> Demand:
 
 @dataclass(frozen=True, slots=True)
 class Wear:
-    """What one zygote has been through. `grown` is the memory it took since its start."""
+    """The age and use of one zygote. `grown` is the memory that it took since its start."""
 
     age_s: float
     forks: int
@@ -71,10 +71,10 @@ class Wear:
 
 
 def worn(wear: Wear) -> str:
-    """Why another zygote should take over; empty while this one serves well.
+    """Return why another zygote should take over, or "" while this one serves well.
 
     Kernels of one zygote share its address layout and its hash seed, because a fork copies both.
-    A new zygote draws them anew: what one kernel learnt of them serves nobody for long.
+    A new zygote draws new ones, so knowledge that an attacker gains in one kernel soon expires.
     """
     if wear.forks >= _FORKS_MAX:
         return f"it has forked {wear.forks} kernels"
@@ -86,22 +86,25 @@ def worn(wear: Wear) -> str:
 
 
 def delay(failures: int) -> float:
-    """How long a zygote is not started, or not asked, after so many failures in a row."""
+    """Return for how long to start no zygote after this many failures in a row."""
     return 0.0 if failures == 0 else min(_DELAY_MAX_S, 2.0 ** min(failures - 1, 16))
 
 
 def failures_after(failures: int, lived_s: float) -> int:
-    """The count after one more failure. A zygote that served for a while has made up for those
-    before it, and for its own: another one is started at once."""
+    """Return the count after one more failure.
+
+    A zygote that served for a while resets the count, its own failure included: the next one is
+    started at once.
+    """
     return 0 if lived_s >= _SETTLED_S else failures + 1
 
 
 def least_used(pools: Iterable[tuple[float, bool]]) -> int | None:
-    """Which of the pools, as (for how long it was not used, whether it is busy now), makes room for
-    another one; None when all are needed.
+    """Return the index of the pool that makes room for another one, or None if all are needed.
 
-    One that was used just now is needed: where more policies take turns than there are zygotes,
-    each would otherwise end the zygote that is wanted next.
+    Each pool is a pair: the seconds since its last use, and whether it is busy now. A pool that was
+    used just now is needed: if more policies take turns than there are zygotes, each would
+    otherwise end the zygote that is needed next.
     """
     free = [
         (unused_s, -index)
@@ -115,7 +118,10 @@ def least_used(pools: Iterable[tuple[float, bool]]) -> int | None:
 
 
 def short_of_memory(available: int, total: int, stalled: float, *, was_short: bool) -> bool:
-    """Whether to keep nothing ready. Two levels, so that what giving memory back frees is not
-    taken again at once. `stalled` in per cent of time, of PSI."""
+    """Return whether to keep nothing ready.
+
+    There are two levels, so that freed memory is not taken again at once. `stalled` is the per cent
+    of time from PSI.
+    """
     level = _ENOUGH if was_short else _SHORT
     return available < total * level or stalled > _STALLED_PER_CENT

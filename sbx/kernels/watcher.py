@@ -1,8 +1,8 @@
-"""What stands in for the memory limit of a cgroup where a host gives none: look, and kill.
+"""Replace the memory limit of a cgroup on a host without one: look, and kill.
 
-Best effort, and called so in every receipt: between two looks a jail can take more than its limit
-(at most RLIMIT_DATA a process). Files in /tmp, in /dev/shm and of memfd_create count; System V
-segments that nobody has attached, and files on their way through a socket, do not.
+Best effort, and named so in every receipt: between two looks a jail can take more than its limit
+(at most RLIMIT_DATA per process). Files in /tmp, in /dev/shm and of memfd_create count. System V
+segments that no process has attached, and files on their way through a socket, do not count.
 
 The watcher also limits pipes and epoll instances of jails with the uid of the host user. Linux
 counts the pages of pipes and the watches of epoll per user, and has no limit for a process:
@@ -27,9 +27,9 @@ from sbx.protocol.runs import Cause
 from sbx.telemetry.background import background_context
 
 _log = logging.getLogger(__name__)
-_PERIOD_S = 0.05  # at 2 GB/s, what one process can touch meanwhile is 100 MB
-_IDLE_PERIOD_S = 1.0  # between runs only what they left behind can grow
-_TMPFS = ("/tmp", "/dev/shm")  # noqa: S108  # the jail's own
+_PERIOD_S = 0.05  # at 2 GB/s, one process can touch 100 MB in this time
+_IDLE_PERIOD_S = 1.0  # between runs, only processes and files of earlier runs can grow
+_TMPFS = ("/tmp", "/dev/shm")  # noqa: S108  # the jail's
 _PIPES_MAX = 512  # half of the pages of a user
 _EPOLLS_MAX = 1024  # each watches at most the files of one process
 # Linux before 6.2 does not count the descriptors of a process that hides them. One such process,
@@ -52,7 +52,7 @@ class Watcher:
         self._suspects: set[Kernel] = set()  # too many descriptors at the last look
 
     def watch(self, kernel: Kernel) -> None:
-        """Watch one more; a kernel that has ended is forgotten by itself."""
+        """Watch another kernel. A kernel that has ended is removed automatically."""
         self._kernels.add(kernel)
         kernel.on_busy = self._busy.set
         if self._task is None or self._task.done():
@@ -67,8 +67,8 @@ class Watcher:
             self._kernels = {kernel for kernel in self._kernels if kernel.alive}
             if self._descriptors:
                 greedy = await asyncio.to_thread(self._find_greedy)
-                # A process that ends hides its files, and each then counts as a pipe: a single
-                # look took the sockets of one that ended for pipes.
+                # A process that ends hides its files, and each then counts as a pipe. With a single
+                # look, the sockets of an ending process were mistaken for pipes.
                 for kernel in greedy & self._suspects:
                     _log.info("a jail held too many pipes or epoll instances: it is killed")
                     await _kill(kernel, Cause.DESCRIPTORS)
@@ -83,7 +83,7 @@ class Watcher:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Until the next look: soon while anything runs, and as soon as something begins to."""
+        """Wait until the next look: shortly while anything runs, else until a run starts."""
         if self._suspects or any(kernel.busy for kernel in self._kernels):
             await asyncio.sleep(_PERIOD_S)
             return
@@ -97,8 +97,11 @@ class Watcher:
         return {kernel for kernel in self._kernels if _is_greedy(kernel.processes())}
 
     def _measure(self) -> Mapping[Any, int]:
-        """Bytes of each kernel's jail. Cheap counts first; shared pages are told apart only when
-        the cheap ones, which count them once for each process, are beyond the limit."""
+        """Return the bytes of each kernel's jail.
+
+        Use cheap counts first, which count a shared page once for each process. Separate the shared
+        pages only if the cheap counts are beyond the limit.
+        """
         pids = {kernel: kernel.processes() for kernel in self._kernels}
         files = {kernel: _in_files(inside) for kernel, inside in pids.items()}
         used = {
@@ -122,20 +125,23 @@ async def _kill(kernel: Kernel, cause: Cause) -> None:
 
 
 def _is_greedy(inside: list[int]) -> bool:
-    """Return whether the processes of a jail hold too many pipes or epoll instances. A pipe that
-    several of them hold counts once. Of a process that hides its files, each counts as a pipe."""
+    """Return whether the processes of a jail hold too many pipes or epoll instances.
+
+    A pipe that several of them hold counts once. If a process hides its files, each of them counts
+    as a pipe.
+    """
     if sum(map(_count, inside)) <= _PIPES_MAX:
         return False
     pipes: set[str] = set()
     hidden = epolls = 0
     for pid in inside:
         try:
-            held = procfs.descriptors(pid)
+            descriptors = procfs.descriptors(pid)
         except PermissionError:  # Linux also answers so while a process ends
             hidden += _count(pid)
             continue
-        pipes |= held.pipes
-        epolls += held.epolls
+        pipes |= descriptors.pipes
+        epolls += descriptors.epolls
     return len(pipes) + hidden > _PIPES_MAX or epolls > _EPOLLS_MAX
 
 
@@ -152,7 +158,7 @@ def _memfds(pid: int) -> Mapping[int, int]:
 
 
 def _in_files(inside: list[int]) -> int:
-    """Bytes of a jail that are memory and lie in files, mapped or not."""
+    """Return the bytes of a jail's memory that lie in files, mapped or not."""
     if not inside:
         return 0
     memfds = {inode: size for pid in inside for inode, size in _memfds(pid).items()}

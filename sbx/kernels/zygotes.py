@@ -1,13 +1,13 @@
 """The zygotes of one policy, one after the other: at any time one of them forks kernels.
 
-    start     with the first fork, once for all who wait for it
-    watch     its end is noticed; the next fork starts another one, after a delay that grows
-    replace   one that is worn forks on until its successor has started
-    retire    the zygote ends, after the forks that are in flight; the jails it forked live on
+    start     the first fork starts a zygote, once for all callers that wait for it
+    watch     when a zygote ends, the next fork starts another one, after a delay that grows
+    replace   a worn zygote continues to fork until its successor has started
+    retire    the zygote ends after the forks that are in flight; the jails it forked live on
 
 A kernel shares the address layout and the hash seed of its zygote, because a fork copies both.
-Replacing the zygote (see `upkeep.worn`) is what changes them; a policy that cannot have that at
-all says `start = "cold"`.
+Only a new zygote (see `upkeep.worn`) changes them. A policy that does not allow sharing them sets
+`start = "cold"`.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from sbx.linux import procfs
 from sbx.policy import Policy
 
 _log = logging.getLogger(__name__)
-_IN_FLIGHT_S = 30.0  # as long as an order for a fork may take
+_IN_FLIGHT_S = 30.0  # the longest time for one fork
 
 
 class Clock(Protocol):
-    """What an event loop has of a clock; the tests have one of their own."""
+    """The part of an event loop that is a clock; the tests use their own."""
 
     def time(self) -> float: ...
 
@@ -46,11 +46,11 @@ class Clock(Protocol):
 class Key:
     """Kernels of equal keys come from one zygote and one pool.
 
-    `uid`: the host uid that its jails need, if it is none of the broker's range. `walls` gives
-    those of the policy, for jails to rehearse; the ones they get may be narrower, so keys that
-    differ in nothing else are equal. `found`: which files the paths of the plan led to, since a
-    zygote goes on with those it has. `unfit`: why this request, unlike others of the same key, is
-    not for a forked kernel; empty when it is.
+    `uid` is the host uid that its jails need, if it is not in the broker's range. `walls` returns
+    the walls of the policy, for jails to rehearse. The walls of a jail may be narrower, so keys
+    that differ only in that are equal. `found` identifies the files behind the paths of the plan,
+    because a zygote keeps the files that it has. `unfit` is the reason why this request, unlike
+    others of the same key, cannot use a forked kernel; empty if it can.
     """
 
     plan: ZygotePlan
@@ -70,13 +70,14 @@ def key_of(
     filters: Filters,
     uid: int | None = None,
 ) -> Key | None:
-    """The key for a kernel of the policy `narrowed`, which a request made of the one `loaded`;
-    None when it is to start cold. Both are policies that `decide_walls` has not refused.
+    """Return the key for a kernel of the policy `narrowed`, which a request made from `loaded`.
 
-    What a request may tighten is put in force in the jail, so sandboxes with other limits and
-    variables share a zygote. Not so what a zygote has done already: mounts and imports.
+    Return None if the kernel must start cold. `decide_walls` must have accepted both policies.
 
-    Looks at a few directories of the host.
+    Restrictions that a request may tighten are enforced in the jail, so sandboxes with other limits
+    and variables share a zygote. Mounts and imports are part of the zygote and cannot change later.
+
+    Read a few directories of the host.
     """
     if narrowed.pool.start == "cold":
         return None
@@ -94,41 +95,46 @@ def key_of(
         loaded.pool.max_idle,
         uid,
         partial(_walls, shared, capabilities, paths, filters),
-        tuple(_found(planned, paths.interpreter)),
+        tuple(_file_identities(planned, paths.interpreter)),
         _unfit(set(narrowed.env) - set(loaded.env), shared.preload),
     )
 
 
 def _unfit(variables: Set[str], preload: Sequence[str]) -> str:
-    """Modules may read any variable as they are imported, and Python reads the locale's as it
-    starts. A kernel that is forked has done both before a request tells it of its variables."""
+    """Return why a forked kernel cannot have these variables, or "".
+
+    Modules may read any variable at import, and Python reads the locale's variables when it starts.
+    A forked kernel has done both before it gets the variables of a request.
+    """
     if preload and variables:
-        return f"env: {min(variables)} is the request's, and the policy preloads modules"
-    early = [one for one in variables if one in ("LANG", "LANGUAGE") or one.startswith("LC_")]
-    return f"env: Python reads {min(early)} as it starts" if early else ""
+        return f"env: the request sets {min(variables)}, and the policy preloads modules"
+    early = [name for name in variables if name in ("LANG", "LANGUAGE") or name.startswith("LC_")]
+    return f"env: Python reads {min(early)} when it starts" if early else ""
 
 
-def _found(planned: ZygotePlan, interpreter: Interpreter) -> Iterator[tuple[str | int, ...]]:
-    """What is mounted, and when what is imported from was changed.
+def _file_identities(
+    planned: ZygotePlan, interpreter: Interpreter
+) -> Iterator[tuple[str | int, ...]]:
+    """Yield the identity of each mounted file, and the change times of the imported directories.
 
-    A directory that is mounted shows by itself what becomes of it, unless another one takes its
-    place; a zygote has imported from the interpreter's what was there then.
+    A mounted directory shows its own changes, unless another directory takes its place. The zygote
+    has imported the files that the interpreter's directories held at that time.
     """
     for mount in planned.mounts:
         if isinstance(mount, Bind):
             with contextlib.suppress(OSError):
-                its = os.stat(mount.source)
-                yield mount.source, its.st_dev, its.st_ino
+                status = os.stat(mount.source)
+                yield mount.source, status.st_dev, status.st_ino
     environment = os.path.dirname(os.path.dirname(interpreter.executable))
     for prefix in dict.fromkeys((environment, *interpreter.prefixes)):
         for path in (f"{prefix}/pyvenv.cfg", *_package_directories(prefix)):
             with contextlib.suppress(OSError):
-                its = os.stat(path)
-                yield path, its.st_dev, its.st_ino, its.st_mtime_ns
+                status = os.stat(path)
+                yield path, status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _package_directories(prefix: str) -> Iterator[str]:
-    """Where packages of this prefix may be, by the two names that Python and Debian give it."""
+    """Yield the package directories of this prefix, under the names of Python and of Debian."""
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(f"{prefix}/lib")):
             if name.startswith("python3"):
@@ -138,12 +144,12 @@ def _package_directories(prefix: str) -> Iterator[str]:
 def _walls(
     policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filters
 ) -> Mapping[str, Any]:
-    like = plan(policy, capabilities, paths, filters)
-    return {**like.seal.to_json(), "filter": like.filter.program.hex()}
+    launch_plan = plan(policy, capabilities, paths, filters)
+    return {**launch_plan.seal.to_json(), "filter": launch_plan.filter.program.hex()}
 
 
 class Lineage:
-    """See the module. `on_end` is called when a zygote ended that nobody had asked to."""
+    """See the module. `on_end` is called when a zygote ended unexpectedly."""
 
     def __init__(
         self, start: Callable[[], Awaitable[Zygote]], clock: Clock, on_end: Callable[[], None]
@@ -164,10 +170,10 @@ class Lineage:
         self._closed = False
 
     async def fork(self, *, ahead: bool = False) -> Jail:
-        """A parked jail, from the zygote that lives or from a new one; `ahead` of need or on order.
+        """Return a parked jail from the live zygote or a new one.
 
-        Raises what the start or the fork raised; soon after a failure Unavailable
-        `zygote_unavailable`, at once.
+        `ahead` is true for the pool and false for an order. Raise the error of the start or of the
+        fork. Soon after a failure, raise Unavailable `zygote_unavailable` at once.
         """
         zygote = await self._live()
         try:
@@ -182,20 +188,20 @@ class Lineage:
 
     @property
     def zygote(self) -> Zygote | None:
-        """The one that forks now."""
+        """The zygote that forks now."""
         return self._zygote
 
     @property
     def rests_s(self) -> float:
-        """For how long nothing is forked, because a zygote failed just now; 0 when it may be."""
+        """The seconds without forks after a failure of a zygote; 0 if forks are allowed."""
         if self._zygote is not None:
             return 0.0
         return max(0.0, self._retry_at - self._clock.time())
 
     async def rest(self, error: errors.SbxError, zygote: Zygote) -> None:
-        """What this zygote gives does not work: end it, and wait before another one is started.
+        """End this zygote, whose kernels fail, and wait before another one is started.
 
-        Of many who fail at the same time, the first one's word is taken.
+        If many of its kernels fail at the same time, only the first failure counts.
         """
         if zygote is self._zygote:
             self._zygote = None
@@ -203,11 +209,11 @@ class Lineage:
         await _retire(zygote)
 
     def tend(self) -> None:
-        """Start a successor when the zygote is worn; it takes over when it is there."""
+        """Start a successor if the zygote is worn; it takes over when it has started."""
         if self._closed or self._zygote is None or self._starting is not None:
             return
         if self._clock.time() < self._retry_at:
-            return  # a successor failed not long ago
+            return  # a successor failed recently
         if why := upkeep.worn(self._wear(self._zygote)):
             _log.info("a zygote is replaced: %s", why)
             self._begin()
@@ -237,13 +243,13 @@ class Lineage:
             self._begin()
         starting = self._starting
         assert starting is not None
-        await asyncio.wait([starting])  # whoever stops waiting leaves it to the others
+        await asyncio.wait([starting])  # a cancelled caller does not cancel it for the others
         if starting.cancelled():
             raise unavailable("the pool was closed")
         return starting.result()
 
     def _begin(self) -> None:
-        # Kernels of all callers come from it: its log lines name none of them.
+        # The zygote serves all callers, so its log lines must not carry the context of one.
         self._starting = asyncio.create_task(self._succeed(), context=Context())
         self._starting.add_done_callback(self._begun)
 
@@ -253,7 +259,7 @@ class Lineage:
             self._count_failure(str(error), None)
 
     async def _succeed(self) -> Zygote:
-        """Start a zygote, and only then let the one before it go, with what it still forks."""
+        """Start a zygote. Then let the previous one go, after the forks that are in flight."""
         zygote = await self._start()
         before, self._zygote = self._zygote, zygote
         self._started_at = self._clock.time()
@@ -270,7 +276,7 @@ class Lineage:
             async with asyncio.timeout(_IN_FLIGHT_S):
                 await zygote.idle()
         except TimeoutError:
-            _log.warning("a zygote is replaced that has not forked within %g s", _IN_FLIGHT_S)
+            _log.warning("a replaced zygote did not finish its forks within %g s", _IN_FLIGHT_S)
         await _retire(zygote)
         del self._leaving[zygote]
 
@@ -299,11 +305,11 @@ async def _retire(zygote: Zygote) -> None:
     try:
         await zygote.retire()
     except errors.SbxError as error:
-        _log.warning("a zygote is left to its broker: %s", error)
+        _log.warning("a zygote did not end and is left to its broker: %s", error)
 
 
 def _parent(pid: int) -> int | None:
-    """The parent of a forked kernel is its zygote; None when the kernel has ended."""
+    """Return the parent of a forked kernel, which is its zygote. None if the kernel has ended."""
     try:
         return int(procfs.status(pid)["PPid"])
     except OSError:
@@ -311,9 +317,9 @@ def _parent(pid: int) -> int | None:
 
 
 def unavailable(cause: str) -> errors.Unavailable:
-    """Neither on order nor ahead of need can a kernel be forked."""
+    """Return the error for a kernel that cannot be forked now, neither for an order nor ahead."""
     return errors.Unavailable(
         f"no kernel can be forked: {cause}",
         code="zygote_unavailable",
-        hint="kernels start by the cold path meanwhile; `sbx doctor` tries each path",
+        hint="until then, kernels start by the cold path; `sbx doctor` tries each path",
     )

@@ -247,7 +247,7 @@ threading.Thread(target=answer).start()
     guarded, control = outcomes
     assert guarded.status is Status.KILLED
     assert guarded.error is not None
-    assert guarded.error.value == "the kernel was ended: it answered what was not asked"
+    assert guarded.error.value == "the kernel was ended: it answered a request that was not sent"
     assert control.status is Status.OK
     assert control.execution_count == 7
 

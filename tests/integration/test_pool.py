@@ -405,7 +405,7 @@ async def test_nothing_is_parked_while_somebody_waits_for_a_start(house: House) 
     key = house.key()
     await house.starter.warm(key, 1)
     (pool,) = house.starter._pools.values()
-    with house.starter._somebody_waits():
+    with house.starter._caller_waits():
         taken = pool.take()
         assert taken is not None
         after = await Kernel.attach(await pool.lineage.fork())

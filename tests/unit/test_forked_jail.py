@@ -202,4 +202,4 @@ def test_kernel_after_another_process_of_its_jail_refuses_to_start(
 
         assert exit_status(act) == 1
         os.close(fds[2])
-        assert "something else was started" in refusal(ours)
+        assert "another process was started" in refusal(ours)

@@ -116,7 +116,7 @@ async def test_more_than_the_window_ends_it_while_little_is_held(kind: type[Comm
         before = psutil.Process().memory_info().rss
         flood = asyncio.create_task(pour(lost.supervisor, piece * 2000))
         await ended(lost)
-        assert kernel.cut_off == "a command wrote more than it may at once"
+        assert kernel.cut_off == "a command wrote more than its window allows"
         assert psutil.Process().memory_info().rss - before < 192 << 20  # 120 MiB are the flood
         lost.supervisor.shutdown(socket.SHUT_RDWR)
         await flood
@@ -133,7 +133,7 @@ async def test_a_command_that_speaks_as_another_kind_ends_it(kind: type[Command]
         )
         await pour(lost.supervisor, other)
         await ended(lost)
-        assert kernel.cut_off == "a command spoke as one of another kind"
+        assert kernel.cut_off == "a command sent a frame of another kind of command"
 
 
 async def test_words_about_commands_that_nobody_started_are_dropped() -> None:
@@ -194,7 +194,7 @@ async def test_one_who_never_reads_is_cut_off_at_a_bound(monkeypatch: pytest.Mon
     channel.post("execute_request", text)
     with pytest.raises(ChannelClosed, match="does not read"):
         channel.post("execute_request", text)
-    assert channel.fault == "it does not read what it is sent"
+    assert channel.fault == "it does not read its input"
     channel.close()
     theirs.close()
     await asyncio.sleep(0)

@@ -263,7 +263,7 @@ def test_a_content_that_is_no_object_is_not_read(content: object) -> None:
     ],
 )
 def test_a_request_of_another_shape_is_refused_in_words(kind: str, content: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match=f"no {kind} is like that"):
+    with pytest.raises(BadRequest, match=f"the content of {kind} is invalid"):
         requests.shape(request(kind, content))
 
 
