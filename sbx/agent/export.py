@@ -113,7 +113,7 @@ def _check(entries: Sequence[_Entry]) -> None:
                 f"message {number} makes calls that are not allowed, or repeats their ids"
             )
         if not all(map(_CALL_ID.fullmatch, ids)):
-            raise _invalid(f"message {number} has an invalid id of a call")
+            raise _invalid(f"message {number} has an invalid call id")
         seen.update(ids)
         waiting.update(ids)
         if not waiting:
