@@ -1,12 +1,12 @@
-"""A sandbox for agents that others built.
+"""Use a sandbox in the agents of other frameworks.
 
-calling.py         the tools of sbx.agent over one sandbox, for callers with and without asyncio
-smolagents.py      where a CodeAgent runs its code
-langchain.py       LangChain tools
-openai_agents.py   function tools of the OpenAI Agents SDK
+    calling.py         the tools of sbx.agent over one sandbox, for callers with and without asyncio
+    smolagents.py      the code executor of a CodeAgent
+    langchain.py       LangChain tools
+    openai_agents.py   function tools of the OpenAI Agents SDK
 
-Each needs the package that it plugs into: pip install 'sbx[smolagents]', 'sbx[langchain]',
-'sbx[openai-agents]'. The sandbox stays its maker's, who closes it.
+Each module needs the package of its framework: pip install 'sbx[smolagents]', 'sbx[langchain]',
+'sbx[openai-agents]'. The caller that created the sandbox still owns and closes it.
 """
 
 from sbx.errors import Unavailable
@@ -14,7 +14,7 @@ from sbx.errors import Unavailable
 
 def extra_missing(extra: str) -> Unavailable:
     return Unavailable(
-        f"the packages that sbx plugs into {extra} with are not installed",
+        f"the packages for the adapter {extra} are not installed",
         code="extra_missing",
         hint=f"pip install 'sbx[{extra}]'",
     )

@@ -16,7 +16,7 @@ from sbx.errors import BadRequest
 
 @runtime_checkable
 class Whole(Protocol):
-    """A sandbox of several conversations: `AsyncSandbox`, here or in a service."""
+    """A sandbox of several conversations: `AsyncSandbox`, local or remote."""
 
     def conversation(self, name: str) -> Sandbox: ...
 
@@ -28,9 +28,9 @@ _DEFAULT_CONVERSATION = "default"
 class Calls:
     """Calls of tools by their names, with arguments as JSON text or as an object.
 
-    `sandbox` is a `Sandbox`, an `AsyncSandbox`, a conversation of either, here or in a service;
-    `tools` the built-in ones unless others are given. What goes wrong in a call is a result that
-    tells so. A cancelled call interrupts its run.
+    `sandbox` is a `Sandbox`, an `AsyncSandbox` or a conversation of either, local or remote.
+    `tools` defaults to the built-in ones. A failed call returns an error as its result. Cancelling
+    a call interrupts its run.
     """
 
     def __init__(self, sandbox: AnySandbox, tools: Tools | None = None) -> None:
@@ -43,7 +43,7 @@ class Calls:
         return self._tools.definitions()
 
     def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
-        """Raises BadRequest `needs_asyncio` where the sandbox is one for asyncio."""
+        """Call a tool and wait. Raise BadRequest `needs_asyncio` for a sandbox for asyncio."""
         if not isinstance(self._sandbox, BlockingConversation):
             raise BadRequest(
                 "a sandbox for asyncio cannot be called without it",

@@ -4,7 +4,7 @@
         agent = create_agent(model, tools=[python_tool(box)])
         agent.invoke({"messages": [("user", "How many rows has data.csv?")]})
 
-They are the tools of sbx.agent, with its schemas, results and errors.
+They are the tools of sbx.agent, with the same schemas, results and errors.
 """
 
 from typing import Any
@@ -25,10 +25,10 @@ Content = str | list[dict[str, Any]]
 
 
 class SandboxTool(BaseTool):
-    """One tool of sbx. Its message's content is what a model is told, with figures as images; its
-    artifact is the ToolResult. A call that fails gives a message of status `error`.
+    """One tool of sbx. The content of its message is the text for the model, with figures as
+    images. Its artifact is the ToolResult. A failed call returns a message of status `error`.
 
-    Without asyncio (`invoke`) only where the sandbox is one without.
+    Without asyncio (`invoke`) it needs a sandbox without asyncio.
     """
 
     _calls: Calls = PrivateAttr()
@@ -38,14 +38,15 @@ class SandboxTool(BaseTool):
         self._calls = calls
 
     def _run(self, **arguments: Any) -> tuple[Content, ToolResult]:
-        return _told(self._calls.call(self.name, arguments))
+        return _content(self._calls.call(self.name, arguments))
 
     async def _arun(self, **arguments: Any) -> tuple[Content, ToolResult]:
-        return _told(await self._calls.call_async(self.name, arguments))
+        return _content(await self._calls.call_async(self.name, arguments))
 
 
 def sandbox_tools(sandbox: AnySandbox, tools: Tools | None = None) -> list[BaseTool]:
-    """run_code, execute_command, read_file, write_file, edit_file, list_files; or `tools`."""
+    """Return run_code, execute_command, read_file, write_file, edit_file and list_files, or
+    `tools`."""
     calls = Calls(sandbox, tools)
     return [
         SandboxTool(
@@ -59,12 +60,12 @@ def sandbox_tools(sandbox: AnySandbox, tools: Tools | None = None) -> list[BaseT
 
 
 def python_tool(sandbox: AnySandbox) -> BaseTool:
-    """Just `run_code`: variables stay from call to call."""
+    """Return only `run_code`. Variables are kept between calls."""
     (tool,) = sandbox_tools(sandbox, Tools([RUN_CODE]))
     return tool
 
 
-def _told(result: ToolResult) -> tuple[Content, ToolResult]:
+def _content(result: ToolResult) -> tuple[Content, ToolResult]:
     if result.is_error:
         raise ToolException(result.text)
     if not result.images:

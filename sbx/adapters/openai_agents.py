@@ -4,7 +4,7 @@
         agent = Agent(name="analyst", tools=function_tools(box))
         result = await Runner.run(agent, "How many rows has data.csv?")
 
-They are the tools of sbx.agent, with its schemas, results and errors.
+They are the tools of sbx.agent, with the same schemas, results and errors.
 """
 
 from typing import Any
@@ -24,8 +24,8 @@ Output = str | list[ToolOutputText | ToolOutputImage]
 
 
 def function_tools(sandbox: AnySandbox, tools: Tools | None = None) -> list[Tool]:
-    """run_code, execute_command, read_file, write_file, edit_file, list_files; or `tools`. Figures
-    that code shows come as images."""
+    """Return run_code, execute_command, read_file, write_file, edit_file and list_files, or
+    `tools`. Figures are returned as images."""
     calls = Calls(sandbox, tools)
     return [_function_tool(calls, definition) for definition in calls.definitions()]
 

@@ -1,36 +1,36 @@
-"""The agent: a loop over a model and its tools, handed a sandbox, with approvals and memory.
+"""The agent: a loop over a model and its tools, with a sandbox, approvals and a history.
 
-    agent.py         the loop; reads like the contract
+    agent.py         the loop
     step.py          one step: the answer of the model, the results of its calls
     calls.py         the calls of one answer: permission, approval, the tool, its events
-    changing.py      a call tried on a copy, so that its effect is what is approved
-    rehearsing.py    the same for the commands of a sandbox that is no project
-    prompt.py        what a model is told before anything else
-    compaction.py    long histories told shorter
-    budget.py        what a run may spend
-    events.py        what a run tells, until somebody has followed it
-    messages.py      what a conversation consists of
-    models/          one small contract, three ways to get an answer
-    tools/           what a model may call, and what each call would do
-    approvals.py     a person's yes or no, waited for
-    history.py       where messages are kept, and when a history is whole
-    export.py        a history as JSON: out of one sbx and into another
-    handing.py       a file from one sandbox to another
-    settings.py      which model, which sandbox
-    chats.py         the agents of a service: one run a conversation, followed from afar
+    changing.py      try a call on a copy, so that a user approves its effect
+    rehearsing.py    the same for the commands of a sandbox without a project
+    prompt.py        the system prompt
+    compaction.py    summaries of long histories
+    budget.py        the limits of a run
+    events.py        the queue of events of a run
+    messages.py      the messages of a conversation
+    models/          one interface of a model with three implementations
+    tools/           the tools of a model, and the effect of each call
+    approvals.py     the user's yes or no to a call
+    history.py       the store of messages, and the rules for a complete history
+    export.py        a history as JSON, to move it to another sbx
+    handing.py       copy a file from one sandbox to another
+    settings.py      the settings of the model and the sandbox
+    chats.py         the agents of a service: one run per conversation, followed by clients
 
-It imports rows below, and never the runtime: a sandbox in this process, one in a service and a fake
-look the same from here (sandbox.py).
+The package imports lower rows and never the runtime. It uses a sandbox in this process, a remote
+one and a fake in the same way (sandbox.py).
 
     from sbx import Runtime
     from sbx.agent import Agent, OpenAIModel
     async with Runtime() as runtime, await runtime.create() as box:
         end = await Agent(box, OpenAIModel("gpt", api_key=key)).run("What is in data.csv?")
 
-The names of a program that uses it are here; they are loaded when they are used.
+The public names of the package are here. Each one is imported when it is first used.
 """
 
-TYPE_CHECKING = False  # what type checkers take for true; importing typing would cost 20 ms
+TYPE_CHECKING = False  # type checkers assume True; importing typing would cost 20 ms
 if TYPE_CHECKING:
     from sbx.agent.agent import Agent
     from sbx.agent.approvals import Approvals

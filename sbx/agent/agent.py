@@ -1,12 +1,13 @@
-"""The loop: a model is asked, the tools that it calls are made, their results are told to it.
+"""The loop: ask the model, run the tools that it calls, and append their results to the history.
 
-    system prompt, made fresh + history ──► model ──► answer ──► its calls, in parallel
+    fresh system prompt + history ──► model ──► answer ──► its calls, in parallel
               ▲                                                        │
               └──────────── results, in the order of the calls ◄───────┘
 
-It ends when an answer calls no tool (`done`), when `completion_check` says so (`done`), after
-`max_steps`, by `abort`, when the budget is spent, or by an error of the model's API (`error`). The
-last event says which. An error of a tool ends nothing: the model is told, and goes on.
+The run ends when an answer calls no tool (`done`), when `completion_check` returns true (`done`),
+after `max_steps`, on `abort`, when the budget is spent, or when the API of the model fails
+(`error`). The last event names the reason. An error of a tool does not end the run: the model
+receives it as a result and continues.
 """
 
 import asyncio
@@ -41,9 +42,9 @@ OnStep = Callable[[Step], object]
 
 
 class How(TypedDict, total=False):
-    """How a message is answered. `completion_check` is asked of each answer when its calls were
-    made, `on_step` is told of each step; both may be coroutine functions. `run_id` is what its
-    approvals are known by; one is made where none is given."""
+    """The options of one run. `completion_check` is called with each answer after the calls of the
+    answer have been made. `on_step` is called with each step. Both may be coroutine functions. The
+    approvals of the run carry its `run_id`; the default is a random id."""
 
     max_steps: int  # 10
     completion_check: CompletionCheck | None
@@ -52,13 +53,14 @@ class How(TypedDict, total=False):
 
 
 class Agent:
-    """One conversation of a model with tools over a sandbox; one run at a time. Of a whole sandbox
-    it works in the conversation `default`.
+    """One conversation of a model that uses tools in a sandbox. It does one run at a time. In a
+    sandbox with several conversations it uses the conversation `default`.
 
-    `approvals` are asked where `permissions` say `ask`, for a call at this `place`; without them
-    such a call is denied. `history` remembers from run to run, and is this object's own where none
-    is given. `describe_files` makes of the uploads what the system prompt says of files.
-    `changes` reads which changes of a project's files are asked about: every one, without it.
+    `approvals` receives each call for which `permissions` returns `ask`, together with `place`.
+    Without `approvals` such a call is denied. `history` keeps the messages between runs; by default
+    the agent has its own in memory. `describe_files` turns the list of uploads into the text about
+    files in the system prompt. `changes` reads the setting that decides which changes of project
+    files need an approval. By default all of them do.
     """
 
     def __init__(
@@ -90,36 +92,38 @@ class Agent:
         self._changes = changes
         self._sandboxed = is_sandboxed(self._sandbox)
         self._task: asyncio.Task[None] | None = None
-        self._begun = False
+        self._is_started = False
         self._aborted = False
 
     async def run(self, message: str | Message | None, **how: Unpack[How]) -> RunEnd:
-        """Answer a message, and say how that ended. Raises as `stream` does."""
+        """Answer a message and return the end of the run. Raise the same errors as `stream`."""
         async with aclosing(self.stream(message, **how)) as events:
             async for event in events:
                 if isinstance(event, RunEnd):
                     return event
-        raise Broken("the run ended without saying how")
+        raise Broken("the run ended without an end event")
 
     async def resume(self, **how: Unpack[How]) -> RunEnd:
-        """Go on where the history ends, at the last complete step: a call that a crash left without
-        a result gets an error as its result, and is not made again."""
+        """Continue at the last complete step of the history. A call that has no result because of a
+        crash gets an error as its result and is not repeated."""
         return await self.run(None, **how)
 
     async def stream(
         self, message: str | Message | None, **how: Unpack[How]
     ) -> AsyncGenerator[AgentEvent, None]:
-        """Answer a message and tell all that happens, the end last; None resumes.
+        """Answer a message and yield all events; the last one is the end. None resumes the last
+        run.
 
-        Whoever closes this, or is cancelled, aborts the run, and is not told its end. What goes
-        wrong is told by the end. Raises Conflict `run_in_progress`, BadRequest `invalid_max_steps`
-        and `invalid_message`, and what `completion_check` and `on_step` raise.
+        Closing this generator or cancelling its task aborts the run without an end event. Failures
+        of the run are reported in the end event. Raise Conflict `run_in_progress`, BadRequest
+        `invalid_max_steps` and `invalid_message`, and all errors that `completion_check` and
+        `on_step` raise.
         """
-        ask = _asked(message, how)
+        request = _request(message, how)
         if self._task is not None:
             raise Conflict("this agent is answering already", code="run_in_progress")
         self._aborted, events = False, Events()
-        self._task = asyncio.create_task(self._run(ask, events.tell))
+        self._task = asyncio.create_task(self._run(request, events.tell))
         try:
             async for event in events.until(self._task):
                 yield event
@@ -127,49 +131,49 @@ class Agent:
         finally:
             self._task.cancel()
             await to_the_end(asyncio.gather(self._task, return_exceptions=True))
-            self._task, self._begun = None, False
+            self._task, self._is_started = None, False
 
     def abort(self) -> None:
-        """End the run that goes on: what is pending is denied, what runs is ended, and the stream
-        ends with `aborted`. Does nothing where none does."""
+        """Abort the current run, if there is one. Pending approvals are denied, running calls are
+        interrupted, and the stream ends with `aborted`."""
         if self._task is None or self._aborted:
             return
         self._aborted = True
-        if self._begun:  # a task that is cancelled before that ends without a word
+        if self._is_started:  # a task that is cancelled before it starts emits no event
             self._task.cancel()
 
     # -- the loop --------------------------------------------------------------------------------
 
-    async def _run(self, ask: "_Ask", tell: Tell) -> None:
-        self._begun = True
+    async def _run(self, request: "_Request", tell: Tell) -> None:
+        self._is_started = True
         thread = Thread(self.history)
         answers = Answers(self._model, self._prompt, self._tools.definitions(), thread, tell)
         calls = Calls(
             self._sandbox,
             self._tools,
             tell=tell,
-            run_id=ask.run_id,
+            run_id=request.run_id,
             permissions=self._permissions,
             approvals=self._approvals,
             place=self._place,
             changes=self._changes,
         )
-        tell(RunStart(self._model.name, ask.max_steps, self._sandboxed))
+        tell(RunStart(self._model.name, request.max_steps, self._sandboxed))
         try:
-            reason, error = await self._ended(self._loop(ask, thread, answers, calls, tell))
+            reason, error = await self._ended(self._loop(request, thread, answers, calls, tell))
         finally:
             await thread.close()
         tell(RunEnd(reason, answers.content, answers.usage.to_dict(), error))
 
     async def _loop(
-        self, ask: "_Ask", thread: Thread, answers: Answers, calls: Calls, tell: Tell
+        self, request: "_Request", thread: Thread, answers: Answers, calls: Calls, tell: Tell
     ) -> Reason:
         await thread.open()
-        if ask.message is not None:
-            await thread.append([ask.message])
+        if request.message is not None:
+            await thread.append([request.message])
         elif not thread.unfinished:
             raise Conflict("the history ends with an answer", code="nothing_to_resume")
-        for number in range(1, ask.max_steps + 1):
+        for number in range(1, request.max_steps + 1):
             if self._aborted:
                 return "aborted"
             if self._budget.spent(answers.usage):
@@ -177,13 +181,13 @@ class Agent:
             response = await answers.next(self._compaction)
             results = await results_of(response, calls, thread)
             tell(StepEnd(number, response.usage.to_dict()))
-            await _result(ask.on_step(Step(number, response, results)))
-            if answers.final or await _result(ask.completion_check(response)):
+            await _result(request.on_step(Step(number, response, results)))
+            if answers.final or await _result(request.completion_check(response)):
                 return "done"
         return "max_steps"
 
     async def _ended(self, loop: Coroutine[Any, Any, Reason]) -> tuple[Reason, Json | None]:
-        """The reason, whatever ended it."""
+        """Return the reason for the end of the loop, and the error if there was one."""
         try:
             async with asyncio.timeout(self._budget.seconds) as clock:
                 return await loop, None
@@ -200,7 +204,7 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask:
+class _Request:
     message: Message | None
     max_steps: int
     completion_check: Callable[[Response], object]
@@ -208,17 +212,17 @@ class _Ask:
     run_id: str
 
 
-def _asked(message: str | Message | None, how: How) -> _Ask:
+def _request(message: str | Message | None, how: How) -> _Request:
     if isinstance(message, str):
         message = Message("user", message)
     if message is not None and (message.role != "user" or not (message.content or message.images)):
-        raise BadRequest("a message is a user's, and says something", code="invalid_message")
+        raise BadRequest("a message must be from the user and not be empty", code="invalid_message")
     if message is not None:
         message = replace(message, content=carried(message.content))
     max_steps = how.get("max_steps", 10)
     if max_steps < 1:
-        raise BadRequest("max_steps is at least 1", code="invalid_max_steps")
-    return _Ask(
+        raise BadRequest("max_steps must be at least 1", code="invalid_max_steps")
+    return _Request(
         message,
         max_steps,
         how.get("completion_check") or (lambda _: False),
@@ -227,5 +231,5 @@ def _asked(message: str | Message | None, how: How) -> _Ask:
     )
 
 
-async def _result(told: object) -> object:
-    return await told if inspect.isawaitable(told) else told
+async def _result(value: object) -> object:
+    return await value if inspect.isawaitable(value) else value

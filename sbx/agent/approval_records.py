@@ -1,5 +1,5 @@
-"""Where approvals and remembered rules are kept: in memory here, in the store of a service there
-(`sbx.runtime.store.approvals.StoredApprovals`, which has these methods as they are)."""
+"""Where approvals and remembered rules are kept: in memory here, in the store of a service in
+`sbx.runtime.store.approvals.StoredApprovals`, which has the same methods."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,10 +11,10 @@ from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
 
 
 class Records(Protocol):
-    """Bounds that are None do not bound. Lists are in the order of `seq`, above `after`."""
+    """A bound of None does not restrict. Lists are sorted by `seq` and start above `after`."""
 
     async def add(self, approval: Approval) -> Approval:
-        """Pending, in its place. Conflict for an id that was there already."""
+        """Record a pending approval and return it with its `seq`. Raise Conflict for a known id."""
         ...
 
     async def of_id(self, tool_call_id: str) -> Approval | None: ...
@@ -22,12 +22,13 @@ class Records(Protocol):
     async def settle(
         self, tool_call_id: str, decision: Decision, rule: Remembered | None = None
     ) -> tuple[Approval | None, bool]:
-        """The approval as it is now decided, and whether by this decision: the first one counts,
-        and only its rule is kept. None where there is none."""
+        """Decide the call. Return the approval with the decision that counts, and whether it is
+        this one. The first decision counts, and only its rule is kept. Return None for an unknown
+        id."""
         ...
 
     async def settle_all(self, decision: Decision, run_id: str | None = None) -> Sequence[Approval]:
-        """Decide all that is pending, or what a run waits for; those that it decided."""
+        """Decide all pending calls, or those of one run. Return the calls that this decided."""
         ...
 
     async def pending(
@@ -38,7 +39,8 @@ class Records(Protocol):
         after: int,
         limit: int,
     ) -> Sequence[Approval]:
-        """Those that can still be decided; it may give fewer than there are, but not none."""
+        """Return the calls that can still be decided. The list may be incomplete, but is empty only
+        if there are none."""
         ...
 
     async def rules(
@@ -49,13 +51,14 @@ class Records(Protocol):
         after: int,
         limit: int,
     ) -> Sequence[Remembered]:
-        """A user, an agent and a conversation have no rules of projects."""
+        """Return the rules. A reach of a user, an agent or a conversation has no rules of
+        projects."""
         ...
 
     async def rules_for(
         self, reach: Reach, *, project_id: str | None, tool_name: str
     ) -> Sequence[Remembered]:
-        """What was remembered for calls of this tool there, for the conversation or its project."""
+        """Return the rules for calls of this tool in the conversation or its project."""
         ...
 
     async def drop_rule(
@@ -63,25 +66,27 @@ class Records(Protocol):
         rule_id: str,
         reach: Reach,
     ) -> bool | None:
-        """From now on the rule holds no longer. Return whether that is recorded, None where there
-        was no such rule within these bounds."""
+        """Revoke the rule at once. Return whether that is recorded, or None if there is no such
+        rule within these bounds."""
         ...
 
 
 class MemoryRecords:
-    """Kept by this object alone: it belongs to one agent, or to a few of the same process."""
+    """Records in memory, for one agent or a few agents of the same process."""
 
     def __init__(self) -> None:
         self._approvals: dict[str, Approval] = {}
-        self._rules: dict[str, tuple[Remembered, Approval]] = {}  # each with what it came of
+        self._rules: dict[
+            str, tuple[Remembered, Approval]
+        ] = {}  # each with the approval that created it
         self._numbers = count(1)
 
     async def add(self, approval: Approval) -> Approval:
         if approval.tool_call_id in self._approvals:
-            raise Conflict(f"the call {approval.tool_call_id} was asked about already")
-        kept = replace(approval, seq=next(self._numbers))
-        self._approvals[kept.tool_call_id] = kept
-        return kept
+            raise Conflict(f"the call {approval.tool_call_id} was already recorded")
+        numbered = replace(approval, seq=next(self._numbers))
+        self._approvals[numbered.tool_call_id] = numbered
+        return numbered
 
     async def of_id(self, tool_call_id: str) -> Approval | None:
         return self._approvals.get(tool_call_id)
@@ -89,21 +94,21 @@ class MemoryRecords:
     async def settle(
         self, tool_call_id: str, decision: Decision, rule: Remembered | None = None
     ) -> tuple[Approval | None, bool]:
-        there = self._approvals.get(tool_call_id)
-        if there is None or there.decision is not None:
-            return there, False
+        approval = self._approvals.get(tool_call_id)
+        if approval is None or approval.decision is not None:
+            return approval, False
         if rule is not None:
-            self._remember(rule, there)
-        decided = self._approvals[tool_call_id] = replace(there, decision=decision)
+            self._remember(rule, approval)
+        decided = self._approvals[tool_call_id] = replace(approval, decision=decision)
         return decided, True
 
     async def settle_all(self, decision: Decision, run_id: str | None = None) -> Sequence[Approval]:
         decided = [
-            replace(one, decision=decision)
-            for one in self._approvals.values()
-            if one.decision is None and run_id in (None, one.run_id)
+            replace(approval, decision=decision)
+            for approval in self._approvals.values()
+            if approval.decision is None and run_id in (None, approval.run_id)
         ]
-        self._approvals |= {one.tool_call_id: one for one in decided}
+        self._approvals |= {approval.tool_call_id: approval for approval in decided}
         return decided
 
     async def pending(
@@ -114,15 +119,15 @@ class MemoryRecords:
         after: int,
         limit: int,
     ) -> Sequence[Approval]:
-        found = [
-            one
-            for one in self._approvals.values()
-            if one.decision is None
-            and one.expires_at > now
-            and one.seq > after
-            and reach.covers(one)
+        approvals = [
+            approval
+            for approval in self._approvals.values()
+            if approval.decision is None
+            and approval.expires_at > now
+            and approval.seq > after
+            and reach.covers(approval)
         ]
-        return found[:limit]
+        return approvals[:limit]
 
     async def rules(
         self,
@@ -132,14 +137,14 @@ class MemoryRecords:
         after: int,
         limit: int,
     ) -> Sequence[Remembered]:
-        found = [
+        rules = [
             rule
             for rule, source in self._rules.values()
             if rule.seq > after
             and _rule_within(reach, rule, source)
             and project_id in (None, rule.project_id)
         ]
-        return found[:limit]
+        return rules[:limit]
 
     async def rules_for(
         self, reach: Reach, *, project_id: str | None, tool_name: str
@@ -163,7 +168,7 @@ class MemoryRecords:
         return True
 
     def _remember(self, rule: Remembered, source: Approval) -> None:
-        if not any(_says(rule) == _says(other) for other, _ in self._rules.values()):
+        if not any(_content(rule) == _content(other) for other, _ in self._rules.values()):
             self._rules[rule.id] = (replace(rule, seq=next(self._numbers)), source)
 
 
@@ -173,6 +178,6 @@ def _rule_within(reach: Reach, rule: Remembered, source: Approval) -> bool:
     return reach.covers(source)
 
 
-def _says(rule: Remembered) -> tuple[str | None, ...]:
+def _content(rule: Remembered) -> tuple[str | None, ...]:
     where = (rule.owner, rule.conversation_id, rule.project_id)
     return (*where, rule.tool_name, rule.kind, rule.text)

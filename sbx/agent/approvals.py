@@ -1,11 +1,12 @@
-"""A person's yes or no to a tool call: asked for, waited for, decided once, perhaps remembered.
+"""The user's yes or no to a tool call: requested, decided once, and possibly remembered.
 
-    ask        the call is written down and waited for before anybody is told of it
-    decision   a person's, or denied: by `timeout`, `abort` or `restart`
-    decide     by whoever comes first; all others are told who did
+    ask        record the call; only then is the request shown to anyone
+    decision   wait for the user, or for the denial by `timeout`, `abort` or `restart`
+    decide     make the first decision; later callers get this one
 
-Who decides first is settled by the records (approval_records.py), never here: what waits in memory
-is only told of it. Nobody sees or decides what is beyond their bounds: there is no such thing then.
+The records (approval_records.py) settle which decision is first. The waiting objects in memory only
+receive it. A caller cannot see or decide calls outside its bounds: for that caller they do not
+exist.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ _CURSOR_MAX = 1 << 63  # numbers are below it
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an agent is at work, and for whom."""
+    """The owner and the conversation for which an agent works."""
 
     owner: str
     conversation_id: str
@@ -50,7 +51,7 @@ class Place:
 
 
 class Pending:
-    """A call that waits for an answer. Made by `Approvals.ask`."""
+    """A call that waits for a decision. `Approvals.ask` creates it."""
 
     def __init__(
         self, approvals: "Approvals", approval: Approval, *, may_be_remembered: bool
@@ -61,10 +62,11 @@ class Pending:
         self._answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
 
     async def decision(self) -> Decision:
-        """The answer, by `expires_at` at the latest; asked again, the same.
+        """Wait for the decision, until `expires_at` at the latest. A second call returns the same
+        decision.
 
-        Cancelled, the call is denied by `abort`, as nobody would make it any more. Raises what the
-        records raise: then there is no answer, and the call must not be made.
+        If this is cancelled, the call is denied by `abort`, because it would no longer be made.
+        Raise the errors of the records: then there is no decision, and the call must not be made.
         """
         expiring = asyncio.ensure_future(self._approvals.expired(self.approval))
         try:
@@ -88,7 +90,7 @@ class Pending:
 
 
 class Approvals:
-    """The approvals of one process; its records may be those of a whole service."""
+    """The approvals of one process. Its records may be those of a whole service."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class Approvals:
         self._records: Records = MemoryRecords() if records is None else records
         self._clock: Clock = clock or SystemClock()
         self._timeout_s = timeout_s
-        # Weak: whoever asked and does not wait any more is forgotten; the records keep the call.
+        # Weak: a caller that no longer waits is forgotten; the records keep the call.
         self._waiting: WeakValueDictionary[str, Pending] = WeakValueDictionary()
 
     # -- for the agent -----------------------------------------------------------------------------
@@ -116,11 +118,11 @@ class Approvals:
         rehearsal: dict[str, Any] | None = None,
         may_be_remembered: bool = True,
     ) -> Pending:
-        """Known, and ready to be decided, when this returns: only then tell anybody.
+        """Record the call and make it ready for a decision. Announce it only after this returns.
 
-        `may_be_remembered`: whether a rule would answer the same question the next time.
-        A call is asked about once: a late answer to a first question would answer the second.
-        Raises Conflict; NotFound `no_conversation` for one that was deleted; TooLarge.
+        `may_be_remembered` is whether a rule would answer the same question the next time. A call
+        id is used for one question only: a late answer to a first question would answer the second.
+        Raise Conflict, NotFound `no_conversation` for a deleted conversation, and TooLarge.
         """
         now = self._clock.now()
         approval = Approval(
@@ -138,7 +140,7 @@ class Approvals:
             rehearsal=rehearsal,
         )
         if tool_call_id in self._waiting:
-            raise Conflict(f"the call {tool_call_id} waits for an answer already")
+            raise Conflict(f"the call {tool_call_id} already waits for a decision")
         pending = self._waiting[tool_call_id] = Pending(
             self, approval, may_be_remembered=may_be_remembered
         )
@@ -150,12 +152,13 @@ class Approvals:
         except SbxError:
             self._waiting.pop(tool_call_id, None)
             raise
-        if (told := pending.told) is not None:  # its run was aborted while it was written down
-            await self._records.settle(tool_call_id, told)
+        if (decision := pending.told) is not None:  # its run was aborted during the write
+            await self._records.settle(tool_call_id, decision)
         return pending
 
     async def remembers(self, place: Place, tool_name: str, subject: str) -> bool:
-        """Whether a rule allows this call without a question; `subject` as of `rules.subject`."""
+        """Return whether a rule allows this call without a question. `subject` is the value of
+        `rules.subject`."""
         reach = Reach(place.owner, place.user_id, place.agent_id, place.conversation_id)
         rules = await self._records.rules_for(
             reach, project_id=place.project_id, tool_name=tool_name
@@ -166,21 +169,21 @@ class Approvals:
         )
 
     async def abort(self, run_id: str, *, by: str = ABORT) -> Sequence[Approval]:
-        """Deny all that a run waits for; what that was."""
+        """Deny all pending calls of a run and return them."""
         decision = Decision(False, by, self._clock.now())
         try:
             denied = await self._records.settle_all(decision, run_id)
-            for one in denied:
-                self._tell(one.tool_call_id, decision)
+            for approval in denied:
+                self._tell(approval.tool_call_id, decision)
             return denied
-        finally:  # also what went with its conversation, or could not be written down
+        finally:  # also calls whose conversation was deleted, or that could not be recorded
             for pending in list(self._waiting.values()):
                 if pending.approval.run_id == run_id:
                     pending.tell(decision)
 
     async def recover(self) -> Sequence[Approval]:
-        """At the start of a service, before anybody can decide: deny what its forerunner left
-        pending, as nobody waits for it any more; what that was."""
+        """Deny and return the calls that the previous process left pending: no agent waits for
+        them. Call this at the start of a service, before any client can decide."""
         return await self._records.settle_all(Decision(False, RESTART, self._clock.now()))
 
     # -- for people --------------------------------------------------------------------------------
@@ -195,14 +198,15 @@ class Approvals:
         prefix: str | None = None,
         by: str | None = None,
     ) -> Approval:
-        """Say yes or no, and with a yes perhaps "always": to this exact call, or to commands that
-        begin with `prefix`; in the call's project, or else in its conversation.
+        """Approve or deny a call. An approval can be remembered: for this exact call, or for
+        commands that begin with `prefix`. The rule applies to the project of the call, or else to
+        its conversation.
 
-        `by` is the owner unless told otherwise. Raises NotFound; Conflict `already_decided`, whose
-        details say who did; BadRequest `prefix_missing`, `invalid_prefix`, and
-        `not_remembered` for a call whose changes are asked about; Denied
-        `rule_not_permitted` for a reach with bounds, which makes no rule: the rule would hold after
-        the token has ended, and in a project beyond its bounds. What raises decides nothing.
+        `by` defaults to the owner. Raise NotFound; Conflict `already_decided`, whose details name
+        the decider; BadRequest `prefix_missing`, `invalid_prefix`, and `not_remembered` for a call
+        that is approved by its changes; Denied `rule_not_permitted` for a reach with bounds, which
+        may not create a rule: the rule would outlive the token, and it would apply to a project
+        outside the bounds. If this raises, nothing is decided.
         """
         approval = await self._records.of_id(tool_call_id)
         if approval is None or not reach.covers(approval):
@@ -214,7 +218,7 @@ class Approvals:
             raise _already(tool_call_id, await self.deny(approval, TIMEOUT))
         if remember is not None and reach.is_bounded:
             raise Denied(
-                "a token may approve one call, and may not have the approval remembered",
+                "a token may approve one call, but may not create a rule",
                 code="rule_not_permitted",
                 hint="approve the call without remember, or decide with a key of the owner",
                 details={"field": "remember"},
@@ -222,9 +226,9 @@ class Approvals:
         pending = self._waiting.get(tool_call_id)
         if remember is not None and pending is not None and not pending.may_be_remembered:
             raise BadRequest(
-                f"{approval.tool_name} is asked about by its changes, which differ each time",
+                f"{approval.tool_name} is approved by its changes, which differ each time",
                 code="not_remembered",
-                hint="approve it for this once; the setting changes, or ask_outside for some"
+                hint="approve it once; the setting changes, or ask_outside for some"
                 " directories, allows changes without a question",
                 details={"field": "remember"},
             )
@@ -235,7 +239,7 @@ class Approvals:
     async def pending(
         self, reach: Reach, *, limit: int = 50, cursor: str | None = None
     ) -> tuple[Sequence[Approval], str | None]:
-        """Those that wait for an answer, the oldest first, and the cursor of what follows."""
+        """Return the pending calls, the oldest first, and the cursor of the next page."""
 
         async def page(after: int, limit: int) -> Sequence[Approval]:
             return await self._records.pending(
@@ -245,9 +249,9 @@ class Approvals:
                 limit=limit,
             )
 
-        found = await page(_after(cursor), max(1, min(limit, _LIST_MAX)))
-        more = found and await page(found[-1].seq, 1)
-        return found, str(found[-1].seq) if more else None
+        approvals = await page(_after(cursor), max(1, min(limit, _LIST_MAX)))
+        more = approvals and await page(approvals[-1].seq, 1)
+        return approvals, str(approvals[-1].seq) if more else None
 
     async def rules(
         self,
@@ -258,8 +262,8 @@ class Approvals:
         limit: int = 50,
         cursor: str | None = None,
     ) -> tuple[Sequence[Remembered], str | None]:
-        """What is remembered, the oldest first, and the cursor of what follows. A reach with bounds
-        has the rules of its conversations, and none of projects."""
+        """Return the remembered rules, the oldest first, and the cursor of the next page. A reach
+        with bounds has the rules of its conversations, but no rules of projects."""
         if reach.conversation_id is not None and conversation_id not in (
             None,
             reach.conversation_id,
@@ -275,12 +279,12 @@ class Approvals:
                 limit=limit,
             )
 
-        found = await page(_after(cursor), max(1, min(limit, _LIST_MAX)))
-        more = found and await page(found[-1].seq, 1)
-        return found, str(found[-1].seq) if more else None
+        rules = await page(_after(cursor), max(1, min(limit, _LIST_MAX)))
+        more = rules and await page(rules[-1].seq, 1)
+        return rules, str(rules[-1].seq) if more else None
 
     async def revoke(self, reach: Reach, rule_id: str) -> bool:
-        """From now on it is asked again; whether that is recorded yet. Raises NotFound."""
+        """Revoke a rule at once. Return whether that is already recorded. Raise NotFound."""
         recorded = await to_the_end(self._records.drop_rule(rule_id, reach))
         if recorded is None:
             raise NotFound(f"there is no rule {rule_id}", code="rule_not_found")
@@ -289,12 +293,13 @@ class Approvals:
     # -- for those who wait ------------------------------------------------------------------------
 
     async def expired(self, approval: Approval) -> None:
-        """Return when its time is over."""
-        while (left := approval.expires_at - self._clock.now()) > 0:
-            await self._clock.sleep(left)
+        """Wait until the approval expires."""
+        while (remaining_s := approval.expires_at - self._clock.now()) > 0:
+            await self._clock.sleep(remaining_s)
 
     async def deny(self, approval: Approval, by: str) -> Decision:
-        """On nobody's behalf; the decision that stands, which may be another's."""
+        """Deny a call automatically. Return the decision that counts, which may be an earlier
+        one."""
         denial = Decision(False, by, self._clock.now())
         settled, _ = await self._records.settle(approval.tool_call_id, denial)
         stands = denial if settled is None or settled.decision is None else settled.decision
@@ -326,16 +331,16 @@ def _rule(
     at: float,
 ) -> Remembered | None:
     if prefix is not None and remember != "prefix":
-        raise _field("prefix", 'a prefix is given with remember "prefix" only')
+        raise _field("prefix", 'prefix is only valid with remember "prefix"')
     if remember is None:
         return None
     if not approved:
-        raise _field("remember", "only a yes can be remembered")
+        raise _field("remember", "only an approval can be remembered")
     rule = rule_for(approval.tool_name, approval.tool_args, remember, prefix)
     if len(rule.text) > _RULE_MAX:
         raise TooLarge(
-            f"a call that is remembered may have {_RULE_MAX} characters",
-            hint="approve it for this once",
+            f"a remembered call may have at most {_RULE_MAX} characters",
+            hint="approve it once",
             details={"limit": _RULE_MAX},
         )
     return Remembered(
@@ -355,7 +360,7 @@ def _after(cursor: str | None) -> int:
     if cursor is None:
         return 0
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 20):
-        raise _field("cursor", "the cursor is none that was given out")
+        raise _field("cursor", "the cursor is invalid")
     return min(int(cursor), _CURSOR_MAX - 1)
 
 
@@ -364,13 +369,13 @@ def _field(field: str, sentence: str) -> BadRequest:
 
 
 def _unknown(tool_call_id: str) -> NotFound:
-    return NotFound(f"no call {tool_call_id} waits for an answer", code="approval_not_found")
+    return NotFound(f"no call {tool_call_id} waits for a decision", code="approval_not_found")
 
 
 def _already(tool_call_id: str, decision: Decision) -> Conflict:
-    what = "approved" if decision.approved else "denied"
+    outcome = "approved" if decision.approved else "denied"
     return Conflict(
-        f"the call {tool_call_id} was {what} by {decision.by} already",
+        f"the call {tool_call_id} was already {outcome} by {decision.by}",
         code="already_decided",
         details={
             "approved": decision.approved,

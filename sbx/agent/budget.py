@@ -1,4 +1,4 @@
-"""What a run may spend."""
+"""The limits of a run."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ from sbx.errors import BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """None is no bound. `tokens` of input and output together, counted after each answer, so that
-    the last answer may go beyond; `seconds` of the clock on the wall, whatever is waited for, and
-    what runs when they are over is ended."""
+    """None means no limit. `tokens` limits input and output together. It is checked after each
+    answer, so the last answer may exceed it. `seconds` limits the wall-clock time, including all
+    waits; running calls are interrupted when it is over."""
 
     tokens: int | None = None
     seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens", "seconds"):
-            if (most := getattr(self, name)) is not None and not most > 0:
-                raise BadRequest(f"the {name} of a budget are above 0", code="invalid_budget")
+            if (limit := getattr(self, name)) is not None and not limit > 0:
+                raise BadRequest(f"the {name} of a budget must be above 0", code="invalid_budget")
 
     def spent(self, usage: Usage) -> bool:
         return self.tokens is not None and usage.total >= self.tokens

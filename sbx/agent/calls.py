@@ -1,13 +1,14 @@
-"""The tool calls of one answer: all at once, but for those that wait for a person.
+"""The tool calls of one answer. They run in parallel, except for calls that wait for an approval.
 
     parse → permission → tool_start → (approval) → the tool → tool_end
     parse → permission → the tool, on a copy → tool_start → (approval) → commit → tool_end
 
-The second is the way of every call that may change files of a project (changing.py): what changed
-nothing is never asked about, what changed something is asked about by its effect, unless the
-conversation's setting allows it. Such calls are made one after another: the second is to see what
-the first changed. `tool_start` comes in the order of the calls otherwise, and so do the results. A
-call that needs an approval is pending, and known to `approvals`, before its `tool_start` leaves.
+The second sequence applies to each call that may change files of a project (changing.py). A call
+that changed nothing needs no approval. A call that changed files needs an approval of its effect,
+unless the setting of the conversation allows it. These calls are made one after another, so that
+each sees the changes of the previous one. Otherwise `tool_start` events and results are in the
+order of the calls. If a call needs an approval, `approvals` has recorded it as pending before its
+`tool_start` is emitted.
 """
 
 import asyncio
@@ -56,14 +57,14 @@ _NOBODY_AT_ALL = (
     " changes without a question."
 )
 _TOO_MANY = ToolResult("Error (too_many_calls): this was not done. Make fewer calls at once.", True)
-CALLS_MAX = 128  # of one answer
-AT_ONCE = 16  # as many runs as may wait in a conversation
+CALLS_MAX = 128  # per answer
+AT_ONCE = 16  # the limit of waiting runs in a conversation
 
-_Act = Callable[[], Awaitable[ToolResult]]
+_Action = Callable[[], Awaitable[ToolResult]]
 
 
 class Calls:
-    """Makes the calls of one run. `tell` gets the events, as they happen."""
+    """Makes the calls of one run. `tell` receives each event when it happens."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Calls:
         place: Place = HERE,
         changes: ReadSetting = ask_always,
     ) -> None:
-        """`changes` reads which changes of files are asked about now."""
+        """`changes` reads the current setting for changes that need an approval."""
         self._sandbox = sandbox
         self._tools = tools
         self._permissions = permissions or Permissions()
@@ -94,255 +95,259 @@ class Calls:
     async def made(
         self, calls: Sequence[ToolCall], results: list[ToolResult] | None = None
     ) -> Sequence[ToolResult]:
-        """The results, in the order of the calls; what goes wrong with one is its result.
+        """Make the calls and return their results in order. A failure of a call is its result.
 
-        Cancelling it ends what runs and denies what is pending; `results`, where given, then holds
-        those there are, and says of the others that they were ended.
+        Cancelling this interrupts running calls and denies pending ones. `results`, if passed, then
+        holds the results that are available and marks the other calls as ended.
         """
         results = [] if results is None else results
         results[:] = [ToolResult(ENDED, is_error=True) for _ in calls]
         self._images_left = IMAGES_TOLD_SIZE
-        begun: list[_Call] = []
+        started: list[_Call] = []
         tasks: list[asyncio.Task[None]] = []
 
-        async def act(place: int, one: _Call, what: _Act) -> None:
-            results[place] = await self._acted(one, what)
+        async def act(place: int, call_state: _Call, action: _Action) -> None:
+            results[place] = await self._acted(call_state, action)
 
         try:
             await self._tools.ready()
             for place, call in enumerate(calls):
-                begun.append(one := _Call(call, of=min(len(calls), CALLS_MAX)))
+                started.append(call_state := _Call(call, of=min(len(calls), CALLS_MAX)))
                 if place < CALLS_MAX:
-                    what = await self._begun(one)
+                    action = await self._start(call_state)
                 else:
-                    what = self._started(one, lambda: _now(_TOO_MANY))
-                tasks.append(asyncio.create_task(act(place, one, what)))
+                    action = self._started(call_state, lambda: _now(_TOO_MANY))
+                tasks.append(asyncio.create_task(act(place, call_state, action)))
             if tasks:
                 await _all(tasks)
         except BaseException:
-            await to_the_end(self._ended(begun, tasks))
+            await to_the_end(self._ended(started, tasks))
             raise
         return results
 
-    async def _ended(self, begun: Sequence["_Call"], tasks: Sequence["asyncio.Task[None]"]) -> None:
-        """A call that is cancelled denies what it waits for, and gives up what it runs."""
+    async def _ended(
+        self, started: Sequence["_Call"], tasks: Sequence["asyncio.Task[None]"]
+    ) -> None:
+        """Cancel the tasks. A cancelled call denies its pending approval and interrupts its run."""
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for one in begun:
-            if one.pending is not None:
-                self._tell_decision(one, one.pending.told or Decision(False, ABORT, 0.0))
-            if one.open:
-                self._tell_end(one, ToolResult(ENDED, is_error=True))
+        for call in started:
+            if call.pending is not None:
+                self._tell_decision(call, call.pending.told or Decision(False, ABORT, 0.0))
+            if call.open:
+                self._tell_end(call, ToolResult(ENDED, is_error=True))
 
     # -- one call --------------------------------------------------------------------------------
 
-    async def _begun(self, one: "_Call") -> _Act:
-        """Tell that it begins, unless it must be tried before that; what is to be done then."""
-        arguments = self._tools.parse(one.call)
+    async def _start(self, call: "_Call") -> _Action:
+        """Emit the start of a call, unless it must be tried first. Return the action that
+        remains."""
+        arguments = self._tools.parse(call.call)
         if isinstance(arguments, ToolResult):
-            return self._started(one, lambda: _now(arguments))
-        one.arguments = arguments
+            return self._started(call, lambda: _now(arguments))
+        call.arguments = arguments
         try:
-            ruling = await self._ruling(one)
+            ruling = await self._ruling(call)
             if ruling == "deny":
-                return self._started(one, lambda: _now(_FORBIDDEN))
-            if (kept := self._trying_it(one, ruling)) is not None:
-                return partial(self._made_after_trial, one, ruling, *kept)
+                return self._started(call, lambda: _now(_FORBIDDEN))
+            if (kept := self._trying_it(call, ruling)) is not None:
+                return partial(self._made_after_trial, call, ruling, *kept)
             if ruling == "allow":
-                return self._started(one, partial(self._made, one))
+                return self._started(call, partial(self._made, call))
             if self._approvals is None:
-                return self._started(one, lambda: _now(_NOBODY))
-            command = command_of(one.call.name, arguments) if self._sandboxed else None
+                return self._started(call, lambda: _now(_NOBODY))
+            command = command_of(call.call.name, arguments) if self._sandboxed else None
             if command is not None and isinstance(self._sandbox, Rehearses):
-                return partial(self._made_after_rehearsal, one, ruling, command, self._sandbox)
-            return partial(self._made_after_approval, one, await self._asked(one))
+                return partial(self._made_after_rehearsal, call, ruling, command, self._sandbox)
+            return partial(self._made_after_approval, call, await self._asked(call))
         except SbxError as error:
             refused = failed(error)
-            return self._started(one, lambda: _now(refused))
+            return self._started(call, lambda: _now(refused))
 
-    async def _ruling(self, one: "_Call") -> Ruling:
-        tool = self._tools.get(one.call.name)
-        ruling = self._permissions.of(tool, one.arguments)
-        one.may_be_remembered = self._may_be_remembered(one, ruling)
-        if one.may_be_remembered and self._approvals is not None:
-            text = subject(tool.name, one.arguments)
+    async def _ruling(self, call: "_Call") -> Ruling:
+        tool = self._tools.get(call.call.name)
+        ruling = self._permissions.of(tool, call.arguments)
+        call.may_be_remembered = self._may_be_remembered(call, ruling)
+        if call.may_be_remembered and self._approvals is not None:
+            text = subject(tool.name, call.arguments)
             if await self._approvals.remembers(self._place, tool.name, text):
                 return "allow"
         return ruling
 
-    def _may_be_remembered(self, one: "_Call", ruling: Ruling) -> bool:
-        """Whether "always" has a meaning: for a command, and for a call that is asked about as a
-        call. Other calls are asked about by their changes, and the same code or file is another
-        change next time, so no rule answers that question."""
-        if one.call.name == COMMAND_TOOL:
+    def _may_be_remembered(self, call: "_Call", ruling: Ruling) -> bool:
+        """Return whether "always" has a meaning for this call. It has one for commands, and for
+        calls that are approved as a call. Other calls are approved by their changes. The same code
+        or file can change other files the next time, so a rule cannot answer that question."""
+        if call.call.name == COMMAND_TOOL:
             return ruling in ("ask", "changes")
-        return ruling == "ask" and self._trying_it(one, ruling) is None
+        return ruling == "ask" and self._trying_it(call, ruling) is None
 
     def _trying_it(
-        self, one: "_Call", ruling: Ruling
+        self, call: "_Call", ruling: Ruling
     ) -> tuple[KeepsChanges, Literal["write", "code", "command"]] | None:
-        """What tries the call on a copy, and as what. None: the call is made as it is. That is a
-        call that only reads, a command that is allowed or needs the network, and whatever may act
-        on more than the sandbox and has to be approved before."""
-        box, tool = self._sandbox, self._tools.get(one.call.name)
-        effect = tool.effect(one.arguments)
+        """Return the sandbox that tries this call on a copy, and the kind of the trial. None means
+        that the call is made directly. That applies to a call that only reads, to a command that is
+        allowed or needs the network, and to a call that may act outside the sandbox and must be
+        approved before it runs."""
+        box, tool = self._sandbox, self._tools.get(call.call.name)
+        effect = tool.effect(call.arguments)
         if effect == "read" or not isinstance(box, KeepsChanges) or not self._sandboxed:
             return None
         if isinstance(box, InProject) and box.commands_allowed:
             return None
-        if effect == "command" and (ruling == "allow" or _reaches_out(one)):
+        if effect == "command" and (ruling == "allow" or _reaches_out(call)):
             return None
         if ruling == "ask" and not tool.confined:
             return None
         return box, effect
 
-    def _started(self, one: "_Call", act: _Act) -> _Act:
-        self._tell_start(one)
-        return act
+    def _started(self, call: "_Call", action: _Action) -> _Action:
+        self._tell_start(call)
+        return action
 
-    async def _acted(self, one: "_Call", act: _Act) -> ToolResult:
+    async def _acted(self, call: "_Call", action: _Action) -> ToolResult:
         try:
-            result = await act()
+            result = await action()
         except SbxError as error:
             result = failed(error)
-        if not one.open:  # it could not be begun
-            self._tell_start(one)
-        self._tell_end(one, result)
+        if not call.open:  # it failed before its start
+            self._tell_start(call)
+        self._tell_end(call, result)
         return result
 
     async def _made(
-        self, one: "_Call", sandbox: Sandbox | None = None, emit: Emit | None = None
+        self, call: "_Call", sandbox: Sandbox | None = None, emit: Emit | None = None
     ) -> ToolResult:
         async with self._turns:
-            with one.timed():
+            with call.timed():
                 result = await self._tools.make(
-                    one.call,
-                    one.arguments,
+                    call.call,
+                    call.arguments,
                     sandbox or self._sandbox,
-                    emit or partial(self._tell_output, one),
-                    of=one.of,
+                    emit or partial(self._tell_output, call),
+                    of=call.of,
                 )
         self._images_left -= sum(len(image.data) for image in result.images)
-        if self._images_left < 0:  # more than a model would be told
+        if self._images_left < 0:  # more than the model would receive
             result = replace(result, images=())
         return result
 
     # -- one that a person is asked about --------------------------------------------------------
 
-    async def _made_after_approval(self, one: "_Call", pending: Pending) -> ToolResult:
-        decision = await self._decided(one, pending)
-        return await self._made(one) if decision.approved else _denied(decision)
+    async def _made_after_approval(self, call: "_Call", pending: Pending) -> ToolResult:
+        decision = await self._decided(call, pending)
+        return await self._made(call) if decision.approved else _denied(decision)
 
     async def _made_after_rehearsal(
-        self, one: "_Call", ruling: Ruling, command: Command, sandbox: Rehearses
+        self, call: "_Call", ruling: Ruling, command: Command, sandbox: Rehearses
     ) -> ToolResult:
-        """What was approved is what the rehearsal changed, and that is made so: the command does
-        not run again. Where the workspace changed meanwhile nothing is done. To rehearse it anew is
-        another call with another id: a second yes to this one, sent twice or late, is never a yes
-        to an effect that was not seen."""
+        """Rehearse a command and commit the changes of the rehearsal after approval. The command
+        does not run a second time. If the workspace has changed meanwhile, change nothing. A second
+        rehearsal would need another call with another id: a second yes to this id, sent twice or
+        late, must never approve an effect that the user has not seen."""
         async with self._trying:
-            with one.timed():
+            with call.timed():
                 rehearsal = await rehearsed(sandbox, command)
             if rehearsal is None:
-                return await self._made_after_approval(one, await self._asked(one))
-            told = partial(self._tools.told, one.call, rehearsal.run, self._sandbox, of=one.of)
+                return await self._made_after_approval(call, await self._asked(call))
+            result = partial(self._tools.told, call.call, rehearsal.run, self._sandbox, of=call.of)
             try:
-                return await self._settled(one, ruling, of_rehearsal(rehearsal, told))
+                return await self._settled(call, ruling, of_rehearsal(rehearsal, result))
             finally:
                 await to_the_end(rehearsal.discard())
 
     async def _made_after_trial(
         self,
-        one: "_Call",
+        call: "_Call",
         ruling: Ruling,
         sandbox: KeepsChanges,
         effect: Literal["write", "code", "command"],
     ) -> ToolResult:
-        """The same for every tool: it acts on a copy of the project. What it prints is told once
-        it is known whether it needs an approval, as that rides in `tool_start`."""
+        """Run any other tool on a copy of the project. Hold its output back until it is clear
+        whether the call needs an approval, because `tool_start` carries that information."""
         async with self._trying:
             allowed = ruling == "allow" or (await self._changes()).mode == "allow"
             try:
-                with one.timed():
+                with call.timed():
                     changes = await sandbox.begin(effect)
             except (TooLarge, Unavailable):
-                return await self._made_untried(one, allowed=allowed and ruling != "ask")
+                return await self._made_untried(call, allowed=allowed and ruling != "ask")
             try:
                 # A tool that only writes files prints nothing, and may have to be asked about.
                 if allowed and ruling != "ask" and effect != "write":
-                    self._tell_start(one)
-                emit = partial(self._tell_output, one) if one.open else one.later
-                result = await self._made(one, changes.sandbox, emit)
-                with one.timed():
+                    self._tell_start(call)
+                emit = partial(self._tell_output, call) if call.open else call.later
+                result = await self._made(call, changes.sandbox, emit)
+                with call.timed():
                     kept = effect == "code"
                     trial = await compared(changes, result, keeps_variables=kept)
-                return await self._settled(one, ruling, trial)
+                return await self._settled(call, ruling, trial)
             finally:
                 await to_the_end(changes.rollback())
 
-    async def _made_untried(self, one: "_Call", *, allowed: bool) -> ToolResult:
-        """Of a project that cannot be copied: the call is approved before it is made in the
+    async def _made_untried(self, call: "_Call", *, allowed: bool) -> ToolResult:
+        """Make a call in a project that cannot be copied. It is approved before it runs in the
         project itself."""
         if allowed:
-            self._tell_start(one)
-            return await self._made(one)
+            self._tell_start(call)
+            return await self._made(call)
         if self._approvals is None:
             return _NOBODY_FOR_CHANGES
-        return await self._made_after_approval(one, await self._asked(one))
+        return await self._made_after_approval(call, await self._asked(call))
 
-    async def _settled(self, one: "_Call", ruling: Ruling, trial: Trial) -> ToolResult:
-        """Decide about the changes of a call, and make exactly these or none."""
+    async def _settled(self, call: "_Call", ruling: Ruling, trial: Trial) -> ToolResult:
+        """Decide about the changes of a call, then make exactly these changes or none."""
         setting = await self._changes()
         allowed = ruling == "allow" or (ruling != "ask" and trial.allowed_by(setting))
         allowed = allowed and not trial.always_asked
         if not allowed:
             if self._approvals is None:
                 return _NOBODY_FOR_CHANGES
-            decision = await self._decided(one, await self._asked(one, trial.shown))
+            decision = await self._decided(call, await self._asked(call, trial.shown))
             if not decision.approved:
                 return _denied(decision, trial.denied)
-        elif not one.open:
-            self._tell_start(one)
-            for stream, text in one.held_back():
-                self._tell_output(one, stream, text)
-        with one.timed():
+        elif not call.open:
+            self._tell_start(call)
+            for stream, text in call.held_back():
+                self._tell_output(call, stream, text)
+        with call.timed():
             if not await trial.committed():
                 return _CHANGED
             return await trial.result()
 
-    async def _asked(self, one: "_Call", shown: Json | None = None) -> Pending:
+    async def _asked(self, call: "_Call", rehearsal: Json | None = None) -> Pending:
         assert self._approvals is not None
         pending = await self._approvals.ask(
             self._place,
             run_id=self._run_id,
-            tool_call_id=one.call.id,
-            tool_name=one.call.name,
-            tool_args=one.arguments,
-            rehearsal=shown,
-            may_be_remembered=one.may_be_remembered,
+            tool_call_id=call.call.id,
+            tool_name=call.call.name,
+            tool_args=call.arguments,
+            rehearsal=rehearsal,
+            may_be_remembered=call.may_be_remembered,
         )
-        one.pending = pending
-        self._tell_start(one, rehearsal=shown)
+        call.pending = pending
+        self._tell_start(call, rehearsal=rehearsal)
         return pending
 
-    async def _decided(self, one: "_Call", pending: Pending) -> Decision:
+    async def _decided(self, call: "_Call", pending: Pending) -> Decision:
         decision = await pending.decision()
-        self._tell_decision(one, decision)
+        self._tell_decision(call, decision)
         return decision
 
-    def _tell_decision(self, one: "_Call", decision: Decision) -> None:
-        one.pending = None
-        self._tell(ToolApproval(one.call.id, decision.approved, decision.by, decision.remembered))
+    def _tell_decision(self, call: "_Call", decision: Decision) -> None:
+        call.pending = None
+        self._tell(ToolApproval(call.call.id, decision.approved, decision.by, decision.remembered))
 
-    def _tell_start(self, one: "_Call", *, rehearsal: Json | None = None) -> None:
-        one.open = True
-        expires_at = None if one.pending is None else one.pending.approval.expires_at
+    def _tell_start(self, call: "_Call", *, rehearsal: Json | None = None) -> None:
+        call.open = True
+        expires_at = None if call.pending is None else call.pending.approval.expires_at
         self._tell(
             ToolStart(
-                one.call.id,
-                one.call.name,
-                one.arguments,
+                call.call.id,
+                call.call.name,
+                call.arguments,
                 approval_required=expires_at is not None,
                 expires_at=expires_at,
                 rehearsal=rehearsal,
@@ -350,18 +355,19 @@ class Calls:
             )
         )
 
-    def _tell_output(self, one: "_Call", stream: str, text: str) -> None:
-        self._tell(ToolOutput(one.call.id, "stderr" if stream == "stderr" else "stdout", text))
+    def _tell_output(self, call: "_Call", stream: str, text: str) -> None:
+        self._tell(ToolOutput(call.call.id, "stderr" if stream == "stderr" else "stdout", text))
 
-    def _tell_end(self, one: "_Call", result: ToolResult) -> None:
-        one.open = False
-        took_ms = round(one.took_s * 1000, 3)
-        self._tell(ToolEnd(one.call.id, result.text, result.is_error, took_ms))
+    def _tell_end(self, call: "_Call", result: ToolResult) -> None:
+        call.open = False
+        took_ms = round(call.took_s * 1000, 3)
+        self._tell(ToolEnd(call.call.id, result.text, result.is_error, took_ms))
 
 
 class _Call:
-    """One call on its way, `of` so many: `open` between its tool_start and its tool_end, `pending`
-    while it waits for a person. `took_s` is its work: nobody's thinking is counted."""
+    """The state of one call, one `of` several in an answer. `open` is true between its tool_start
+    and its tool_end. `pending` is set while it waits for an approval. `took_s` is its working time
+    without the wait for an approval."""
 
     def __init__(self, call: ToolCall, *, of: int) -> None:
         self.call = call
@@ -374,25 +380,25 @@ class _Call:
         self._held_back: list[tuple[str, str]] = []
 
     def later(self, stream: str, text: str) -> None:
-        """Keep what the call prints until its `tool_start` has left."""
+        """Keep output of the call until its `tool_start` has been emitted."""
         self._held_back.append((stream, text))
 
     def held_back(self) -> list[tuple[str, str]]:
-        """What was kept, once."""
-        kept, self._held_back = self._held_back, []
-        return kept
+        """Return the kept output and forget it."""
+        output, self._held_back = self._held_back, []
+        return output
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             yield
         finally:
-            self.took_s += time.monotonic() - began
+            self.took_s += time.monotonic() - started_at
 
 
 async def _all(tasks: Sequence["asyncio.Task[None]"]) -> None:
-    """Wait for all; the first that fails, by a bug of ours, is raised at once."""
+    """Wait for all tasks. If one fails because of a bug in sbx, raise its error at once."""
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     for task in done:
         task.result()
@@ -403,7 +409,7 @@ async def _now(result: ToolResult) -> ToolResult:
 
 
 def _denied(decision: Decision, more: str = "") -> ToolResult:
-    """`more`: of a call that was made on a copy, what became of that."""
+    """Return the result of a denied call. `more` describes the effect of the trial on a copy."""
     why = decision.why
     if more:
         hint = _NOBODY_AT_ALL if decision.by == "nobody" else ""
@@ -411,8 +417,8 @@ def _denied(decision: Decision, more: str = "") -> ToolResult:
     return ToolResult(f"Error (denied): {why}", is_error=True)
 
 
-def _reaches_out(one: "_Call") -> bool:
-    """Whether a command needs the network, which it has not on a copy."""
-    of_bash = one.arguments.get("language") == "bash"
-    command = one.arguments.get("code" if of_bash else "command")
+def _reaches_out(call: "_Call") -> bool:
+    """Return whether a command needs the network, which a copy does not have."""
+    of_bash = call.arguments.get("language") == "bash"
+    command = call.arguments.get("code" if of_bash else "command")
     return isinstance(command, str) and needs_network(command)

@@ -1,7 +1,8 @@
-"""A tool call tried before it is real: on a copy, so that a person decides by its effect.
+"""Try a tool call on a copy before it takes effect, so that the user decides by its effect.
 
-A sandbox over a project does that for every call (`KeepsChanges`), others for commands only
-(`Rehearses`). Both give a `Trial`: the result, the changes, and a way to make or to drop them.
+A sandbox over a project does that for every call (`KeepsChanges`), other sandboxes only for
+commands (`Rehearses`). Both yield a `Trial`: the result, the changes, and functions that commit or
+discard them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from sbx.protocol.agent import Json
 from sbx.protocol.changes import ChangesSetting
 from sbx.protocol.runs import Run
 
-_OUTPUT_MAX = 8000  # characters that a person is shown
+_OUTPUT_MAX = 8000  # characters of output in a question to the user
 
 ReadSetting = Callable[[], Awaitable[ChangesSetting]]
 
@@ -27,9 +28,10 @@ async def ask_always() -> ChangesSetting:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`shown` is what a person decides by; `is_empty`: no file would change. `denied` is what the
-    model is told beside a no. `always_asked`: a program of the host would obey a new file, and no
-    setting answers for a person."""
+    """`shown` is the information for the user's decision. `is_empty` means that no file would
+    change. `denied` is text for the model that follows a denial. `always_asked` means that a
+    program of the host would obey a new file, so that no setting can replace the user's
+    decision."""
 
     result: Callable[[], Awaitable[ToolResult]]
     shown: Json
@@ -41,12 +43,12 @@ class Trial:
     always_asked: bool = False
 
     def allowed_by(self, setting: ChangesSetting) -> bool:
-        """Whether these changes are made without a question."""
+        """Return whether this setting allows the changes without an approval."""
         return self.is_empty or setting.mode == "allow" or self.within(setting.ask_outside)
 
     async def committed(self) -> bool:
-        """Make the changes; False where the workspace has changed since, or the copy is gone, and
-        nothing was done."""
+        """Commit the changes. Return False, without any change, if the workspace has changed since
+        the trial or the copy is gone."""
         try:
             await to_the_end(self.commit())
         except NotFound:
@@ -59,26 +61,27 @@ class Trial:
 
 
 async def compared(changes: Changes, result: ToolResult, *, keeps_variables: bool) -> Trial:
-    """The trial of a call whose tool has acted on `changes.sandbox`, and gave this result."""
-    there = await changes.compare()
+    """Return the trial of a call whose tool has acted on `changes.sandbox` and returned this
+    result."""
+    diff = await changes.compare()
 
-    async def told() -> ToolResult:
+    async def read_result() -> ToolResult:
         return result
 
     return Trial(
-        told,
-        _shown(there.run, there.changes, there.truncated, there.left_out, there.host_executables),
-        there.is_empty,
-        there.within,
+        read_result,
+        _shown(diff.run, diff.changes, diff.truncated, diff.left_out, diff.host_executables),
+        diff.is_empty,
+        diff.within,
         changes.commit,
         changes.rollback,
         _KEPT if keeps_variables else _DROPPED,
-        bool(there.host_executables),
+        bool(diff.host_executables),
     )
 
 
 def of_rehearsal(rehearsal: Rehearsal, told: Callable[[], Awaitable[ToolResult]]) -> Trial:
-    """The trial of a command that was run on a copy of its own."""
+    """Return the trial of a command that ran on a separate copy."""
     return Trial(
         told,
         _shown(rehearsal.run, rehearsal.changes, rehearsal.truncated, rehearsal.left_out),

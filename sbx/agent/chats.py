@@ -1,12 +1,12 @@
-"""The agents of a service: one run a conversation, followed from afar.
+"""The agents of a service: one run per conversation, which clients follow from a distance.
 
-A run belongs to nobody's call: whoever asked for it may go away, and it goes on. Its events have
-numbers, so that a follower who comes back gets what was missed, while it lives and for a minute
-after its end.
+A run does not depend on the request that started it: the client may disconnect, and the run
+continues. Its events are numbered, so that a client that reconnects receives the missed ones during
+the run and for a minute after its end.
 
-    start     opens what the agent works with, and lets it begin; a second one is Conflict
-    ChatRun   what one holds of it: events, abort, its end
-    find      the same again, by its conversation
+    start     open the resources of the agent and start the run; a second start is a Conflict
+    ChatRun   the handle of a run: events, abort, its end
+    find      return the same handle, by its conversation
 """
 
 import asyncio
@@ -36,14 +36,14 @@ from sbx.telemetry.host_paths import without_host_paths
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 5.0
-_ABORT_S = 10.0  # for an agent that was told to end; then its task is cancelled
+_ABORT_S = 10.0  # grace period of an aborted agent; then its task is cancelled
 _ABORTED = RunEnd("aborted", "", {})
 
 Key = tuple[str, ...]  # the owner first, the conversation last
 
 
 class Runner(Protocol):
-    """What a run drives: an Agent. After `abort` its events end soon, with a RunEnd."""
+    """The object that a run drives: an Agent. After `abort` its events end soon, with a RunEnd."""
 
     def stream(
         self, message: str | None, /, *, max_steps: int, run_id: str
@@ -54,8 +54,8 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatAsk:
-    """What somebody wants of the agent of a conversation. Without a `message` it goes on where an
-    earlier run broke off. `model`: None is the configured one."""
+    """A request to the agent of a conversation. Without a `message` the agent continues where an
+    earlier run broke off. A `model` of None is the configured one."""
 
     owner: str
     conversation_id: str
@@ -69,9 +69,9 @@ class ChatAsk:
 
 
 class ChatRun:
-    """One run of an agent. All who hold it, and all who find it, hold the same.
+    """One run of an agent. All callers share the same object.
 
-    `end` is its RunEnd from the moment that there is one, `over` says that all has been told.
+    `end` is set as soon as the RunEnd exists. `over` is true when all events have been recorded.
     """
 
     def __init__(self, ask: ChatAsk, replay_bytes: int) -> None:
@@ -80,7 +80,7 @@ class ChatRun:
         self.end: RunEnd | None = None
         self.over = False
         self.aborted = False
-        self._told = Backlog(replay_bytes)
+        self._backlog = Backlog(replay_bytes)
         self._agent: Runner | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure: SbxError | None = None
@@ -88,18 +88,19 @@ class ChatRun:
 
     @property
     def held(self) -> int:
-        """About how many bytes its events take up."""
-        return self._told.size
+        """Return the approximate size of the kept events, in bytes."""
+        return self._backlog.size
 
     async def events(self, after: int = 0) -> AsyncGenerator[tuple[int, Json], None]:
-        """The events with numbers above `after`, as JSON; the first of a run is 1, the last its
-        `run_end`. Where more came than is kept, live output is missing first, and numbers jump.
-        Raises why, where the run could not be begun."""
+        """Yield the events with numbers above `after`, as JSON. The first event of a run has the
+        number 1; the last event is its `run_end`. If the run has more events than the limit allows,
+        live output is dropped first and the numbers have gaps. If the run could not be started,
+        raise the reason."""
         while True:
-            found = self._told.next(after)
-            if found is not None:
-                after = found[0]
-                yield found
+            entry = self._backlog.next(after)
+            if entry is not None:
+                after = entry[0]
+                yield entry
             elif self.over:
                 if self._failure is not None:
                     raise self._failure
@@ -108,13 +109,13 @@ class ChatRun:
                 await self._change()
 
     async def ended(self) -> None:
-        """Wait for its end, whatever it is."""
+        """Wait for the end of the run."""
         while not self.over:
             await self._change()
 
     async def abort(self) -> bool:
-        """Deny what is pending, give up what runs, and wait for the end; False where it came by
-        itself before."""
+        """Deny pending approvals, interrupt running calls, and wait for the end. Return False if
+        the run had already ended by itself."""
         if self.over or self.end is not None:
             await self.ended()
             return False
@@ -125,34 +126,34 @@ class ChatRun:
             async with asyncio.timeout(_ABORT_S):
                 await self.ended()
         except TimeoutError:
-            _log.error("the agent of %s did not end when told to", self.run_id)
+            _log.error("the agent of %s did not end after an abort", self.run_id)
             if self._task is not None:
                 self._task.cancel()
             await self.ended()
         return True
 
-    # -- how it goes on ------------------------------------------------------------------------
+    # -- the task of the run ---------------------------------------------------------------------
 
     def _begin(
-        self, agent: Runner, held: AsyncExitStack, on_over: Callable[["ChatRun"], None]
+        self, agent: Runner, resources: AsyncExitStack, on_over: Callable[["ChatRun"], None]
     ) -> None:
         self._agent = agent
-        self._task = asyncio.create_task(self._live(agent, held, on_over), name=self.run_id)
+        self._task = asyncio.create_task(self._live(agent, resources, on_over), name=self.run_id)
 
     async def _live(
-        self, agent: Runner, held: AsyncExitStack, on_over: Callable[["ChatRun"], None]
+        self, agent: Runner, resources: AsyncExitStack, on_over: Callable[["ChatRun"], None]
     ) -> None:
-        """The end is told last, when all that the agent worked with is closed: whoever hears of it
-        may ask again at once."""
+        """Record the end only after the resources of the agent are closed, so that a client that
+        sees the end can start the next run at once."""
         try:
-            async with held:
+            async with resources:
                 self.end = await self._driven(agent)
         except Exception as error:  # noqa: BLE001  # the border of a background task
-            _log.exception("%s was not closed as it should be", self.run_id)
+            _log.exception("closing %s failed", self.run_id)
             self.end = self.end or _failed(error)
         finally:
             self._finish(self.end or _ABORTED)
-            on_over(self)  # before any follower has its turn
+            on_over(self)  # before any client reads the end
 
     async def _driven(self, agent: Runner) -> RunEnd:
         ask = self.ask
@@ -166,34 +167,38 @@ class ChatRun:
                         return event
                     self._tell(event)
         except asyncio.CancelledError:
-            return _ABORTED  # by `abort`, when it took too long; nobody else has this task
+            return _ABORTED  # by `abort`, after its grace period; no other code has this task
         except Exception as error:  # noqa: BLE001  # the border of a background task
             if not isinstance(error, SbxError):
                 _log.exception("the agent of %s failed", self.run_id)
             return _failed(error)
-        return _failed(Broken("the agent ended without saying how"))
+        return _failed(Broken("the agent ended without an end event"))
 
     def _finish(self, end: RunEnd) -> None:
-        if not self._told.last:
+        if not self._backlog.last:
             self._tell(RunStart(self.ask.model or "", self.ask.max_steps))
         self._tell(end)
         self.over = True
 
     def _fail(self, error: BaseException) -> None:
-        """It could not even be begun."""
-        refused = error if isinstance(error, SbxError) else Unavailable("the chat was given up")
+        """Record that the run could not be started."""
+        refused = (
+            error
+            if isinstance(error, SbxError)
+            else Unavailable("the start of the chat was cancelled")
+        )
         self._failure, self.over = refused, True
         self._wake()
 
     def _tell(self, event: AgentEvent) -> None:
-        number = self._told.last + 1
-        told: dict[str, Any] = {
+        number = self._backlog.last + 1
+        record: dict[str, Any] = {
             **to_json(event),
             "seq": number,
             "run_id": self.run_id,
             "conversation_id": self.ask.conversation_id,
         }
-        self._told.add(told, live=event.type in ("text_delta", "tool_output"))
+        self._backlog.add(record, live=event.type in ("text_delta", "tool_output"))
         _count(event)
         self._wake()
 
@@ -206,11 +211,12 @@ class ChatRun:
 
 
 class Chats:
-    """All runs of agents. `open` gives the agent of a run, with all it works with, for as long as
-    the run lasts; when it is left, the run's `end` is known.
+    """All runs of agents. `open` returns the agent of a run with its resources as a context
+    manager, which is entered for the duration of the run. When it exits, the `end` of the run is
+    known.
 
-    `most` may go on at once, and `per_owner` of them for one owner; what has ended is replayed for
-    `replay_s` seconds, within `ended_bytes` for all of them and `run_bytes` for each.
+    `most` is the limit of concurrent runs, and `per_owner` the limit for one owner. Ended runs are
+    replayed for `replay_s` seconds, within `ended_bytes` in total and `run_bytes` each.
     """
 
     def __init__(
@@ -233,18 +239,19 @@ class Chats:
         self._closing = False
 
     async def start(self, ask: ChatAsk) -> ChatRun:
-        """Open what the agent needs, and begin; it goes on whether or not anybody follows.
+        """Open the resources of the agent and start the run. It continues even if no client follows
+        it.
 
-        Raises Conflict `run_in_progress` (details run_id), Unavailable `too_many_chats` and
-        `shutting_down` (details retry_after_s), and what `open` raises.
+        Raise Conflict `run_in_progress` (details run_id), Unavailable `too_many_chats` and
+        `shutting_down` (details retry_after_s), and the errors of `open`.
         """
         self._check_room(ask)
         run = self._running[ask.key] = ChatRun(ask, self._run_bytes)
         try:
-            async with AsyncExitStack() as held:
-                agent = await held.enter_async_context(self._open(run))
+            async with AsyncExitStack() as resources:
+                agent = await resources.enter_async_context(self._open(run))
                 self._ended.forget(ask.key)
-                run._begin(agent, held.pop_all(), self._over)
+                run._begin(agent, resources.pop_all(), self._over)
         except BaseException as error:
             del self._running[ask.key]
             run._fail(error)
@@ -252,14 +259,14 @@ class Chats:
         return run
 
     def find(self, key: Key, run_id: str | None = None) -> ChatRun:
-        """The run that goes on in a conversation, or ended there a moment ago. With a `run_id` this
-        one and no other. Raises NotFound `no_chat`."""
+        """Return the current run of a conversation, or the one that ended there recently. With a
+        `run_id`, return only this run. Raise NotFound `no_chat`."""
         run = self._running.get(key) or self._ended.get(key)
         if run is None or run_id not in (None, run.run_id):
             raise NotFound(
                 f"no agent runs in the conversation {key[-1][:80]!r}",
                 code="no_chat",
-                hint="what an agent said is kept in the conversation's messages",
+                hint="the answers of an agent are kept in the messages of the conversation",
             )
         return run
 
@@ -267,16 +274,18 @@ class Chats:
         return self._running.get(key)
 
     def every(self) -> list[ChatRun]:
-        """All that go on."""
+        """Return all current runs."""
         return list(self._running.values())
 
     async def abort(self, key: Key) -> bool:
-        """End what goes on in a conversation, and wait for that; False where nothing does."""
+        """Abort the current run of a conversation and wait for its end. Return False if there is
+        none."""
         run = self.running(key)
         return run is not None and await run.abort()
 
     async def close(self) -> None:
-        """Take no more, end all of them, each telling its followers, and forget what has ended."""
+        """Refuse new runs, abort all current runs, which emit their ends, and forget the ended
+        ones."""
         self._closing = True
         await asyncio.gather(*(run.abort() for run in self._running.values()))
         await asyncio.gather(*(run.ended() for run in self._running.values()))
@@ -285,14 +294,14 @@ class Chats:
     def _check_room(self, ask: ChatAsk) -> None:
         if self._closing:
             raise Unavailable(
-                "the service is ending",
+                "the service is shutting down",
                 code="shutting_down",
-                hint="ask again once it is back",
+                hint="send the message again after the restart",
                 details={"retry_after_s": _RETRY_AFTER_S},
             )
         if (run := self._running.get(ask.key)) is not None:
             raise Conflict(
-                f"an agent runs in the conversation {ask.conversation_id} already",
+                f"an agent already runs in the conversation {ask.conversation_id}",
                 code="run_in_progress",
                 hint="follow it, wait for its end, or abort it",
                 details={"run_id": run.run_id},
@@ -301,7 +310,7 @@ class Chats:
         for there, limit in ((len(self._running), self._most), (mine, self._per_owner)):
             if there >= limit:
                 raise Unavailable(
-                    f"{limit} agents run already",
+                    f"{limit} agents already run",
                     code="too_many_chats",
                     hint="wait until one of them ends, or abort one",
                     details={"limit": limit, "retry_after_s": _RETRY_AFTER_S},
@@ -325,6 +334,7 @@ def _count(event: AgentEvent) -> None:
 
 
 def _failed(error: Exception) -> RunEnd:
-    """What is told of a bug is that it is one: its cause is in the log."""
-    told = error if isinstance(error, SbxError) else Broken("the agent failed")
-    return RunEnd("error", "", {}, without_host_paths(told))
+    """Return the end event for an error. A bug is reported only as such; its cause is in the
+    log."""
+    reported = error if isinstance(error, SbxError) else Broken("the agent failed")
+    return RunEnd("error", "", {}, without_host_paths(reported))

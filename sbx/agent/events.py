@@ -1,4 +1,4 @@
-"""What a task tells, for one who follows it."""
+"""The queue of events of a task, for one reader."""
 
 import asyncio
 from collections import deque
@@ -11,23 +11,23 @@ Tell = Callable[[AgentEvent], None]
 
 
 class Events:
-    """Told at once, by `tell`, and followed later: a tool never waits for who reads of it. What can
-    pile up is bounded by the run's own output."""
+    """`tell` adds an event at once and never waits for the reader. The output of the run limits the
+    size of the queue."""
 
     def __init__(self) -> None:
-        self._told: deque[AgentEvent] = deque()
+        self._queue: deque[AgentEvent] = deque()
         self._changed = asyncio.Event()
 
     def tell(self, event: AgentEvent) -> None:
-        self._told.append(event)
+        self._queue.append(event)
         self._changed.set()
 
     async def until(self, task: "asyncio.Task[Any]") -> AsyncGenerator[AgentEvent, None]:
-        """All events, until the task has ended and everything is told."""
+        """Yield all events until the task has ended and the queue is empty."""
         task.add_done_callback(lambda _: self._changed.set())
         while True:
-            while self._told:
-                yield self._told.popleft()
+            while self._queue:
+                yield self._queue.popleft()
             if task.done():
                 return
             self._changed.clear()

@@ -1,4 +1,4 @@
-"""A history as JSON text: out of one sbx and into another."""
+"""Export a history as JSON text and import it into another sbx."""
 
 import base64
 import binascii
@@ -14,69 +14,71 @@ from sbx.agent.messages import Message, carried, carried_call, from_json, to_jso
 from sbx.errors import BadRequest, Conflict
 
 _FORMAT = 1
-_CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")  # what every provider takes
+_CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")  # the format that every provider accepts
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Entry:
     message: Message
     covers: int | None
 
 
 async def export_history(history: History) -> str:
-    """All of it, with its times and with what each summary covers."""
-    told: list[dict[str, Any]] = []
-    for one in await history.messages():
-        message = {**to_json(one.message), "created_at": one.created_at}
-        told.append(message if one.covers is None else {**message, "covers": one.covers})
-    return json.dumps({"format": _FORMAT, "messages": told}, ensure_ascii=False, indent=1)
+    """Return the whole history with its times and with the range that each summary covers."""
+    messages: list[dict[str, Any]] = []
+    for entry in await history.messages():
+        message = {**to_json(entry.message), "created_at": entry.created_at}
+        messages.append(message if entry.covers is None else {**message, "covers": entry.covers})
+    return json.dumps({"format": _FORMAT, "messages": messages}, ensure_ascii=False, indent=1)
 
 
 async def import_history(history: History, text: str) -> int:
-    """Append what was exported to an empty history; returns how many messages that were.
+    """Append an exported history to an empty one. Return the number of messages.
 
-    Its times are those of now. Raises BadRequest `invalid_history`, naming the first message that
-    is wrong, and then nothing was appended; Conflict `history_not_empty`.
+    The messages get the current time. Raise BadRequest `invalid_history`, which names the first
+    invalid message, or Conflict `history_not_empty`. Nothing is appended then.
     """
-    told = _read(text)
-    _check(told)
+    entries = _read(text)
+    _check(entries)
     if await history.messages(limit=1):
         raise Conflict(
-            "a history is imported into an empty one only",
+            "a history can only be imported into an empty one",
             code="history_not_empty",
             hint="import it into a new conversation",
         )
-    for covers, group in groupby(told, key=lambda one: one.covers):
-        await history.append([one.message for one in group], covers=covers)
-    return len(told)
+    for covers, group in groupby(entries, key=lambda entry: entry.covers):
+        await history.append([entry.message for entry in group], covers=covers)
+    return len(entries)
 
 
-def _read(text: str) -> Sequence[_Told]:
+def _read(text: str) -> Sequence[_Entry]:
     try:
-        whole = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
-        raise _invalid("the history is no JSON") from None
-    if not isinstance(whole, dict) or not isinstance(whole.get("messages"), list):
+        raise _invalid("the history is not JSON") from None
+    if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
         raise _invalid("the history has no list of messages")
-    if whole.get("format") != _FORMAT:
+    if document.get("format") != _FORMAT:
         raise _invalid(f"the history is not of format {_FORMAT}")
-    return [_one(number, told) for number, told in enumerate(whole["messages"], 1)]
+    return [_entry(number, fields) for number, fields in enumerate(document["messages"], 1)]
 
 
-def _one(number: int, told: Any) -> _Told:
+def _entry(number: int, fields: Any) -> _Entry:
     try:
-        message = from_json(told)
+        message = from_json(fields)
         for image in message.images:
             image.media_type.encode("ascii")
             base64.b64decode(image.data, validate=True)
     except (binascii.Error, UnicodeEncodeError):
-        raise _invalid(f"message {number}: a picture is base64 text, of a named type") from None
+        raise _invalid(
+            f"message {number}: an image must be base64 text with a media type"
+        ) from None
     except ValueError as error:
         raise _invalid(f"message {number}: {error}") from None
-    covers = told.get("covers")
+    covers = fields.get("covers")
     if (message.role == "summary") != (type(covers) is int and 0 < covers < number):
-        raise _invalid(f"message {number}: a summary, and no other, covers messages before it")
-    return _Told(_carried(message), covers)
+        raise _invalid(f"message {number}: a summary, and no other, must cover messages before it")
+    return _Entry(_carried(message), covers)
 
 
 def _carried(message: Message) -> Message:
@@ -88,32 +90,35 @@ def _carried(message: Message) -> Message:
     )
 
 
-def _check(told: Sequence[_Told]) -> None:
-    """Providers refuse a call without its result and a result without its call, ids that they would
-    not give themselves, and what does not begin with a user's message: each time anew."""
-    if told and told[0].message.role != "user":
-        raise _invalid("message 1 is no user's")
+def _check(entries: Sequence[_Entry]) -> None:
+    """Refuse a history that providers would refuse on every request: a call without its result,
+    a result without its call, ids in an unusual format, or a first message that is not from the
+    user."""
+    if entries and entries[0].message.role != "user":
+        raise _invalid("message 1 is not from the user")
     seen: set[str] = set()
     waiting: set[str] = set()
-    whole = set()  # where a summary may end: no call is open
-    for number, one in enumerate(told, 1):
-        message = one.message
+    complete = set()  # numbers at which a summary may end: no call is open
+    for number, entry in enumerate(entries, 1):
+        message = entry.message
         if message.role == "tool":
             if message.tool_call_id not in waiting:
-                raise _invalid(f"message {number} is the result of no call before it")
+                raise _invalid(f"message {number} is a result without a call before it")
             waiting.remove(message.tool_call_id)
         elif waiting:
             raise _invalid(f"message {number} comes before the result of a call")
         ids = [call.id for call in message.tool_calls]
         if (ids and message.role != "assistant") or len({*ids} - seen) < len(ids):
-            raise _invalid(f"message {number} makes calls that it may not, or repeats their ids")
+            raise _invalid(
+                f"message {number} makes calls that are not allowed, or repeats their ids"
+            )
         if not all(map(_CALL_ID.fullmatch, ids)):
-            raise _invalid(f"message {number} has what cannot be the id of a call")
+            raise _invalid(f"message {number} has an invalid call id")
         seen.update(ids)
         waiting.update(ids)
         if not waiting:
-            whole.add(number)
-        if one.covers is not None and one.covers not in whole:
+            complete.add(number)
+        if entry.covers is not None and entry.covers not in complete:
             raise _invalid(f"message {number} covers a call and not its result")
 
 

@@ -1,6 +1,6 @@
-"""A file from one sandbox to another: by an explicit call, and by nothing else.
+"""Copy a file from one sandbox to another, only by an explicit call.
 
-Its bytes go through this process, and never further than two sandboxes that the caller holds.
+The content passes through this process and reaches only the two sandboxes that the caller holds.
 """
 
 from pathlib import PurePosixPath
@@ -19,17 +19,17 @@ async def hand(
     *,
     max_bytes: int = HANDED_MAX,
 ) -> str:
-    """Copy the file at `path` of `source` to `to` of `target`, and return that; without `to` it has
-    its name in the working directory there. What was there is replaced.
+    """Copy the file at `path` in `source` to `to` in `target`, and return that path. Without `to`
+    the file keeps its name and goes to the working directory. An existing file is replaced.
 
-    Raises TooLarge `file_too_large` above `max_bytes`, BadRequest `not_a_file`, and what reading
-    and writing raise. The size is looked at first, and again once the bytes are here: the code
-    inside may write meanwhile.
+    Raise TooLarge `file_too_large` above `max_bytes`, BadRequest `not_a_file`, and the errors of
+    reading and writing. The size is checked before and after the read, because code in the sandbox
+    may write to the file meanwhile.
     """
     source, target = one_of(source), one_of(target)
     entry = await source.files.stat(path)
     if entry.kind != "file":
-        raise BadRequest(f"{path} is no file but a {entry.kind}", code="not_a_file")
+        raise BadRequest(f"{path} is not a file but a {entry.kind}", code="not_a_file")
     _check(path, entry.size or 0, max_bytes)
     content = await source.files.read_bytes(path)
     _check(path, len(content), max_bytes)
@@ -38,10 +38,10 @@ async def hand(
     return to
 
 
-def _check(path: str, size: int, most: int) -> None:
-    if size > most:
+def _check(path: str, size: int, limit: int) -> None:
+    if size > limit:
         raise TooLarge(
-            f"{path} has {size} bytes, and a file that is handed over may have {most}",
+            f"{path} has {size} bytes, and the limit for copies between sandboxes is {limit}",
             code="file_too_large",
-            details={"limit": most},
+            details={"limit": limit},
         )

@@ -1,8 +1,8 @@
-"""Where the messages of conversations are kept, and when a history is whole.
+"""Where the messages of conversations are kept, and when a history is complete.
 
-An answer is appended when it came, the results of all its calls together when the last is there. So
-what a crash leaves is at worst an answer without its results: `mend` says so to the model, and
-nothing is done a second time unknowingly.
+An answer is appended when it arrives. The results of all its calls are appended together when the
+last one is available. So the worst effect of a crash is an answer without results: `mend` reports
+that to the model, and no call is repeated silently.
 """
 
 import logging
@@ -26,8 +26,8 @@ ENDED = "The run ended before this call did. It is not known how far it came."
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A message in its place. `seq` rises by one from 1; `created_at` in seconds of the epoch. A
-    summary stands for all up to `covers`."""
+    """A stored message with its position. `seq` starts at 1 and increases by one. `created_at` is
+    in seconds since the epoch. A summary replaces all messages up to and including `covers`."""
 
     seq: int
     message: Message
@@ -36,8 +36,8 @@ class Kept:
 
 
 class History(Protocol):
-    """The messages of one conversation, in order. What `append` returned for is kept for good, and
-    all messages of one call together or none."""
+    """The messages of one conversation, in order. When `append` has returned, its messages are
+    stored permanently. One call of `append` stores all of its messages or none."""
 
     async def append(self, messages: Sequence[Message], *, covers: int | None = None) -> None: ...
 
@@ -45,7 +45,7 @@ class History(Protocol):
 
 
 class MemoryHistory:
-    """Kept by this object alone."""
+    """A history in the memory of this object."""
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
         self._kept: list[Kept] = []
@@ -64,19 +64,20 @@ class MemoryHistory:
 
 
 async def mend(history: History, why: Mapping[str, str] | None = None) -> Sequence[Kept]:
-    """Give an error as its result to each call of the last answer that has none: `why` by the id of
-    the call, else that it was interrupted. Returns all that is kept then."""
+    """Append an error as the result of each call of the last answer that has no result. The text is
+    in `why` under the id of the call; by default it states that the call was interrupted. Return
+    all stored messages."""
     kept = await history.messages()
-    if not (open_calls := unanswered([one.message for one in kept])):
+    if not (open_calls := unanswered([entry.message for entry in kept])):
         return kept
-    told = why or {}
-    await history.append([failed(call, told.get(call.id, INTERRUPTED)) for call in open_calls])
+    reasons = why or {}
+    await history.append([failed(call, reasons.get(call.id, INTERRUPTED)) for call in open_calls])
     return await history.messages()
 
 
 class Thread:
-    """A history as one run goes along it, between `open` and `close`; nobody else appends to it
-    meanwhile. What is appended is kept, even if who appends is cancelled."""
+    """A history during one run, between `open` and `close`. No other code appends to it meanwhile.
+    `append` stores the messages even if its caller is cancelled."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -89,9 +90,9 @@ class Thread:
         await to_the_end(self._append(messages, covers))
 
     async def close(self) -> None:
-        """No call stays without a result, whatever ended the run; where that cannot be kept, the
-        next `open` sees to it."""
-        if calls := unanswered([one.message for one in self.kept]):
+        """Append a result for each call that has none, however the run ended. If that fails, the
+        next `open` does it."""
+        if calls := unanswered([entry.message for entry in self.kept]):
             try:
                 await self.append([failed(call, ENDED) for call in calls])
             except SbxError as error:
@@ -99,8 +100,8 @@ class Thread:
 
     @property
     def unfinished(self) -> bool:
-        """Whether there is something for the model to answer."""
-        roles = [one.message.role for one in self.kept if one.message.role != "summary"]
+        """Return whether there is a message for the model to answer."""
+        roles = [entry.message.role for entry in self.kept if entry.message.role != "summary"]
         return bool(roles) and roles[-1] != "assistant"
 
     async def _append(self, messages: Sequence[Message], covers: int | None) -> None:
@@ -114,7 +115,7 @@ def failed(call: ToolCall, why: str) -> Message:
 
 
 def unanswered(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
-    """The calls of the last answer that have no result."""
+    """Return the calls of the last answer that have no result."""
     answered = set()
     for message in reversed(messages):
         if message.role == "tool":

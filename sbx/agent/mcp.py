@@ -1,8 +1,8 @@
-"""The tools as an MCP server over stdio, by the official SDK: for one client, over one sandbox.
+"""The tools as an MCP server over stdio, with the official SDK, for one client and one sandbox.
 
-What a call leaves, variables and files, is there for the next. A call that goes wrong is a result
-marked as an error, never an error of the protocol, so that a model may read it and go on. A client
-that asked for progress of a call is told its output live. A call that is cancelled ends its run.
+Variables and files of one call are available to the next. A failed call returns a result that is
+marked as an error, never a protocol error, so that the model can read it and continue. A client
+that requested progress for a call receives its output live. Cancelling a call interrupts its run.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ except ImportError as error:
 
 _STDIN = 0
 _PIECE = 1 << 16
-_TOLD_MAX = 4096  # characters of live output in one message; what was skipped is in the result
-_ENDING_S = 5.0  # for a run that was given up
+_PROGRESS_MAX = 4096  # characters of live output in one message; the result has the rest
+_ENDING_S = 5.0  # for a cancelled call
 _INSTRUCTIONS = (
     "All tools act on one sandbox, which is yours until you disconnect: variables of run_code and "
     "files below /workspace are there for the next call."
@@ -45,21 +45,23 @@ Context = ServerRequestContext[Any, Any]
 
 
 async def serve(sandbox: Sandbox, tools: Tools) -> None:
-    """Serve stdin and stdout of this process until the client closes them. Meanwhile whatever else
-    writes to stdout writes to stderr."""
+    """Serve stdin and stdout of this process until the client closes them. Meanwhile all other
+    writes to stdout go to stderr."""
     server = make_server(sandbox, tools)
-    # Lines of our own: the SDK's are read by a thread, which no signal calls back.
+    # Use our own reader: the reader of the SDK blocks in a thread that no signal interrupts.
     async with stdio_server(stdin=cast("anyio.AsyncFile[str]", _lines(_STDIN))) as (reads, writes):
         await server.run(reads, writes, server.create_initialization_options())
 
 
 def make_server(sandbox: Sandbox, tools: Tools) -> Server[Any]:
-    """A server of these tools, for one client."""
+    """Return a server of these tools for one client."""
 
     async def list_tools(
         context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_described(one) for one in tools.definitions()])
+        return types.ListToolsResult(
+            tools=[_described(definition) for definition in tools.definitions()]
+        )
 
     async def call_tool(
         context: Context, params: types.CallToolRequestParams
@@ -85,8 +87,8 @@ def make_server(sandbox: Sandbox, tools: Tools) -> Server[Any]:
 
 
 async def _to_its_end(tools: Tools, call: ToolCall, sandbox: Sandbox, emit: "_Live") -> ToolResult:
-    """The call in a task of its own: a cancelled scope of anyio cancels each wait of a task again,
-    and so also those in which it gives up its run."""
+    """Run the call in a separate task. A cancelled scope of anyio cancels every wait of a task
+    again, including the waits in which the call interrupts its run."""
     calling = asyncio.create_task(tools.call(call, sandbox, emit))
     try:
         await asyncio.wait([calling])
@@ -99,25 +101,26 @@ async def _to_its_end(tools: Tools, call: ToolCall, sandbox: Sandbox, emit: "_Li
 
 
 class _Live:
-    """The live output of one call, as progress: a count of characters, and the latest of them."""
+    """The live output of one call as progress: the number of characters, and the latest ones."""
 
     def __init__(self, session: ServerSession) -> None:
         self._session = session
         self._count = 0
-        self._untold = ""
+        self._pending_text = ""
         self._more = asyncio.Event()
 
     def __call__(self, stream: str, text: str) -> None:
         self._count += len(text)
-        self._untold = (self._untold + text)[-_TOLD_MAX:]
+        self._pending_text = (self._pending_text + text)[-_PROGRESS_MAX:]
         self._more.set()
 
     async def tell(self) -> None:
-        """Until it is cancelled. To a client that did not ask, the session tells nothing."""
+        """Report progress until cancelled. The session sends nothing if the client did not request
+        it."""
         while True:
             await self._more.wait()
             self._more.clear()
-            text, self._untold = self._untold, ""
+            text, self._pending_text = self._pending_text, ""
             await self._session.report_progress(self._count, None, carried(text))
 
 
@@ -138,26 +141,26 @@ def _result(result: ToolResult) -> types.CallToolResult:
 
 
 async def _lines(fd: int) -> AsyncIterator[str]:
-    """The lines of a pipe or a file; the last one may lack its end."""
-    held = bytearray()
+    """Yield the lines of a pipe or a file. The last line may lack its newline."""
+    buffer = bytearray()
     while piece := await _read(fd):
-        begin = len(held)
-        held += piece
-        while (end := held.find(b"\n", begin)) >= 0:
-            yield held[: end + 1].decode(errors="replace")
-            del held[: end + 1]
-            begin = 0
-    if held:
-        yield held.decode(errors="replace")
+        start = len(buffer)
+        buffer += piece
+        while (end := buffer.find(b"\n", start)) >= 0:
+            yield buffer[: end + 1].decode(errors="replace")
+            del buffer[: end + 1]
+            start = 0
+    if buffer:
+        yield buffer.decode(errors="replace")
 
 
 async def _read(fd: int) -> bytes:
-    """What is there, when something is; nothing at the end."""
+    """Wait for data and return it. Return no bytes at the end of the file."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     try:
         loop.add_reader(fd, readable.set)
-    except OSError:  # epoll(7) refuses a regular file, which always has something
+    except OSError:  # epoll(7) refuses a regular file, which is always readable
         return os.read(fd, _PIECE)
     try:
         await readable.wait()

@@ -1,4 +1,4 @@
-"""What a conversation with a model consists of, in no dialect of any provider."""
+"""The messages of a conversation with a model, independent of any provider."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,8 +18,8 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as the model wrote it: `arguments` is JSON text, and may be no JSON at all. `id` is
-    ours, unique for good: providers repeat theirs between conversations."""
+    """A call as the model wrote it. `arguments` is JSON text that may be invalid. `id` is generated
+    by sbx and globally unique, because providers repeat their ids between conversations."""
 
     id: str
     name: str
@@ -28,8 +28,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `tool` answers one call, and follows the `assistant` message that made it;
-    `summary` stands for what a model was told before, and is told to it as a user's."""
+    """One message. A `tool` message answers one call and follows the `assistant` message that made
+    it. A `summary` replaces earlier messages, and the model receives it as a user message."""
 
     role: Role
     content: str = ""
@@ -62,7 +62,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One answer of a model. `refusal`: it would not; `length`: it was cut off."""
+    """One answer of a model. `refusal`: the model refused to answer. `length`: the answer was cut
+    off."""
 
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -74,57 +75,59 @@ class Response:
 
 
 def carried(text: str) -> str:
-    """The text, as stores, pages and providers take it: what UTF-8 cannot carry is replaced, and
-    NUL is written out, for some take it for the end."""
+    """Return the text in a form that stores, pages and providers accept. Characters that UTF-8
+    cannot encode are replaced. NUL is escaped, because some software treats it as the end of the
+    text."""
     return text.encode(errors="replace").decode().replace("\0", "\\x00")
 
 
 def carried_call(call: ToolCall) -> ToolCall:
-    """Half a character in its arguments becomes its escape in JSON, by which they are refused: what
-    was meant is not guessed."""
+    """Escape lone surrogates in the arguments, so that the call is refused. The intended character
+    is not guessed."""
     arguments = call.arguments.encode(errors="backslashreplace").decode()
     return replace(call, name=carried(call.name), arguments=arguments)
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """As histories are stored, listed and exported; what is empty is left out."""
-    told: dict[str, Any] = {"role": message.role, "content": message.content}
+    """Return the form in which histories are stored, listed and exported. Empty fields are
+    omitted."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        told["tool_calls"] = [
+        fields["tool_calls"] = [
             {"id": call.id, "name": call.name, "arguments": call.arguments}
             for call in message.tool_calls
         ]
     for key in ("tool_call_id", "name"):
         if (value := getattr(message, key)) is not None:
-            told[key] = value
+            fields[key] = value
     if message.is_error:
-        told["is_error"] = True
+        fields["is_error"] = True
     if message.images:
-        told["images"] = [
+        fields["images"] = [
             {"media_type": image.media_type, "data": image.data} for image in message.images
         ]
-    return told
+    return fields
 
 
-def from_json(told: Mapping[str, Any]) -> Message:
-    """The message again. Raises ValueError for what is none; unknown fields are left aside."""
+def from_json(fields: Mapping[str, Any]) -> Message:
+    """Return the message. Raise ValueError for an invalid message; ignore unknown fields."""
     try:
         message = Message(
-            role=told["role"],
-            content=told["content"],
+            role=fields["role"],
+            content=fields["content"],
             tool_calls=tuple(
                 ToolCall(call["id"], call["name"], call["arguments"])
-                for call in told.get("tool_calls", ())
+                for call in fields.get("tool_calls", ())
             ),
-            tool_call_id=told.get("tool_call_id"),
-            name=told.get("name"),
-            is_error=told.get("is_error", False),
+            tool_call_id=fields.get("tool_call_id"),
+            name=fields.get("name"),
+            is_error=fields.get("is_error", False),
             images=tuple(
-                Image(image["media_type"], image["data"]) for image in told.get("images", ())
+                Image(image["media_type"], image["data"]) for image in fields.get("images", ())
             ),
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"a message lacks or garbles {error}") from None
+        raise ValueError(f"a field of a message is missing or invalid: {error}") from None
     texts = (
         message.content,
         *(text for call in message.tool_calls for text in (call.id, call.name, call.arguments)),
@@ -133,12 +136,15 @@ def from_json(told: Mapping[str, Any]) -> Message:
     if message.role not in ("user", "assistant", "tool", "summary") or not all(
         isinstance(text, str) for text in texts
     ):
-        raise ValueError("a message has a role and text")
-    named = all(one is None or isinstance(one, str) for one in (message.name, message.tool_call_id))
+        raise ValueError("a message must have a valid role and text")
+    named = all(
+        text_or_none is None or isinstance(text_or_none, str)
+        for text_or_none in (message.name, message.tool_call_id)
+    )
     if not named or not isinstance(message.is_error, bool):
-        raise ValueError("its name is text, and is_error is true or false")
+        raise ValueError("its name must be text, and is_error true or false")
     if (message.role == "tool") != isinstance(message.tool_call_id, str):
-        raise ValueError("a message of a tool, and no other, names the call it answers")
+        raise ValueError("a tool message, and no other, must have a tool_call_id")
     return message
 
 

@@ -1,4 +1,4 @@
-"""What a model is told before anything else."""
+"""The system prompt."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -18,7 +18,8 @@ SystemPrompt = Callable[[], Awaitable[str]]
 
 
 def made_fresh(base: str, sandbox: Sandbox, describe: DescribeFiles | None) -> SystemPrompt:
-    """Asked before each call of the model: files come and go while an agent works."""
+    """Return a function that builds the prompt. It is called before each request to the model,
+    because files come and go while an agent works."""
     describe_files = describe or partial(uploads_told, apart=isinstance(sandbox, InProject))
 
     async def prompt() -> str:

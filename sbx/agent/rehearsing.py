@@ -1,4 +1,4 @@
-"""A command tried on a frozen copy before a person is asked: the effect is what is approved."""
+"""Try a command on a frozen copy before the user is asked, so that the user approves its effect."""
 
 import re
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from sbx.errors import BadRequest, Conflict, Unavailable
 
 _TOOL = "execute_command"
 
-# What reaches out by its nature, as a word of its own anywhere in the command. A rehearsal has no
-# network, and would only show how these fail; whatever else tries to reach out shows it that way.
+# Programs that always use the network, as a separate word anywhere in the command. A rehearsal has
+# no network and would only show how they fail. Other programs that need it fail in the rehearsal.
 _NETWORK = re.compile(
     r"(?<![\w./-])(?:curl|wget|ssh|scp|sftp|rsync|ftp|telnet|nc|ncat|ping|dig|nslookup"
     r"|git\s+(?:\S+\s+){0,8}?(?:clone|fetch|pull|push|ls-remote)"
@@ -29,7 +29,8 @@ class Command:
 
 
 def command_of(tool: str, arguments: Mapping[str, Any]) -> Command | None:
-    """The command that a call would run; None where it is no command, or needs the network."""
+    """Return the command that a call would run. Return None if the call is not a command or needs
+    the network."""
     if tool != _TOOL or needs_network(arguments["command"]):
         return None
     return Command(arguments["command"], arguments.get("cwd"), arguments.get("timeout"))
@@ -40,8 +41,9 @@ def needs_network(command: str) -> bool:
 
 
 async def rehearsed(sandbox: Rehearses, command: Command) -> Rehearsal | None:
-    """None where it cannot be rehearsed: too large, too many, no means. It is plainly asked then,
-    and what is wrong with the call itself shows when it runs."""
+    """Rehearse the command. Return None if that is impossible: too large, too many, or no means.
+    The user is then asked without a rehearsal, and an error in the call itself shows when it
+    runs."""
     try:
         return await sandbox.rehearse(command.text, timeout=command.timeout, cwd=command.cwd)
     except (BadRequest, Conflict, Unavailable):

@@ -1,6 +1,6 @@
-"""The sandbox that an agent holds: one conversation, in this process, in a service, or a fake.
+"""The sandbox that an agent uses: one conversation, in this process, in a service, or a fake.
 
-`sbx.Conversation` and its remote kin have these methods as they are.
+`sbx.Conversation` and its remote counterparts have the same methods.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -13,7 +13,7 @@ from sbx.protocol.runs import Event, Run
 
 
 class LiveRun(Protocol):
-    """A run that goes on by itself."""
+    """A run that continues by itself."""
 
     def events(self) -> AsyncGenerator[Event, None]: ...
 
@@ -37,7 +37,8 @@ class Uploads(Protocol):
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """Whoever starts a run and follows it no more says so by `give_up`, which interrupts it."""
+    """A caller that starts a run and stops following it calls `give_up`, which interrupts the
+    run."""
 
     @property
     def files(self) -> Files: ...
@@ -54,13 +55,14 @@ class Sandbox(Protocol):
 
 
 class Conversations(Protocol):
-    """A whole sandbox, as `sbx.AsyncSandbox` and its remote kin are."""
+    """A whole sandbox, such as `sbx.AsyncSandbox` and its remote counterparts."""
 
     def conversation(self, name: str, /) -> Sandbox: ...
 
 
 def one_of(sandbox: Sandbox | Conversations) -> Sandbox:
-    """What an agent holds of it: of a whole sandbox its conversation `default`."""
+    """Return the sandbox of an agent: of a sandbox with several conversations, the `default`
+    one."""
     if isinstance(sandbox, Sandbox):
         return sandbox
     return sandbox.conversation("default")
@@ -68,54 +70,58 @@ def one_of(sandbox: Sandbox | Conversations) -> Sandbox:
 
 @runtime_checkable
 class SavesResults(Protocol):
-    """A sandbox that has a place of its own for files that nobody asked for: figures, long results.
-    Others keep them below /workspace/uploads/generated."""
+    """A sandbox with a separate place for files that the user did not request: figures and long
+    results. Other sandboxes keep them below /workspace/uploads/generated."""
 
     async def save_result(self, name: str, content: bytes, /) -> str:
-        """Keep it; the path at which tools and the code find it."""
+        """Store the content. Return the path at which tools and code find it."""
         ...
 
 
 @runtime_checkable
 class InProject(Protocol):
-    """A sandbox over a person's own directory."""
+    """A sandbox over a directory of the user."""
 
     @property
     def sandboxed(self) -> bool:
-        """False: it acts on the host itself, and every path of the host is a path of it."""
+        """Return False if it acts on the host itself, so that every path of the host is
+        reachable."""
         ...
 
     @property
     def commands_allowed(self) -> bool:
-        """Whether cells may start processes; if not, commands run in another jail than they."""
+        """Return whether cells may start processes. If not, commands and cells run in different
+        jails."""
         ...
 
 
 def is_sandboxed(sandbox: Sandbox) -> bool:
-    """Whether there are walls: without them its tools act on the host itself."""
+    """Return whether there is isolation: without it the tools act on the host itself."""
     return not isinstance(sandbox, InProject) or sandbox.sandboxed
 
 
 class Rehearsal(Protocol):
-    """A command that was run on a frozen copy of the workspace, and would change these files."""
+    """A command that ran on a frozen copy of the workspace, with the files that it would change."""
 
     run: Run
     changes: Sequence[FileChange]
-    truncated: bool  # there is more than is told, and a commit makes that, too
-    left_out: Sequence[str]  # what is not committed, or was not there: FIFOs, sockets and the like
+    truncated: bool  # the list is incomplete; a commit also makes the missing changes
+    left_out: Sequence[
+        str
+    ]  # paths that are not committed or were not copied: FIFOs, sockets and others
 
     async def commit(self) -> None:
-        """Make the very same changes, all or none. Raises Conflict `workspace_changed`."""
+        """Make exactly the same changes, all or none. Raise Conflict `workspace_changed`."""
         ...
 
     async def discard(self) -> None:
-        """Nothing of it remains. A second time does nothing."""
+        """Delete the copy. A second call does nothing."""
         ...
 
 
 @runtime_checkable
 class Rehearses(Protocol):
-    """A sandbox that can."""
+    """A sandbox that supports rehearsals."""
 
     async def rehearse(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
@@ -123,7 +129,7 @@ class Rehearses(Protocol):
 
 
 class ChangeSet(Protocol):
-    """The file changes of one tool call, as a person decides by them."""
+    """The file changes of one tool call, as a user sees them to decide."""
 
     run: Run | None  # the last run of the call
     changes: Sequence[FileChange]
@@ -140,8 +146,8 @@ class ChangeSet(Protocol):
 
 
 class Changes(Protocol):
-    """One tool call on its way: the tool acts on `sandbox`, and nothing that it changes is in the
-    project before `commit`."""
+    """One tool call in progress. The tool acts on `sandbox`, and no change reaches the project
+    before `commit`."""
 
     @property
     def sandbox(self) -> Sandbox: ...
@@ -151,11 +157,11 @@ class Changes(Protocol):
         ...
 
     async def commit(self) -> None:
-        """Make exactly these changes, all or none. Raises Conflict `workspace_changed`, Denied."""
+        """Make exactly these changes, all or none. Raise Conflict `workspace_changed`, Denied."""
         ...
 
     async def rollback(self) -> None:
-        """Drop what was not committed. A second time does nothing."""
+        """Discard uncommitted changes. A second call does nothing."""
         ...
 
 
@@ -164,7 +170,7 @@ class KeepsChanges(Protocol):
     """A sandbox over a project that shows the changes of a call before it makes them."""
 
     async def begin(self, effect: Literal["write", "code", "command"], /) -> Changes:
-        """Raises TooLarge and Unavailable where the project cannot be copied."""
+        """Start a trial. Raise TooLarge and Unavailable if the project cannot be copied."""
         ...
 
 
@@ -172,7 +178,7 @@ class Checkpoint(Protocol):
     """The files of a workspace as they were at one moment."""
 
     async def restore(self) -> Sequence[FileChange]:
-        """Make them so again; what that changed."""
+        """Restore this state and return the changes."""
         ...
 
     async def discard(self) -> None: ...
@@ -180,6 +186,6 @@ class Checkpoint(Protocol):
 
 @runtime_checkable
 class Restores(Protocol):
-    """A sandbox whose files can be put back."""
+    """A sandbox whose files can be restored."""
 
     async def checkpoint(self) -> Checkpoint: ...

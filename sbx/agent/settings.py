@@ -1,14 +1,14 @@
-"""Which model an agent asks, and which sandbox it works in.
+"""The settings of an agent: its model and its sandbox.
 
-Sources, the first that names a setting wins:
+Sources, in order; the first one that has a setting wins:
 
     options → environment → table [agent] of the user's sbx.toml → .env of the working directory
 
-In the environment and in `.env` a setting has its own name, or SBX_AGENT_ before it, which wins. In
-`sbx.toml` the names are in lower case. SBX_CONFIG names another `sbx.toml`.
+In the environment and in `.env` a setting has its own name, or its name with the prefix SBX_AGENT_,
+which wins. In `sbx.toml` the names are in lower case. SBX_CONFIG names another `sbx.toml`.
 
-An agent, or the author of a project, may have written `.env`. It may not set what
-`NOT_IN_WORKING_DIRECTORY` lists, and its BASE_URL is never sent a key from another source.
+An agent or the author of a project may have written `.env`. So `.env` must not contain the settings
+in `NOT_IN_WORKING_DIRECTORY`, and a key from another source is never sent to its BASE_URL.
 """
 
 import os
@@ -29,13 +29,13 @@ _PREFIX = "SBX_AGENT_"
 NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
     "model_provider": "which provider is sent the key of the environment",
     "sandbox_domain": "which service is sent the code and the uploads",
-    "sandbox_api_key": "as which owner a service keeps the code and the uploads",
+    "sandbox_api_key": "which owner of a service the code and the uploads belong to",
     "sandbox_image": "which policy the sandbox gets, and so which host directories it sees",
 }
 _SHOULD: Mapping[str, str] = {
     "MODEL_PROVIDER": "`openai`, for everything that speaks chat completions, or `anthropic`",
     "BASE_URL": "the http or https URL of the provider, as https://api.deepseek.com/v1",
-    "API_KEY": "the provider's key, in printable ASCII",
+    "API_KEY": "the key of the provider, in printable ASCII",
     "MODEL_NAME": "the name of a model, as its provider writes it",
     "MAX_STEPS": "a whole number from 1 to 1000",
     "APPROVAL_TIMEOUT": "seconds, above 0 and at most 86400",
@@ -46,10 +46,11 @@ _SHOULD: Mapping[str, str] = {
 
 
 class AgentSettings(BaseModel):
-    """Made from values alone; `read_agent_settings` looks at the sources. Times in seconds.
+    """The validated values. `read_agent_settings` reads the sources. Times are in seconds.
 
-    Without `sandbox_domain` the sandbox is in this process. Keys show nowhere: `get_secret_value`.
-    Raises BadRequest `invalid_settings`, naming the setting and what it should be.
+    Without `sandbox_domain` the sandbox is in this process. Keys are never printed; read them with
+    `get_secret_value`. Raise BadRequest `invalid_settings`, which names the setting and its valid
+    values.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -82,7 +83,7 @@ class AgentSettings(BaseModel):
     @field_validator("api_key", "sandbox_api_key")
     @classmethod
     def _fits_a_header(cls, value: SecretStr | None) -> SecretStr | None:
-        """What no header can carry would be quoted by the error of whoever tries."""
+        """Refuse a key that no header can carry: the HTTP client would quote it in its error."""
         if value is not None:
             text = value.get_secret_value()
             if not (text.isascii() and text.isprintable()) or " " in text:
@@ -90,7 +91,7 @@ class AgentSettings(BaseModel):
         return value
 
     def needed(self, *names: str) -> None:
-        """Raises BadRequest `missing_setting` for the first of these that is not set."""
+        """Raise BadRequest `missing_setting` for the first of these settings that is not set."""
         for name in names:
             if getattr(self, name.lower()) is None:
                 raise _wrong(name.upper(), "is missing", code="missing_setting")
@@ -103,9 +104,10 @@ def read_agent_settings(
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> AgentSettings:
-    """Return all settings from all sources. `given` is the command line: None in it is not given.
+    """Return all settings from all sources. `given` are the options of the command line; None means
+    that an option was not passed.
 
-    Raises as AgentSettings does, NotFound for a `config` that does not exist, Denied
+    Raise the errors of AgentSettings, NotFound for a `config` that does not exist, Denied
     `settings_not_private` and `setting_not_allowed_here`.
     """
     environment = os.environ if environment is None else environment
@@ -120,9 +122,9 @@ def read_agent_settings(
 
 
 def _of(source: Mapping[str, str | None]) -> dict[str, Any]:
-    """The settings in it; what is empty is not given."""
-    found = {name: source.get(_PREFIX + name) or source.get(name) for name in _SHOULD}
-    return {name.lower(): text.strip() for name, text in found.items() if text and text.strip()}
+    """Return the settings in this source. An empty value counts as not set."""
+    texts = {name: source.get(_PREFIX + name) or source.get(name) for name in _SHOULD}
+    return {name.lower(): text.strip() for name, text in texts.items() if text and text.strip()}
 
 
 def _of_toml(config: Path | None) -> dict[str, Any]:
@@ -168,7 +170,7 @@ def _of_dotenv(directory: Path) -> dict[str, Any]:
 
 def _key_elsewhere() -> BadRequest:
     return BadRequest(
-        "BASE_URL is from .env and API_KEY is not: who wrote that file would be sent the key",
+        "BASE_URL is from .env and API_KEY is not: the author of that file would receive the key",
         code="invalid_settings",
         hint="set BASE_URL where API_KEY is set, or both in .env",
         details={"setting": "BASE_URL"},

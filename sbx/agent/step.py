@@ -1,4 +1,4 @@
-"""One step: what is asked of the model, and what came of it."""
+"""One step of a run: the answer of the model and the results of its tool calls."""
 
 import logging
 import secrets
@@ -34,13 +34,13 @@ from sbx.protocol import agent as events
 
 BROKEN_OFF = "\n[broken off here]"
 GO_ON = "Your answer was cut off, it was too long. Go on exactly where it stopped."
-_EMPTY_MAX = 3  # answers without a word or a call, in a row
+_EMPTY_MAX = 3  # consecutive answers without text and calls
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What `on_step` is told. `results` are the tool messages, in the order of the calls."""
+    """The argument of `on_step`. `results` are the tool messages, in the order of the calls."""
 
     number: int
     response: Response
@@ -48,10 +48,11 @@ class Step:
 
 
 class Answers:
-    """What a model answers within one run; each answer is kept in the thread.
+    """The answers of a model within one run. Each answer is appended to the thread.
 
-    `usage` is what all of it cost; `content` the text of the last answer, as far as it came, with
-    that of the ones before it that were cut off; `final` whether it is whole and calls no tool.
+    `usage` is the cost of all answers. `content` is the text of the last answer, as far as it
+    arrived. If earlier answers were cut off, their text comes first. `final` is whether the last
+    answer is complete and calls no tool.
     """
 
     def __init__(
@@ -74,11 +75,12 @@ class Answers:
         self._input_tokens = 0
 
     async def next(self, how: Compaction | None) -> Response:
-        """Ask until an answer says or calls something, and keep it. Its calls have ids of ours.
-        `how` older steps are summarised by the model, where what it is told has become too long.
+        """Ask the model until an answer has text or calls, and append it to the thread. The calls
+        in the answer get new ids. If the messages have become too long, the model first summarises
+        older steps as `how` describes.
 
-        Raises what the model does; Denied `model_refused`, Unavailable `model_empty_answer`. Of an
-        answer that broke off, what was told is kept, and marked.
+        Raise the errors of the model, Denied `model_refused` and Unavailable `model_empty_answer`.
+        If an answer breaks off, keep the text that arrived and mark it.
         """
         if how is None:
             return await self._next()
@@ -94,7 +96,7 @@ class Answers:
 
     async def _next(self) -> Response:
         for _ in range(_EMPTY_MAX):
-            response = await self._asked()
+            response = await self._ask()
             if response.stop == "refusal":
                 raise await self._refused(response)
             if response.tool_calls or response.content.strip():
@@ -105,11 +107,11 @@ class Answers:
         raise Unavailable(
             f"the model {self._model.name} gave {_EMPTY_MAX} empty answers in a row",
             code="model_empty_answer",
-            hint="say it in other words, or resume later",
+            hint="rephrase the message, or resume later",
         )
 
     async def _compact(self, how: Compaction) -> bool:
-        """Whether there is a new summary."""
+        """Summarise older steps if necessary. Return whether there is a new summary."""
         covers = to_cover(self._thread.kept, how, self._input_tokens)
         if covers is None:
             return False
@@ -117,13 +119,15 @@ class Answers:
         self.usage += summary.usage
         self._input_tokens = 0
         if summary.stop == "refusal" or not summary.content.strip():
-            _log.warning("the model %s gave no summary; all is told as before", self._model.name)
+            _log.warning(
+                "the model %s gave no summary; the history stays as it is", self._model.name
+            )
             return False
         await self._thread.append([Message("summary", carried(summary.content))], covers=covers)
         return True
 
-    async def _asked(self) -> Response:
-        system, messages = await self._prompt(), self._told()
+    async def _ask(self) -> Response:
+        system, messages = await self._prompt(), self._messages()
         before = self.content = self.content if self._cut_off else ""
         response = None
         try:
@@ -136,16 +140,16 @@ class Answers:
                     else:
                         response = _carried(piece)
         finally:
-            if response is None and (said := self.content.removeprefix(before)):
-                await self._thread.append([Message("assistant", said + BROKEN_OFF)])
+            if response is None and (received := self.content.removeprefix(before)):
+                await self._thread.append([Message("assistant", received + BROKEN_OFF)])
         if response is None:
-            raise Unavailable("the model's answer has no end", code="model_unavailable")
+            raise Unavailable("the answer of the model has no end", code="model_unavailable")
         self.content = before + response.content
         self.usage += response.usage
         self._input_tokens = response.usage.input_tokens
         return response
 
-    def _told(self) -> list[Message]:
+    def _messages(self) -> list[Message]:
         messages = view(self._thread.kept)
         if self._cut_off:
             messages.append(Message("user", GO_ON))
@@ -159,13 +163,13 @@ class Answers:
         return Denied(
             f"the model {self._model.name} refused to answer",
             code="model_refused",
-            hint="say it in other words, or begin a new conversation",
+            hint="rephrase the message, or start a new conversation",
         )
 
 
 async def results_of(response: Response, calls: Calls, thread: Thread) -> tuple[Message, ...]:
-    """Make the calls of an answer, and keep their results, all together; also where it is ended
-    before its time, by the results there are."""
+    """Make the calls of an answer and append their results to the thread together. If the run is
+    cancelled, append the results that are available at that moment."""
     results: list[ToolResult] = []
     messages: tuple[Message, ...] = ()
     try:
@@ -189,11 +193,11 @@ def _as_message(call: ToolCall, result: ToolResult) -> Message:
 
 
 def _carried(response: Response) -> Response:
-    """As it can be kept and told, its calls with ids of ours."""
+    """Return the response with text that can be stored and shown, and with new call ids."""
     calls = (replace(carried_call(call), id=new_id()) for call in response.tool_calls)
     return replace(response, content=carried(response.content), tool_calls=tuple(calls))
 
 
 def new_id() -> str:
-    """Of a tool call: providers repeat theirs, and models invent them."""
+    """Return a new id for a tool call: providers repeat their ids, and models invent them."""
     return f"call-{secrets.token_hex(8)}"

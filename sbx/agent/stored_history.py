@@ -1,4 +1,4 @@
-"""The history of a conversation in somebody's records, which know messages as JSON only."""
+"""The history of a conversation in a store that holds messages as JSON."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ _PAGE = 1000
 
 
 class KeptJson(Protocol):
-    """A message in its place, see `Kept`."""
+    """A stored message as JSON, see `Kept`."""
 
     @property
     def seq(self) -> int: ...
@@ -24,7 +24,8 @@ class KeptJson(Protocol):
 
 
 class MessageRecords(Protocol):
-    """The messages of many conversations, each by a key. The runtime's `Messages` fits."""
+    """The messages of many conversations, each under a key. The runtime's `Messages` implements
+    it."""
 
     async def append(
         self, key: str, messages: Sequence[Mapping[str, Any]], /, *, covers: int | None = None
@@ -33,27 +34,30 @@ class MessageRecords(Protocol):
     async def page(
         self, key: str, /, *, after: int = 0, limit: int = 50
     ) -> tuple[Sequence[KeptJson], bool]:
-        """Messages above `after`, and whether more follow. It may give fewer than `limit`."""
+        """Return messages above `after`, and whether more follow. The page may be shorter than
+        `limit`."""
         ...
 
 
 class StoredHistory:
-    """A `History`. `append` raises what the records do: TooLarge, and NotFound for a conversation
-    that was deleted."""
+    """A `History` in a store. `append` raises the errors of the store: TooLarge, and NotFound for a
+    deleted conversation."""
 
     def __init__(self, records: MessageRecords, key: str) -> None:
         self._records = records
         self._key = key
 
     async def append(self, messages: Sequence[Message], *, covers: int | None = None) -> None:
-        await self._records.append(self._key, [to_json(one) for one in messages], covers=covers)
+        await self._records.append(
+            self._key, [to_json(message) for message in messages], covers=covers
+        )
 
     async def messages(self, after: int = 0, limit: int | None = None) -> Sequence[Kept]:
         kept: list[Kept] = []
         more = limit != 0
         while more:
-            left = _PAGE if limit is None else min(_PAGE, limit - len(kept))
-            rows, more = await self._records.page(self._key, after=after, limit=left)
+            page_size = _PAGE if limit is None else min(_PAGE, limit - len(kept))
+            rows, more = await self._records.page(self._key, after=after, limit=page_size)
             kept += [self._kept(row) for row in rows]
             after = rows[-1].seq if rows else after
             more = more and len(kept) != limit

@@ -115,7 +115,7 @@ async def test_files_are_written_edited_listed_and_seen_by_code(talk: Conversati
 async def test_paths_that_lead_out_are_refused(talk: Conversation) -> None:
     code = "import os; os.symlink('/etc/passwd', 'link'); os.mkfifo('pipe'); os.mkfifo('/tmp/pipe')"
     await said(talk, "run_code", code=code)
-    assert "no path that tools can reach" in await refused(talk, "read_file", path="/etc/passwd")
+    assert "not a path that tools can reach" in await refused(talk, "read_file", path="/etc/passwd")
     assert "climbs out" in await refused(talk, "read_file", path="../../etc/passwd")
     assert "climbs out" in await refused(talk, "read_file", path="/tmp/../etc/passwd")
     assert "symlink" in await refused(talk, "read_file", path="link")
@@ -178,5 +178,7 @@ async def test_the_tools_act_the_same_on_a_sandbox_of_a_service() -> None:
             path = text.partition("the whole is in ")[2].partition(",")[0]
             part = await said(talk, "read_file", path=path, offset=3, limit=1)
             assert part.startswith("     3\t2\n")
-            assert "no path that tools can reach" in await refused(talk, "read_file", path="/etc/x")
+            assert "not a path that tools can reach" in await refused(
+                talk, "read_file", path="/etc/x"
+            )
             assert "file_not_found" in await refused(talk, "read_file", path="nothing")

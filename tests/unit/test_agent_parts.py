@@ -53,7 +53,7 @@ async def test_a_replay_raises_what_it_is_given_and_says_when_it_has_nothing_lef
     model = ReplayModel([NotFound("gone")])
     with pytest.raises(NotFound, match="gone"):
         await streamed(model)
-    with pytest.raises(BadRequest, match="has 1, and was asked 2 times") as exhausted:
+    with pytest.raises(BadRequest, match="has 1, and got 2 requests") as exhausted:
         await streamed(model)
     assert exhausted.value.code == "replay_exhausted"
 
@@ -79,7 +79,7 @@ async def test_a_recording_answers_as_the_model_did(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{}", '{"model": "m", "answers": [{}]}', "[1]"])
 def test_what_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
-    with pytest.raises(BadRequest, match="no recording"):
+    with pytest.raises(BadRequest, match="not a recording"):
         ReplayModel.load(tmp_path / "r.json")
     with pytest.raises(NotFound):
         ReplayModel.load(tmp_path / "none.json")
@@ -264,22 +264,25 @@ SUMMARY = {"role": "summary", "content": "s"}
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("{}", "no list"),
         (json.dumps({"format": 2, "messages": []}), "format 1"),
         (told({"role": "user"}), "message 1"),
         (told({"role": "system", "content": "obey"}), "message 1"),
-        (told(USER, RESULT), "message 2 is the result of no call"),
+        (told(USER, RESULT), "message 2 is a result without a call"),
         (told(USER, ANSWER, USER), "message 3 comes before the result"),
         (told(USER, ANSWER, RESULT, ANSWER), "message 4 makes calls"),
         (told(USER, {**SUMMARY, "covers": 2}), "message 2: a summary"),
         (told(USER, SUMMARY), "message 2: a summary"),
         (told(USER, ANSWER, RESULT, {**SUMMARY, "covers": 2}), "message 4 covers a call"),
-        (told({"role": "assistant", "content": "x"}), "message 1 is no user's"),
+        (told({"role": "assistant", "content": "x"}), "message 1 is not from the user"),
         (told({**USER, "name": 5}), "message 1"),
         (told({**USER, "tool_call_id": 5}), "message 1"),
-        (told({**USER, "images": [{"media_type": "image/png", "data": "!"}]}), "message 1: a pict"),
+        (
+            told({**USER, "images": [{"media_type": "image/png", "data": "!"}]}),
+            "message 1: an image",
+        ),
         (told(USER, ANSWER, {**RESULT, "is_error": "yes"}), "message 3"),
         (
             told(
@@ -287,7 +290,7 @@ SUMMARY = {"role": "summary", "content": "s"}
                 {**ANSWER, "tool_calls": [{"id": "a b", "name": "t", "arguments": "{}"}]},
                 {**RESULT, "tool_call_id": "a b"},
             ),
-            "message 2 .* the id of a call",
+            "message 2 has an invalid call id",
         ),
     ],
 )

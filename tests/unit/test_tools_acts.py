@@ -184,7 +184,7 @@ async def test_a_file_is_read_as_it_is_or_with_line_numbers() -> None:
         "     2\ttwo\n     3\tthree\n[lines 2 to 3 of 3]"
     )
     assert await read(b"one\ntwo\nthree\n", limit=1) == (
-        "     1\tone\n[lines 1 to 1 of 3; go on with offset 2]"
+        "     1\tone\n[lines 1 to 1 of 3; continue with offset 2]"
     )
     assert "has 3 lines" in await read(b"one\ntwo\nthree\n", offset=4)
 
@@ -198,7 +198,7 @@ async def test_long_files_and_lines_are_cut_without_a_copy() -> None:
     assert text.endswith("     2\tz\n[lines 1 to 2 of 2]")
     text = await read((b"w" * 1000 + b"\n") * 100, offset=1)
     assert len(text) < 32_768
-    assert text.endswith("of 100; go on with offset 32]")
+    assert text.endswith("of 100; continue with offset 32]")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ async def test_long_files_and_lines_are_cut_without_a_copy() -> None:
     ],
 )
 async def test_binary_is_refused_with_its_size_and_type(content: bytes, kind: str) -> None:
-    assert f"no UTF-8 text: {len(content)} bytes, {kind}" in await read(content)
+    assert f"not UTF-8 text: {len(content)} bytes, {kind}" in await read(content)
 
 
 async def test_a_file_that_is_too_large_is_not_read() -> None:
@@ -248,9 +248,9 @@ async def test_an_edit_that_is_not_sure_is_refused_and_says_which(
 
 async def test_an_edit_replaces_one_or_all() -> None:
     text, after = await edited("a\nb\n", old_string="b", new_string="b\\1\r\n")
-    assert (text, after) == ("replaced once in a, at line 2 of what it was", "a\nb\\1\r\n\n")
+    assert (text, after) == ("replaced once in a, at line 2 of the old text", "a\nb\\1\r\n\n")
     text, after = await edited("b\nb\n", old_string="b", new_string="", replace_all=True)
-    assert (text, after) == ("replaced 2 times in a, at lines 1, 2 of what it was", "\n\n")
+    assert (text, after) == ("replaced 2 times in a, at lines 1, 2 of the old text", "\n\n")
 
 
 async def test_edits_of_one_answer_do_not_lose_each_other() -> None:
@@ -276,7 +276,7 @@ async def test_a_listing_is_one_line_each_and_bounded() -> None:
     rows = (await called(TOOLS, "list_files", "{}", box)).text.split("\n")
     assert len(rows) == 501
     assert rows[0] == "file                 3  /workspace/0000"
-    assert "there is more" in rows[-1]
+    assert "only the first" in rows[-1]
     result = await called(TOOLS, "list_files", '{"pattern": "a*"}', box)
     assert result.text == "file                 3  /workspace/a\\nfile  9  b"
 

@@ -1,15 +1,15 @@
-"""Models behind one small contract.
+"""Models behind one small interface.
 
-__init__.py    the contract
-made.py        the model that settings name
-openai.py      anything that speaks chat completions, by the openai SDK
-anthropic.py   the messages API, by the anthropic SDK
-asking.py      what both have in common: one request, its deadline, its end
-wording.py     what both have to mind when they tell a history
-retries.py     what is asked again, and when
-failures.py    the errors of the SDKs in ours, without the key
-bounded.py     the HTTP client beneath the SDKs
-replay.py      answers written down before: tests, demos
+__init__.py    the interface
+made.py        create the configured model
+openai.py      all servers of the chat completions API, with the openai SDK
+anthropic.py   the messages API, with the anthropic SDK
+asking.py      the shared part of both: one request, its deadline, its end
+wording.py     the shared rules for messages that providers accept
+retries.py     retries of streams that break off
+failures.py    convert errors of the SDKs to errors of sbx, without the key
+bounded.py     the HTTP client of the SDKs
+replay.py      recorded answers for tests and demos
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -22,17 +22,16 @@ from sbx.agent.tools.tool import ToolDefinition
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of the answer's text, as it comes."""
+    """A piece of the text of an answer, in the order of arrival."""
 
     text: str
 
 
 class Model(Protocol):
-    """What answers. Both methods raise Unavailable `model_unavailable` (asked again as often as is
-    right, and it would not), `model_rate_limited`, `model_stream_broken`, `model_bad_answer` (of no
-    shape that an answer has); Denied `model_unauthorized`; BadRequest `model_bad_request`. No error
-    carries the key. Cancelling a call ends its request.
-    """
+    """A language model. Both methods raise Unavailable `model_unavailable` (after all retries),
+    `model_rate_limited`, `model_stream_broken`, `model_bad_answer` (the answer has an unknown
+    form); Denied `model_unauthorized`; BadRequest `model_bad_request`. No error contains the key.
+    Cancelling a call ends its request."""
 
     @property
     def name(self) -> str: ...
@@ -43,14 +42,14 @@ class Model(Protocol):
     async def complete(
         self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> Response:
-        """The whole answer at once."""
+        """Return the whole answer."""
         ...
 
     def stream(
         self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> AsyncGenerator[TextDelta | Response, None]:
-        """Its text as it comes; the last item, and only that, is the whole Response. An answer that
-        breaks off before its end is asked for again only while nothing of it was told."""
+        """Yield the text as it arrives. The last item, and only this one, is the whole Response. An
+        answer that breaks off is requested again only if no part of it has been yielded."""
         ...
 
     async def close(self) -> None: ...

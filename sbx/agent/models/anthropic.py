@@ -1,4 +1,4 @@
-"""The messages API, by the anthropic SDK."""
+"""The messages API, with the anthropic SDK."""
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from sbx.agent.models.asking import Building, SdkModel, read
 from sbx.agent.tools import dialects
 from sbx.agent.tools.tool import ToolDefinition
 
-_OUTPUT_MAX = 8192  # tokens; the API wants a number, and every model of today can do this one
+_OUTPUT_MAX = 8192  # tokens; the API requires a number, and all current models support this one
 _STOPS: dict[str, Stop] = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
@@ -53,12 +53,12 @@ class AnthropicModel(SdkModel):
         return _Message()
 
 
-# -- what is told ----------------------------------------------------------------------------------
+# -- the request -----------------------------------------------------------------------------------
 
 
 def told(messages: Sequence[Message], takes_images: bool) -> list[Json]:
-    """The messages of a request, user and assistant by turns. All results of an answer are in the
-    one message after it, and before whatever else is in that."""
+    """Return the messages of a request, alternating between user and assistant. All results of an
+    answer are at the beginning of the message that follows it."""
     written: list[Json] = []
     for message in messages:
         role = "assistant" if message.role == "assistant" else "user"
@@ -67,13 +67,14 @@ def told(messages: Sequence[Message], takes_images: bool) -> list[Json]:
             written[-1]["content"] += blocks
         elif blocks:
             written.append({"role": role, "content": blocks})
-    for one in written:
-        one["content"].sort(key=lambda block: block["type"] != "tool_result")
+    for entry in written:
+        entry["content"].sort(key=lambda block: block["type"] != "tool_result")
     return written
 
 
 def _blocks(message: Message, takes_images: bool) -> list[Json]:
-    """An empty answer is none, for the API refuses a text without a letter."""
+    """Return the content blocks of a message. An empty answer has none, because the API refuses an
+    empty text."""
     text, images = wording.images(message, takes_images)
     texts = [{"type": "text", "text": text}] if text.strip() else []
     match message.role:
@@ -85,16 +86,16 @@ def _blocks(message: Message, takes_images: bool) -> list[Json]:
 
 
 def _result(message: Message, texts: list[Json], images: Sequence[Image]) -> list[Json]:
-    """The images of an error stand beside it: it takes text alone."""
+    """Place the images of an error after the result: an error may only contain text."""
     shown = [_image(image) for image in images]
-    inside, beside = (texts, shown) if message.is_error else (texts + shown, [])
+    inside, after = (texts, shown) if message.is_error else (texts + shown, [])
     result = {
         "type": "tool_result",
         "tool_use_id": message.tool_call_id,
         "content": inside,
         "is_error": message.is_error,
     }
-    return [result, *beside]
+    return [result, *after]
 
 
 def _call(call: ToolCall) -> Json:
@@ -111,10 +112,10 @@ def _image(image: Image) -> Json:
     return {"type": "image", "source": source}
 
 
-# -- what comes back -------------------------------------------------------------------------------
+# -- the answer ------------------------------------------------------------------------------------
 
 
-class _Counted(msgspec.Struct):
+class _TokenCounts(msgspec.Struct):
     input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
@@ -122,7 +123,8 @@ class _Counted(msgspec.Struct):
 
 
 class _Block(msgspec.Struct):
-    """`text` of a text, the others of a call; blocks of other types are left aside."""
+    """`text` belongs to a text block, the other fields to a call. Blocks of other types are
+    ignored."""
 
     type: str
     text: str | None = None
@@ -134,7 +136,7 @@ class _Block(msgspec.Struct):
 class _Whole(msgspec.Struct):
     content: list[_Block]
     stop_reason: str | None = None
-    usage: _Counted | None = None
+    usage: _TokenCounts | None = None
 
 
 class _Delta(msgspec.Struct):
@@ -144,7 +146,7 @@ class _Delta(msgspec.Struct):
 
 
 class _Start(msgspec.Struct):
-    usage: _Counted | None = None
+    usage: _TokenCounts | None = None
 
 
 class _Event(msgspec.Struct):
@@ -153,12 +155,12 @@ class _Event(msgspec.Struct):
     message: _Start | None = None
     content_block: _Block | None = None
     delta: _Delta | None = None
-    usage: _Counted | None = None
+    usage: _TokenCounts | None = None
 
 
 @dataclass(slots=True)
-class _Written:
-    """A call as far as it was told. `whole` is its input where that came at once."""
+class _PartialCall:
+    """A call, as far as it has arrived. `whole` is its input if that arrived at once."""
 
     id: str
     name: str
@@ -166,25 +168,25 @@ class _Written:
     pieces: list[str] = field(default_factory=list)
 
     def call(self) -> ToolCall:
-        told = {} if self.whole is None else self.whole
-        written = "".join(self.pieces) or msgspec.json.encode(told).decode()
+        fields = {} if self.whole is None else self.whole
+        written = "".join(self.pieces) or msgspec.json.encode(fields).decode()
         return ToolCall(self.id, self.name, written)
 
 
 class _Message(Building):
     def __init__(self) -> None:
         self._texts: list[str] = []
-        self._calls: dict[int, _Written] = {}
+        self._calls: dict[int, _PartialCall] = {}
         self._stop_reason: str | None = None
         self._input_tokens = 0
         self._output_tokens = 0
 
     def whole(self, answer: object) -> None:
-        told = read(answer, _Whole)
-        for index, block in enumerate(told.content):
+        message = read(answer, _Whole)
+        for index, block in enumerate(message.content):
             self._start(index, block)
-        self._stop_reason = told.stop_reason
-        self._count(told.usage)
+        self._stop_reason = message.stop_reason
+        self._count(message.usage)
 
     def add(self, piece: object) -> Sequence[str]:
         before, event = len(self._texts), read(piece, _Event)
@@ -209,7 +211,7 @@ class _Message(Building):
 
     def _start(self, index: int, block: _Block) -> None:
         if block.type == "tool_use":
-            self._calls[index] = _Written(block.id or "", block.name or "", block.input)
+            self._calls[index] = _PartialCall(block.id or "", block.name or "", block.input)
         elif block.type == "text" and block.text:
             self._texts.append(block.text)
 
@@ -220,12 +222,17 @@ class _Message(Building):
         if delta.text:
             self._texts.append(delta.text)
 
-    def _count(self, told: _Counted | None) -> None:
-        """Counts of an event are of the whole answer so far; what it leaves out stays as it was."""
-        if told is None:
+    def _count(self, counts: _TokenCounts | None) -> None:
+        """Update the token counts. The counts of an event are totals of the answer so far. A
+        missing count is unchanged."""
+        if counts is None:
             return
-        asked = (told.input_tokens, told.cache_creation_input_tokens, told.cache_read_input_tokens)
-        if told.input_tokens is not None:
-            self._input_tokens = sum(filter(None, asked))
-        if told.output_tokens is not None:
-            self._output_tokens = told.output_tokens
+        inputs = (
+            counts.input_tokens,
+            counts.cache_creation_input_tokens,
+            counts.cache_read_input_tokens,
+        )
+        if counts.input_tokens is not None:
+            self._input_tokens = sum(filter(None, inputs))
+        if counts.output_tokens is not None:
+            self._output_tokens = counts.output_tokens

@@ -1,4 +1,5 @@
-"""What both SDKs have in common: one request, whole or streamed, with its deadline and its end."""
+"""The shared part of both SDKs: one request, complete or streamed, with its deadline and its
+end."""
 
 import asyncio
 import importlib
@@ -24,20 +25,21 @@ T = TypeVar("T")
 
 
 class Building(ABC):
-    """An answer that comes whole or in pieces, as objects of an SDK that nobody has checked."""
+    """Builds an answer from one object or from the pieces of a stream. The objects of the SDK are
+    not validated before."""
 
     @abstractmethod
     def whole(self, answer: object) -> None: ...
 
     @abstractmethod
     def add(self, piece: object) -> Sequence[str]:
-        """The texts in this piece of a stream."""
+        """Return the texts in this piece of a stream."""
         ...
 
     @property
     @abstractmethod
     def is_complete(self) -> bool:
-        """Whether a stream that ends here was told to its end."""
+        """Return whether the stream was complete if it ends here."""
         ...
 
     @abstractmethod
@@ -45,17 +47,17 @@ class Building(ABC):
 
 
 class SdkModel(ABC):
-    """A model of one server, reached by an SDK; a Model.
+    """A Model of one server, reached with an SDK.
 
-    `base_url` None is the provider's own. `timeout_s` is the longest that one answer may take, all
-    tries included; `pause_s` the first pause before a stream that broke off is asked for again.
-    `options` go into each request as they are: `temperature`, `max_tokens` and the like.
-    Raises Unavailable `extra_missing`, BadRequest `invalid_settings`.
+    A `base_url` of None means the URL of the provider. `timeout_s` is the maximum time of one
+    answer, including all retries. `pause_s` is the first pause before a broken stream is requested
+    again. `options` are added to each request unchanged: `temperature`, `max_tokens` and others.
+    Raise Unavailable `extra_missing`, BadRequest `invalid_settings`.
     """
 
     sdk: ClassVar[str]
     client: ClassVar[str]
-    error: ClassVar[str]  # the root of all that it raises
+    error: ClassVar[str]  # the base class of its errors
 
     def __init__(
         self,
@@ -95,7 +97,7 @@ class SdkModel(ABC):
         self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> Response:
         building = self._building()
-        building.whole(await self._asked(_Question(system, messages, tools, False), self._end()))
+        building.whole(await self._send(_Question(system, messages, tools, False), self._end()))
         return building.response()
 
     def stream(
@@ -122,9 +124,10 @@ class SdkModel(ABC):
     @abstractmethod
     def _building(self) -> Building: ...
 
-    async def _asked(self, question: "_Question", deadline: float) -> Any:
-        """No setting says whether a model takes images. Where it seems to refuse a request for
-        them, they are left out; each time, since it may have been one that is odd."""
+    async def _send(self, question: "_Question", deadline: float) -> Any:
+        """Send a request. No setting states whether a model accepts images. If the model seems to
+        refuse the images, send the request again without them. Every request tries the images
+        again, because only one image may have been invalid."""
         try:
             return await self._failures.asked(self._put(question, self._takes_images), deadline)
         except BadRequest as refusal:
@@ -133,12 +136,12 @@ class SdkModel(ABC):
         return await self._failures.asked(self._put(question, False), deadline)
 
     def _put(self, question: "_Question", takes_images: bool) -> Awaitable[Any]:
-        told = self._request(question.system, question.messages, question.tools, takes_images)
-        return self._create({**told, "stream": question.is_streamed})
+        request = self._request(question.system, question.messages, question.tools, takes_images)
+        return self._create({**request, "stream": question.is_streamed})
 
     async def _attempt(self, question: "_Question", deadline: float) -> Answer:
         building = self._building()
-        pieces = await self._asked(question, deadline)
+        pieces = await self._send(question, deadline)
         try:
             while (piece := await self._failures.heard(_next(pieces), deadline)) is not _END:
                 for text in building.add(piece):
@@ -146,7 +149,7 @@ class SdkModel(ABC):
         finally:
             await pieces.close()
         if not building.is_complete:
-            raise stream_broken("it has no end")
+            raise stream_broken("the stream has no end")
         yield building.response()
 
     def _end(self) -> float:
@@ -178,10 +181,10 @@ async def _next(pieces: AsyncIterator[object]) -> object:
 
 
 def read(told: object, shape: type[T]) -> T:
-    """What a server told, as a shape. Raises Unavailable `model_bad_answer`."""
+    """Convert data of a server to a type. Raise Unavailable `model_bad_answer`."""
     with suppress(msgspec.ValidationError, RecursionError):
         return msgspec.convert(told, shape, from_attributes=True)
-    raise bad_answer("it is not of the shape that it should be")
+    raise bad_answer("it has an unknown form")
 
 
 def _loaded(sdk: str) -> ModuleType:
@@ -189,7 +192,7 @@ def _loaded(sdk: str) -> ModuleType:
         return importlib.import_module(sdk)
     except ImportError:
         raise Unavailable(
-            f"this model is reached by the package {sdk}, which is not installed",
+            f"this model needs the package {sdk}, which is not installed",
             code="extra_missing",
             hint="pip install 'sbx[agent]'",
         ) from None
@@ -198,12 +201,12 @@ def _loaded(sdk: str) -> ModuleType:
 def _checked_key(key: str) -> str:
     key = key.strip()
     if not key or not key.isascii() or not key.isprintable():
-        raise BadRequest("API_KEY must be a key of printable ASCII", code="invalid_settings")
+        raise BadRequest("API_KEY must be printable ASCII", code="invalid_settings")
     return key
 
 
 def _checked_url(url: str | None) -> str | None:
-    """A password in it would be in logs and errors, which name the URL."""
+    """Refuse a URL with a password: logs and errors contain the URL."""
     with suppress(ValueError):
         if url is None:
             return None
@@ -211,6 +214,6 @@ def _checked_url(url: str | None) -> str | None:
         if parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc:
             return url
     raise BadRequest(
-        "BASE_URL must be a URL of http or https, without a user or password",
+        "BASE_URL must be an http or https URL, without a user or password",
         code="invalid_settings",
     )

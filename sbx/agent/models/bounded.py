@@ -1,4 +1,4 @@
-"""The HTTP client beneath the SDKs: answers have a largest size, and redirects are not followed."""
+"""The HTTP client of the SDKs. It limits the size of answers and does not follow redirects."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import httpx2
 
-ANSWER_MAX = 64 * 1024 * 1024  # bytes on the wire; a stream frames each token with about 300
+ANSWER_MAX = 64 * 1024 * 1024  # bytes on the wire; a stream needs about 300 for each token
 _CONNECT_S = 10.0
-_WAIT_MAX_S = 120.0  # for what Retry-After names; the openai SDK has this bound, the other has none
+_WAIT_MAX_S = (
+    120.0  # the limit for Retry-After; the openai SDK has it too, the anthropic SDK has no limit
+)
 
 
 def bounded_client(timeout_s: float, failure: type[Exception]) -> "httpx2.AsyncClient":
-    """`failure` is raised for an answer beyond the bounds: the root of the SDK's errors, which is
-    the one thing that it neither asks again for nor wraps.
+    """Return a client that raises `failure` for an answer beyond the limits. `failure` is the base
+    class of the SDK's errors: the SDK neither retries nor wraps an error of exactly this class.
 
-    A redirect is an error: the conversation would go to a server that no setting names. Compression
-    is refused, or a small answer could become a large one.
+    A redirect is an error, because the conversation would go to a server that no setting names.
+    Compression is refused, because a small answer could expand to a large one.
     """
     import httpx2
 
@@ -27,9 +29,9 @@ def bounded_client(timeout_s: float, failure: type[Exception]) -> "httpx2.AsyncC
             self._stream = stream
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            left = ANSWER_MAX
+            remaining = ANSWER_MAX
             async for chunk in self._stream:
-                if (left := left - len(chunk)) < 0:
+                if (remaining := remaining - len(chunk)) < 0:
                     raise failure(f"it is longer than {ANSWER_MAX} bytes")
                 yield chunk
 
@@ -38,9 +40,9 @@ def bounded_client(timeout_s: float, failure: type[Exception]) -> "httpx2.AsyncC
 
     async def bound(response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise failure("it is compressed, which was not asked for")
+            raise failure("it is compressed, although the request did not allow that")
         if _wait_s(response.headers.get("retry-after", "")) > _WAIT_MAX_S:
-            response.headers["x-should-retry"] = "false"  # which both SDKs obey
+            response.headers["x-should-retry"] = "false"  # both SDKs obey this header
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = Counted(response.stream)
 
@@ -56,13 +58,13 @@ def bounded_client(timeout_s: float, failure: type[Exception]) -> "httpx2.AsyncC
 def _wait_s(retry_after: str) -> float:
     try:
         return float(retry_after)
-    except ValueError:  # a date, or nothing
+    except ValueError:  # a date, or an empty value
         return 0.0
 
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    """The certificates are read once, not for each model: it takes 30 ms."""
+    """Read the certificates only once, not for each model: it takes 30 ms."""
     import httpx2
 
     return httpx2.create_ssl_context()

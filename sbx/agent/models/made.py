@@ -1,4 +1,4 @@
-"""The model that settings name."""
+"""Create the configured model."""
 
 from collections.abc import Mapping
 
@@ -9,14 +9,14 @@ from sbx.agent.models.openai import OpenAIModel
 from sbx.agent.settings import AgentSettings
 
 _KINDS: Mapping[str, type[SdkModel]] = {"openai": OpenAIModel, "anthropic": AnthropicModel}
-_NO_KEY = "no-key-is-needed"  # so say Ollama and vLLM; the SDKs want one
+_NO_KEY = "no-key-is-needed"  # Ollama and vLLM need no key, but the SDKs require one
 
 
 def make_model(settings: AgentSettings, name: str | None = None) -> Model:
-    """The configured model, or another one of its provider. Whoever makes it closes it. The first
-    of a provider takes about a second, for its SDK is imported.
+    """Return the configured model, or another model of its provider. The caller must close it. The
+    first model of a provider takes about a second, because its SDK is imported.
 
-    Raises BadRequest `missing_setting`, `invalid_settings`; Unavailable `extra_missing`.
+    Raise BadRequest `missing_setting`, `invalid_settings`; Unavailable `extra_missing`.
     """
     if name is None:
         settings.needed("MODEL_NAME")

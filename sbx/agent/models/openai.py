@@ -1,7 +1,7 @@
-"""Anything that speaks chat completions, by the openai SDK: OpenAI, DeepSeek, vLLM, Ollama …
+"""All servers of the chat completions API, with the openai SDK: OpenAI, DeepSeek, vLLM, Ollama …
 
-Servers that speak it differ in what they leave out. So nothing is required of what comes, and only
-a wrong type is an error.
+These servers omit different fields. So no field of an answer is required, and only a wrong type is
+an error.
 """
 
 from collections.abc import Awaitable, Iterator, Sequence
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 class OpenAIModel(SdkModel):
-    """A model behind chat completions, OpenAI's or any server's that speaks them; see SdkModel."""
+    """A model behind the chat completions API of OpenAI or another server; see SdkModel."""
 
     sdk, client, error = "openai", "AsyncOpenAI", "OpenAIError"
 
@@ -51,12 +51,12 @@ class OpenAIModel(SdkModel):
         return _Completion()
 
 
-# -- what is told ----------------------------------------------------------------------------------
+# -- the request -----------------------------------------------------------------------------------
 
 
 def told(system: str, messages: Sequence[Message], takes_images: bool) -> list[Json]:
-    """The messages of a request. Images of tools' results, for which a message of a tool has no
-    room, come in a message of the user after all results of the same answer."""
+    """Return the messages of a request. A tool message cannot contain images. So the images of tool
+    results are in a user message after all results of the same answer."""
     written: list[Json] = [{"role": "system", "content": wording.plain(system)}] if system else []
     shown: list[Image] = []
     for message in messages:
@@ -86,7 +86,7 @@ def _user(text: str, images: Sequence[Image]) -> Json:
 
 
 def _assistant(message: Message, text: str) -> Iterator[Json]:
-    """An empty answer is left out: many servers refuse a history that has one."""
+    """Omit an empty answer: many servers refuse a history that has one."""
     if message.tool_calls:
         calls = [_call(call) for call in message.tool_calls]
         yield {"role": "assistant", "content": text or None, "tool_calls": calls}
@@ -95,23 +95,23 @@ def _assistant(message: Message, text: str) -> Iterator[Json]:
 
 
 def _call(call: ToolCall) -> Json:
-    """The arguments go back as the model wrote them, unless they are no object: some servers read
-    them, and fail."""
-    told = wording.arguments(call)
+    """Return the arguments as the model wrote them if they are an object. Some servers parse the
+    arguments and fail on anything else."""
+    parsed = wording.arguments(call)
     written = wording.plain(call.arguments)
-    kept = written.strip() and "malformed" not in told
-    text = written if kept else msgspec.json.encode(told).decode()
+    is_valid = written.strip() and "malformed" not in parsed
+    text = written if is_valid else msgspec.json.encode(parsed).decode()
     function = {"name": wording.tool_name(call), "arguments": text}
     return {"id": call.id, "type": "function", "function": function}
 
 
 def _result(message: Message, text: str) -> Json:
     is_plain = message.is_error and not text.lower().startswith("error")
-    content = f"Error: {text}" if is_plain else text  # there is no field that would tell it
+    content = f"Error: {text}" if is_plain else text  # the API has no field for errors
     return {"role": "tool", "tool_call_id": message.tool_call_id, "content": content}
 
 
-# -- what comes back -------------------------------------------------------------------------------
+# -- the answer ------------------------------------------------------------------------------------
 
 
 class _Function(msgspec.Struct):
@@ -125,31 +125,31 @@ class _Call(msgspec.Struct):
     function: _Function | None = None
 
 
-class _Said(msgspec.Struct):
+class _Content(msgspec.Struct):
     content: str | None = None
     refusal: str | None = None
     tool_calls: list[_Call] | None = None
 
 
 class _Choice(msgspec.Struct):
-    message: _Said | None = None
-    delta: _Said | None = None
+    message: _Content | None = None
+    delta: _Content | None = None
     finish_reason: str | None = None
 
 
-class _Counted(msgspec.Struct):
+class _TokenCounts(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
-    usage: _Counted | None = None
+    usage: _TokenCounts | None = None
 
 
 @dataclass(slots=True)
-class _Written:
-    """A call as far as it was told."""
+class _PartialCall:
+    """A call, as far as it has arrived."""
 
     id: str = ""
     name: str = ""
@@ -162,17 +162,17 @@ class _Written:
 class _Completion(Building):
     def __init__(self) -> None:
         self._texts: list[str] = []
-        self._calls: list[_Written] = []
-        self._by_index: dict[int, _Written] = {}
+        self._calls: list[_PartialCall] = []
+        self._by_index: dict[int, _PartialCall] = {}
         self._refused = False
         self._finish: str | None = None
         self._usage = Usage()
 
     def whole(self, answer: object) -> None:
-        told = read(answer, _Answer)
-        if not told.choices or told.choices[0].message is None:
-            raise bad_answer("it holds no choice")
-        self._take(told)
+        message = read(answer, _Answer)
+        if not message.choices or message.choices[0].message is None:
+            raise bad_answer("it contains no choice")
+        self._take(message)
 
     def add(self, piece: object) -> Sequence[str]:
         before = len(self._texts)
@@ -194,29 +194,33 @@ class _Completion(Building):
             return "length"
         return "tools" if self._calls else "end"
 
-    def _take(self, told: _Answer) -> None:
-        if told.usage is not None:
-            self._usage = Usage(told.usage.prompt_tokens or 0, told.usage.completion_tokens or 0)
-        for choice in (told.choices or ())[:1]:
+    def _take(self, answer: _Answer) -> None:
+        if answer.usage is not None:
+            self._usage = Usage(
+                answer.usage.prompt_tokens or 0, answer.usage.completion_tokens or 0
+            )
+        for choice in (answer.choices or ())[:1]:
             self._finish = choice.finish_reason or self._finish
-            said = choice.message or choice.delta or _Said()
-            if said.refusal:
+            content = choice.message or choice.delta or _Content()
+            if content.refusal:
                 self._refused = True
-            for position, call in enumerate(said.tool_calls or ()):
+            for position, call in enumerate(content.tool_calls or ()):
                 self._take_call(call, position)
-            self._texts += filter(None, (said.content, said.refusal))
+            self._texts += filter(None, (content.content, content.refusal))
 
     def _take_call(self, piece: _Call, position: int) -> None:
-        """A call's id comes with its first piece only. Some servers number no calls, or all alike:
-        another id is another call."""
+        """Add a piece of a call. Only the first piece of a call has its id. Some servers do not
+        number the calls, or use the same number for all: another id means another call."""
         index = piece.index if piece.index is not None else position
         call = self._by_index.get(index)
         if call is None or (piece.id and call.id and piece.id != call.id):
-            call = self._by_index[index] = _Written()
+            call = self._by_index[index] = _PartialCall()
             self._calls.append(call)
         call.id = piece.id or call.id
         if (function := piece.function) is None:
             return
         call.name = call.name or function.name or ""
-        told = function.arguments or ""
-        call.arguments.append(told if isinstance(told, str) else msgspec.json.encode(told).decode())
+        arguments = function.arguments or ""
+        call.arguments.append(
+            arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        )

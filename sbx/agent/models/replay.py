@@ -1,8 +1,8 @@
-"""Answers written down before: for tests, for demos, and to see a run again without a provider.
+"""Recorded answers for tests and demos, and to repeat a run without a provider.
 
-An answer is a Response, a text, a list of the pieces that a stream tells, an exception to raise, or
-a function of what the model was asked that gives one of these. `Recorder` keeps what another model
-answers; `ReplayModel.load` answers so again.
+An answer is a Response, a text, a list of the pieces of a stream, an exception to raise, or a
+function that takes the request and returns one of these. `Recorder` records the answers of another
+model, and `ReplayModel.load` replays them.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from sbx.errors import BadRequest, NotFound
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a model was asked once."""
+    """One request to a model."""
 
     system: str
     messages: tuple[Message, ...]
@@ -35,9 +35,9 @@ _PIECE = re.compile(r"\S+\s*|\s+")
 
 
 class ReplayModel:
-    """Gives its answers in turn, one for each time it is asked; `asked` tells what it was asked.
+    """Returns its answers in turn, one for each request. `asked` lists the requests.
 
-    Raises BadRequest `replay_exhausted` when it is asked once more than it has answers.
+    Raise BadRequest `replay_exhausted` for a request after the last answer.
     """
 
     def __init__(
@@ -50,15 +50,17 @@ class ReplayModel:
 
     @classmethod
     def load(cls, path: str | Path) -> "ReplayModel":
-        """What a Recorder wrote. Raises NotFound, BadRequest `invalid_recording`."""
+        """Load a recording of a Recorder. Raise NotFound, BadRequest `invalid_recording`."""
         try:
-            told = json.loads(Path(path).read_text())
-            return cls([_response(one) for one in told["answers"]], name=told["model"])
+            recording = json.loads(Path(path).read_text())
+            return cls(
+                [_response(answer) for answer in recording["answers"]], name=recording["model"]
+            )
         except OSError as error:
             raise NotFound(f"the recording cannot be read: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadRequest(
-                f"{path} is no recording of a model: {error!r}", code="invalid_recording"
+                f"{path} is not a recording of a model: {error!r}", code="invalid_recording"
             ) from None
 
     @property
@@ -89,26 +91,26 @@ class ReplayModel:
     async def _next(
         self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> Plain:
-        asked = Asked(system, tuple(messages), tuple(tools))
-        self.asked.append(asked)
+        request = Asked(system, tuple(messages), tuple(tools))
+        self.asked.append(request)
         if len(self.asked) > len(self._answers):
             raise BadRequest(
-                f"the model {self._name} has no answer left: it has {len(self._answers)}, and was "
-                f"asked {len(self.asked)} times",
+                f"the model {self._name} has no answer left: it has {len(self._answers)}, and got "
+                f"{len(self.asked)} requests",
                 code="replay_exhausted",
-                hint="write down one more answer, or see why it was asked once more",
+                hint="add an answer, or find the reason for the extra request",
             )
         answer = self._answers[len(self.asked) - 1]
         if callable(answer):
-            made = answer(asked)
-            answer = await made if inspect.isawaitable(made) else made
+            result = answer(request)
+            answer = await result if inspect.isawaitable(result) else result
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
 
 class Recorder:
-    """A model that another one answers for, and that writes every answer down."""
+    """A model that forwards requests to another model and records all answers."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -125,29 +127,29 @@ class Recorder:
     async def complete(
         self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> Response:
-        return self._kept(await self._model.complete(system, messages, tools))
+        return self._record(await self._model.complete(system, messages, tools))
 
     async def stream(
         self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> AsyncGenerator[TextDelta | Response, None]:
         async for piece in self._model.stream(system, messages, tools):
-            yield self._kept(piece) if isinstance(piece, Response) else piece
+            yield self._record(piece) if isinstance(piece, Response) else piece
 
     async def close(self) -> None:
         await self._model.close()
 
     def save(self, path: str | Path) -> None:
-        """All answers until now, for `ReplayModel.load`."""
-        whole = {"model": self.name, "answers": self._answers}
-        Path(path).write_text(json.dumps(whole, ensure_ascii=False, indent=1))
+        """Write all answers so far, for `ReplayModel.load`."""
+        recording = {"model": self.name, "answers": self._answers}
+        Path(path).write_text(json.dumps(recording, ensure_ascii=False, indent=1))
 
-    def _kept(self, response: Response) -> Response:
+    def _record(self, response: Response) -> Response:
         self._answers.append(_told(response))
         return response
 
 
 def _pieces(answer: Plain) -> Sequence[str | Response]:
-    """As a stream tells it: text in words, then what is not text."""
+    """Return the pieces of a stream: the words of the text, then the rest."""
     if isinstance(answer, str):
         return [answer]
     if isinstance(answer, Response):
@@ -173,12 +175,12 @@ def _told(response: Response) -> dict[str, Any]:
     }
 
 
-def _response(told: Any) -> Response:
+def _response(fields: Any) -> Response:
     calls = tuple(
         ToolCall(f"replayed-{number}", call["name"], call["arguments"])
-        for number, call in enumerate(told["tool_calls"])
+        for number, call in enumerate(fields["tool_calls"])
     )
-    if told["stop"] not in ("end", "tools", "length", "refusal"):
-        raise ValueError(f"no answer stops by {told['stop']!r}")
-    used_input, used_output = map(operator.index, told["usage"])
-    return Response(told["content"], calls, Usage(used_input, used_output), told["stop"])
+    if fields["stop"] not in ("end", "tools", "length", "refusal"):
+        raise ValueError(f"{fields['stop']!r} is not a valid stop")
+    used_input, used_output = map(operator.index, fields["usage"])
+    return Response(fields["content"], calls, Usage(used_input, used_output), fields["stop"])

@@ -1,5 +1,5 @@
-"""What every dialect has to mind when it tells a history: no word in it may make a provider refuse
-the whole request, for then the conversation could not go on."""
+"""Rules for all dialects: a message must not make a provider refuse the whole request, because then
+the conversation could not continue."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,29 +16,30 @@ _IMAGE_MAX = 5 * 1024 * 1024  # characters of base64; the smallest limit of the 
 
 
 def plain(text: str) -> str:
-    """Without lone surrogates, which no JSON can carry."""
+    """Return the text without lone surrogates, which JSON cannot carry."""
     return text.encode(errors="replace").decode()
 
 
 def tool_name(call: ToolCall) -> str:
-    """Models call tools by names that no definition may have; those are told back mended."""
+    """Return the name in a valid form: models call tools by names that no definition may have."""
     return _UNFIT.sub("_", call.name)[:_NAME_MAX] or "unnamed"
 
 
 def arguments(call: ToolCall) -> Mapping[str, Any]:
-    """The arguments as an object, in which what is none is named as malformed."""
+    """Return the arguments as an object. Invalid arguments are in its field `malformed`."""
     text = plain(call.arguments)
     if not text.strip():
         return {}
     try:
-        told = msgspec.json.decode(text)
+        fields = msgspec.json.decode(text)
     except (ValueError, RecursionError):
         return {"malformed": text}
-    return told if isinstance(told, dict) else {"malformed": text}
+    return fields if isinstance(fields, dict) else {"malformed": text}
 
 
 def images(message: Message, taken: bool) -> tuple[str, Sequence[Image]]:
-    """The text of a message, and its images that the model takes; the text tells of all others."""
+    """Return the text of a message, and the images that the model accepts. The text states how many
+    images were left out."""
     fit = [image for image in message.images if taken and _is_fit(image)]
     text = plain(message.content)
     if left_out := len(message.images) - len(fit):

@@ -1,4 +1,4 @@
-"""Arguments as a model wrote them: JSON or not, fitting a tool's schema or not. Pure."""
+"""Parse the arguments that a model wrote, and check them against the schema of the tool. Pure."""
 
 import difflib
 import json
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
 TEXT_MAX = 16 << 20  # characters of JSON
-_DEPTH_MAX = 64  # whoever writes them down again, at any depth of the stack, can do so
-_ERRORS_MAX = 50  # found; a model can make a million
+_DEPTH_MAX = 64  # so that they can be encoded again at any depth of the stack
+_ERRORS_MAX = 50  # the limit of errors to collect; a model can cause a million
 _ERRORS_TOLD = 5
-_TOLD_MAX = 300  # characters, of one error
+_TOLD_MAX = 300  # characters of one error
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_NOTHING_ELSEWHERE: Registry[Any] = Registry()  # a `$ref` to an address is never fetched
+_NO_REMOTE: Registry[Any] = Registry()  # a `$ref` to a URL is never fetched
 
 
 def parse_arguments(definition: ToolDefinition, text: str) -> Arguments:
-    """The arguments, which fit the schema. Raises BadRequest `invalid_arguments`: a sentence for
-    the model, that names the field and what is wrong with it."""
-    given = _object(text)
-    wrong = _violations(definition, given)
-    if not wrong:
-        return given
-    sentences = (sentence for error in wrong for sentence in _sentences(error))
-    told = list(islice(sentences, _ERRORS_TOLD + 1))
-    if len(told) > _ERRORS_TOLD:
-        told[_ERRORS_TOLD:] = ["and there is more"]
-    field = _field(wrong[0])
+    """Return the arguments, which fit the schema. Raise BadRequest `invalid_arguments` with a
+    message for the model that names each field and its error."""
+    arguments = _object(text)
+    errors = _violations(definition, arguments)
+    if not errors:
+        return arguments
+    sentences = (sentence for error in errors for sentence in _sentences(error))
+    shown = list(islice(sentences, _ERRORS_TOLD + 1))
+    if len(shown) > _ERRORS_TOLD:
+        shown[_ERRORS_TOLD:] = ["and more"]
+    field = _field(errors[0])
     raise BadRequest(
-        f"wrong arguments: {'; '.join(told)}",
+        f"wrong arguments: {'; '.join(shown)}",
         code="invalid_arguments",
         hint=f"{definition.name} takes {_taken(definition.parameters)}",
         details={"field": field},
@@ -47,50 +47,53 @@ def parse_arguments(definition: ToolDefinition, text: str) -> Arguments:
 
 
 def nearest(name: str, known: Sequence[str]) -> list[str]:
-    """All that are known, the nearest first."""
+    """Return all known names, the nearest first."""
     close = difflib.get_close_matches(name[:100], known, n=len(known) or 1, cutoff=0.0)
-    return [*close, *(one for one in known if one not in close)]
+    return [*close, *(candidate for candidate in known if candidate not in close)]
 
 
-def _violations(definition: ToolDefinition, given: Arguments) -> "list[ValidationError]":
-    """By field. Raises BadRequest `invalid_tool` where it is the schema that is wrong."""
+def _violations(definition: ToolDefinition, arguments: Arguments) -> "list[ValidationError]":
+    """Return the errors, sorted by field. Raise BadRequest `invalid_tool` if the schema itself is
+    wrong."""
     from jsonschema import Draft202012Validator  # here: see `Tools.ready`
 
-    validator = Draft202012Validator(definition.parameters, registry=_NOTHING_ELSEWHERE)
+    validator = Draft202012Validator(definition.parameters, registry=_NO_REMOTE)
     try:
-        found = list(islice(validator.iter_errors(given), _ERRORS_MAX))
+        errors = list(islice(validator.iter_errors(arguments), _ERRORS_MAX))
     except (Unresolvable, RecursionError, re.error) as error:
         raise BadRequest(
             f"these arguments cannot be checked: {error!s:.200}",
             code="invalid_tool",
             hint=f"use another tool: the schema of {definition.name} is broken",
         ) from error
-    return sorted(found, key=lambda error: [str(part) for part in error.absolute_path])
+    return sorted(errors, key=lambda error: [str(part) for part in error.absolute_path])
 
 
 def _object(text: str) -> dict[str, Any]:
     if len(text) > TEXT_MAX:
         raise _bad(f"the arguments are longer than {TEXT_MAX} characters of JSON")
     try:
-        given = json.loads(text.strip() or "{}", parse_constant=_no_number, parse_float=_finite)
+        value = json.loads(text.strip() or "{}", parse_constant=_no_number, parse_float=_finite)
         if _ESCAPED_SURROGATE.search(text):
-            text = json.dumps(given, ensure_ascii=False)
+            text = json.dumps(value, ensure_ascii=False)
         text.encode()
     except UnicodeEncodeError:
-        raise _bad("the arguments have half of a surrogate pair, which is no character") from None
+        raise _bad(
+            "the arguments have half of a surrogate pair, which is not a character"
+        ) from None
     except json.JSONDecodeError as error:
         raise _bad(f"the arguments are not JSON: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise _bad(f"the arguments are not JSON that can be read: {error}"[:_TOLD_MAX]) from None
-    if not isinstance(given, dict):
-        raise _bad(f"the arguments are {_kind(given)}, and must be a JSON object")
-    if _is_deep(given):
+        raise _bad(f"the arguments are not valid JSON: {error}"[:_TOLD_MAX]) from None
+    if not isinstance(value, dict):
+        raise _bad(f"the arguments are {_kind(value)}, and must be a JSON object")
+    if _is_deep(value):
         raise _bad(f"the arguments are nested more than {_DEPTH_MAX} deep")
-    return given
+    return value
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text[:40]} is no number of JSON, or none that can be written again")
+    raise ValueError(f"{text[:40]} is not a JSON number, or cannot be encoded again")
 
 
 def _finite(text: str) -> float:
@@ -101,16 +104,16 @@ def _finite(text: str) -> float:
 def _is_deep(value: object) -> bool:
     level: list[Any] = [value]
     for _ in range(_DEPTH_MAX):
-        inner = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for many in inner for one in many if isinstance(one, dict | list)]
+        inner = (element.values() if isinstance(element, dict) else element for element in level)
+        level = [element for many in inner for element in many if isinstance(element, dict | list)]
         if not level:
             return False
     return True
 
 
 def _sentences(error: "ValidationError") -> Iterator[str]:
-    """What is wrong with which field. jsonschema's own message would repeat the value, which may be
-    long and is known to whom wrote it."""
+    """Yield a description of each error with its field. The message of jsonschema would repeat the
+    value, which may be long and which the model already has."""
     match error.validator:
         case "required":
             for name in error.validator_value:
@@ -124,17 +127,17 @@ def _sentences(error: "ValidationError") -> Iterator[str]:
                     field = _field(error, name)
                     yield f"'{field}' is unknown, known are: {order}"[:_TOLD_MAX]
         case "type":
-            wanted = error.validator_value
-            kinds = wanted if isinstance(wanted, str) else " or ".join(wanted)
+            types = error.validator_value
+            kinds = types if isinstance(types, str) else " or ".join(types)
             yield f"'{_field(error)}' must be of type {kinds}, and is {_kind(error.instance)}"
         case "enum":
-            choices = ", ".join(json.dumps(one) for one in error.validator_value)
+            choices = ", ".join(json.dumps(choice) for choice in error.validator_value)
             yield f"'{_field(error)}' must be one of {choices}"[:_TOLD_MAX]
         case _:
-            said = error.message
-            if len(said) > _TOLD_MAX:
-                said = f"{said[: _TOLD_MAX // 2]} … {said[-_TOLD_MAX // 2 :]}"
-            yield f"'{_field(error)}': {said}"
+            message = error.message
+            if len(message) > _TOLD_MAX:
+                message = f"{message[: _TOLD_MAX // 2]} … {message[-_TOLD_MAX // 2 :]}"
+            yield f"'{_field(error)}': {message}"
 
 
 def _field(error: "ValidationError", name: str | None = None) -> str:

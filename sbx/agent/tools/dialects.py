@@ -1,4 +1,4 @@
-"""Definitions of tools as others write them. Pure."""
+"""Tool definitions in the formats of the providers. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,34 +9,38 @@ Json = dict[str, Any]
 
 
 def openai(definitions: Iterable[ToolDefinition]) -> list[Json]:
-    """Functions of chat completions."""
+    """Return functions of the chat completions API."""
     return [
         {
             "type": "function",
             "function": {
-                "name": one.name,
-                "description": one.description,
-                "parameters": dict(one.parameters),
+                "name": definition.name,
+                "description": definition.description,
+                "parameters": dict(definition.parameters),
             },
         }
-        for one in definitions
+        for definition in definitions
     ]
 
 
 def anthropic(definitions: Iterable[ToolDefinition]) -> list[Json]:
-    """Tools of the messages API."""
+    """Return tools of the messages API."""
     return _with_schema(definitions, "input_schema")
 
 
 def mcp(definitions: Iterable[ToolDefinition]) -> list[Json]:
-    """Tools of the Model Context Protocol."""
+    """Return tools of the Model Context Protocol."""
     return _with_schema(definitions, "inputSchema")
 
 
 def _with_schema(definitions: Iterable[ToolDefinition], key: str) -> list[Json]:
     return [
-        {"name": one.name, "description": one.description, key: dict(one.parameters)}
-        for one in definitions
+        {
+            "name": definition.name,
+            "description": definition.description,
+            key: dict(definition.parameters),
+        }
+        for definition in definitions
     ]
 
 

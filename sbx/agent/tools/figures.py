@@ -1,8 +1,9 @@
-"""Pictures that a run showed: kept as files, and given to the model as what it can look at.
+"""Images that a run showed. They are stored as files, and the model receives those that it can
+view.
 
-The bytes come from inside. A provider that is sent something else than the picture it was promised
-refuses the whole conversation from then on, so only what is surely one, and of a size that
-providers take, goes to the model; the rest is in its file.
+The content comes from inside. If a provider receives anything but a valid image, it refuses all
+further requests of the conversation. So the model receives only data that is certainly an image of
+an accepted size. The other figures are only in their files.
 """
 
 import base64
@@ -30,12 +31,12 @@ _SUFFIXES = {
 }
 _FILES_MAX = 20
 _IMAGES_MAX = 8
-_IMAGE_MAX = 3_750_000  # bytes; 5 MB of base64 is what providers take
-_IMAGES_SIZE_MAX = 6 << 20  # bytes, of all of one call: a message has to be stored
+_IMAGE_MAX = 3_750_000  # bytes; providers accept 5 MB of base64
+_IMAGES_SIZE_MAX = 6 << 20  # bytes per call: the message has to be stored
 _SIDE_MAX = 8000  # pixels
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
-_NO_SIZE = frozenset((0xC4, 0xC8, 0xCC))  # JPEG: tables among the markers of frames
+_NO_SIZE = frozenset((0xC4, 0xC8, 0xCC))  # JPEG: markers of tables in the range of frame markers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Figure:
 
 
 def figures(outputs: Iterable[MimeBundle]) -> Iterator[Figure]:
-    """One of each bundle that has any: what models can look at first."""
+    """Yield one figure of each bundle that has any, preferring types that models can view."""
     for bundle in outputs:
         for media_type in _SUFFIXES:
             if (content := _content(media_type, text_of(bundle, media_type))) is not None:
@@ -54,14 +55,15 @@ def figures(outputs: Iterable[MimeBundle]) -> Iterator[Figure]:
 
 
 async def kept(call: Call, shown: Iterable[Figure]) -> tuple[list[str], tuple[Image, ...]]:
-    """A line for each figure with where it is, and those that a model can look at."""
+    """Store the figures. Return a line with the path of each figure, and the images for the
+    model."""
     lines: list[str] = []
     images: list[Image] = []
     room = _IMAGES_SIZE_MAX
     digest = hashlib.sha256(call.id.encode(errors="replace")).hexdigest()[:12]
     for number, figure in enumerate(shown, 1):
         if number > _FILES_MAX:
-            lines.append(f"further figures were not kept: {_FILES_MAX} is the most of one run")
+            lines.append(f"further figures were not kept: {_FILES_MAX} is the limit of one run")
             break
         name = f"figure-{digest}-{number}.{_SUFFIXES[figure.media_type]}"
         size = len(figure.content)
@@ -77,7 +79,7 @@ async def kept(call: Call, shown: Iterable[Figure]) -> tuple[list[str], tuple[Im
 
 
 def can_be_shown(figure: Figure) -> bool:
-    """Whether it is a whole PNG or JPEG of a size that providers take."""
+    """Return whether the figure is a complete PNG or JPEG of a size that providers accept."""
     match figure.media_type:
         case "image/png":
             size = _png_size(figure.content)
@@ -100,20 +102,25 @@ def _content(media_type: str, value: str | None) -> bytes | None:
 
 
 def _png_size(content: bytes) -> tuple[int, ...] | None:
-    whole = content.startswith(_PNG) and content.endswith(_PNG_END) and len(content) > 45
-    return struct.unpack_from(">II", content, 16) if whole and content[12:16] == b"IHDR" else None
+    is_complete = content.startswith(_PNG) and content.endswith(_PNG_END) and len(content) > 45
+    return (
+        struct.unpack_from(">II", content, 16)
+        if is_complete and content[12:16] == b"IHDR"
+        else None
+    )
 
 
 def _jpeg_size(content: bytes) -> tuple[int, ...] | None:
-    """By the header of its first frame; None where it is cut off or none is found."""
+    """Return the size in the header of the first frame. Return None if the image is cut off or has
+    no frame."""
     if not (content.startswith(b"\xff\xd8\xff") and content.rstrip(b"\0").endswith(b"\xff\xd9")):
         return None
-    at = 2
-    while at + 9 <= len(content) and content[at] == 0xFF:
-        marker, length = struct.unpack_from(">BH", content, at + 1)
+    offset = 2
+    while offset + 9 <= len(content) and content[offset] == 0xFF:
+        marker, length = struct.unpack_from(">BH", content, offset + 1)
         if 0xC0 <= marker <= 0xCF and marker not in _NO_SIZE:
-            return struct.unpack_from(">HH", content, at + 5)
+            return struct.unpack_from(">HH", content, offset + 5)
         if length < 2:
             return None
-        at += 2 + length
+        offset += 2 + length
     return None

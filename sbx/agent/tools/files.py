@@ -1,4 +1,4 @@
-"""read_file, write_file, edit_file, list_files: on the paths that the code sees (paths.py)."""
+"""read_file, write_file, edit_file, list_files, with the paths that code uses (paths.py)."""
 
 import asyncio
 import codecs
@@ -15,8 +15,8 @@ from sbx.agent.tools.tool import Arguments, Call, Tool, ToolDefinition
 from sbx.errors import BadRequest, Conflict
 from sbx.protocol.files import Entry
 
-_TEXT_MAX = RESULT_MAX - 1024  # characters of a file that are shown at once
-_LINES = 2000  # shown where no limit is asked for
+_TEXT_MAX = RESULT_MAX - 1024  # characters of a file in one result
+_LINES = 2000  # the default limit
 _LINE_MAX = 2000  # characters
 _ENTRIES_MAX = 500
 _PLACES_TOLD = 10
@@ -54,7 +54,8 @@ async def _read_file(call: Call, arguments: Arguments) -> str:
 
 
 def _text(path: str, content: bytes) -> str:
-    """Raises BadRequest `not_text` for what is none, with its size and type."""
+    """Return the content as text. Raise BadRequest `not_text`, with its size and type, if it is not
+    text."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -62,9 +63,9 @@ def _text(path: str, content: bytes) -> str:
     if "\0" not in text:
         return text
     raise BadRequest(
-        f"'{path}' is no UTF-8 text: {len(content)} bytes, {_kind_of_content(path, content)}",
+        f"'{path}' is not UTF-8 text: {len(content)} bytes, {_kind_of_content(path, content)}",
         code="not_text",
-        hint="read it by code, with a library for what it is",
+        hint="read it with code, with a library for this type",
         details={"size": len(content)},
     )
 
@@ -96,7 +97,7 @@ def _numbered(text: str, offset: int, limit: int) -> str:
             break
         shown.append(row)
     last = offset + len(shown) - 1
-    rest = "" if last == len(lines) else f"; go on with offset {last + 1}"
+    rest = "" if last == len(lines) else f"; continue with offset {last + 1}"
     return "\n".join([*shown, f"[lines {offset} to {last} of {len(lines)}{rest}]"])
 
 
@@ -176,11 +177,11 @@ async def _edit_file(call: Call, arguments: Arguments) -> str:
         _check_edit(path, text, old, new, times, every=arguments.get("replace_all", False))
         await paths.write(call.sandbox, path, text.replace(old, new).encode())
     places = _lines_of(text, old)
-    return f"replaced {_times(times)} in {path}, at {places} of what it was"
+    return f"replaced {_times(times)} in {path}, at {places} of the old text"
 
 
 def _check_edit(path: str, text: str, old: str, new: str, times: int, *, every: bool) -> None:
-    """Raises BadRequest `nothing_to_replace`, Conflict `not_found_in_file`, `not_unique`."""
+    """Raise BadRequest `nothing_to_replace`, Conflict `not_found_in_file`, `not_unique`."""
     if old == new:
         raise BadRequest("old_string and new_string are the same", code="nothing_to_replace")
     if times == 0:
@@ -191,31 +192,31 @@ def _check_edit(path: str, text: str, old: str, new: str, times: int, *, every: 
         raise Conflict(
             f"old_string is in '{path}' {_times(times)}, at {_lines_of(text, old)}",
             code="not_unique",
-            hint="give more of the text around the one that is meant, or set replace_all",
+            hint="include more of the surrounding text, or set replace_all",
             details={"count": times},
         )
 
 
 def _why_not(text: str, old: str) -> str:
-    """What is most often wrong, where it is that."""
+    """Return the most likely reason why the text does not contain `old`."""
     if "\r\n" in text and text.count(old.replace("\n", "\r\n")):
         return "the file's lines end in CRLF (\\r\\n), those of old_string in LF (\\n)"
     words = re.compile(r"\s+")
     if (sought := words.sub(" ", old).strip()) and sought in words.sub(" ", text):
         return "it is there with other white space; read_file shows the exact text"
-    return "read_file shows the exact text; line numbers are no part of it"
+    return "read_file shows the exact text; line numbers do not belong to it"
 
 
 def _lines_of(text: str, old: str) -> str:
-    """Where it begins each time, as far as that is told."""
+    """Return the lines at which `old` begins, up to a limit."""
     lines: list[str] = []
-    at, line = 0, 1
-    while len(lines) < _PLACES_TOLD and (found := text.find(old, at)) >= 0:
-        line += text.count("\n", at, found)
+    offset, line = 0, 1
+    while len(lines) < _PLACES_TOLD and (position := text.find(old, offset)) >= 0:
+        line += text.count("\n", offset, position)
         lines.append(str(line))
         line += old.count("\n")
-        at = found + len(old)
-    more = ", …" if text.find(old, at) >= 0 else ""
+        offset = position + len(old)
+    more = ", …" if text.find(old, offset) >= 0 else ""
     return f"line{'s' if len(lines) > 1 else ''} {', '.join(lines)}{more}"
 
 
@@ -258,7 +259,7 @@ async def _list_files(call: Call, arguments: Arguments) -> str:
         return "(nothing matches)" if pattern != "*" else "(the directory is empty)"
     rows = [_row(entry) for entry in listing]
     if not listing.complete:
-        rows.append(f"[these are {len(listing)}, and there is more: name a directory or a pattern]")
+        rows.append(f"[only the first {len(listing)} entries: name a directory or a pattern]")
     return "\n".join(rows)
 
 
@@ -268,7 +269,7 @@ def _row(entry: Entry) -> str:
 
 
 def _on_one_line(path: str) -> str:
-    """A name may be made to look like several lines of the listing, or like something else."""
+    """Escape special characters: a file name could imitate several lines of the listing."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in path
     )
@@ -302,5 +303,6 @@ _locks: WeakKeyDictionary[Sandbox, asyncio.Lock] = WeakKeyDictionary()
 
 
 def _changing(sandbox: Sandbox) -> asyncio.Lock:
-    """Calls of one answer run at the same time: two edits of a file would lose one of them."""
+    """Return the lock for changes: the calls of one answer run in parallel, and one of two edits of
+    a file would be lost."""
     return _locks.setdefault(sandbox, asyncio.Lock())

@@ -1,4 +1,4 @@
-"""Following a run to its end, and giving it up when nobody wants it any more."""
+"""Follow a run to its end, and interrupt it if the caller stops waiting."""
 
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def unheard(stream: str, text: str) -> None:
-    """An `emit` for what nobody listens to."""
+    """An `emit` that discards the output."""
 
 
 async def followed(sandbox: "Sandbox", live: LiveRun, emit: Emit = unheard) -> Run:
-    """Its result; what it prints is told meanwhile. Whatever ends this before the run ends, a
-    cancellation say, interrupts the run."""
+    """Return the result of a run and emit its output meanwhile. If an exception ends this before
+    the run, for example a cancellation, interrupt the run."""
     try:
         async with aclosing(live.events()) as events:
             async for event in events:
@@ -31,7 +31,7 @@ async def followed(sandbox: "Sandbox", live: LiveRun, emit: Emit = unheard) -> R
                     case RunEnd(run):
                         return run
     except BaseException:
-        with suppress(SbxError):  # what ended the following is what is told
+        with suppress(SbxError):  # raise the original error, not this one
             await to_the_end(sandbox.give_up(live))
         raise
     raise Broken("a run ended without its result", code="run_lost", hint="run it again")

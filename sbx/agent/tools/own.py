@@ -1,13 +1,13 @@
-"""`@tool`: a tool of a user's own, made of a Python function.
+"""`@tool`: make a tool from a Python function of the user.
 
     @tool
     async def weather(city: Annotated[str, Field(description="its English name")]) -> str:
         \"\"\"The weather in a city, now.\"\"\"
 
-The docstring is the description; the schema comes from names, annotations and defaults by pydantic,
-which also makes of the arguments what the annotations say. A first parameter annotated `Call` gets
-the call itself, with its sandbox. A function that is not async runs in a thread, which goes on to
-its own end when the call is cancelled.
+The docstring is the description. pydantic derives the schema from names, annotations and defaults,
+and converts the arguments to the annotated types. A first parameter with the annotation `Call`
+receives the call itself, with its sandbox. A function that is not async runs in a thread. The
+thread continues to its end if the call is cancelled.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from sbx.agent.tools.tool import (
 )
 from sbx.errors import BadRequest
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what every provider takes
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the format that every provider accepts
 Act = Callable[[Call, Arguments], Awaitable[ToolResult | str]]
 
 
@@ -56,37 +56,37 @@ def tool(
     permission: Permission | None = None,
     effect: Effect = "code",
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a Tool of a function. With `parameters`, a JSON Schema of an object, the function gets
-    the arguments as they are in JSON. `effect` says what its calls would do.
+    """Make a Tool from a function. With `parameters`, a JSON Schema of an object, the function
+    receives the arguments unconverted. `effect` is the effect of its calls.
 
-    Raises BadRequest `invalid_tool`.
+    Raise BadRequest `invalid_tool`.
     """
 
-    def made(function: Callable[..., Any]) -> Tool:
+    def make(function: Callable[..., Any]) -> Tool:
         own_name = name or str(getattr(function, "__name__", ""))
         if not _NAME.fullmatch(own_name):
-            raise _invalid(own_name, "its name is letters, digits, '_' and '-', at most 64 of them")
-        told = description or inspect.getdoc(function) or ""
-        if not told:
+            raise _invalid(own_name, "its name must be 1 to 64 letters, digits, '_' and '-'")
+        text = description or inspect.getdoc(function) or ""
+        if not text:
             raise _invalid(own_name, "it has no description: give its function a docstring")
         passes_call, model = _parameters(own_name, function, derive=parameters is None)
         schema = parameters if parameters is not None else _schema(own_name, model)
         _check_schema(own_name, schema)
         return Tool(
-            definition=ToolDefinition(own_name, told, schema),
+            definition=ToolDefinition(own_name, text, schema),
             act=_acting(function, passes_call, model),
             effect=lambda _arguments: effect,
             permission=permission,
         )
 
-    return made if function is None else made(function)
+    return make if function is None else make(function)
 
 
 def _parameters(
     name: str, function: Callable[..., Any], *, derive: bool
 ) -> tuple[bool, type[BaseModel] | None]:
-    """Whether the function takes the call first, and a model of its other parameters, where the
-    schema is to come from them."""
+    """Return whether the function takes the call first. If the schema is derived, also return a
+    model of its other parameters."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
@@ -98,11 +98,11 @@ def _parameters(
     fields: dict[str, Any] = {}
     for parameter in parameters[1:] if passes_call else parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise _invalid(name, f"its parameter {parameter.name} cannot be given by name")
+            raise _invalid(name, f"its parameter {parameter.name} cannot be passed by name")
         if parameter.name not in hints:
             raise _invalid(name, f"its parameter {parameter.name} has no annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
-        # Under names of ours: those of the parameters may be what pydantic keeps for itself.
+        # Use our own names for the fields: pydantic reserves some names.
         field = Field(default, alias=parameter.name)
         fields[f"field_{len(fields)}"] = (hints[parameter.name], field)
     try:
@@ -117,8 +117,8 @@ def _schema(name: str, model: type[BaseModel] | None) -> dict[str, Any]:
         schema = model.model_json_schema()
     except PydanticUserError as error:
         raise _invalid(name, f"no schema can be made of its annotations: {error}") from error
-    for told in (schema, *schema.get("properties", {}).values()):
-        told.pop("title", None)
+    for titled in (schema, *schema.get("properties", {}).values()):
+        titled.pop("title", None)
     schema.setdefault("properties", {})
     return schema
 
@@ -127,30 +127,31 @@ def _check_schema(name: str, schema: Mapping[str, Any]) -> None:
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise _invalid(name, f"its parameters are no JSON Schema: {error.message}") from error
+        raise _invalid(name, f"its parameters are not a JSON Schema: {error.message}") from error
     if schema.get("type") != "object":
-        raise _invalid(name, 'its parameters are not of {"type": "object"}')
+        raise _invalid(name, 'its parameters must have {"type": "object"}')
 
 
 def _acting(function: Callable[..., Any], passes_call: bool, model: type[BaseModel] | None) -> Act:
     async def act(call: Call, arguments: Arguments) -> ToolResult | str:
-        given = dict(arguments) if model is None else _as_annotated(model, arguments)
+        values = dict(arguments) if model is None else _as_annotated(model, arguments)
         first = (call,) if passes_call else ()
         if inspect.iscoroutinefunction(function):
-            told = await function(*first, **given)
+            value = await function(*first, **values)
         else:
-            told = await asyncio.to_thread(function, *first, **given)
-            if inspect.isawaitable(told):  # of an object that can be called, or a partial
-                told = await told
-        return _as_result(told)
+            value = await asyncio.to_thread(function, *first, **values)
+            if inspect.isawaitable(value):  # from a callable object, or a partial
+                value = await value
+        return _as_result(value)
 
     return act
 
 
 def _as_annotated(model: type[BaseModel], arguments: Arguments) -> dict[str, Any]:
-    """Only what was given, so that defaults stay the function's own. Raises BadRequest."""
+    """Return only the passed arguments, so that the defaults of the function apply. Raise
+    BadRequest."""
     try:
-        made = model.model_validate(dict(arguments))
+        validated = model.model_validate(dict(arguments))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "arguments"
@@ -158,14 +159,14 @@ def _as_annotated(model: type[BaseModel], arguments: Arguments) -> dict[str, Any
             f"'{field:.200}': {first['msg']}", code="invalid_arguments", details={"field": field}
         ) from None
     names = {key: str(field.alias) for key, field in model.model_fields.items()}
-    return {names[key]: getattr(made, key) for key in made.model_fields_set}
+    return {names[key]: getattr(validated, key) for key in validated.model_fields_set}
 
 
-def _as_result(told: Any) -> ToolResult | str:
-    if isinstance(told, ToolResult | str):
-        return told
-    return "done" if told is None else to_json(told, indent=2, fallback=str).decode()
+def _as_result(value: Any) -> ToolResult | str:
+    if isinstance(value, ToolResult | str):
+        return value
+    return "done" if value is None else to_json(value, indent=2, fallback=str).decode()
 
 
-def _invalid(name: str, what: str) -> BadRequest:
-    return BadRequest(f"{name!r:.80} cannot be a tool: {what}", code="invalid_tool")
+def _invalid(name: str, reason: str) -> BadRequest:
+    return BadRequest(f"{name!r:.80} cannot be a tool: {reason}", code="invalid_tool")

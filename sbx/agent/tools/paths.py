@@ -1,12 +1,12 @@
-"""The paths that code sees, and who reaches them.
+"""The paths that code in the sandbox uses, and how tools access them.
 
-    /workspace/…, relative, /uploads/…    the sandbox's files, by their own rules
-    /tmp/…                                the jail's own tmpfs: a small program, run inside
+    /workspace/…, relative, /uploads/…    files of the sandbox, under its rules
+    /tmp/…                                the tmpfs of the jail, through a small program inside
 
-The program (sbx/guest/tmp_files.py) gets what it is to do as base64, which no quoting of bash or
-Python can be broken out of. It runs beside the kernel and shares nothing with the user's code but
-the files. Where commands may not run, or run in another jail than cells, it is a cell: names of the
-user's are neither read nor left behind, and it waits its turn.
+The program (sbx/guest/tmp_files.py) receives its request as base64, so that no quoting of bash or
+Python can break out of it. It runs next to the kernel and shares only the files with the user's
+code. If commands are not allowed, or run in another jail than cells, the program runs as a cell.
+The cell neither reads nor leaves variables of the user, and it waits for its turn.
 """
 
 import asyncio
@@ -26,17 +26,18 @@ from sbx.errors import Broken, Conflict, Denied, InvalidPath, NotFound, SbxError
 from sbx.protocol.files import Entry, Kind, Listing
 from sbx.protocol.runs import Run
 
-TMP = "/tmp"  # noqa: S108  # the jail's own, a fresh tmpfs
+TMP = "/tmp"  # noqa: S108  # the fresh tmpfs of the jail
 READ_MAX = 8 << 20  # bytes of a file that a tool reads
-_TMP_WRITE_MAX = 4 << 20  # bytes; they travel as code, as base64 in a literal
-_COMMAND_MAX = 100_000  # characters; a longer one is a script, which lies in /tmp meanwhile
+_TMP_WRITE_MAX = 4 << 20  # bytes; they are sent as code, as base64 in a literal
+_COMMAND_MAX = 100_000  # characters; a longer command is a script, which is in /tmp meanwhile
 _WORK_S = 20.0
-_TURN_S = 120.0  # with the wait for a cell that runs
+_TURN_S = 120.0  # including the wait for a running cell
 _NO_COMMANDS = ("processes_denied", "capability_not_supported", "language_unavailable")
 
 
 async def read(sandbox: Sandbox, path: str) -> bytes:
-    """All bytes of a file of at most READ_MAX. Raises InvalidPath, NotFound, TooLarge, Denied."""
+    """Return the content of a file of at most READ_MAX bytes. Raise InvalidPath, NotFound,
+    TooLarge, Denied."""
     if (below := _below_tmp(sandbox, path)) is None:
         try:
             entry = await sandbox.files.stat(path)
@@ -45,17 +46,18 @@ async def read(sandbox: Sandbox, path: str) -> bytes:
             return await sandbox.files.read_bytes(path)
         except InvalidPath as error:
             raise _explained(path, error) from error
-    found = await _inside(sandbox, act="read", path=below, most=READ_MAX)
-    if found.size > READ_MAX:
-        raise _too_large(path, found.size)
+    answer = await _inside(sandbox, act="read", path=below, most=READ_MAX)
+    if answer.size > READ_MAX:
+        raise _too_large(path, answer.size)
     try:
-        return base64.b64decode(found.content, validate=True)
+        return base64.b64decode(answer.content, validate=True)
     except binascii.Error as error:
         raise _garbled() from error
 
 
 async def write(sandbox: Sandbox, path: str, data: bytes) -> int:
-    """Replace a file whole, with the directories it needs; its size in bytes. Raises as `read`."""
+    """Replace a whole file and create its directories. Return its size in bytes. Raise as
+    `read`."""
     if (below := _below_tmp(sandbox, path)) is None:
         try:
             return await sandbox.files.write(path, data)
@@ -65,7 +67,7 @@ async def write(sandbox: Sandbox, path: str, data: bytes) -> int:
         raise TooLarge(
             f"{len(data)} bytes are more than the limit of {_TMP_WRITE_MAX} for a file in {TMP}",
             code="file_too_large",
-            hint="write it below /workspace, and have code copy it",
+            hint="write it below /workspace, and copy it with code",
             details={"limit": _TMP_WRITE_MAX},
         )
     content = base64.b64encode(data).decode()
@@ -74,8 +76,9 @@ async def write(sandbox: Sandbox, path: str, data: bytes) -> int:
 
 
 async def listed(sandbox: Sandbox, path: str, pattern: str, most: int) -> Listing:
-    """What lies in a directory; with another pattern than `*` what matches it there and below. At
-    most `most` entries. Raises as `read`, and BadRequest `invalid_pattern`."""
+    """Return the entries of a directory. With a pattern other than `*`, return the matching entries
+    there and below. Return at most `most` entries. Raise as `read`, and BadRequest
+    `invalid_pattern`."""
     if (below := _below_tmp(sandbox, path)) is None:
         try:
             if pattern != "*":
@@ -83,26 +86,26 @@ async def listed(sandbox: Sandbox, path: str, pattern: str, most: int) -> Listin
             return _first(await sandbox.files.list(path), most)
         except InvalidPath as error:
             raise _explained(path, error) from error
-    told = await _inside(sandbox, act="list", path=below, pattern=pattern, most=most)
+    answer = await _inside(sandbox, act="list", path=below, pattern=pattern, most=most)
     listing = Listing(
-        Entry(posixpath.basename(one.path), one.path, one.kind, one.size, 0.0)
-        for one in told.entries[:most]
+        Entry(posixpath.basename(entry.path), entry.path, entry.kind, entry.size, 0.0)
+        for entry in answer.entries[:most]
     )
-    listing.complete = told.complete
+    listing.complete = answer.complete
     return listing
 
 
-def _first(listing: Listing, most: int) -> Listing:
-    if len(listing) <= most:
+def _first(listing: Listing, limit: int) -> Listing:
+    if len(listing) <= limit:
         return listing
-    first = Listing(listing[:most])
+    first = Listing(listing[:limit])
     first.complete = False
     return first
 
 
 def _below_tmp(sandbox: Sandbox, path: str) -> str | None:
-    """The path if it is one of /tmp's, without `.` and `..`; None where it is not. Raises
-    InvalidPath for one that begins there and climbs out."""
+    """Return a path below /tmp without `.` and `..`, or None for any other path. Raise InvalidPath
+    for a path that begins there and leaves it."""
     if isinstance(sandbox, InProject) and not sandbox.sandboxed:
         return None
     parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -119,53 +122,53 @@ def _below_tmp(sandbox: Sandbox, path: str) -> str | None:
 # -- reaching /tmp ---------------------------------------------------------------------------------
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _FoundEntry(msgspec.Struct, frozen=True):
     path: str
     kind: Kind
     size: int | None
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """The answer, which code inside may have forged: its types are checked, and it is used as the
-    content of files only, never as a path."""
+class _Answer(msgspec.Struct, frozen=True):
+    """The answer of the program. Code inside may have forged it, so its types are checked. It is
+    used only as the content of files, never as a path."""
 
     error: str | None = None
     errno: int | None = None
     size: int = 0
     content: str = ""
-    entries: tuple[_Found, ...] = ()
+    entries: tuple[_FoundEntry, ...] = ()
     complete: bool = True
 
 
-async def _inside(sandbox: Sandbox, **asked: Any) -> _Told:
-    """Have one thing done inside. Raises what became of it."""
-    request = base64.b64encode(json.dumps(asked).encode()).decode()
+async def _inside(sandbox: Sandbox, **fields: Any) -> _Answer:
+    """Send one request to the program inside. Raise its error."""
+    request = base64.b64encode(json.dumps(fields).encode()).decode()
     program = f'{_program()}\n\nmain("{request}")\n'
     try:
         async with asyncio.timeout(_TURN_S):
             run = await _run(sandbox, program)
     except TimeoutError:
         raise Conflict(
-            f"{TMP} could not be reached: other code has run all the while",
+            f"{TMP} could not be reached: other code was running the whole time",
             code="busy",
-            hint="interrupt what runs, or use a file below /workspace",
+            hint="interrupt the running code, or use a file below /workspace",
         ) from None
-    return _answer(run, str(asked["path"]))
+    return _answer(run, str(fields["path"]))
 
 
 async def _run(sandbox: Sandbox, program: str) -> Run:
     if not isinstance(sandbox, InProject) or sandbox.commands_allowed:
         try:
-            return await followed(sandbox, _beside(sandbox, program))
+            return await followed(sandbox, _start_program(sandbox, program))
         except SbxError as error:
             if error.code not in _NO_COMMANDS:
                 raise
-    # Without a name: the user's code may have given it to something else.
+    # Use no global name: the user's code may have assigned another value to it.
     cell = f"(lambda: 0).__builtins__['exec']({program!r}, {{'__name__': 'tmp_files'}})"
     return await followed(sandbox, sandbox.start_run(cell, timeout=_WORK_S))
 
 
-def _beside(sandbox: Sandbox, program: str) -> LiveRun:
+def _start_program(sandbox: Sandbox, program: str) -> LiveRun:
     command = f"exec python3 -I - <<'END-OF-PROGRAM'\n{program}END-OF-PROGRAM\n"
     if len(command) <= _COMMAND_MAX:
         return sandbox.start_shell(command, timeout=_WORK_S)
@@ -177,7 +180,7 @@ def _program() -> str:
     return resources.files("sbx.guest").joinpath("tmp_files.py").read_text(encoding="utf-8")
 
 
-def _answer(run: Run, path: str) -> _Told:
+def _answer(run: Run, path: str) -> _Answer:
     line = run.stdout.strip().rpartition("\n")[2]
     if not run.ok or not line:
         why = run.error.value if run.error is not None else run.stderr
@@ -187,30 +190,30 @@ def _answer(run: Run, path: str) -> _Told:
             hint="use a file below /workspace",
         )
     try:
-        told = msgspec.json.decode(line, type=_Told)
+        answer = msgspec.json.decode(line, type=_Answer)
     except msgspec.MsgspecError as error:
         raise _garbled() from error
-    if told.error is not None:
-        raise _refused(path, told)
-    return told
+    if answer.error is not None:
+        raise _refused(path, answer)
+    return answer
 
 
-def _refused(path: str, told: _Told) -> SbxError:
-    sentence = f"'{path}': {(told.error or '')[:300]}"
-    match told.errno:
+def _refused(path: str, answer: _Answer) -> SbxError:
+    sentence = f"'{path}': {(answer.error or '')[:300]}"
+    match answer.errno:
         case 2:  # ENOENT
-            hint = "list its directory to see what is there"
+            hint = "list its directory to see its files"
             return NotFound(f"there is no '{path}'", code="file_not_found", hint=hint)
         case 1 | 13:  # EPERM, EACCES
             return Denied(sentence, code="file_not_permitted")
-    return InvalidPath(sentence, hint="list its directory to see what is there")
+    return InvalidPath(sentence, hint="list its directory to see its files")
 
 
 def _explained(path: str, error: InvalidPath) -> InvalidPath:
-    """The refusal of a path that is none of ours says which would be."""
+    """Add the valid paths to the refusal of a path that tools cannot access."""
     if error.details.get("reason") != "absolute_path":
         return error
-    return _invalid("absolute_path", f"'{path:.500}' is no path that tools can reach")
+    return _invalid("absolute_path", f"'{path:.500}' is not a path that tools can reach")
 
 
 def _invalid(reason: str, sentence: str) -> InvalidPath:
@@ -225,10 +228,10 @@ def _too_large(path: str, size: int) -> TooLarge:
     return TooLarge(
         f"'{path}' has {size} bytes, and this tool reads at most {READ_MAX}",
         code="file_too_large",
-        hint="read the part that matters by code, or with head, tail, sed or grep",
+        hint="read a part of it with code, or with head, tail, sed or grep",
         details={"limit": READ_MAX, "size": size},
     )
 
 
 def _garbled() -> Broken:
-    return Broken(f"the answer from {TMP} was garbled", code="tmp_unreachable")
+    return Broken(f"the answer from {TMP} is invalid", code="tmp_unreachable")

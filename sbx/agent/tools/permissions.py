@@ -1,8 +1,8 @@
-"""Allow, ask or deny: by what a call would do, not by its tool's name. Pure.
+"""Allow, ask or deny, by the effect of a call and not by the name of its tool. Pure.
 
-In a project a call is made on a copy first, and its changes of files are decided by the setting of
-the conversation. Outside one nothing inside the walls needs asking, and with the sandbox off the
-operator chose to ask nothing: both are `free`.
+In a project a call runs on a copy first, and the setting of the conversation decides about its file
+changes. Without a project, calls inside the jail need no approval. With the sandbox off, the
+operator chose to allow everything. Both cases are `free`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +25,10 @@ def no_rules() -> Sequence[Rule]:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """`rules` are asked for at each call, since a person may add and revoke some meanwhile.
+    """`rules` is called for each call, because the user may add and revoke rules meanwhile.
 
-    `overrides` name tools, and go before what a tool says itself and before the rules for its
-    effect; but what either denies stays denied.
+    `overrides` are permissions by the name of a tool. They precede the permission of the tool and
+    the rules for its effect. But if either of them denies a call, it is denied.
     """
 
     mode: Mode = "free"
@@ -36,15 +36,16 @@ class Permissions:
     overrides: Mapping[str, Permission] = field(default_factory=dict)
 
     def of(self, tool: Tool, arguments: Arguments) -> Ruling:
-        """Of a call whose arguments fit the tool's schema."""
-        ruling = self._asked(tool, arguments)
-        # The same code or file is another change next time, so no rule answers for its changes.
+        """Return the ruling for a call whose arguments fit the schema of the tool."""
+        ruling = self._unremembered(tool, arguments)
+        # The same code or file can change other files the next time, so no rule can allow its
+        # changes.
         may_be_remembered = ruling == "ask" or (ruling == "changes" and tool.name == COMMAND_TOOL)
         if may_be_remembered and self._remembered(tool, arguments):
             return "allow"
         return ruling
 
-    def _asked(self, tool: Tool, arguments: Arguments) -> Ruling:
+    def _unremembered(self, tool: Tool, arguments: Arguments) -> Ruling:
         override = self.overrides.get(tool.name)
         if "deny" in (override, tool.permission):
             return "deny"
@@ -52,7 +53,7 @@ class Permissions:
             return named
         effect = tool.effect(arguments)
         if self.mode == "project" and effect == "command" and not tool.confined:
-            return "ask"  # it may act on the host, where no copy shows what it does
+            return "ask"  # it may act on the host, where no copy shows its effect
         return _BY_EFFECT[self.mode][effect]
 
     def _remembered(self, tool: Tool, arguments: Arguments) -> bool:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _CALL_MAX_S = 3600.0
-_SHARED = 4  # results of the largest size that one answer may be told
-_SAID_MAX = 2000  # characters of an exception that is none of ours
+_SHARED = 4  # the limit for one answer, in results of the maximum size
+_ERROR_TEXT_MAX = 2000  # characters of an exception that is not an SbxError
 
 
 def builtin() -> tuple[Tool, ...]:
@@ -39,8 +39,8 @@ def builtin() -> tuple[Tool, ...]:
 
 
 class Tools:
-    """Whoever has a call of a model gives it here, as it came: what is wrong with it, and what goes
-    wrong during it, becomes a result that tells the model."""
+    """The tools of an agent. It accepts calls exactly as a model wrote them. An invalid call, and a
+    call that fails, returns a result for the model."""
 
     def __init__(
         self,
@@ -49,18 +49,19 @@ class Tools:
         result_max: int = RESULT_MAX,
         call_max_s: float = _CALL_MAX_S,
     ) -> None:
-        """None: the built-in ones. A result of more than `result_max` characters is cut, and kept
-        whole in a file. A call takes at most `call_max_s` seconds."""
+        """`tools` None means the built-in tools. A result of more than `result_max` characters is
+        shortened, and the full text is stored in a file. A call may take at most `call_max_s`
+        seconds."""
         self._tools: dict[str, Tool] = {}
         self._result_max = result_max
         self._call_max_s = call_max_s
-        for one in builtin() if tools is None else tools:
-            self.add(one)
+        for tool in builtin() if tools is None else tools:
+            self.add(tool)
 
     def add(self, tool: Tool) -> None:
-        """Raises Conflict `tool_exists`."""
+        """Add a tool. Raise Conflict `tool_exists`."""
         if tool.name in self._tools:
-            raise Conflict(f"there is a tool {tool.name} already", code="tool_exists")
+            raise Conflict(f"the tool {tool.name} already exists", code="tool_exists")
         self._tools[tool.name] = tool
 
     def __iter__(self) -> Iterator[Tool]:
@@ -74,9 +75,10 @@ class Tools:
         return tuple(tool.definition for tool in self)
 
     def get(self, name: str) -> Tool:
-        """Raises NotFound `tool_not_found`, which names those there are, the nearest first."""
-        if (found := self._tools.get(name)) is not None:
-            return found
+        """Return a tool. Raise NotFound `tool_not_found`, which lists the tools, the nearest name
+        first."""
+        if (tool := self._tools.get(name)) is not None:
+            return tool
         order = nearest(name, self.names)
         raise NotFound(
             f"there is no tool {name!r:.80}",
@@ -86,21 +88,21 @@ class Tools:
         )
 
     async def ready(self) -> None:
-        """Import in a thread what `parse` imports at its first call. The optional parser of
-        addresses of JSON Schema takes 3 s of CPU where Jupyter is installed: too long for the start
-        of a service, and for its event loop."""
+        """Import in a thread the module that `parse` imports at its first call. The optional
+        address parser of JSON Schema takes 3 s of CPU if Jupyter is installed. That is too long for
+        the start of a service and for its event loop."""
         await asyncio.to_thread(import_module, "jsonschema")
 
     def parse(self, call: ToolCall) -> Arguments | ToolResult:
-        """The arguments of a call, which fit its tool's schema by then, or the error for the model:
-        unknown tool, no JSON, a wrong field."""
+        """Return the arguments of a call, checked against the schema of its tool. Or return the
+        error for the model: an unknown tool, invalid JSON, a wrong field."""
         try:
             return parse_arguments(self.get(call.name).definition, call.arguments)
         except SbxError as error:
             return failed(error)
 
     async def call(self, call: ToolCall, sandbox: "Sandbox", emit: Emit) -> ToolResult:
-        """`parse` and `make`; raises nothing but CancelledError."""
+        """Call `parse` and `make`. Raise nothing but CancelledError."""
         await self.ready()
         arguments = self.parse(call)
         if isinstance(arguments, ToolResult):
@@ -110,37 +112,37 @@ class Tools:
     async def make(
         self, call: ToolCall, arguments: Arguments, sandbox: "Sandbox", emit: Emit, *, of: int = 1
     ) -> ToolResult:
-        """Make a call, with the arguments that `parse` gave; raises nothing but CancelledError.
-        Whether it may be made was decided before. It is one `of` so many, which share what one
-        answer may be told."""
-        made = Call(call.id, sandbox, emit)
-        result = await self._acted(self._tools[call.name], made, arguments)
-        text = await capped(made, call.name, carried(result.text), self._most(of))
+        """Make a call with the arguments that `parse` returned. Raise nothing but CancelledError.
+        The caller has already checked that the call is allowed. `of` is the number of calls in the
+        answer: they share the maximum size of results."""
+        active_call = Call(call.id, sandbox, emit)
+        result = await self._acted(self._tools[call.name], active_call, arguments)
+        text = await capped(active_call, call.name, carried(result.text), self._limit(of))
         return replace(result, text=text)
 
     async def told(
         self, call: ToolCall, run: Run, sandbox: "Sandbox", *, of: int = 1
     ) -> ToolResult:
-        """What a command's run came to, where it was run elsewhere: as execute_command tells it."""
-        made = Call(call.id, sandbox, unheard)
-        text = await capped(made, call.name, carried(told(run)), self._most(of))
+        """Return the result of a command that ran elsewhere, in the form of execute_command."""
+        active_call = Call(call.id, sandbox, unheard)
+        text = await capped(active_call, call.name, carried(told(run)), self._limit(of))
         return ToolResult(text, is_error=not run.ok)
 
-    def _most(self, of: int) -> int:
+    def _limit(self, of: int) -> int:
         return min(self._result_max, self._result_max * _SHARED // of)
 
     async def _acted(self, tool: Tool, call: Call, arguments: Arguments) -> ToolResult:
         try:
             async with asyncio.timeout(self._call_max_s) as limit:
-                said = await tool.act(call, arguments)
+                output = await tool.act(call, arguments)
         except SbxError as error:
             return failed(error)
-        except Exception as error:  # noqa: BLE001  # the border of a tool call: the loop goes on
+        except Exception as error:  # noqa: BLE001  # the boundary of a tool call: the loop continues
             if isinstance(error, TimeoutError) and limit.expired():
                 return ToolResult(
                     f"Error: {tool.name} took longer than {self._call_max_s:g} s", True
                 )
             _log.exception("the tool %s failed", tool.name)
-            said = cut(str(error), _SAID_MAX)
-            return ToolResult(f"Error: {tool.name} failed: {type(error).__name__}: {said}", True)
-        return ToolResult(said) if isinstance(said, str) else said
+            output = cut(str(error), _ERROR_TEXT_MAX)
+            return ToolResult(f"Error: {tool.name} failed: {type(error).__name__}: {output}", True)
+        return ToolResult(output) if isinstance(output, str) else output

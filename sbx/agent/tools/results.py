@@ -1,5 +1,5 @@
-"""Results as a model gets them: errors in words, nothing longer than is good for it, and what is
-left out kept in a file."""
+"""Results in the form that a model receives: errors as text, long results shortened, and the full
+text in a file."""
 
 import hashlib
 
@@ -11,42 +11,43 @@ from sbx.telemetry.host_paths import without_host_paths
 
 RESULT_MAX = 32_768  # characters
 GENERATED = "/workspace/uploads/generated"
-_WHOLE_MAX = 8 << 20  # characters of the file that keeps what was cut
+_WHOLE_MAX = 8 << 20  # characters of the file with the full text
 
 
 def failed(error: SbxError) -> ToolResult:
-    """An error of ours as a result: its code, its sentence, what to do."""
+    """Return an SbxError as a result: its code, its message, its hint."""
     shown = without_host_paths(error)
     hint = f"\nHint: {shown['hint']}" if "hint" in shown else ""
     return ToolResult(carried(f"Error ({shown['code']}): {shown['message']}{hint}"), is_error=True)
 
 
 def cut(text: str, most: int, notice: str = "") -> str:
-    """At most about `most` characters: the beginning and the end, and between them how many were
-    cut. Lines stay whole where that costs little."""
+    """Return at most about `most` characters: the beginning, the number of removed characters, and
+    the end. Lines stay complete if that costs little."""
     if len(text) <= most:
         return text
     head, tail = _head(text, most // 2), _tail(text, most - most // 2)
-    gone = len(text) - len(head) - len(tail)
-    return f"{head}\n\n[… {gone} characters cut out here{notice} …]\n\n{tail}"
+    removed = len(text) - len(head) - len(tail)
+    return f"{head}\n\n[… {removed} characters cut out here{notice} …]\n\n{tail}"
 
 
 async def capped(call: Call, tool: str, text: str, most: int) -> str:
-    """The text, cut where it is too long, the whole then in a file that is named."""
+    """Return the text. If it is too long, shorten it and store the full text in a file that the
+    text names."""
     if len(text) <= most:
         return text
     digest = hashlib.sha256(f"{call.id}\n{text}".encode(errors="replace")).hexdigest()[:16]
-    whole = cut(text, _WHOLE_MAX)
+    full_text = cut(text, _WHOLE_MAX)
     try:
-        path = await keep(call.sandbox, f"{tool}-{digest}.txt", whole.encode())
+        path = await keep(call.sandbox, f"{tool}-{digest}.txt", full_text.encode())
     except (SbxError, OSError) as error:
         return cut(text, most, f"; they could not be kept in a file: {error!s:.300}")
     return cut(text, most, f"; the whole is in {path}, read it in parts")
 
 
 async def keep(sandbox: Sandbox, name: str, content: bytes) -> str:
-    """Keep a file that nobody asked for; its path. `name` is made by us, never from text of a
-    model's or of code's. Raises as writing a file."""
+    """Store a file that the user did not request, and return its path. `name` comes from sbx, never
+    from the text of a model or of code. Raise the errors of writing a file."""
     if isinstance(sandbox, SavesResults):
         return await sandbox.save_result(name, content)
     path = f"{GENERATED}/{name}"
@@ -54,12 +55,12 @@ async def keep(sandbox: Sandbox, name: str, content: bytes) -> str:
     return path
 
 
-def _head(text: str, most: int) -> str:
-    end = text.rfind("\n", most - most // 8, most)
-    return text[: end + 1] if end >= 0 else text[:most]
+def _head(text: str, limit: int) -> str:
+    end = text.rfind("\n", limit - limit // 8, limit)
+    return text[: end + 1] if end >= 0 else text[:limit]
 
 
-def _tail(text: str, most: int) -> str:
-    start = len(text) - most
-    line = text.find("\n", start, start + most // 8)
+def _tail(text: str, limit: int) -> str:
+    start = len(text) - limit
+    line = text.find("\n", start, start + limit // 8)
     return text[line + 1 :] if line >= 0 else text[start:]

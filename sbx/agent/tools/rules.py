@@ -1,10 +1,10 @@
-"""What a person allowed always: one exact call, or every simple command that begins with a prefix.
+"""Rules that the user created: one exact call, or every simple command that begins with a prefix.
 
-Pure. A prefix rule is a promise about bash, and who writes the commands may be an attacker. So a
-command is read here by a grammar that is much smaller than bash's, and in which both agree: words,
-with quotes around plain text. Whatever else bash gives a meaning to makes no match, and the person
-is asked again. A prefix allows what its program does with any further arguments: `git` allows
-`git -c alias.x='!…' x`, `npm test` whatever package.json says.
+Pure. A prefix rule is a promise about bash, and an attacker may write the commands. So this module
+reads a command by a much smaller grammar than that of bash, on which both agree: words, with quotes
+around plain text. Any other syntax with a meaning in bash does not match, and the user is asked
+again. A prefix allows everything that its program does with further arguments: `git` allows `git -c
+alias.x='!…' x`, and `npm test` allows any script in package.json.
 """
 
 import json
@@ -19,19 +19,19 @@ from sbx.errors import BadRequest
 COMMAND_TOOL = "execute_command"
 PREFIX_MAX = 1000  # characters
 _WORKSPACE = (".", "./", "/workspace", "/workspace/")
-_COMMAND_MAX = 128 << 10  # characters; bash takes no longer argument
+_COMMAND_MAX = 128 << 10  # characters; the limit of an argument of bash
 
-# Nowhere in a command, quoted or not: what joins commands, redirects, expands to other commands.
+# Forbidden everywhere, also in quotes: separators, redirections and substitutions of commands.
 _NEVER = frozenset(";&|<>`")
 _NEVER_PAIRS = ("$(", "${", "$[")
-# Not outside quotes: expansions, escapes, grouping, functions, comments, negation, history.
+# Forbidden outside quotes: expansions, escapes, grouping, functions, comments, negation, history.
 _NEVER_PLAIN = frozenset("$\\(){}#!")
 _NEVER_IN_DOUBLE = frozenset("$\\")
 
 _RESERVED = (
     "if then elif else fi time for in until while do done case esac coproc select function [[ ]]"
 )
-# They can run whatever their arguments say, so that a prefix of them would name nothing.
+# These run the command in their arguments, so a prefix would not limit anything.
 _RUNNERS = (
     ". alias awk builtin busybox chroot chrt command compgen complete doas enable env eval exec fc"
     " fd find flock gawk hash ionice ltrace mapfile mawk nice nohup nsenter parallel pkexec"
@@ -46,8 +46,8 @@ _INTERPRETER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`exact`: calls of `tool` whose `subject` is this text; `prefix`: commands that begin with
-    these words, spelled the same."""
+    """`exact` matches calls of `tool` whose `subject` is this text. `prefix` matches commands that
+    begin with exactly these words."""
 
     kind: Literal["exact", "prefix"]
     text: str
@@ -55,8 +55,8 @@ class Rule:
 
 
 def subject(tool: str, arguments: Arguments) -> str:
-    """What rules about a call are matched with: a command as one would type it in /workspace, to
-    the same effect, and of any other tool all arguments, as JSON."""
+    """Return the text that rules about a call are matched against. For a command it is an
+    equivalent command line in /workspace. For other tools it is all arguments as JSON."""
     if tool != COMMAND_TOOL:
         return json.dumps(dict(arguments), sort_keys=True, ensure_ascii=False)
     command = str(arguments["command"])
@@ -70,15 +70,15 @@ def subject(tool: str, arguments: Arguments) -> str:
 def rule_for(
     tool: str, arguments: Arguments, remember: Literal["exact", "prefix"], prefix: str | None = None
 ) -> Rule:
-    """The rule that a person asked for with a yes to this call.
+    """Return the rule that the user requested when approving this call.
 
-    Raises BadRequest `prefix_missing`, and as `check_prefix`.
+    Raise BadRequest `prefix_missing`, and the errors of `check_prefix`.
     """
     if remember == "exact":
         return Rule("exact", subject(tool, arguments), tool)
     if prefix is None or not prefix.strip():
         raise BadRequest(
-            "a prefix is to be remembered, and none was given",
+            'remember is "prefix", but there is no prefix',
             code="prefix_missing",
             hint='give the words that commands may begin with, such as "git status"',
             details={"field": "prefix"},
@@ -89,7 +89,7 @@ def rule_for(
 
 
 def matches(rule: Rule, text: str, tool: str = COMMAND_TOOL) -> bool:
-    """Whether the rule allows the call of `tool` whose `subject` is `text`."""
+    """Return whether the rule allows the call of `tool` whose `subject` is `text`."""
     if rule.tool != tool:
         return False
     if rule.kind == "exact":
@@ -103,14 +103,15 @@ def matches(rule: Rule, text: str, tool: str = COMMAND_TOOL) -> bool:
 
 
 def check_prefix(text: str) -> str:
-    """The prefix, its words one space apart. Raises BadRequest `invalid_prefix` for one that could
-    match no simple command, or whose further words would be a command of their own."""
+    """Return the prefix with single spaces between its words. Raise BadRequest `invalid_prefix`
+    for a prefix that cannot match a simple command, or whose further words would be a separate
+    command."""
     if len(text) > PREFIX_MAX:
-        raise _invalid(f"a prefix has at most {PREFIX_MAX} characters", "name fewer words")
+        raise _invalid(f"a prefix may have at most {PREFIX_MAX} characters", "name fewer words")
     words = simple_words(text)
     if words is None:
         raise _invalid(
-            "a prefix is the plain words that one simple command begins with",
+            "a prefix must be the plain first words of one simple command",
             "leave out ; & | < > ` $ \\ ( ) { } # ! and line breaks",
         )
     if (refusal := _refusal(words)) is not None:
@@ -119,8 +120,8 @@ def check_prefix(text: str) -> str:
 
 
 def simple_words(command: str) -> tuple[str, ...] | None:
-    """The words of a command as they are spelled, quotes included; None where it is not surely one
-    simple command of plain words."""
+    """Return the words of a command as written, including quotes. Return None if it is not
+    certainly one simple command of plain words."""
     if len(command) > _COMMAND_MAX or not _is_plain_text(command):
         return None
     if any(pair in command for pair in _NEVER_PAIRS):
@@ -152,31 +153,32 @@ def simple_words(command: str) -> tuple[str, ...] | None:
 
 
 def _is_plain_text(command: str) -> bool:
-    """No control or format character, no blank but the space, nothing that UTF-8 cannot carry."""
+    """Return whether the command has no control or format character, no blank except the space, and
+    no character that UTF-8 cannot encode."""
     return command.isprintable() and not _NEVER.intersection(command)
 
 
 def _refusal(prefix: tuple[str, ...]) -> tuple[str, str] | None:
-    """Why these words may not be a prefix, and what to do instead."""
+    """Return the reason why these words cannot be a prefix, and a hint. Return None if they can."""
     if not prefix:
         return "the prefix is empty", 'give the words that commands may begin with: "git status"'
     first = prefix[0]
     if any(char in first for char in "'\"=*?[]~^%"):
         return (
-            "a prefix begins with the plain name of a program",
+            "a prefix must begin with the plain name of a program",
             "leave out quotes, patterns and variables before it",
         )
     if first in _RESERVED.split():
-        return f"{first} is a word of the shell's own, and no program", "name the program"
+        return f"{first} is a reserved word of the shell, not a program", "name the program"
     name = first.rpartition("/")[2]
     if name in _RUNNERS.split():
         return (
-            f"{name} can run whatever command follows it, so its prefix would allow every command",
-            "give the prefix of that command, without what is before it",
+            f"{name} can run any command that follows it, so its prefix would allow every command",
+            "give the prefix of that command, without the words before it",
         )
     script = prefix[2:] if prefix[1:2] == ("-m",) else prefix[1:]
     if _INTERPRETER.fullmatch(name) and (not script or script[0][0] in "-+'\""):
-        return f"a prefix of {name} names the script that it runs", f'such as "{name} build"'
+        return f"a prefix of {name} must name the script", f'such as "{name} build"'
     return None
 
 

@@ -1,4 +1,4 @@
-"""run_code and execute_command: a run, told live, and its result in words."""
+"""run_code and execute_command: a run with live output, and its result as text."""
 
 import re
 import signal
@@ -121,7 +121,7 @@ EXECUTE_COMMAND = Tool(
 
 
 async def _followed(call: Call, live: LiveRun) -> Run:
-    """Follow a run. The user reads the names of quarantined items, as the model does."""
+    """Follow a run. The user sees the names of quarantined items, as the model does."""
     run = await followed(call.sandbox, live, call.emit)
     if notice := quarantine_notice(run.quarantined):
         call.emit("stderr", f"\n{notice}" if run.text and run.text[-1] != "\n" else notice)
@@ -132,10 +132,11 @@ async def _followed(call: Call, live: LiveRun) -> Run:
 
 
 def told(run: Run, figure_lines: Sequence[str] = ()) -> str:
-    """What a run printed, shown and came to. How it ended comes last, where a cut leaves it."""
+    """Return the output, the displays and the outcome of a run as text. The outcome is last, where
+    shortening the text keeps it."""
     parts = [
-        ("stdout", _as_left(run.stdout)),
-        ("stderr", _as_left(run.stderr)),
+        ("stdout", _as_on_terminal(run.stdout)),
+        ("stderr", _as_on_terminal(run.stderr)),
         ("shown", "\n".join(_shown(run))),
         ("result", plain(run.result or "")),
         ("figures", "\n".join(figure_lines)),
@@ -149,21 +150,23 @@ def told(run: Run, figure_lines: Sequence[str] = ()) -> str:
 
 
 def plain(text: str) -> str:
-    """Without the colours and cursor movements of terminals."""
+    """Return the text without the colours and cursor movements of terminals."""
     return _ESCAPES.sub("", text)
 
 
-def _as_left(text: str) -> str:
-    """As a terminal would show it in the end: a progress bar writes over its line."""
+def _as_on_terminal(text: str) -> str:
+    """Return the text as a terminal finally shows it: a progress bar overwrites its line."""
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in plain(text).split("\n"))
     return "\n".join(lines)
 
 
 def _shown(run: Run) -> Iterator[str]:
-    """The texts of displays; the result has a bundle, too, which is not among them."""
-    same = (one for one in reversed(run.outputs) if text_of(one, "text/plain") == run.result)
+    """Yield the texts of displays, without the bundle of the result."""
+    same = (
+        output for output in reversed(run.outputs) if text_of(output, "text/plain") == run.result
+    )
     results = next(same, None)
-    for bundle in (one for one in run.outputs if one is not results):
+    for bundle in (output for output in run.outputs if output is not results):
         text = text_of(bundle, "text/markdown") or text_of(bundle, "text/plain")
         is_figure = any(kind.startswith("image/") for kind in bundle)
         if text is not None and not is_figure:
@@ -193,7 +196,7 @@ def _ending(run: Run) -> Iterator[str]:
 
 
 def _why_killed(run: Run) -> str:
-    """The sandbox's own sentence, which names the limit, where there is one."""
+    """Return the message of the sandbox, which names the limit, or a general one."""
     if run.error is not None and not run.error.traceback.strip():
         return plain(run.error.value).rstrip(".")
     return _CAUSES.get(run.cause, "a limit was reached") if run.cause else "a limit was reached"

@@ -1,4 +1,5 @@
-"""What a tool is: told to models as a definition, called with checked arguments."""
+"""The definition of a tool, which models receive, and its implementation, which gets checked
+arguments."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -10,16 +11,16 @@ if TYPE_CHECKING:
     from sbx.agent.sandbox import Sandbox
 
 Permission = Literal["allow", "ask", "deny"]
-# What is decided of a call; "changes": its file changes are decided when they are known.
+# The decision about a call; "changes": decide about its file changes after a trial.
 Ruling = Literal["allow", "ask", "deny", "changes"]
-# What a call would do: look, change files, run code that can start no process, start processes.
+# The effect of a call: read, change files, run code that cannot start processes, start processes.
 Effect = Literal["read", "write", "code", "command"]
 Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """What a model is told. `parameters` is a JSON Schema of an object."""
+    """The definition that a model receives. `parameters` is a JSON Schema of an object."""
 
     name: str
     description: str
@@ -27,14 +28,14 @@ class ToolDefinition:
 
 
 class Emit(Protocol):
-    """Tells live output of a call: `stream` is "stdout" or "stderr"."""
+    """Emits live output of a call: `stream` is "stdout" or "stderr"."""
 
     def __call__(self, stream: str, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call that is being made. `sandbox` is the conversation's."""
+    """One call in progress. `sandbox` is the one of the conversation."""
 
     id: str
     sandbox: "Sandbox"
@@ -43,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a model gets back. An error is a result too."""
+    """The result that a model receives. An error is also a result."""
 
     text: str
     is_error: bool = False
@@ -52,10 +53,11 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`act` gets the call and the arguments, which fit the schema by then; it may return text.
+    """`act` gets the call and its arguments, which have been checked against the schema. It may
+    return text.
 
-    What it raises of SbxError goes to the model as an error. `effect` says what a call with these
-    arguments would do; `permission` None leaves it to the rules for that effect.
+    If it raises an SbxError, the model receives the error. `effect` returns the effect of a call
+    with these arguments. If `permission` is None, the rules for that effect apply.
     """
 
     definition: ToolDefinition
