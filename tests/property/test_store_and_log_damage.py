@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,25 @@ def test_a_damaged_store_opens_or_is_refused_by_a_named_error(
         assert {item.name: item.read_bytes() for item in copy.iterdir()} == before
     else:
         assert refusal is None
+
+
+def test_a_store_with_invalid_names_opens_or_is_refused_by_a_named_error(
+    killed: Path, scratch: Path
+) -> None:
+    """The report of SQLite's check contains these names. Reading it raised UnicodeDecodeError."""
+    copy = copied(killed, scratch)
+    with closing(sqlite3.connect(copy / "sbx.db")) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        names = [name for (name,) in db.execute("SELECT name FROM sqlite_master")]
+    content = (copy / "sbx.db").read_bytes()
+    refusals = set()
+    for name in names:
+        start = content.index(name.encode())
+        invalid = content[:start] + b"\xce" + content[start + 1 :]
+        (copy / "sbx.db").write_bytes(invalid)
+        refusals.add(asyncio.run(refusal_of(copy / "sbx.db")))
+    assert refusals <= {"store_corrupt", None}
+    assert "store_corrupt" in refusals
 
 
 @whole

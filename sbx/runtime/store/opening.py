@@ -170,6 +170,8 @@ def _first_problem(connection: sqlite3.Connection) -> str | None:
         if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
             raise
         return None
+    except UnicodeDecodeError:  # sqlite3 cannot decode SQLite's error message, which has the name
+        return "a name in the schema is not UTF-8"
     finally:
         connection.set_progress_handler(None, 0)
     return None if found == "ok" else found
