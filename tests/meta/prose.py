@@ -19,7 +19,7 @@ HABITS = {
     r"went|stands?|lies|runs?|ran|can|could|may|must|should|would|will|does|did|this|that|the|a|an|each|"
     r"one|happens|happened|another|follows|remains|belongs|any)\b",
     "docstring begins with What": r"\A(?:What)\b",
-    "docstring begins with As, Those, Which, …": (
+    "docstring begins with As": (
         r"\A(?:As|Those|Which|Of|By|From|Its|Whatever|Whoever|Who|Whose)\b"
     ),
     "tell, told": r"\b(?:tells?|told)\b",

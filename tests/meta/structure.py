@@ -1,0 +1,211 @@
+"""Measure the structure of `sbx/`: sizes, names and imports.
+
+    python tests/meta/structure.py            a table: count, budget, target
+    python tests/meta/structure.py --details  also which files, classes and modules are counted
+
+`BUDGETS` holds the counts that pass. A budget only falls, until it reaches its target.
+"""
+
+import argparse
+import ast
+import io
+import tokenize
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import grimp
+import networkx
+import rich
+from rich.table import Column, Table
+
+from tests.meta import prose
+
+SBX = Path(__file__).resolve().parents[2] / "sbx"
+# Code of new features is counted apart.
+NEW_ROOMS = ("cluster", "console", "api/opensandbox", "api/e2b", "api/shipyard", "api/console")
+FILE_LINES = 400
+CLASS_LINES = 300
+CLASS_METHODS = 30
+BANNED_NAMES = frozenset({"told", "said", "asked", "wanted", "held", "one", "found", "made"})
+
+
+class Measure(NamedTuple):
+    """A count of the structure. `find` returns one text for each thing that counts."""
+
+    name: str
+    find: Callable[[], list[str]]
+    budget: int
+    target: int
+
+
+@cache
+def _sources() -> dict[Path, str]:
+    """Return each file of today's features, by its path below sbx."""
+    paths = ((path.relative_to(SBX), path) for path in sorted(SBX.rglob("*.py")))
+    return {name: path.read_text() for name, path in paths if not str(name).startswith(NEW_ROOMS)}
+
+
+@cache
+def _classes() -> list[tuple[Path, ast.ClassDef]]:
+    return [
+        (path, node)
+        for path, source in _sources().items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+@cache
+def _graph() -> grimp.ImportGraph:
+    """Return the import graph. It includes imports in functions and below `TYPE_CHECKING`."""
+    return grimp.build_graph("sbx", cache_dir=None)
+
+
+def _bases(node: ast.ClassDef) -> Iterator[str]:
+    for base in node.bases:
+        yield ast.unparse(base).partition("[")[0].rpartition(".")[2]
+
+
+def lines() -> list[str]:
+    return [line for source in _sources().values() for line in source.splitlines()]
+
+
+def repeated_class_names() -> list[str]:
+    """Return the public names of classes that more than one module defines."""
+    homes = defaultdict(set)
+    for path, node in _classes():
+        if not node.name.startswith("_"):
+            homes[node.name].add(str(path))
+    return [f"{name}: {', '.join(sorted(at))}" for name, at in sorted(homes.items()) if len(at) > 1]
+
+
+def protocols() -> list[str]:
+    return [f"{path}: {node.name}" for path, node in _classes() if "Protocol" in _bases(node)]
+
+
+def modules_with_one_importer() -> list[str]:
+    graph = _graph()
+    importers = {name: graph.find_modules_that_directly_import(name) for name in graph.modules}
+    return [f"{name} ← {min(by)}" for name, by in sorted(importers.items()) if len(by) == 1]
+
+
+def long_files() -> list[str]:
+    sizes = {path: len(source.splitlines()) for path, source in _sources().items()}
+    return [f"{path}: {size}" for path, size in sizes.items() if size > FILE_LINES]
+
+
+def large_classes() -> list[str]:
+    """Return the classes that are too large, but those whose docstring gives a reason."""
+    found = []
+    for path, node in _classes():
+        size = (node.end_lineno or node.lineno) - node.lineno + 1
+        methods = sum(
+            isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body
+        )
+        reason = "Large because" in (ast.get_docstring(node) or "")
+        if (size > CLASS_LINES or methods > CLASS_METHODS) and not reason:
+            found.append(f"{path}: {node.name}, {size} lines, {methods} methods")
+    return found
+
+
+def modules_in_cycles() -> list[str]:
+    graph = _graph()
+    arrows = networkx.DiGraph(
+        (name, other)
+        for name in graph.modules
+        for other in graph.find_modules_directly_imported_by(name)
+    )
+    groups = networkx.strongly_connected_components(arrows)
+    return [
+        f"{name} (cycle of {len(group)})" for group in groups if len(group) > 1 for name in group
+    ]
+
+
+def api_imports_of_store() -> list[str]:
+    found = []
+    for details in _graph().find_matching_direct_imports(import_expression="sbx.api.** -> sbx.**"):
+        if ".store" in details["imported"]:
+            found += [
+                f"{line['importer']}:{line['line_number']}: {line['line_contents'].strip()}"
+                for line in _graph().get_import_details(**details)
+            ]
+    return found
+
+
+def banned_names() -> list[str]:
+    """Return each use of a banned identifier."""
+    return [
+        f"{path}:{token.start[0]}: {token.string}"
+        for path, source in _sources().items()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.NAME and token.string in BANNED_NAMES
+    ]
+
+
+def habit(name: str) -> Callable[[], list[str]]:
+    """Return the function that finds one word habit."""
+
+    def find() -> list[str]:
+        return [
+            f"{path}:{line}: {words}" for path, matched, line, words in _prose() if matched == name
+        ]
+
+    return find
+
+
+@cache
+def _prose() -> list[tuple[Path, str, int, str]]:
+    return [
+        (path, *match) for path, source in _sources().items() for match in prose.matches(source)
+    ]
+
+
+MEASURES = (
+    Measure("lines", lines, 99_960, 74_000),
+    Measure("public class names in more than one module", repeated_class_names, 107, 10),
+    Measure("Protocol classes", protocols, 60, 15),
+    Measure("modules that exactly one other module imports", modules_with_one_importer, 194, 90),
+    Measure(f"files over {FILE_LINES} lines", long_files, 37, 12),
+    Measure(f"classes over {CLASS_LINES} lines or {CLASS_METHODS} methods", large_classes, 20, 0),
+    Measure("modules in import cycles", modules_in_cycles, 31, 0),
+    Measure("imports of store in api", api_imports_of_store, 30, 0),
+    Measure("banned identifiers", banned_names, 5_808, 0),
+    Measure("prose: clause as a noun", habit("clause as a noun"), 1_836, 184),
+    Measure("prose: docstring begins with What", habit("docstring begins with What"), 513, 51),
+    Measure("prose: docstring begins with As", habit("docstring begins with As"), 279, 28),
+    Measure("prose: tell, told", habit("tell, told"), 383, 38),
+    Measure("prose: say, said", habit("say, said"), 429, 43),
+    Measure("prose: nobody, somebody, anybody", habit("nobody, somebody, anybody"), 321, 32),
+    Measure("prose: who without a noun", habit("who without a noun"), 278, 28),
+    Measure("prose: negated nouns", habit("negated nouns"), 374, 37),
+    Measure("prose: possessives apart", habit("possessives apart"), 224, 22),
+    Measure("prose: lower-case linux", habit("lower-case linux"), 186, 19),
+    Measure("prose: goes on", habit("goes on"), 147, 15),
+    Measure("prose: any more", habit("any more"), 76, 8),
+    Measure("prose: beside", habit("beside"), 81, 8),
+    Measure("prose: anew", habit("anew"), 37, 4),
+    Measure("prose: to be had", habit("to be had"), 14, 1),
+    Measure("prose: for ever", habit("for ever"), 10, 1),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--details", action="store_true", help="print each thing that counts")
+    details = parser.parse_args().details
+    table = Table(
+        "measure", *(Column(name, justify="right") for name in ("count", "budget", "target"))
+    )
+    for measure in MEASURES:
+        places = measure.find()
+        if details and measure.find is not lines:
+            print(measure.name, *places, sep="\n    ")
+        table.add_row(measure.name, *map(str, (len(places), measure.budget, measure.target)))
+    rich.print(table)
+
+
+if __name__ == "__main__":
+    main()
