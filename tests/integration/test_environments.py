@@ -290,7 +290,7 @@ def test_an_interrupted_creation_leaves_nothing(house: House, number: signal.Sig
         assert installer
         process.send_signal(number)
         assert process.wait(60) == 128 + number
-        assert b"nothing was made" in process.stderr.read()
+        assert b"no environment was created" in process.stderr.read()
     assert psutil.wait_procs(installer, timeout=60)[1] == []
     house.uv.go_on()
     assert house.there == ["small"]
