@@ -1,5 +1,6 @@
 """Start one bwrap: what it is handed, and the few steps between fork and exec."""
 
+import fcntl
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from sbx.isolation.slots import (
 )
 from sbx.linux import namespaces, prctl
 
-_PARKED = 200  # above every slot: a file is parked here so that filling one slot harms no other
+_PARKED_MIN = 200  # above every slot, so that filling one slot closes no file of another
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +164,10 @@ def memory_file(content: bytes, name: str) -> int:
 def _become(order: Start, report: int) -> None:
     """The child. Its cgroup first, so that all it ever does counts; its uid last before exec."""
     try:
-        os.dup2(report, _PARKED, inheritable=False)  # first: reports every later failure
+        report = _park(report)  # first: reports every later failure
         order.enter_group()
         os.umask(0o022)
-        _place(order.slots)
+        _place(order.slots, report)
         if order.become is not None:
             uid, gid = order.become
             os.setgroups([])
@@ -176,9 +177,9 @@ def _become(order: Start, report: int) -> None:
             _limit_shares()
         os.execve(order.argv[0], list(order.argv), {})  # noqa: S606  # an absolute path of the system
     except OSError as error:
-        os.write(_PARKED, f"{error.errno} {error.strerror}".encode())
+        os.write(report, f"{error.errno} {error.strerror}".encode())
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into the broker
-        os.write(_PARKED, f"0 {error!r}".encode())
+        os.write(report, f"0 {error!r}".encode())
     finally:
         os._exit(127)
 
@@ -193,15 +194,18 @@ def _limit_shares() -> None:
     shares.limit_inotify()
 
 
-def _place(slots: Sequence[tuple[int, int]]) -> None:
-    """Give each file its slot and close all others but `_PARKED`, whatever their numbers were."""
-    parked = [
-        (os.dup2(fd, _PARKED + 1 + index, inheritable=False), slot)
-        for index, (fd, slot) in enumerate(slots)
-    ]
-    for fd, slot in parked:
+def _park(fd: int) -> int:
+    """Return a copy of `fd` above every slot, with a number that was free.
+
+    A fixed number can belong to another file of a broker with many jails: dup3(2) then replaces
+    that file, and fails with EINVAL if the file is `fd` itself.
+    """
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _PARKED_MIN)
+
+
+def _place(slots: Sequence[tuple[int, int]], report: int) -> None:
+    """Give each file its slot, whatever its number was. Close all others but `report`."""
+    for fd, slot in [(_park(fd), slot) for fd, slot in slots]:
         os.dup2(fd, slot, inheritable=True)
-    last = max(DATA_FD, *(slot for _, slot in slots))
-    os.closerange(last + 1, _PARKED)
-    os.closerange(_PARKED + 1, _PARKED + 1 + len(parked))
-    os.closerange(_PARKED + 1 + len(parked), os.sysconf("SC_OPEN_MAX"))
+    os.closerange(max(DATA_FD, *(slot for _, slot in slots)) + 1, report)
+    os.closerange(report + 1, os.sysconf("SC_OPEN_MAX"))

@@ -1,7 +1,8 @@
 """What a program that the broker starts has, and what it has not."""
 
+import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -23,10 +24,11 @@ def output(
     null: int,
     become: tuple[int, int] | None = None,
     before: Callable[[], None] = lambda: None,
+    more: Sequence[tuple[int, int]] = (),
 ) -> str:
     """Return what a shell prints that is started like bubblewrap."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    slots = [(null, 0), (writing, 1), (null, 2)]
+    slots = [(null, 0), (writing, 1), (null, 2), *more]
     monitor = spawn.start(Start(["/bin/sh", "-c", command], slots, become, before))
     os.close(writing)
     with open(reading, encoding="utf-8") as told:
@@ -50,6 +52,29 @@ def test_jail_has_its_slots_and_no_other_descriptor(null: int) -> None:
     finally:
         os.close(inheritable)
     assert {"0", "1", "2"} <= set(told.split()) <= {"0", "1", "2", "3", "10"}  # of the shell itself
+
+
+@pytest.mark.parametrize("first", range(196, 204))
+def test_slots_are_right_if_the_broker_has_two_hundred_descriptors(first: int) -> None:
+    """Whatever the numbers of the files are, each slot gets its own. With a fixed number above the
+    slots, some starts failed with EINVAL, and others gave a slot the file of another one."""
+    files = [memory_file_at(first + index, f"file {index}") for index in range(6)]
+    slots = [(fd, 3 + index) for index, fd in enumerate(files)]
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        command = "for fd in 3 4 5 6 7 8; do eval cat '<&'$fd; done"
+        assert output(command, null, more=slots) == "".join(f"file {n}\n" for n in range(6)).strip()
+    finally:
+        for fd in (*files, null):
+            os.close(fd)
+
+
+def memory_file_at(number: int, text: str) -> int:
+    made = spawn.memory_file(f"{text}\n".encode(), "file")
+    try:
+        return fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, number)
+    finally:
+        os.close(made)
 
 
 def test_jail_has_no_variable_and_a_plain_umask(null: int, monkeypatch: pytest.MonkeyPatch) -> None:
