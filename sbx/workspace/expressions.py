@@ -97,7 +97,7 @@ def _check(pattern: str) -> None:
     try:
         pattern.encode()
     except UnicodeEncodeError as error:
-        raise _invalid("it cannot be encoded as UTF-8") from error
+        raise _invalid("it cannot be written as UTF-8") from error
     if not pattern or len(pattern) > PATTERN_MAX:
         raise _invalid(f"it must have 1 to {PATTERN_MAX} characters")
     if "\0" in pattern or "\n" in pattern:

@@ -1,8 +1,8 @@
 """A directory of the host as the workspace: `--workspace DIR`, projects, notebooks.
 
-The user owns the directory, so sbx does not create files for itself in it. Programs of the host obey
-some of its files (`host_executables`). sbx itself may run from it if the project contains the
-environment of sbx, and PATH of the user may contain one of its directories. `rules` protects these
+The user owns the directory, so sbx does not create files for itself in it. Programs of the host
+obey some of its files (`host_executables`). sbx itself may run from it if the project contains the
+environment of sbx, and the user's PATH may contain one of its directories. `rules` protects these
 paths.
 """
 

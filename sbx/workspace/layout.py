@@ -247,7 +247,7 @@ class DataDirectory:
         return empty_directory(self._removed, deadline_s)
 
     def mark_temporary(self, sandbox: str) -> None:
-        """Create the directory of a sandbox that ends with this process, and mark it as temporary."""
+        """Create the directory of a sandbox that ends with this process, and mark it."""
         with translated(str(self.path)):
             parent = _directory(self._sandboxes, _opaque(sandbox), self._parent_mode)
             try:
@@ -276,7 +276,7 @@ class DataDirectory:
         return item_id
 
     def sandboxes(self) -> tuple[str, ...]:
-        """Return the opaque names that exist, for a caller that looks for leftovers at its start."""
+        """Return the opaque names that exist. The caller looks for leftovers at its start."""
         with translated(str(self.path)):
             fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._sandboxes)
             try:

@@ -140,7 +140,7 @@ class CommandLogs:
             raise NotFound(f"the log of {name} no longer exists") from None
 
     def write_record(self, name: str, content: bytes) -> None:
-        """Write the record in one step: a crash leaves the old or the new one. Raises Unavailable."""
+        """Write the record in one step: a crash leaves the old or the new. Raises Unavailable."""
         target, new = f"{_checked(name)}.json", f"{name}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with translated("the record of a command"):
