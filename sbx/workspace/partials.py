@@ -117,8 +117,8 @@ def upload_name(name: str) -> str:
     return check_name(name)
 
 
-def file_too_large(path: str, most: int) -> TooLarge:
-    return too_large(path, most)
+def file_too_large(path: str, limit: int) -> TooLarge:
+    return too_large(path, limit)
 
 
 def _opened(staging: int, name: str) -> BinaryIO:

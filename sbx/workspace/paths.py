@@ -120,7 +120,7 @@ def _folded(parts: list[str]) -> tuple[str, ...]:
         elif folded:
             folded.pop()
         else:
-            raise invalid_path("path_traversal", "the path leads out of the workspace")
+            raise invalid_path("path_traversal", "the path climbs out of the workspace")
     return tuple(folded)
 
 

@@ -172,15 +172,15 @@ def unified(old: Sequence[str], new: Sequence[str]) -> list[str]:
     b = new[first : len(new) - max(0, end - _CONTEXT)]
     if max(len(a), len(b)) > _LINES_MAX:
         head, tail = start - first, min(end, _CONTEXT)
-        whole = ("replace", head, len(a) - tail, head, len(b) - tail)
-        groups = [[("equal", 0, head, 0, head), whole, _tail(whole, tail)]]
+        replaced = ("replace", head, len(a) - tail, head, len(b) - tail)
+        groups = [[("equal", 0, head, 0, head), replaced, _tail(replaced, tail)]]
     else:
         groups = list(difflib.SequenceMatcher(None, a, b).get_grouped_opcodes(_CONTEXT))
     return [line for group in groups for line in _hunk(group, a, b, first)]
 
 
-def _tail(whole: tuple[str, int, int, int, int], tail: int) -> tuple[str, int, int, int, int]:
-    _, _, i, _, j = whole
+def _tail(replaced: tuple[str, int, int, int, int], tail: int) -> tuple[str, int, int, int, int]:
+    _, _, i, _, j = replaced
     return "equal", i, i + tail, j, j + tail
 
 

@@ -38,8 +38,8 @@ class Walk:
 
     Each directory is opened from the root again, so a rename cannot lead out. One fd is open at a
     time. The walk ends at `max_entries` (`exhausted`) or after `deadline_s`, and `complete` becomes
-    False. The deadline includes the work of the caller, which checks `in_time`. Nodes that disappear
-    are skipped. A directory that cannot be read makes the walk incomplete.
+    False. The deadline includes the work of the caller, which checks `in_time`. Nodes that
+    disappear are skipped. A directory that cannot be read makes the walk incomplete.
     """
 
     def __init__(self, *, max_entries: int = ENTRIES_MAX, deadline_s: float = DEADLINE_S) -> None:
