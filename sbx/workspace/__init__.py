@@ -1,18 +1,26 @@
-"""The files: where they lie on the host, and every access to them from outside the walls.
+"""The files of conversations: their layout on the host, and each access to them from the host.
 
-    a caller's path → paths.resolve → Location → Files → Tree → beneath (openat2) → linux
+    path of a caller → paths.resolve → Location → Files → Tree → beneath (openat2) → Linux
 
-`paths` is the one path rule; `Tree` one root, held by an fd; `Uploads` what a user put in;
-`ConversationFiles` and `DataDirectory` the layout on disk; `HostDirectory` a directory of the
-user's as workspace, and `allowed_paths` which of those a sandbox may see; `removal` and `measure`
-walk trees that were built to break such walks. `snapshot` tells what a tree holds and `freezing`
-copies it, `changes` compares two moments, and `committing` makes the difference real, all or none:
-also for who is killed meanwhile (`journal`, `rollback`).
-The code inside changes the files at the same time and against us: every name is taken as racing.
+    paths                  the rule for paths that callers name
+    Tree                   one tree of files, opened by a directory fd
+    Uploads                the files that a user uploaded
+    ConversationFiles, DataDirectory
+                           the layout on disk
+    HostDirectory          a directory of the user as the workspace
+    allowed_paths          which host directories a sandbox may see
+    removal, measure       walk trees that were built to break such walks
+    snapshot, freezing     list the nodes of a tree, copy a tree
+    changes                compare two snapshots
+    committing             apply changes: all of them, or none
+    journal, rollback      undo a commit whose process was killed
 
-Everything here is synchronous and bounded; the runtime calls it in worker threads. Imports only
-the standard library, `sbx.linux`, `sbx.protocol`, `sbx.forbidden_directories` and `sbx.errors`.
-Errors of linux become sbx's own in `refusals`.
+The code inside changes the files at the same time and is hostile. Treat each name as a race.
+
+Everything here is synchronous and bounded. The runtime calls it in worker threads. The package
+imports only the standard library, `sbx.linux`, `sbx.protocol`, `sbx.forbidden_directories`,
+`sbx.guest.path_rules`, `sbx.guest.guarded_paths` and `sbx.errors`. `refusals` translates errors of
+Linux into errors of sbx.
 """
 
 from sbx.protocol.files import Entry, Listing, Upload

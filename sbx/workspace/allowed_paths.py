@@ -37,7 +37,7 @@ _NO_LOGIN = ("nologin", "false", "sync", "shutdown", "halt")
 
 @dataclass(frozen=True, slots=True)
 class OwnPaths:
-    """The paths of sbx: see HostFacts. The Python that runs this process counts as `code` too."""
+    """The paths of sbx; see HostFacts. The Python that runs this process counts as `code` too."""
 
     private: tuple[Path, ...] = ()
     code: tuple[Path, ...] = ()
@@ -56,9 +56,10 @@ def check(
 ) -> None:
     """Raise Denied `directory_forbidden` for a directory that no sandbox may see.
 
-    `directory` is a path or an open descriptor. A path that cannot be opened passes: the caller's
-    own open reports it. `guarded`: the path guard keeps `executed_paths` from the code inside.
-    Reads the disk and the accounts: call it in a thread.
+    `directory` is a path or an open descriptor. A path that cannot be opened passes, because the
+    caller's own open reports the error. `guarded` means that the path guard protects the
+    `executed_paths` from the code inside. This function reads the disk and the accounts: call it
+    in a thread.
     """
     if not isinstance(directory, int):
         try:
@@ -79,15 +80,17 @@ def check(
         raise Denied(
             f"'{facts.place.path}' cannot be shown to a sandbox: {reason}",
             code="directory_forbidden",
-            hint="make a directory that holds nothing but the project, for example"
-            " ~/projects/NAME, and name that",
+            hint="create a directory for the project alone, for example ~/projects/NAME, and use"
+            " that directory",
             details={"path": facts.place.path},
         )
 
 
 def host_facts(own: OwnPaths, owners: Iterable[int], mounts: Sequence[Mount]) -> HostFacts:
-    """Return the facts about this host. `owners`: uids of directories, whose homes count even if
-    no list of accounts has them."""
+    """Return the facts about this host.
+
+    `owners` are the uids of directories. Their homes count even if the list of accounts lacks them.
+    """
     real = {path: os.path.realpath(path) for path in SYSTEM_PATHS}
     sources = {path: mountinfo.source_of(real[path], mounts) for path in SYSTEM_PATHS}
     return HostFacts(
@@ -106,12 +109,12 @@ def _homes(owners: Iterable[int], mounts: Sequence[Mount]) -> Iterator[Home]:
     caller = os.geteuid()
     accounts = pwd.getpwall()
     for uid in {caller, *owners}:
-        with suppress(KeyError):  # a list of all accounts may lack those of a directory service
+        with suppress(KeyError):  # getpwall may lack the accounts of a directory service
             accounts.append(pwd.getpwuid(uid))
     homes = {
-        (one.pw_dir, one.pw_name, one.pw_uid, _has_login(one))
-        for one in accounts
-        if one.pw_uid == caller or _has_login(one)
+        (account.pw_dir, account.pw_name, account.pw_uid, _has_login(account))
+        for account in accounts
+        if account.pw_uid == caller or _has_login(account)
     }
     if (environment := os.environ.get("HOME", "")).startswith("/"):
         homes.add((environment, "this user", caller, True))

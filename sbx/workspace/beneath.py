@@ -1,13 +1,14 @@
-"""Open something beneath a directory fd, following no symlink and crossing no mount.
+"""Open a path beneath a directory fd, without following a symlink or crossing a mount.
 
-The code inside renames, links and swaps while the host opens: so nothing is checked first and
-opened later. `by_openat2` lets linux refuse during its own walk; `by_walk`, for hosts without
-openat2, holds every directory on the way by an fd. Both promise the same and fail alike:
+The code inside renames, links and replaces files while the host opens them. A check before the open
+would race with it, so the open itself must refuse. `by_openat2` lets Linux refuse during its own
+path walk. `by_walk`, for hosts without openat2, holds an fd of each directory on the way. Both
+behave the same and fail with the same errors:
 
-    ELOOP   a symlink on the path      EXDEV    something is mounted on the path
-    EAGAIN  a lease or rename storm    ENOTDIR  a component that is no directory
+    ELOOP   a symlink on the path          EXDEV    a mount point on the path
+    EAGAIN  a lease, or constant renames   ENOTDIR  a component that is not a directory
 
-With O_PATH | O_NOFOLLOW a symlink that is last on the path is itself opened, not followed.
+With O_PATH | O_NOFOLLOW, a symlink that is the last component is itself opened, not followed.
 """
 
 import errno
@@ -30,7 +31,7 @@ _ATTEMPTS = 32
 
 
 def opener() -> Opener:
-    """The better of the two that this host has."""
+    """Return `by_openat2` if this host has openat2, else `by_walk`."""
     return by_openat2 if openat2.supported() else by_walk
 
 
@@ -41,7 +42,7 @@ def by_openat2(root: int, relative: tuple[str, ...], flags: int) -> int:
             return openat2.openat2(root, path, flags, resolve=_RESOLVE)
         except BlockingIOError:
             continue
-    raise OSError(errno.EAGAIN, "openat2: the path does not hold still")
+    raise OSError(errno.EAGAIN, "openat2: the path keeps changing")
 
 
 def by_walk(root: int, relative: tuple[str, ...], flags: int) -> int:
@@ -50,10 +51,10 @@ def by_walk(root: int, relative: tuple[str, ...], flags: int) -> int:
     directory = root
     try:
         for name in names[:-1]:
-            below = _step(directory, name, os.O_PATH | os.O_DIRECTORY, mount)
+            child = _step(directory, name, os.O_PATH | os.O_DIRECTORY, mount)
             if directory != root:
                 os.close(directory)
-            directory = below
+            directory = child
         return _step(directory, names[-1], flags, mount)
     finally:
         if directory != root:
@@ -61,14 +62,14 @@ def by_walk(root: int, relative: tuple[str, ...], flags: int) -> int:
 
 
 def permit(fd: int) -> None:
-    """Give the owner rwx on the directory that `fd` (O_PATH will do) holds; chmod 000 is no wall.
+    """Give the owner rwx on the directory `fd` (O_PATH suffices): chmod 000 must not stop the host.
 
-    By the fd's own magic link, which leads to exactly this inode: chmod by name would follow a
-    symlink swapped in, and fchmod needs an fd that the mode does not permit to open.
+    Use the magic link of the fd, which leads to exactly this inode. A chmod by name would follow a
+    symlink that replaced the directory, and fchmod needs an fd that the mode may forbid to open.
     """
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if mode & 0o700 != 0o700:
-        with suppress(PermissionError):  # not the owner: what needed the right will say so
+        with suppress(PermissionError):  # not the owner: the next operation reports the error
             os.chmod(f"/proc/self/fd/{fd}", mode | 0o700)
 
 
@@ -76,7 +77,7 @@ def _step(directory: int, name: bytes, flags: int, mount: int) -> int:
     try:
         fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=directory)
     except NotADirectoryError:
-        # O_DIRECTORY | O_NOFOLLOW answers ENOTDIR for a symlink, openat2 says ELOOP.
+        # O_DIRECTORY | O_NOFOLLOW fails with ENOTDIR for a symlink, openat2 with ELOOP.
         if stat.S_ISLNK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
             raise _loop() from None
         raise
@@ -92,7 +93,7 @@ def _step(directory: int, name: bytes, flags: int, mount: int) -> int:
 
 
 def mount_id(fd: int) -> int:
-    """Which mount `fd` lies on; st_dev would miss a bind mount of the same file system."""
+    """Return the mount id of `fd`; st_dev would miss a bind mount of the same file system."""
     with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as info:
         for line in info:
             key, _, value = line.partition(":")
@@ -102,7 +103,10 @@ def mount_id(fd: int) -> int:
 
 
 def encoded(component: str) -> bytes:
-    """UTF-8 whatever the locale of the host, odd bytes as they came. Raises OSError (EINVAL)."""
+    """Return the component as UTF-8 in every locale of the host; invalid bytes stay unchanged.
+
+    Raises OSError (EINVAL) for a text that is not a plain component.
+    """
     name = component.encode("utf-8", "surrogateescape")
     if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
         raise OSError(errno.EINVAL, "not a plain path component")

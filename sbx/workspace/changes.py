@@ -1,7 +1,7 @@
-"""What a tree held at two moments, and how they differ; pure.
+"""Compare the content of a tree at two moments. Pure functions.
 
-A file is known to be unchanged by its inode and the time of its last change, which code inside
-cannot set back; where these say otherwise, or cannot say, by a digest of its content.
+A file is unchanged if its inode and its ctime are the same: code inside cannot set a ctime back. If
+they differ, or are not reliable, a digest of the content decides.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,10 +16,13 @@ Relative = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One name of a tree. `mode` without set-id bits; `size` and `mtime_ns` of files, `text` of
-    symlinks; `special` are FIFOs, sockets and devices, which are never copied. `identity` is inode
-    and ctime in ns, to be compared within one tree only. Of files: `set_id` are the bits that no
-    commit sets, and `links` is the number of names that the file has."""
+    """One entry of a tree.
+
+    `mode` excludes the set-id bits. `size` and `mtime_ns` are set for files, `text` for symlinks.
+    The kind `special` means FIFOs, sockets and devices, which are never copied. `identity` is the
+    inode and the ctime in ns; compare it within one tree only. For files, `set_id` has the set-id
+    bits, which no commit sets, and `links` is the number of hard links.
+    """
 
     kind: Kind
     mode: int = 0
@@ -32,7 +35,7 @@ class Node:
     links: int = field(default=1, compare=False)
 
     def holds_what(self, other: "Node") -> bool:
-        """Whether both are files with the same content, as far as can be told without reading."""
+        """Return whether both are files with the same content, by their digests or identities."""
         if self.kind != "file" or other.kind != "file" or self.size != other.size:
             return False
         if self.sha256 is not None and other.sha256 is not None:
@@ -45,9 +48,11 @@ Nodes = Mapping[str, Node]  # by path relative to the top, with / between names
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A tree at one moment. `left_out`: what is there and is no file, directory or symlink, or
-    cannot be read; of a directory that cannot, nothing below it is known. Whatever is written after
-    `until_ns` has a later ctime."""
+    """A tree at one moment.
+
+    `left_out` has the paths of special files and of files and directories that cannot be read. The
+    content of an unreadable directory is unknown. Each write after `until_ns` has a later ctime.
+    """
 
     nodes: Nodes
     left_out: tuple[str, ...] = ()
@@ -55,7 +60,7 @@ class Manifest:
 
     @property
     def unseen(self) -> list[str]:
-        """What was left out because it cannot be read."""
+        """Return the paths that were left out because they cannot be read."""
         nodes = self.nodes
         return [
             path for path in self.left_out if path not in nodes or nodes[path].kind != "special"
@@ -64,8 +69,11 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to become of one name. One that becomes another kind of thing is two: first it is
-    removed, then added. `content` is False where only mode or mtime of a file differ."""
+    """The change of one path.
+
+    A path that changes its kind has two changes: a removal and then an addition. `content` is False
+    if only the mode or the mtime of a file differs.
+    """
 
     path: str
     before: Node | None
@@ -84,10 +92,10 @@ class Change:
 
     @property
     def node(self) -> Node:
-        """Afterwards, or what it was where it is removed."""
-        found = self.after or self.before
-        assert found is not None
-        return found
+        """Return the node after the change; for a removal, the node before it."""
+        node = self.after or self.before
+        assert node is not None
+        return node
 
 
 def relative(path: str) -> Relative:
@@ -95,32 +103,34 @@ def relative(path: str) -> Relative:
 
 
 def _in_order(path: str) -> str:
-    """Sorts as `relative` does, which would take a hundred times the memory for deep paths."""
+    """Return a key that sorts as `relative` does, with a hundredth of its memory for deep paths."""
     return path.replace("/", "\0")
 
 
 def changes(before: Nodes, after: Nodes) -> list[Change]:
-    """How the one becomes the other, by path, directories before what lies in them."""
-    found: list[Change] = []
+    """Return the changes from `before` to `after`, sorted by path: directories come first."""
+    changed: list[Change] = []
     for path in sorted(before.keys() | after.keys(), key=_in_order):
         was, becomes = before.get(path), after.get(path)
         if was is None or becomes is None:
-            found.append(Change(path, was, becomes))
+            changed.append(Change(path, was, becomes))
         elif was.kind != becomes.kind:
-            found += (Change(path, was, None), Change(path, None, becomes))
+            changed += (Change(path, was, None), Change(path, None, becomes))
         elif was.kind != "file":
             if was != becomes:
-                found.append(Change(path, was, becomes))
+                changed.append(Change(path, was, becomes))
         elif not was.holds_what(becomes):
-            found.append(Change(path, was, becomes))
+            changed.append(Change(path, was, becomes))
         elif was != becomes:
-            found.append(Change(path, was, becomes, content=False))
-    return found
+            changed.append(Change(path, was, becomes, content=False))
+    return changed
 
 
 def with_specials(after: Nodes, before: Nodes) -> Nodes:
-    """What a copy became, with what is never copied: a special file goes with its directory, and
-    stays while it has its name."""
+    """Return the nodes of a changed copy together with the special files, which are never copied.
+
+    A special file disappears with its directory. It stays unless the copy has its name.
+    """
     kept = dict(after)
     for path, node in before.items():
         if node.kind == "special" and path not in after:
@@ -131,39 +141,44 @@ def with_specials(after: Nodes, before: Nodes) -> Nodes:
 
 
 def sparing(changed: Sequence[Change], spared: Iterable[str]) -> list[Change]:
-    """Those of `changes` that leave the `spared` names, and whatever lies below them, where they
-    are. One of the two trees knows nothing of what lies below a spared name."""
+    """Return the changes that leave the `spared` paths, and everything below them, in place.
+
+    The content below a spared path is unknown in one of the two trees.
+    """
     names = set(spared)
     above: set[str] = set()
     for path in names:
         while (path := path.rpartition("/")[0]) and path not in above:
             above.add(path)
-    stay = {one.path for one in changed if one.after is None and one.path in above}
-    left: list[Change] = []
-    for one in changed:
-        if one.path in names or one.path.rpartition("/")[0] in names:
-            names.add(one.path)
-        elif one.path not in stay:
-            left.append(one)
-    return left
+    stay = {change.path for change in changed if change.after is None and change.path in above}
+    remaining: list[Change] = []
+    for change in changed:
+        if change.path in names or change.path.rpartition("/")[0] in names:
+            names.add(change.path)
+        elif change.path not in stay:
+            remaining.append(change)
+    return remaining
 
 
-def missed(changed: Sequence[Change], known: Manifest) -> list[str]:
-    """What would be removed only because it was moved about while `known` was looked at: nothing of
-    that inode was seen, and yet it was there, as it has not changed since."""
-    seen = {node.identity[0] for node in known.nodes.values()}
+def missed(changed: Sequence[Change], manifest: Manifest) -> list[str]:
+    """Return the paths that would be removed only because they were moved during the survey.
+
+    The survey of `manifest` saw no node with that inode. But the file existed at that time: its
+    ctime is not later than the end of the survey.
+    """
+    seen = {node.identity[0] for node in manifest.nodes.values()}
     return [
-        one.path
-        for one in changed
-        if one.after is None
-        and one.node.kind != "directory"
-        and one.node.identity[0] not in seen
-        and one.node.identity[1] <= known.until_ns
+        change.path
+        for change in changed
+        if change.after is None
+        and change.node.kind != "directory"
+        and change.node.identity[0] not in seen
+        and change.node.identity[1] <= manifest.until_ns
     ]
 
 
 def doubtful(before: Nodes, after: Nodes) -> list[str]:
-    """The files of which only their content can tell whether it has changed."""
+    """Return the files that need a comparison of their content."""
     return [
         path
         for path in before.keys() & after.keys()
@@ -177,12 +192,12 @@ def doubtful(before: Nodes, after: Nodes) -> list[str]:
 def with_digests(
     nodes: Nodes, paths: Iterable[str], digest: Callable[[str], bytes | None]
 ) -> dict[str, Node]:
-    """The same, with the digests of these files where `digest` can give them."""
-    known = dict(nodes)
+    """Return the nodes with the digests of these files, as far as `digest` can compute them."""
+    digested = dict(nodes)
     for path in paths:
-        if known[path].sha256 is None:
-            known[path] = replace(known[path], sha256=digest(path))
-    return known
+        if digested[path].sha256 is None:
+            digested[path] = replace(digested[path], sha256=digest(path))
+    return digested
 
 
 def within(changed: Iterable[Change], prefixes: Sequence[str]) -> bool:
@@ -190,7 +205,8 @@ def within(changed: Iterable[Change], prefixes: Sequence[str]) -> bool:
     counts only if its target, read as text, lies below one of them as well."""
     tops = [relative(prefix) for prefix in prefixes]
     return all(
-        _below(one.relative, tops) and (one.after is None or _stays(one, tops)) for one in changed
+        _below(change.relative, tops) and (change.after is None or _stays(change, tops))
+        for change in changed
     )
 
 
@@ -198,8 +214,8 @@ def _below(name: Relative, tops: Sequence[Relative]) -> bool:
     return any(name[: len(top)] == top for top in tops)
 
 
-def _stays(one: Change, tops: Sequence[Relative]) -> bool:
-    text = one.after.text if one.after is not None else None
+def _stays(change: Change, tops: Sequence[Relative]) -> bool:
+    text = change.after.text if change.after is not None else None
     if text is None:
         return True
     if text.startswith(b"/"):
@@ -208,7 +224,7 @@ def _stays(one: Change, tops: Sequence[Relative]) -> bool:
         part for part in text.decode("utf-8", "surrogateescape").split("/") if part not in ("", ".")
     ]
     up = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
-    above = one.relative[:-1]
+    above = change.relative[:-1]
     if up > len(above) or ".." in parts[up:]:  # after a name, which may be a symlink itself
         return False
     return _below((*above[: len(above) - up], *parts[up:]), tops)

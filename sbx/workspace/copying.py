@@ -1,8 +1,8 @@
-"""Copy a file, or a tree: made whole where the code inside does not see it, then renamed in place.
+"""Copy a file or a tree: build it where the code inside does not see it, then rename it.
 
-Bounded in entries, bytes and time; beyond a bound, and after any failure, nothing is left of it.
-Symlinks are copied as links, whose text means nothing on this side; FIFOs, sockets, devices and
-hard links to files of others are left out.
+A copy has limits for entries, bytes and time. If it exceeds one, or fails, nothing of it remains.
+Symlinks are copied as links, and the host never follows them. FIFOs, sockets, devices and hard
+links to files of other owners are left out.
 """
 
 import os
@@ -37,20 +37,21 @@ def copy(
     deadline_s: float | None = None,
     check: Callable[[Tree], None] | None = None,
 ) -> Copied:
-    """Copy what `of` names to `to`, with the directories that needs.
+    """Copy the path `of` to the path `to`, and create the missing parent directories.
 
-    A file replaces one of that name where `overwrite` is set; a directory replaces nothing. `check`
-    gets a directory that was copied before it has its name, and raises to refuse it. Raises
-    NotFound, Conflict `file_exists`, TooLarge `file_too_large`, `tree_too_large`, and as writing.
+    With `overwrite`, a file replaces a file of that name. A directory never replaces anything.
+    `check` receives a copied directory before it gets its name, and raises to refuse it. Raises
+    NotFound, Conflict `file_exists`, TooLarge `file_too_large` and `tree_too_large`, and the errors
+    of `Tree.write`.
     """
     refuse_into_itself(source, of, target, to)
     kind = source.stat(of).kind
     if kind == "file":
-        most = min(file_max, total_max)
-        size = copy_file(source, of, target, to, max_bytes=most, new=not overwrite)
+        max_bytes = min(file_max, total_max)
+        size = copy_file(source, of, target, to, max_bytes=max_bytes, new=not overwrite)
         return Copied(1, size, complete=True)
     if kind == "symlink":
-        raise wrong_path(source.shown(of), "symlink", "is a symlink, never followed from outside")
+        raise wrong_path(source.shown(of), "symlink", "is a symlink, which the host never follows")
     if kind != "directory":
         raise not_a_file(source.shown(of))
     entries_max = ENTRIES_MAX if entries_max is None else entries_max
@@ -69,11 +70,11 @@ def refuse_into_itself(source: Tree, of: Relative, target: Tree, to: Relative) -
 def copy_file(
     source: Tree, of: Relative, target: Tree, to: Relative, *, max_bytes: int, new: bool
 ) -> int:
-    """Its size in bytes; of a file that grows meanwhile, what it had."""
+    """Copy a file and return its size in bytes; ignore bytes appended since the file was opened."""
     with source.open(of) as file:
         if file.size > max_bytes:
             raise too_large(file.path, max_bytes)
-        # An upload is read-only by its mode; a copy of it is to be worked on.
+        # The mode of an upload is read-only, but a copy must be writable.
         mode = stat.S_IMODE(os.fstat(file.fd).st_mode) & 0o777 | 0o600
         return target.write(to, file.chunks(), max_bytes=max_bytes, mode=mode, new=new)
 
@@ -121,9 +122,9 @@ class _Copying:
             os.close(parent)
         return Copied(self._files, self._bytes, self._complete and self._walk.complete)
 
-    def _fill(self, made: Tree) -> None:
-        for below, found in self._source.walk(self._walk, self._of):
-            self._one(below, found, made, below[len(self._of) :])
+    def _fill(self, tree: Tree) -> None:
+        for below, status in self._source.walk(self._walk, self._of):
+            self._copy_entry(below, status, tree, below[len(self._of) :])
         if not self._walk.in_time:
             what = f"takes longer than {self._deadline_s:g} s"
             raise _tree_too_large(what, self._deadline_s)
@@ -131,43 +132,43 @@ class _Copying:
             what = f"has more than {self._entries_max} entries"
             raise _tree_too_large(what, self._entries_max)
 
-    def _one(self, of: Relative, found: os.stat_result, made: Tree, to: Relative) -> None:
+    def _copy_entry(self, of: Relative, status: os.stat_result, tree: Tree, to: Relative) -> None:
         try:
-            if stat.S_ISDIR(found.st_mode):
-                made.make_directory(to)
-            elif stat.S_ISLNK(found.st_mode):
-                self._link(of, made, to)
-            elif stat.S_ISREG(found.st_mode):
-                self._file(of, made, to)
+            if stat.S_ISDIR(status.st_mode):
+                tree.make_directory(to)
+            elif stat.S_ISLNK(status.st_mode):
+                self._copy_link(of, tree, to)
+            elif stat.S_ISREG(status.st_mode):
+                self._copy_file(of, tree, to)
             else:
                 self._complete = False
         except NotFound:  # it vanished
             return
-        except InvalidPath:  # swapped for something that is not copied
+        except InvalidPath:  # replaced by a node that is not copied
             self._complete = False
 
-    def _file(self, of: Relative, made: Tree, to: Relative) -> None:
-        left = self._total_max - self._bytes
+    def _copy_file(self, of: Relative, tree: Tree, to: Relative) -> None:
+        remaining = self._total_max - self._bytes
         try:
             size = copy_file(
-                self._source, of, made, to, max_bytes=min(self._file_max, left), new=False
+                self._source, of, tree, to, max_bytes=min(self._file_max, remaining), new=False
             )
         except TooLarge:
-            if left < self._file_max:
-                what = f"has more than the {self._total_max} bytes that there is room for"
+            if remaining < self._file_max:
+                what = f"has more than the {self._total_max} bytes that are free"
                 raise _tree_too_large(what, self._total_max) from None
             raise
         self._bytes += size
         self._files += 1
 
-    def _link(self, of: Relative, made: Tree, to: Relative) -> None:
+    def _copy_link(self, of: Relative, tree: Tree, to: Relative) -> None:
         with translated(self._source.shown(of)):
             fd = self._source.hold(of)
             try:
                 text = os.readlink(b"", dir_fd=fd)
             finally:
                 os.close(fd)
-            above = made.parent(to[:-1])
+            above = tree.parent(to[:-1])
             try:
                 os.symlink(text, encoded(to[-1]), dir_fd=above)
             finally:
@@ -175,27 +176,29 @@ class _Copying:
 
 
 class _Staged:
-    """A directory under a temporary name, until `commit` gives it its real one; left without that
-    it is removed."""
+    """A directory with a temporary name until `commit` gives it its real name.
+
+    Leaving the context without a commit removes it.
+    """
 
     def __init__(self, target: Tree, parent: int) -> None:
-        self._where = parent if target.staging is None else target.staging
+        self._directory = parent if target.staging is None else target.staging
         self._name = f".sbx-{secrets.token_hex(16)}"
         self._owner = target.owner
         self._committed = False
         with translated(target.view):
-            os.mkdir(self._name, 0o700, dir_fd=self._where)
+            os.mkdir(self._name, 0o700, dir_fd=self._directory)
             fd = os.open(
-                self._name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._where
+                self._name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._directory
             )
         self.tree = Tree(fd, view=target.view, owner=target.owner, staging=target.staging)
-        self.tree.durable = False  # as cp(1): a tree is not synced file by file
+        self.tree.durable = False  # as cp(1): do not sync a tree file by file
 
     def commit(self, parent: int, name: bytes) -> None:
         if self._owner is not None and os.fstat(self.tree.fd).st_uid == os.geteuid():
             os.fchown(self.tree.fd, *self._owner)
         os.fchmod(self.tree.fd, 0o755)
-        rename_new(self._where, os.fsencode(self._name), parent, name)
+        rename_new(self._directory, os.fsencode(self._name), parent, name)
         self._committed = True
 
     def __enter__(self) -> "_Staged":
@@ -204,7 +207,7 @@ class _Staged:
     def __exit__(self, *_: object) -> None:
         self.tree.close()
         if not self._committed:
-            remove_tree(self._where, self._name, _REMOVE_S)
+            remove_tree(self._directory, self._name, _REMOVE_S)
 
 
 def _tree_too_large(what: str, limit: float) -> TooLarge:

@@ -1,4 +1,4 @@
-"""What an `.envrc` puts on PATH, sources or evaluates: direnv-stdlib(1). Pure.
+"""Find the paths that an `.envrc` adds to PATH, sources or evaluates: direnv-stdlib(1). Pure.
 
 The user allows the text of `.envrc`. The directories and files that it names are not part of that.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from sbx.workspace.executed_words import Kind, Mention, of_commands
 from sbx.workspace.shell_commands import Script, read_script
 
-# Each argument of these names a directory or a file that direnv obeys, existing or not.
+# Each argument of these commands names a directory or a file that direnv obeys, even a new one.
 _COMMANDS = frozenset(
     (
         "PATH_add", "path_add", "load_prefix", "expand_path", "source_env",
@@ -22,7 +22,7 @@ _LAYOUTS = {
     "node": ("node_modules/.bin",),
     "php": ("vendor/bin",),
     "go": ("bin",),  # before direnv 2.22
-    "anaconda": ("environment.yml",),  # what it installs, as soon as it is entered
+    "anaconda": ("environment.yml",),  # its packages are installed on entering the directory
     "pipenv": ("Pipfile", "Pipfile.lock"),
     "poetry": ("poetry.toml",),
 }
@@ -64,7 +64,7 @@ def of_envrc(text: str) -> tuple[list[Mention], list[str]]:
 
 def _of_words(script: Script) -> Iterator[Mention]:
     for name, value in script.assignments:
-        # Of PYTHONPATH only what takes the place of a module of Python counts: `src` is edited.
+        # In PYTHONPATH only modules that shadow those of Python count: users edit code in `src`.
         kind: Kind = "imports" if name == "PYTHONPATH" else "path"
         for part in value.split(":"):
             yield Mention("directory" if name in _VARIABLES else kind, part)

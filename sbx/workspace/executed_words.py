@@ -1,4 +1,4 @@
-"""Which words of a hook, of its configuration or of `.envrc` name something to execute. Pure.
+"""Find the words of a hook, of its configuration or of `.envrc` that name code to execute. Pure.
 
 The rule for a simple command of a shell script, and its kind of mention:
 
@@ -7,12 +7,12 @@ The rule for a simple command of a shell script, and its kind of mention:
     option     an argument of an option of the interpreter: `node --require ./hook.js`
     module     the argument of `python -m`; "" for `python -c`
     directory  an entry of a PATH that the script sets, an argument of `PATH_add`
-    path       a word that names an existing file or directory, or has a slash: of `.envrc`
+    path       a word of `.envrc` that names an existing file or directory, or has a slash
     word       any other word: it counts if it names an executable file
-    code       a word of a program in another language: as `word`, or a file of a script language
+    code       a word of a program in another language: like `word`, or a script file by its ending
 
 Arguments of other commands do not count: `pytest tests`, `ruff check src/a.py`, `npm test`. They
-are the project's own code and data. `host_executable_links` decides by the files that exist.
+are the project's own code and data. `host_executable_aliases` looks at the files that exist.
 """
 
 import itertools
@@ -30,7 +30,7 @@ _INTERPRETER = re.compile(
     rf"|Rscript|pwsh|tclsh|g?awk|sed|{'|'.join(sorted(SHELLS))})"
 )
 _SOURCES = frozenset((".", "source"))
-# Options of interpreters that take the next word.
+# Options of interpreters that take the next word as their argument.
 _WITH_ARGUMENT = {
     "python": ("-W", "-X", "--check-hash-based-pycs"),
     "pypy": ("-W", "-X"),
@@ -60,8 +60,8 @@ class Mention(NamedTuple):
 
 
 def of_script(text: str) -> tuple[list[Mention], list[str]]:
-    """Return the mentions of a hook, or of a script that one executes, and the directories to which
-    it changes."""
+    """Return the mentions of a hook, or of a script that a hook executes, and the directories that
+    it changes to."""
     interpreter = _interpreter(text.partition("\n")[0])
     if interpreter not in SHELLS:
         return [Mention("code", word) for word in _CODE_WORD.findall(text)], []
@@ -77,7 +77,7 @@ def of_script(text: str) -> tuple[list[Mention], list[str]]:
 
 
 def _interpreter(line: str) -> str:
-    """Return the program of the first line of a script: git and husky use sh without one."""
+    """Return the interpreter that the first line names, or sh: git and husky use it by default."""
     words = line.removeprefix("#!").split()
     if not line.startswith("#!") or not words:
         return "sh"
@@ -97,8 +97,8 @@ def of_commands(script: Script) -> Iterator[Mention]:
 def of_hook_configuration(text: str) -> Iterator[Mention]:
     """Return the mentions of a configuration of pre-commit or lefthook.
 
-    By a search for keys and not by a parser: YAML, TOML and JSON need three of them, and one of
-    them takes 10 ms for a usual file. More text than the value is harmless.
+    Search for keys instead of parsing: YAML, TOML and JSON need three parsers, and one of them
+    takes 10 ms for a usual file. It does no harm to read more text than the value.
     """
     for key in _KEY.finditer(text):
         before = text[text.rfind("\n", 0, key.start()) + 1 : key.start()]
@@ -118,7 +118,7 @@ def of_hook_configuration(text: str) -> Iterator[Mention]:
 
 
 def _value(text: str, at: int, before: str) -> str:
-    """Return the value at this place of a configuration; `before` is the line up to its key."""
+    """Return the value at offset `at` of a configuration; `before` is the line up to its key."""
     if scalar := _SCALAR.match(text, at):
         value = next(group for group in scalar.groups() if group is not None)
         return value.replace('\\"', '"').replace("\\n", "\n") if scalar[3] else value
@@ -161,14 +161,14 @@ def _of_interpreter(name: str, arguments: tuple[str, ...]) -> Iterator[Mention]:
     kind = "sh" if name in SHELLS else name.rstrip("0123456789.").replace("nodejs", "node")
     with_argument = _WITH_ARGUMENT.get(kind, _WITH_ARGUMENT[""])
     option = ""
-    if kind in ("awk", "gawk", "sed"):  # their first argument is a program in itself
+    if kind in ("awk", "gawk", "sed"):  # their first argument is a program
         for option, word in itertools.pairwise(arguments):
             if option in ("-f", "--file"):
                 yield Mention("option", word)
         return
     for word in arguments:
         if kind == "sh" and not option.startswith("--") and option.endswith("c"):
-            return  # commands of the script already
+            return  # read_script has read these commands
         if kind != "sh" and option in _WITH_CODE:
             yield from (Mention("code", part) for part in _CODE_WORD.findall(word))
             if kind in ("python", "pypy"):

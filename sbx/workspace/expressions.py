@@ -1,8 +1,8 @@
-"""What is searched for: globs for names, text or regular expressions for content.
+"""Compile search patterns: globs for names, plain text or regular expressions for content.
 
-Both the pattern and what it meets may be made to take for ever, so all of them are run by RE2: its
-time is linear in the text whatever the pattern is, its memory is bounded, it has no backtracking
-and, for that, no back-references and no look-around. It works without the interpreter's lock.
+A hostile pattern or text could make a search endless, so RE2 runs all of them. Its time is linear
+in the text for each pattern, and its memory is bounded. It does not backtrack, and therefore has no
+back-references and no look-around. It releases the GIL.
 """
 
 import re
@@ -12,17 +12,17 @@ from typing import Any
 from sbx.errors import BadRequest
 
 PATTERN_MAX = 1000  # characters
-_MEMORY = 1 << 20  # bytes, of a compiled pattern: so is the time per byte of text bounded
-# What a line would match, and a block of several lines might not.
+_MEMORY = 1 << 20  # bytes of a compiled pattern; this also bounds the time per byte of text
+# Syntax that may match a line, but not a block of several lines.
 _LINE_ONLY = re.compile(r"\\[AzQCE]|\(\?[a-zA-Z]*-")
 _PARTS = re.compile(r"\*\*/|/\*\*\Z|\*\*|\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
 
 
 class Expression:
-    """A pattern for lines of bytes that should be UTF-8, and need not."""
+    """A pattern for lines of bytes that are usually, but not always, UTF-8."""
 
     def __init__(self, pattern: str, *, regex: bool, ignore_case: bool) -> None:
-        """Raises BadRequest `invalid_pattern`."""
+        """Raise BadRequest `invalid_pattern` if RE2 cannot use the pattern."""
         _check(pattern)
         self._line = _compiled(pattern, literal=not regex, ignore_case=ignore_case)
         self._block = self._line
@@ -35,20 +35,20 @@ class Expression:
             )
 
     def may_match(self, block: bytes) -> bool:
-        """Whether a line of `block` may match: false is certain."""
+        """Return whether a line of `block` may match. False is certain."""
         return self._block is None or self._block.search(block) is not None
 
     def position(self, line: bytes) -> int | None:
-        """Where the first match in the line begins, in bytes; None where there is none."""
-        found = self._line.search(line)
-        return None if found is None else int(found.start())
+        """Return the byte offset of the first match in the line, or None."""
+        match = self._line.search(line)
+        return None if match is None else int(match.start())
 
 
 class Glob:
     """A pattern for paths: `*` and `?` within a name, `[a-z]`, `[!a-z]`, `**` over directories.
 
-    One without a `/` is for the name alone, at any depth; one with it is for the whole path below
-    the directory that is searched. Raises BadRequest `invalid_pattern`.
+    A pattern without `/` matches the name alone, at any depth. A pattern with `/` matches the whole
+    path below the search directory. Raises BadRequest `invalid_pattern`.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -58,13 +58,13 @@ class Glob:
         self._compiled = _compiled(expression, literal=False, ignore_case=False)
 
     def matches(self, path: str) -> bool:
-        """`path` relative to the directory that is searched."""
+        """Return whether `path`, relative to the search directory, matches."""
         subject = path.rpartition("/")[2] if self._for_names else path
         return self._compiled.fullmatch(subject.encode()) is not None
 
 
 def glob_expression(pattern: str) -> str:
-    """The regular expression of a glob, for a whole match; pure."""
+    """Return the regular expression of a glob, for a full match. Pure."""
     return "(?s)" + "".join(_part(match[0]) for match in _PARTS.finditer(pattern))
 
 
@@ -101,12 +101,12 @@ def _check(pattern: str) -> None:
     if not pattern or len(pattern) > PATTERN_MAX:
         raise _invalid(f"it must have 1 to {PATTERN_MAX} characters")
     if "\0" in pattern or "\n" in pattern:
-        raise _invalid("it is for one line, and has no line break and no NUL")
+        raise _invalid("it must not contain a line break or a NUL")
 
 
 @lru_cache(64)
 def _compiled(pattern: str, *, literal: bool, ignore_case: bool) -> Any:
-    import re2  # 10 ms, for the first who searches
+    import re2  # takes 10 ms, so only the first search imports it
 
     options = re2.Options()
     options.max_mem = _MEMORY
@@ -116,14 +116,16 @@ def _compiled(pattern: str, *, literal: bool, ignore_case: bool) -> Any:
     try:
         return re2.compile(pattern.encode(), options)
     except re2.error as error:
-        told = error.args[0] if error.args else error
-        raise _invalid(told.decode(errors="replace") if isinstance(told, bytes) else told) from None
+        reason = error.args[0] if error.args else error
+        raise _invalid(
+            reason.decode(errors="replace") if isinstance(reason, bytes) else reason
+        ) from None
 
 
-def _invalid(why: object) -> BadRequest:
+def _invalid(reason: object) -> BadRequest:
     return BadRequest(
-        f"the pattern cannot be used: {why}",
+        f"the pattern cannot be used: {reason}",
         code="invalid_pattern",
-        hint="RE2's syntax: no back-references, no look-around; or search for plain text",
+        hint="use RE2 syntax (no back-references, no look-around), or search for plain text",
         details={"field": "pattern"},
     )

@@ -1,4 +1,4 @@
-"""The files of a conversation as callers name them: one path rule in front of up to three trees."""
+"""The files of a conversation by the paths of callers: one path rule for up to three trees."""
 
 from collections.abc import Iterable
 
@@ -22,13 +22,13 @@ _COPY_MAX = 4 * DEFAULT_MAX_BYTES
 
 
 class Files:
-    """Routes each call to the tree its path means; borrows the trees and closes none of them.
+    """Route each call to the tree of its path. Borrow the trees; do not close them.
 
-    `shared` is None where the policy does not share: `/workspace/shared` is then a directory like
-    any other, only reserved. `uploads_apart` where a host directory is the workspace.
-    `total_max_bytes` is what one tree may hold, None where that is not ours to say; `host` is the
-    directory of the host that `files` are, where it refuses changes of host executables. All
-    methods raise InvalidPath, and NotFound `file_not_found`; see `Tree` for what else.
+    Without `shared`, the policy does not share files: `/workspace/shared` is then an ordinary
+    directory with a reserved name. `uploads_apart` is set if a host directory is the workspace.
+    `total_max_bytes` limits the size of one tree; None means that sbx does not limit it. `host` is
+    the host directory of `files` if it refuses changes of host executables. All methods raise
+    InvalidPath and NotFound `file_not_found`; see `Tree` for further errors.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Files:
         self._total_max_bytes = total_max_bytes
 
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        """All bytes of a file. Raises TooLarge beyond `max_bytes`."""
+        """Return the content of a file. Raises TooLarge beyond `max_bytes`."""
         tree, relative = self._at(path)
         return tree.read(relative, max_bytes=self._limit(max_bytes))
 
     def open(self, path: str) -> OpenFile:
-        """Open a file to be streamed; the caller closes it."""
+        """Open a file for streaming. The caller closes it."""
         tree, relative = self._at(path)
         return tree.open(relative)
 
@@ -68,24 +68,25 @@ class Files:
         max_bytes: int | None = None,
         mode: int | None = None,
     ) -> int:
-        """Write a file in one step, with the directories it needs, and give its size in bytes."""
+        """Write a file in one step, with its missing directories, and return its size in bytes."""
         tree, relative = self._at(path, changing=True)
         return tree.write(relative, data, max_bytes=self._limit(max_bytes), mode=mode)
 
     def writing(self, path: str, *, max_bytes: int | None = None) -> Intake[int]:
-        """`write`, a chunk at a time; see `Intake`."""
+        """Write a file chunk by chunk, like `write`; see `Intake`."""
         tree, relative = self._at(path, changing=True)
         return tree.writing(relative, max_bytes=self._limit(max_bytes))
 
     def stat(self, path: str) -> Entry:
-        """What the path stands for; of a symlink the link itself."""
+        """Return the entry at the path; for a symlink, the link itself."""
         tree, relative = self._at(path)
         return tree.stat(relative)
 
     def list(self, path: str = ".", *, max_entries: int = 10_000, max_depth: int = 1) -> Listing:
-        """What lies in a directory and down to `max_depth` levels below; see `Listing`.
+        """Return the entries of a directory, down to `max_depth` levels; see `Listing`.
 
-        The uploads, a mount of their own inside, are listed where the code inside sees them.
+        The uploads and the shared files are separate mounts inside. They are listed where the code
+        inside sees them.
         """
         tree, relative = self._at(path)
         listing = tree.list(relative, max_entries=max_entries, max_depth=max_depth)
@@ -105,9 +106,10 @@ class Files:
     def find(
         self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
     ) -> Listing:
-        """What lies below the directory `path` and matches the glob; see `Glob` and `Listing`.
+        """Return the entries below the directory `path` that match the glob `pattern`.
 
-        At most `max_results` of it, at most RESULTS_MAX. Raises BadRequest `invalid_pattern`.
+        Returns at most `max_results` entries, and at most RESULTS_MAX; see `Glob` and `Listing`.
+        Raises BadRequest `invalid_pattern`.
         """
         base, places = self.places(path)
         return find(places, base, pattern, Walk(), kind=kind, max_results=_results(max_results))
@@ -122,21 +124,22 @@ class Files:
         include: str | None = None,
         max_matches: int = 1000,
     ) -> Matches:
-        """The lines of the text files below `path` that have `pattern`: plain text, or with `regex`
-        an expression of RE2's. `include`: only files that match this glob. See `Matches`.
+        """Return the lines that contain `pattern` in the text files below `path`; see `Matches`.
 
-        Raises BadRequest `invalid_pattern`.
+        `pattern` is plain text, or an RE2 expression with `regex`. `include` restricts the search
+        to files that match this glob. Raises BadRequest `invalid_pattern`.
         """
         expression = Expression(pattern, regex=regex, ignore_case=ignore_case)
-        only = None if include is None else Glob(include)
+        included = None if include is None else Glob(include)
         base, places = self.places(path)
-        return Grep(expression, only, Walk(), _results(max_matches)).run(places, base)
+        return Grep(expression, included, Walk(), _results(max_matches)).run(places, base)
 
     def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
-        """Copy a file, or a directory with all below it, to a path that is not there; `overwrite`
-        lets a file replace a file. It may take what the limit of the workspace leaves.
+        """Copy a file or a whole directory to a path that does not exist.
 
-        Raises Conflict `file_exists`, TooLarge `file_too_large`, `tree_too_large`.
+        With `overwrite`, a file replaces a file. The copy must fit into the free part of the limit
+        of the workspace. Raises Conflict `file_exists`, TooLarge `file_too_large` and
+        `tree_too_large`.
         """
         of, to = self._at(source), self._at(target, changing=True)
         room = self._total_max_bytes
@@ -149,12 +152,14 @@ class Files:
             file_max=self._max_bytes,
             total_max=_total(room),
             overwrite=overwrite,
-            check=None if host is None else lambda made: host.refuse_below(made, (), at=to[1]),
+            check=None if host is None else lambda tree: host.refuse_below(tree, (), at=to[1]),
         )
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """Give a file, a symlink itself, or a directory another path that is not there; `overwrite`
-        lets a file replace a file. Raises Conflict `file_exists`."""
+        """Move a file, a symlink itself or a directory to a path that does not exist.
+
+        With `overwrite`, a file replaces a file. Raises Conflict `file_exists`.
+        """
         of, to = self._at(source, changing=True), self._at(target, changing=True)
         host = self._host
         if host is not None:
@@ -166,14 +171,17 @@ class Files:
             file_max=self._max_bytes,
             total_max=_total(self._total_max_bytes),
             overwrite=overwrite,
-            check=None if host is None else lambda made: host.refuse_below(made, (), at=to[1]),
-            # Code inside may add a name that is free here and not there.
+            check=None if host is None else lambda tree: host.refuse_below(tree, (), at=to[1]),
+            # Code inside may add a name that is free at the source and protected at the target.
             by_copy=host is not None and not host.keeps_meaning(of[1], to[1]),
         )
 
     def replace(self, path: str, old: str, new: str, *, count: int | None = 1) -> int:
-        """Replace a text that is in the file `count` times; None: as often as it is there, once at
-        least. How often it was. Raises Conflict `replace_count`, `file_changed`."""
+        """Replace a text that occurs `count` times in the file, and return the number of
+        replacements. With None, replace all occurrences, of which there must be at least one.
+
+        Raises Conflict `replace_count`, `file_changed`.
+        """
         tree, relative = self._at(path, changing=True)
         return replace(tree, relative, old, new, count=count, max_bytes=self._max_bytes)
 
@@ -185,8 +193,8 @@ class Files:
         chmod(tree, relative, mode, in_host_directory=self._host is not None)
 
     def places(self, path: str) -> tuple[str, Places]:
-        """Where `path` is as the code inside sees it, and every tree that is seen there, with what
-        of it is: a mount of its own lies in another tree."""
+        """Return `path` as the code inside sees it, and each tree with the part of it that is
+        visible below that path: the uploads and the shared files are separate trees."""
         tree, relative = self._at(path)
         base = tree.shown(relative)
         places: Places = [(tree, relative)]
@@ -198,22 +206,26 @@ class Files:
         return base, places
 
     def view(self, path: str, *, changing: bool = False, into: bool = False) -> str:
-        """The path as the code inside sees it. `changing`: it is to be written; `into`: what lies
-        below it is, so that it may be one of the workspace's own directories."""
+        """Return the path as the code inside sees it.
+
+        `changing`: the caller will write to the path. `into`: the caller will write below it, so it
+        may be one of the reserved directories of the workspace.
+        """
         if into:
             self._at(f"{path}/x", changing=True)
         tree, relative = self._at(path, changing=changing)
         return tree.shown(relative)
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and those it needs; one that is there is left as it is."""
+        """Create a directory and its missing parents. An existing directory stays unchanged."""
         tree, relative = self._at(path, changing=True)
         tree.make_directory(relative)
 
     def delete(self, path: str, *, deadline_s: float = 30.0) -> bool:
-        """Delete a file, a symlink itself, or a directory with all below it.
+        """Delete a file, a symlink itself, or a whole directory.
 
-        False when the time was up before all was removed; it is out of reach in any case.
+        Return False if the deadline passed before all of it was removed. The name is gone in any
+        case.
         """
         tree, relative = self._at(path, changing=True)
         if self._host is not None:
@@ -243,5 +255,5 @@ def _total(limit: int | None) -> int:
     return _COPY_MAX if limit is None else limit
 
 
-def _results(asked: int) -> int:
-    return max(1, min(asked, RESULTS_MAX))
+def _results(requested: int) -> int:
+    return max(1, min(requested, RESULTS_MAX))

@@ -1,10 +1,12 @@
 """Read a configuration file of git: git-config(1), "Syntax". Pure: text in, settings out.
 
-Own code, for these reasons: `git config --file` starts a process for each file of each walk, and is
-not on every host. dulwich is a package of 1.5 MB with compiled parts. GitPython reads the INI
-dialect of Python, which refuses files that git accepts. A test compares this module with git.
+This is our own parser for these reasons. `git config --file` starts a process for each file of each
+walk, and git is not on every host. dulwich is a package of 1.5 MB with compiled parts. GitPython
+reads the INI dialect of Python, which refuses files that git accepts. A test compares this module
+with git.
 
-It reads on where git refuses a file: another version of git may accept it.
+The parser continues after an error that makes git refuse a file: another version of git may accept
+the file.
 """
 
 import re
@@ -28,8 +30,8 @@ _ESCAPES = {"t": "\t", "n": "\n", "b": "\b", "\n": ""}
 
 
 class Setting(NamedTuple):
-    """`key`: section and name in lower case, the subsection between them as it is written. `value`
-    is None for a name without `=`, which means true."""
+    """A setting. `key` has the section and the name in lower case, and the subsection between them
+    unchanged. `value` is None for a name without `=`, which means true."""
 
     key: str
     value: str | None
@@ -37,7 +39,7 @@ class Setting(NamedTuple):
 
 @lru_cache(maxsize=64)
 def parse(text: str) -> tuple[Setting, ...]:
-    """Return the settings of a file, in its order. An included file is not read."""
+    """Return the settings of a file, in their order. Included files are not read."""
     return tuple(_settings(text.removeprefix("\ufeff").replace("\r\n", "\n") + "\n"))
 
 
@@ -59,7 +61,7 @@ def _settings(text: str) -> Iterator[Setting]:
 
 
 def _plain(value: str) -> str:
-    """Remove the quotes and escapes of a value, and the blanks around it."""
+    """Remove the quotes, the escapes and the surrounding blanks of a value."""
     if '"' not in value and "\\" not in value:
         return value.strip(" \t\r")
     text, blank, quoted = "", "", False

@@ -1,6 +1,6 @@
 """The settings of git that apply in a work tree: git-config(1), "FILES". No program is executed.
 
-An `includeIf` counts whatever its condition is: a condition may hold later.
+Each `includeIf` counts, because its condition may become true later.
 """
 
 import os
@@ -18,8 +18,11 @@ _DEPTH_MAX = 10  # as git
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """`work_tree` has `.git`; `git` is the directory of this work tree's own files, `common` that
-    of the files which all work trees of the repository share."""
+    """The directories of a repository.
+
+    `work_tree` contains `.git`. `git` has the files of this work tree, and `common` has the files
+    that all work trees of the repository share.
+    """
 
     work_tree: str
     git: str
@@ -29,7 +32,7 @@ class Repository:
     def at(cls, work_tree: str) -> "Repository":
         """Find the directories of a repository by `.git`. Raises OSError, ValueError."""
         git = os.path.join(work_tree, ".git")
-        if os.path.isfile(git):  # of a worktree or a submodule
+        if os.path.isfile(git):  # in a worktree or a submodule
             git = os.path.join(work_tree, read_small(git).partition("gitdir:")[2].strip())
         common = git
         with suppress(OSError):
@@ -39,8 +42,8 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class FileSettings:
-    """The settings of one file, at `path`, without those that it includes. `home`: the home of the
-    user who reads them."""
+    """The settings of the file `path`, without included files. `home` is the home of the user whose
+    git reads the file."""
 
     path: str
     settings: Sequence[Setting]
@@ -75,7 +78,7 @@ def homes(owner: int) -> list[str]:
 
 
 def expanded(value: str, home: str) -> str:
-    """Return the path that git takes a value for: `~/` is the user's home."""
+    """Return the path that a value means to git: `~/` is the home of the user."""
     if value == "~" or value.startswith("~/"):
         return home + value[1:]
     return os.path.expanduser(value)
@@ -100,7 +103,7 @@ def _read(paths: Sequence[str], home: str) -> Iterator[FileSettings]:
 
 
 def includes(settings: Sequence[Setting]) -> list[str]:
-    """Return the paths that settings include, relative to the file that has them."""
+    """Return the paths that the settings include. They are relative to the file of the settings."""
     return [
         setting.value
         for setting in settings

@@ -1,8 +1,9 @@
 """A directory of the host as the workspace: `--workspace DIR`, projects, notebooks.
 
-The user owns it and keeps it, so sbx creates nothing of its own in it. Programs of the host obey
-some of its files (`host_executables`). sbx itself may run from it, since a project may hold its
-environment, and the user may have a directory of it on PATH: `rules` names these paths.
+The user owns the directory, so sbx does not create files for itself in it. Programs of the host
+obey some of its files (`host_executables`). sbx itself may run from it if the project contains the
+environment of sbx, and the user's PATH may contain one of its directories. `rules` protects these
+paths.
 """
 
 import functools
@@ -28,18 +29,18 @@ from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
 
 _FRESH_S = 3.0
-_LINKS_MAX = 40  # as Linux, see path_resolution(7)
+_LINKS_MAX = 40  # the limit of Linux, see path_resolution(7)
 
 
 class HostDirectory:
-    """A directory that the user named, held open; `close` lets go of it."""
+    """A directory that the user named. Its fd stays open until `close`."""
 
     def __init__(self, fd: int, path: Path) -> None:
         self.fd = fd
         self.path = path
         self._executed = executed_paths(path)
         self.rules = path_rules(aliases=self._executed)
-        self._links: ExecutableLinks | None = None  # None: `find_links` was not called yet
+        self._links: ExecutableLinks | None = None  # None before the first call of `find_links`
         self._merging = threading.Lock()
         self._found_at = 0.0
         self._add: tuple[str, ...] = ()
@@ -49,60 +50,64 @@ class HostDirectory:
     def open(
         cls, path: Path, *, jail_uid: int, read_only: bool = False, mapped: bool = False
     ) -> Self:
-        """Hold `path` for a jail that runs as `jail_uid` on the host. `mapped`: an idmapped mount
-        will show the owner of the directory as that uid.
+        """Open `path` for a jail that runs as `jail_uid` on the host.
 
-        Raises NotFound, InvalidPath `not_a_directory`, Denied `workspace_owned_by_root` for one to
-        be written to, and `directory_unreadable` for one that the jail could not look into.
+        `mapped`: an idmapped mount will show the owner of the directory as that uid. Raises
+        NotFound, InvalidPath `not_a_directory`, Denied `workspace_owned_by_root` for a writable
+        directory of root, and Denied `directory_unreadable` if the jail could not read a read-only
+        directory.
         """
         with translated(str(path)):
             try:
                 fd = os.open(path, os.O_PATH | os.O_DIRECTORY)
             except NotADirectoryError as error:
                 raise wrong_path(str(path), "not_a_directory", "is not a directory") from error
-        # The path of what is held, not of what was named: symlinks may lead elsewhere by now.
-        held = Path(os.readlink(f"/proc/self/fd/{fd}"))
-        found = os.fstat(fd)
-        refusal = None if mapped else _refusal(path, found, jail_uid, read_only)
+        # The path of the open directory: symlinks in the caller's path may lead elsewhere by now.
+        real_path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        status = os.fstat(fd)
+        refusal = None if mapped else _refusal(path, status, jail_uid, read_only)
         if refusal is not None:
             os.close(fd)
             raise refusal
-        return cls(fd, held)
+        return cls(fd, real_path)
 
     def tree(self, *, view: str = WORKSPACE, owner: Owner | None = None) -> Tree:
-        """The files in it, for the host's side; a tree of its own, to be closed by the caller."""
+        """Return a new tree of the files, for access from the host. The caller closes it."""
         return Tree(os.dup(self.fd), view=view, owner=owner)
 
     @property
     def owner(self) -> Owner:
-        """The uid and gid of the directory, on disk."""
-        found = os.fstat(self.fd)
-        return found.st_uid, found.st_gid
+        """Return the uid and gid of the directory on disk."""
+        status = os.fstat(self.fd)
+        return status.st_uid, status.st_gid
 
     def identity(self, name: str = ".") -> tuple[int, int]:
-        """(device, inode) of the directory, or of what it has by this name; a link's own."""
-        fd = os.dup(self.fd) if name == "." else _held(self.fd, tuple(name.split("/")))
+        """Return (device, inode) of the directory, or of a name in it; for a symlink, its own."""
+        fd = os.dup(self.fd) if name == "." else _open_path(self.fd, tuple(name.split("/")))
         try:
-            found = os.fstat(fd)
-            return found.st_dev, found.st_ino
+            status = os.fstat(fd)
+            return status.st_dev, status.st_ino
         finally:
             os.close(fd)
 
     def set_patterns(self, *, add: tuple[str, ...], remove: tuple[str, ...]) -> None:
-        """Take the operator's patterns for the table."""
+        """Set the operator's patterns, which change the table."""
         self._add, self._remove = add, remove
         self.rules = path_rules(add=add, remove=remove, aliases=self._executed)
 
     def set_patterns_of(self, other: "HostDirectory") -> None:
-        """Take the patterns of the directory that this one is a copy of, and protect what of ours
-        lies there."""
+        """Take the patterns and the `executed_paths` of the directory of which this one is a
+        copy."""
         self._executed = other._executed
         self.set_patterns(add=other._add, remove=other._remove)
 
     def find_links(self) -> ExecutableLinks:
-        """Look at what existing host executables lead to; `rules` covers it until `close`, also
-        where a later walk does not find it again: code inside may have made the directory too large
-        for one, or moved a part of it meanwhile. Blocks as `find_links` does."""
+        """Find the files that existing host executables lead to, and add them to `rules`.
+
+        They stay in `rules` until `close`, even if a later walk does not find them again: code
+        inside may have moved a part of the directory, or made it too large for a walk. Blocks for
+        the duration of `host_executable_links.find_links`.
+        """
         rules = path_rules(add=self._add, remove=self._remove, aliases=self._executed)
         links = find_links(self.fd, rules)
         with self._merging:  # calls come from several threads
@@ -120,27 +125,32 @@ class HostDirectory:
         return links
 
     def is_in_place(self) -> bool:
-        """Return whether its path still leads to this directory, and not through a symlink."""
+        """Return whether the path still leads to this directory and is not a symlink."""
         try:
-            there = os.stat(self.path, follow_symlinks=False)
+            at_path = os.stat(self.path, follow_symlinks=False)
         except OSError:
             return False
-        held = os.fstat(self.fd)
-        return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+        opened = os.fstat(self.fd)
+        return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
-    # A call of the host's API may not write where code inside may not: a model may have asked for
-    # it. Each of these raises Denied `runs_on_the_host`.
+    # Calls of the API on the host may not write where code inside may not, because a model may have
+    # requested them. Each of these methods raises Denied `runs_on_the_host`.
 
     def refuse_change(self, relative: Relative) -> None:
-        """Refuse a write to the path, with the directories it needs. Blocks as `find_links` does
-        where that was some seconds ago: the user works in the directory too."""
+        """Refuse a write to the path, or the creation of its missing directories.
+
+        Calls `find_links`, which blocks, if the last call is more than `_FRESH_S` seconds ago: the
+        user works in the directory, too.
+        """
         match = self.created_by(relative)
         if match is not None:
             raise _runs_on_the_host(relative, match.program, match.name)
 
     def created_by(self, relative: Relative) -> Match | None:
-        """Return the entry of the table that a write to the path would create; None if there is
-        none. Refuse a write to an entry that exists. Blocks as `refuse_change` does."""
+        """Return the entry of the table that a write to the path would create, or None.
+
+        Refuse a write to an existing entry. Blocks as `refuse_change` does.
+        """
         if self._links is None or time.monotonic() > self._found_at + _FRESH_S:
             self.find_links()
         for depth in range(1, len(relative) + 1):
@@ -157,8 +167,10 @@ class HostDirectory:
         return None
 
     def refuse_below(self, tree: Tree, of: Relative, *, at: Relative | None = None) -> None:
-        """Refuse to delete or move a directory with a host executable in it; with `at`, to put it
-        there. Raises NotFound, TooLarge `tree_too_large`."""
+        """Refuse to delete or move a directory that contains a host executable.
+
+        With `at`, refuse to place it at that path. Raises NotFound, TooLarge `tree_too_large`.
+        """
         is_import_name = bool(at) and self.rules.is_import_name(at or ())
         if is_import_name or self.rules.is_above_alias(of if at is None else at):
             raise _runs_on_the_host(of if at is None else at, "a program", "a file below it")
@@ -167,36 +179,39 @@ class HostDirectory:
             raise _runs_on_the_host(match[0], match[1].program, match[1].name)
 
     def created_by_all(self, relatives: Collection[Relative]) -> dict[Relative, Match]:
-        """Return the entries that changes would create which are made together: each of them sees
-        the others. Refuse them if one is to an entry that exists."""
-        found: dict[Relative, Match] = {}
+        """Return the entries that changes made together would create: each of them sees the
+        others. Refuse all of them if one of them writes to an existing entry."""
+        created: dict[Relative, Match] = {}
         for relative in relatives:
             if (match := self.created_by(relative)) is not None:
-                found[relative] = match
+                created[relative] = match
         for path, match in matches(relatives, self.rules, self._exists):
-            found.setdefault(path, match)
-        return found
+            created.setdefault(path, match)
+        return created
 
     def refuse_changes(
         self, relatives: Collection[Relative], approved: Collection[Relative] = ()
     ) -> None:
-        """Refuse changes that are made together. `approved`: a person agreed to these new paths."""
+        """Refuse changes that are made together. A user has approved the new paths `approved`."""
         for path, match in self.created_by_all(relatives).items():
             if path not in approved:
                 raise _runs_on_the_host(path, match.program, match.name)
 
     def refuse_link(self, relative: Relative) -> None:
-        """Refuse a symlink in place of a directory above a protected file that is not there yet."""
+        """Refuse a symlink in place of a directory above a protected path without a file yet."""
         if self.rules.is_above_alias(relative) or self.rules.is_import_name(relative):
             raise _runs_on_the_host(relative, "a program", "a file below it")
 
     def is_protected(self, relative: Relative) -> bool:
-        """Return whether code inside cannot write there. What a copy shows changed is a time."""
+        """Return whether code inside cannot write there. In a copy, only times can differ there."""
         return self.rules.match(relative, self._exists) is not None
 
     def keeps_meaning(self, of: Relative, at: Relative) -> bool:
-        """Return whether the same entries of the table hold below both directories, and a relative
-        symlink below leads to the same place: code inside may make one meanwhile."""
+        """Return whether the table protects the same names below both directories.
+
+        A relative symlink below them must also lead to the same place: code inside may create one
+        in the meantime.
+        """
         if self.rules.is_parent(at):
             return False
 
@@ -207,25 +222,25 @@ class HostDirectory:
         return len(of) == len(at) and zone(of) == zone(at)
 
     def _as_head(self, relative: Relative) -> Relative:
-        """Return the path as git would see it, if `head` is HEAD for this file system."""
+        """Return the path as git sees it: the file system may treat `head` as HEAD."""
         is_head = relative[-1].casefold() == HEAD.casefold() and may_fold_case(self.fd)
         return (*relative[:-1], HEAD) if is_head else relative
 
     def _is_linked(self, relative: Relative) -> bool:
         assert self._links is not None
         try:
-            fd = _held(self.fd, relative)
+            fd = _open_path(self.fd, relative)
         except OSError:
             return False
         try:
-            found = os.fstat(fd)
-            return (found.st_dev, found.st_ino) in self._links.linked
+            status = os.fstat(fd)
+            return (status.st_dev, status.st_ino) in self._links.linked
         finally:
             os.close(fd)
 
     def _exists(self, parts: tuple[str, ...]) -> bool:
         try:
-            os.close(_held(self.fd, parts))
+            os.close(_open_path(self.fd, parts))
         except OSError:
             return False
         return True
@@ -252,19 +267,19 @@ def _runs_on_the_host(relative: Relative, program: str, name: str) -> Denied:
     )
 
 
-def _refusal(path: Path, found: os.stat_result, jail_uid: int, read_only: bool) -> Denied | None:
-    if not read_only and found.st_uid == 0 != jail_uid:
+def _refusal(path: Path, status: os.stat_result, jail_uid: int, read_only: bool) -> Denied | None:
+    if not read_only and status.st_uid == 0 != jail_uid:
         return Denied(
             f"'{path}' belongs to root, and nothing inside a sandbox may be root outside",
             code="workspace_owned_by_root",
-            hint="give the directory to another user (chown), or copy it to one of your own",
+            hint="give the directory to another user (chown), or copy it to your own directory",
             details={"path": str(path)},
         )
-    looked_into = stat.S_IROTH | stat.S_IXOTH
-    foreign = jail_uid not in (os.geteuid(), found.st_uid)
-    if read_only and foreign and found.st_mode & looked_into != looked_into:
+    readable = stat.S_IROTH | stat.S_IXOTH
+    foreign = jail_uid not in (os.geteuid(), status.st_uid)
+    if read_only and foreign and status.st_mode & readable != readable:
         return Denied(
-            f"'{path}' can be read by its owner only, and a sandbox has a uid of its own",
+            f"'{path}' is readable only for its owner, and a sandbox has another uid",
             code="directory_unreadable",
             hint=f"let others read it: chmod o+rx '{path}'",
             details={"path": str(path)},
@@ -274,13 +289,16 @@ def _refusal(path: Path, found: os.stat_result, jail_uid: int, read_only: bool) 
 
 @functools.cache
 def _homes_of_ours() -> frozenset[str]:
-    """The environment that runs this very process, and this package."""
+    """Return the environment that runs this process, and the directory of this package."""
     return frozenset(os.path.realpath(home) for home in (sys.prefix, Path(__file__).parents[1]))
 
 
 def own_code(directory: Path) -> tuple[str, ...]:
-    """What of ours lies in it, by a path without symlinks, as relative paths: code inside that
-    could write there would run on the host, with the next start of a process."""
+    """Return the relative paths of the code of sbx in the directory.
+
+    `directory` has no symlink in its path. Code inside that could write there would run on the host
+    at the next start of a process.
+    """
     top = f"{str(directory).rstrip('/')}/"
     return tuple(sorted(home[len(top) :] for home in _homes_of_ours() if home.startswith(top)))
 
@@ -312,14 +330,16 @@ def _steps_to(path: Path) -> Iterator[str]:
 
 
 def executed_paths(directory: Path) -> tuple[str, ...]:
-    """Return the relative paths in it that decide which programs the host executes: our own code,
-    directories on the caller's PATH, and each symlink that leads to one. `directory` has no symlink
-    in it."""
+    """Return the relative paths that decide which programs the host executes.
+
+    These are the code of sbx, the directories on the caller's PATH, and each symlink that leads to
+    one of them. `directory` has no symlink in its path.
+    """
     top = f"{str(directory).rstrip('/')}/"
     steps = (step for entry in directories_on_path() for step in _steps_to(entry))
     below = {step.removeprefix(top) for step in steps if step.startswith(top)}
     return tuple(sorted(below | {*own_code(directory)}))
 
 
-def _held(root: int, relative: tuple[str, ...]) -> int:
+def _open_path(root: int, relative: tuple[str, ...]) -> int:
     return beneath.opener()(root, relative, os.O_PATH | os.O_NOFOLLOW)

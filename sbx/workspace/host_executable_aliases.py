@@ -1,7 +1,8 @@
-"""Decide which path of a directory a word makes as good as a host executable: an alias.
+"""Decide which paths of a directory are aliases: files that words of host executables name.
 
-A word may come from a program that is not obeyed after all, so an alias must not make a plain
-source directory read-only: `executed_words` has the rule, this module looks at the files.
+The host would execute an alias like a host executable. But a word may come from a command that does
+not run. So an alias must not make an ordinary source directory read-only. `executed_words` has the
+rule for words, and this module looks at the files.
 """
 
 import os
@@ -21,7 +22,7 @@ _GLOB = re.compile(r"[*?\[]")
 
 
 class Aliases:
-    """The aliases of the directory `top`, relative paths. `home`: the user's, for `~`."""
+    """The aliases of the directory `top`, as relative paths. `home` is the user's home, for `~`."""
 
     def __init__(self, top: str, home: str) -> None:
         self.top = top
@@ -30,10 +31,10 @@ class Aliases:
         self.import_roots: set[str] = set()
 
     def protect(self, path: str) -> None:
-        """Protect the file that a path leads to, and each symlink on the way: code could replace
-        it."""
+        """Protect the file that a path leads to, and each symlink on the way, which code could
+        replace."""
         real = os.path.realpath(path)
-        if real.startswith(f"{self.top}/") and "/.git/" not in real:  # protected by its name
+        if real.startswith(f"{self.top}/") and "/.git/" not in real:  # its name protects it
             self.paths.add(real[len(self.top) + 1 :])
         plain = os.path.normpath(path)
         if plain.startswith(f"{self.top}/"):
@@ -44,7 +45,7 @@ class Aliases:
                     self.paths.add(step)
 
     def protect_named(self, base: str, word: str) -> None:
-        """Protect a file that a word names, or that is not there yet if the word has a slash."""
+        """Protect a file that a word names. With a slash in the word, it need not exist yet."""
         if self._is_free(base, word):
             path = self._path(base, word)
             if os.path.lexists(path) or _has_slash(word):
@@ -55,12 +56,15 @@ class Aliases:
             self.protect(self._path(base, word))
 
     def is_above(self, base: str, word: str) -> bool:
-        """Return whether the word names the base or a directory above: that is not a program."""
+        """Return whether the word names the base or a directory above it: neither is a program."""
         return f"{base}/".startswith(f"{os.path.realpath(self._path(base, word))}/")
 
     def take(self, bases: Iterable[str], mentions: Iterable[Mention], directory: str) -> list[str]:
-        """Protect the files that are mentioned; return the existing ones that are executed.
-        `bases`: the directories in which the mentioning script, in `directory`, could run."""
+        """Protect the mentioned files, and return the existing files that are executed.
+
+        `bases` are the directories in which the script with these mentions could run. The script
+        itself is in `directory`.
+        """
         executed: list[str] = []
         for mention in mentions:
             word = mention.word.replace(SCRIPT_DIRECTORY, directory)
@@ -88,7 +92,7 @@ class Aliases:
         except (OSError, ValueError):
             mode = 0
         is_file = stat.S_ISREG(mode)
-        # A path that is not there yet: only where the whole of it is known.
+        # A path that does not exist yet counts only if all of it is known.
         is_new = not mode and is_certain
         match kind:
             case "program":
@@ -121,7 +125,7 @@ class Aliases:
         return [path] if counts and is_file else []
 
     def _protect_module(self, base: str, name: str) -> None:
-        """Protect what `python -m` would import from its working directory."""
+        """Protect the files that `python -m` would import from its working directory."""
         self._add_import_root(base)
         parts = name.split(".")
         if all(part.isidentifier() for part in parts) and len(self.paths) < ALIASES_MAX:

@@ -1,26 +1,27 @@
-"""Find what an existing host executable of a directory leads to, by a link or by its text.
+"""Find the files that an existing host executable of a directory leads to, by a link or its text.
 
-The path guard protects by name. These things need a look at the directory before a kernel starts:
+The path guard protects names. These cases need a look at the directory before a kernel starts:
 
-    symlink      `.envrc -> config/envrc`: the target is as good as the name
-    hard link    a protected file with a second name: protected by its inode
-    git config   `core.hooksPath = tools/hooks`, `core.fsmonitor`, drivers, `include.path`: each
-                 file or directory of the tree that a value names, also one that is not there yet;
-                 of the user's own settings each relative path. `.gitattributes`, where a driver is
-                 defined
-    .envrc       the files that it reads, the directories that it puts on PATH
-    hooks        of git, husky, pre-commit and lefthook: the files that they execute. The rule for
-                 words of commands is in `executed_words`: `npm test`, `make` and the arguments of
-                 a linter do not count. Of the modules that a Python program imports from its own
-                 directory, or `python -m` from the working directory, those of the standard
-                 library count
-    environment  a directory with `pyvenv.cfg`: its path stays protected when it is moved
+    symlink      `.envrc -> config/envrc`: protect the target like the name
+    hard link    a protected file with a second name: protect it by its inode
+    git config   `core.hooksPath = tools/hooks`, `core.fsmonitor`, drivers, `include.path`: protect
+                 each file or directory of the tree that a value names, even if it does not exist
+                 yet. In the user's own settings, each relative path counts. Protect
+                 `.gitattributes` if a driver is defined
+    .envrc       the files that it reads, the directories that it adds to PATH
+    hooks        the files that hooks of git, husky, pre-commit and lefthook execute.
+                 `executed_words` has the rule for words of commands: `npm test`, `make` and the
+                 arguments of a linter do not count. A Python program imports modules from its own
+                 directory, and `python -m` from the working directory: there, modules that shadow
+                 the standard library count
+    environment  a directory with `pyvenv.cfg`: its path stays protected after a move
 
-Repositories and `.envrc` above the directory count too, since git and direnv look for them upwards.
+Repositories and `.envrc` files above the directory count too, because git and direnv search the
+parent directories.
 
-The walk follows no symlink and has limits, which code inside can exhaust. So the names of the table
-in the directory itself are looked up before the walk, and those of a large directory before the
-rest of its entries. It is repeated while code runs (`runtime.link_watch`).
+The walk follows no symlink. It has limits, which code inside can exhaust. Therefore it first looks
+up the names of the table in the directory itself. In a large directory, it looks them up before it
+reads the rest of the entries. `runtime.link_watch` repeats the walk while code runs.
 """
 
 import os
@@ -40,17 +41,20 @@ from sbx.workspace.host_executable_texts import (
 
 ENTRIES_MAX = 100_000
 DEADLINE_S = 3.0
-_TURN = 1_000  # entries of one directory, until the others have their turn
+_TURN = 1_000  # entries of one directory before the next directory has its turn
 _ABOVE = (".git", ".envrc", *HOOK_DIRECTORIES, *HOOK_CONFIGURATIONS)
 
 
 @dataclass(slots=True)
 class ExecutableLinks:
-    """`aliases`: further paths to protect. `import_roots`: directories from which a host executable
-    in Python imports its modules, "" for the directory itself. `linked`: (device, inode) of
-    protected files with more than one name. `protected`: the existing names of the table.
-    `drivers`: whether a configuration of git defines a driver. `complete`: whether the walk saw the
-    whole directory."""
+    """The result of a walk.
+
+    `aliases` are further paths to protect. `import_roots` are directories from which a host
+    executable in Python imports its modules; "" is the directory itself. `linked` has (device,
+    inode) of protected files with more than one name. `protected` has the existing names of the
+    table. `drivers`: a git configuration defines a driver. `complete`: the walk saw the whole
+    directory.
+    """
 
     aliases: set[str] = field(default_factory=set)
     import_roots: set[str] = field(default_factory=set)
@@ -60,7 +64,7 @@ class ExecutableLinks:
     complete: bool = True
 
     def add(self, earlier: "ExecutableLinks") -> None:
-        """Keep what an earlier walk found. `protected` and `complete` are of this walk only."""
+        """Add the results of an earlier walk, except its `protected` and `complete`."""
         self.aliases |= earlier.aliases
         self.import_roots |= earlier.import_roots
         self.linked |= earlier.linked
@@ -68,7 +72,7 @@ class ExecutableLinks:
 
 
 def find_links(root: int, rules: PathRules) -> ExecutableLinks:
-    """Walk the directory that the fd `root` holds. Blocks for `DEADLINE_S` seconds at most."""
+    """Walk the directory fd `root`. Blocks for at most `DEADLINE_S` seconds."""
     walk = _Walk(root, rules)
     walk.look_above()
     walk.look_at_names(())
@@ -99,7 +103,7 @@ class _Walk:
         )
 
     def look_above(self) -> None:
-        """Look at what holds for the directory and is configured elsewhere."""
+        """Look at configuration outside of the directory that applies to it."""
         self._texts.read_user_settings()
         directory = self._top
         while directory != (parent := os.path.dirname(directory)):
@@ -111,7 +115,7 @@ class _Walk:
                     self._texts.read(path)
 
     def look_at_names(self, directory: Parts) -> None:
-        """Look for the exact names of the table, without a walk over the entries."""
+        """Look up the exact names of the table, without a walk over the entries."""
         for name in self._rules.exact_names:
             parts = (*directory, name)
             with suppress(OSError):
@@ -120,7 +124,7 @@ class _Walk:
                     self._take(parts, mode)
 
     def look_at_entries(self, until: float) -> None:
-        """Breadth first, and of a large directory `_TURN` entries at a time."""
+        """Walk breadth first, and take `_TURN` entries of a large directory at a time."""
         seen, rules_for = 0, self._rules.rules_for
         pending: deque[tuple[Parts, Iterator[os.DirEntry[str]] | None]] = deque([((), None)])
         while pending:
@@ -146,7 +150,7 @@ class _Walk:
                     break
 
     def _look_at(self, directory: Parts, entry: os.DirEntry[str]) -> bool:
-        """Look at a name of the table; return whether to walk into the entry."""
+        """Look at an entry whose name is in the table; return whether to walk into it."""
         parts = (*directory, entry.name)
         if entry.name == "pyvenv.cfg" and directory:
             self._aliases.paths.add("/".join(directory))
@@ -157,7 +161,7 @@ class _Walk:
         return False
 
     def _take(self, parts: Parts, mode: int) -> None:
-        """Follow a protected name, look into it, read it."""
+        """Follow a protected symlink, look into a protected directory, read a protected file."""
         if parts in self._protected:
             return
         self._protected[parts] = None
@@ -171,9 +175,9 @@ class _Walk:
         self._texts.read(path)
 
     def _follow(self, parts: Parts) -> None:
-        """Protect the target of a protected symlink, where it lies in the directory."""
+        """Protect the target of a protected symlink if it is in the directory."""
         self._aliases.protect(os.path.join(self._top, *parts))
-        self._aliases.paths.discard("/".join(parts))  # by its name already
+        self._aliases.paths.discard("/".join(parts))  # its name protects it already
 
     def _look_into(self, parts: Parts) -> None:
         """Follow the links in a protected directory: `.git/hooks/update -> ../../tools/check`."""

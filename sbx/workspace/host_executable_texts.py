@@ -1,6 +1,6 @@
-"""Read the host executables that name further files: git's settings, hooks, `.envrc`.
+"""Read host executables that name further files: git settings, hooks, `.envrc`.
 
-Each reader turns a text into aliases. A file that cannot be read has none.
+Each reader turns a text into aliases. An unreadable file has none.
 """
 
 import os
@@ -42,8 +42,10 @@ _HOOKS = (
 
 
 class HostExecutableTexts:
-    """The readers for the directory `top`, which `owner` owns. `aliases` and `drivers` (whether a
-    configuration of git defines one) are the result."""
+    """The readers for the directory `top`, which belongs to the uid `owner`.
+
+    The results are `aliases` and `drivers`, which is True if a git configuration defines a driver.
+    """
 
     def __init__(self, top: str, owner: int) -> None:
         self.aliases = Aliases(top, homes(owner)[0])
@@ -54,7 +56,7 @@ class HostExecutableTexts:
 
     @property
     def is_cut_off(self) -> bool:
-        """Return whether there is more to read than the limits permit."""
+        """Return whether a limit was reached."""
         return len(self._scripts) >= _SCRIPTS_MAX or len(self.aliases.paths) >= ALIASES_MAX
 
     def read(self, path: str) -> None:
@@ -66,16 +68,16 @@ class HostExecutableTexts:
             elif name.startswith(".envrc"):
                 self._read_envrc(path, directory, 0)
             elif name in HOOK_DIRECTORIES:
-                for hooks in (path, os.path.join(path, "_")):  # `_` has what husky generates
+                for hooks in (path, os.path.join(path, "_")):  # husky generates the files in `_`
                     self._read_hooks(hooks, (directory, self._top))
             elif name in HOOK_CONFIGURATIONS:
                 self._take(of_hook_configuration(read_small(path)), [directory], directory, 0)
 
     def read_user_settings(self) -> None:
-        """Apply the settings of the user to the directory itself, even without a repository: the
-        user may make one later."""
+        """Apply the settings of the user to the directory itself, even if it is not a repository:
+        the user may create one later."""
         for file in self._user:
-            self.aliases.protect(file.path)  # `~/.gitconfig` may be a link to here
+            self.aliases.protect(file.path)  # `~/.gitconfig` may be a link into the directory
         self._apply_user_settings(self._top)
 
     def _read_repository(self, repository: Repository) -> None:
@@ -105,8 +107,11 @@ class HostExecutableTexts:
                         self.aliases.protect_named(tree, word)
 
     def _apply_user_settings(self, tree: str) -> None:
-        """Do the same for the settings of the user. They are about every directory: a name
-        without a slash (`defaultBranch = main`) counts for a file only."""
+        """Protect each file of the tree that the settings of the user name.
+
+        These settings apply to every directory. Therefore a name without a slash
+        (`defaultBranch = main`) counts only if it is a file.
+        """
         for file in self._user:
             for key, value in file.settings:
                 # git-lfs defines its filter for all repositories of the user.
@@ -144,7 +149,7 @@ class HostExecutableTexts:
                 self._read_script(path, bases, 0)
 
     def _read_script(self, path: str, bases: Sequence[str], depth: int) -> None:
-        """Read a hook, or a shell script that one executes, `depth` steps from a hook."""
+        """Read a hook, or a shell script that a hook executes, `depth` steps from the hook."""
         if self._is_new(path, bases[0], depth):
             with suppress(OSError, ValueError):
                 text = read_small(path, _SCRIPT_MAX)
@@ -156,7 +161,7 @@ class HostExecutableTexts:
 
     def _read_envrc(self, path: str, base: str, depth: int) -> None:
         """Read `.envrc`, or a file that it sources from the directory `base`. direnv(1) asks the
-        user about the first only."""
+        user to allow `.envrc` only."""
         if self._is_new(path, base, depth):
             with suppress(OSError, ValueError):
                 mentions, sourced = of_envrc(read_small(path))
@@ -174,7 +179,7 @@ class HostExecutableTexts:
             self._read_script(path, bases, depth + 1)
 
     def _is_new(self, path: str, base: str, depth: int) -> bool:
-        """Return whether to read the script, and note that it is read."""
+        """Return whether to read the script, and record that it is read."""
         if depth > _DEPTH_MAX or self.is_cut_off or (path, base) in self._scripts:
             return False
         self._scripts.add((path, base))

@@ -1,7 +1,7 @@
 """Find a host executable below a directory, for a host call that moves, copies or deletes it.
 
-The name of the directory itself says nothing about its content: `node_modules/x/.envrc` is free,
-since no program reads it there, and is obeyed once `x` lies elsewhere.
+The rules for a path depend on its place. `node_modules/x/.envrc` is not protected, because no
+program reads it there. Programs obey it as soon as `x` is moved elsewhere.
 """
 
 import os
@@ -23,11 +23,11 @@ Exists = Callable[[Relative], bool]
 def find_below(
     tree: Tree, of: Relative, rules: PathRules, exists: Exists, *, at: Relative | None = None
 ) -> tuple[Relative, Match] | None:
-    """Return the first path that the rules protect below `of`, as if `of` lay at the path `at`;
-    None if there is none, or `of` is not a directory. A link to the quarantine is free where it is.
+    """Return the first path below `of` that the rules protect if `of` is placed at the path `at`.
 
-    Raises TooLarge `tree_too_large`, and Denied `symlink_leads_out` for a relative symlink that
-    would lead out of the directory from `at`.
+    Return None if the rules protect no path, or if `of` is not a directory. Without `at`, a link to
+    the quarantine does not count. Raises TooLarge `tree_too_large`, and Denied `symlink_leads_out`
+    for a relative symlink that would lead out of the directory from `at`.
     """
     links: list[Relative] = []
     kind = tree.stat(of).kind if of else "directory"
@@ -36,13 +36,13 @@ def find_below(
     walk = Walk(max_entries=ENTRIES_MAX, deadline_s=DEADLINE_S)
     below: list[Relative] = []
     if kind == "directory":
-        for path, found in tree.walk(walk, of):
+        for path, status in tree.walk(walk, of):
             below.append(path)
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(status.st_mode):
                 links.append(path)
     if walk.exhausted or not walk.in_time:
         raise TooLarge(
-            "the directory has too many entries to look for host executables",
+            "the directory has too many entries to search it for host executables",
             code="tree_too_large",
             hint="handle its parts one by one",
             details={"limit": ENTRIES_MAX},
@@ -69,8 +69,11 @@ def matches(
 
 
 def _refuse_link(text: str, at: Relative, rules: PathRules) -> None:
-    """Whoever follows a link out of the directory would be where another sandbox may write. A link
-    within it may give a directory a name below which the table has names."""
+    """Refuse a symlink that would be dangerous at the path `at`.
+
+    A link out of the directory leads programs to a place where another sandbox may write. A link
+    within the directory may give another directory a name below which the table protects names.
+    """
     if text.startswith("/"):
         return
     if not leads_out(text, at) and rules.is_parent(at) and at[-2:-1] != ("bin",):
@@ -83,7 +86,7 @@ def _refuse_link(text: str, at: Relative, rules: PathRules) -> None:
         raise Denied(
             f"the symlink '{'/'.join(at)}' would lead out of the directory",
             code="symlink_leads_out",
-            hint="remove the symlink, or make one for its new place",
+            hint="remove the symlink, or create one that fits its new place",
         )
 
 
@@ -92,7 +95,7 @@ def _is_item(tree: Tree, path: Relative) -> bool:
 
 
 def _text(tree: Tree, path: Relative) -> str:
-    """The text of a symlink, "" for anything else."""
+    """Return the target of a symlink, or "" for any other node."""
     try:
         fd = tree.hold(path)
     except OSError:

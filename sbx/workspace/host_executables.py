@@ -1,32 +1,34 @@
-"""The table of names that a program of the host obeys: whoever writes the file chooses a command.
+"""The table of host executables: names of files that make a program of the host execute a command.
 
-In a directory of the host (`--workspace`, projects, notebooks) no code inside and no call of the
-host's API may write below an existing name of this table, and a new one goes to the quarantine
-(`sbx.workspace.quarantine`). `sbx.guest.path_rules` has the scopes and the matching.
+A process that can write such a file chooses the command. In a host directory (`--workspace`,
+projects, notebooks), neither code inside nor a call of the API on the host may write below an
+existing name of this table. A new name goes to the quarantine (`sbx.workspace.quarantine`).
+`sbx.guest.path_rules` has the scopes and the matching.
 
-Two kinds need the content, not the name, and are part of the matching: a directory that *is* a git
-repository (HEAD next to objects and refs) and a Python environment (`pyvenv.cfg`).
+The matching recognizes two kinds by their content instead of their name: a directory that is itself
+a git repository (HEAD next to objects and refs), and a Python environment (`pyvenv.cfg`).
 
-The line is: a program obeys the file although the user did not ask it to run the project. The user
-looks at the directory (git status), opens it in an editor, starts an interpreter, installs a
-package, converts a notebook. So the settings of linters and formatters that editors start by
-themselves belong to the table, where the file is code or names code.
+A name belongs to the table if a program obeys the file although the user did not ask it to run the
+project. The user looks at the directory (git status), opens it in an editor, starts an interpreter,
+installs a package, or converts a notebook. Editors also start linters and formatters by themselves.
+Therefore the table has the settings of these tools if the file is code or names code.
 
-Left out, for a reason:
+These names are not in the table:
 
     .editorconfig              no editor executes a program that it names
     *.pth outside site-packages  Python reads them in site directories only; elsewhere the ending
                                belongs to saved models
-    .gitattributes             names only drivers that the repository's configuration defines; it is
-                               protected where that configuration defines one (`aliases`)
+    .gitattributes             it names only drivers that the repository's configuration defines. It
+                               is protected if that configuration defines one (`aliases`)
     Makefile, package.json, conftest.py, build.rs, Vagrantfile, …
-                               the project's own code: to run it is to run what the sandbox wrote
+                               the project's own code: a user who runs it decides to run code
+                               that the sandbox wrote
     pyproject.toml, setup.cfg, tox.ini, package.json
-                               the same linters read their settings there too, and some settings
+                               the same linters read their settings there, too, and some settings
                                name code: [tool.pylint.main] init-hook, flake8 local-plugins. But a
                                project needs these files to work. A user whose editor lints the
                                directory by itself runs the project's code
-    .prettierrc, .stylelintrc  data in most projects. `prettier` in package.json can do the same
+    .prettierrc, .stylelintrc  data in most projects; `prettier` in package.json has the same effect
     .bundle                    a Gemfile is Ruby code, which each bundle command executes anyway
     .nvmrc, .node-version, .ruby-version
                                a version of an installed program
@@ -34,11 +36,11 @@ Left out, for a reason:
                                read in the home only
     .env                       data for the project's code
     modules in subdirectories  a `types.py` in a package is ordinary. In the directory itself it
-                               would break Python for the project, so only there it counts
+                               would break Python for the project, so it counts only there
 
-Inside `node_modules`, `site-packages` and similar trees the settings of editors, package managers
-and hooks do not count: each program reads them in the directory in which it is started, or above.
-Git is the exception, since it also works for a user who looks into a package.
+Inside `node_modules`, `site-packages` and similar trees, the settings of editors, package managers
+and hooks do not count: each program reads them in its working directory or above. Git is the
+exception, because it also reads the settings of a package when a user looks into the package.
 """
 
 from typing import NamedTuple
@@ -70,7 +72,7 @@ _MODULES = (
     "token", "tokenize", "traceback", "types", "typing", "unicodedata", "urllib", "uu", "venv",
     "warnings", "weakref", "winreg", "zlib",
 )  # fmt: skip
-# By ipython: at an error, or to complete a name.
+# Modules that ipython imports at an error, or to complete a name.
 _IPYTHON_MODULES = (
     "_typeshed", "astroid", "asttokens", "colorama", "ctags", "executing", "jedi", "numpydoc",
     "parso", "pure_eval", "stack_data", "typing_extensions",
@@ -78,8 +80,8 @@ _IPYTHON_MODULES = (
 
 
 class HostExecutable(NamedTuple):
-    """Names that one program obeys. `names` are patterns of one path component, in lower case.
-    `parents` and `is_module` are those of `NameRule`."""
+    """Names that one program obeys. `names` are patterns for one path component, in lower case.
+    See `NameRule` for `parents` and `is_module`."""
 
     names: tuple[str, ...]
     program: str
@@ -165,7 +167,7 @@ TABLE = (
     ),
     HostExecutable(
         ("nt", "msvcrt", "winreg", "_winapi", "_wmi", "_sysconfigdata_*"),
-        "python", "modules of other systems: a directory is enough, `from nt import x`", "root",
+        "python", "modules of other systems: a directory suffices, `from nt import x`", "root",
     ),
     HostExecutable(
         ("python", "python.*"), "python", "copy, pickle: org.python.core of Jython", "root",
@@ -231,7 +233,7 @@ def path_rules(
     aliases: tuple[str, ...] = (),
     import_roots: tuple[str, ...] = (),
 ) -> PathRules:
-    """The table as rules. `add` and `remove` are patterns from the operator's settings."""
+    """Return the table as rules. `add` and `remove` are patterns from the operator's settings."""
     removed = {pattern.casefold() for pattern in remove}
     rules = [
         NameRule(

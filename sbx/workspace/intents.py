@@ -1,8 +1,8 @@
-"""What a commit is about to do to each name, so told that somebody else can undo it; pure.
+"""The intents of a commit: its step for each path, with the facts that undoing needs. Pure.
 
-Nothing says how far a commit came: that is seen in the tree. What is made for a name lies in the
-stage until it has the name, what had the name before lies there from then on, and each of the two
-is known by its inode.
+No record has the progress of a commit: the tree and the stage show it. The new node of a path is in
+the stage until it is put into place. The old node is in the stage from then on. Each of them is
+recognized by its inode.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +14,10 @@ from sbx.workspace.changes import Change, Node
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """`old` is the inode of what has the name now, `new` that of what was made for it; 0 is none.
-    `mode` are the permission bits of the directory that has the name now. `serial` is no other's.
+    """The intent for one path.
+
+    `old` is the inode of the current node, and `new` the inode of the new node; 0 means no node.
+    `mode` has the permission bits of the current directory. `serial` is unique in its commit.
     """
 
     serial: int
@@ -26,17 +28,17 @@ class Intent:
 
     @property
     def made(self) -> bytes:
-        """Its name in the stage, of what is to come."""
+        """Return the name of the new node in the stage."""
         return b"%d" % self.serial
 
     @property
     def aside(self) -> bytes:
-        """The name in the stage of what was there."""
+        """Return the name of the old node in the stage."""
         return b"%d.old" % self.serial
 
     @property
     def again(self) -> bytes:
-        """The name in the stage of a directory that is to take the place of a removed one."""
+        """Return the name in the stage of a directory that will replace a removed one."""
         return b"%d.again" % self.serial
 
     @property
@@ -45,12 +47,16 @@ class Intent:
 
 
 def in_order(intents: Sequence[Intent]) -> list[tuple[str, Intent]]:
-    """The steps that do all of it. A directory can be written while it lasts, and is there before
-    what lies in it; what undoes them is done from the last to the first."""
+    """Return the steps of a commit, in their order; undoing reverses them.
+
+    Directories are made writable first. A directory is created before its content, and removed
+    after it.
+    """
     directories = sorted(
-        (one for one in intents if one.is_directory), key=lambda one: one.change.relative
+        (intent for intent in intents if intent.is_directory),
+        key=lambda intent: intent.change.relative,
     )
-    others = [one for one in intents if not one.is_directory]
+    others = [intent for intent in intents if not intent.is_directory]
     return [
         *_steps("lift", directories, lambda change: change.before is not None),
         *_steps("take away", others, lambda change: change.kind == "removed"),
@@ -64,35 +70,35 @@ def in_order(intents: Sequence[Intent]) -> list[tuple[str, Intent]]:
 
 
 def _steps(
-    act: str, intents: Iterable[Intent], does: Callable[[Change], bool]
+    action: str, intents: Iterable[Intent], does: Callable[[Change], bool]
 ) -> list[tuple[str, Intent]]:
-    return [(act, one) for one in intents if does(one.change)]
+    return [(action, intent) for intent in intents if does(intent.change)]
 
 
 def to_json(intents: Iterable[Intent]) -> list[Any]:
-    """What undoing needs of them, and no more."""
+    """Return the facts that undoing needs."""
     return [
         [
-            one.serial,
-            one.change.path,
-            _node_to_json(one.change.before),
-            _node_to_json(one.change.after),
-            one.change.content,
-            one.old,
-            one.mode,
-            one.new,
+            intent.serial,
+            intent.change.path,
+            _node_to_json(intent.change.before),
+            _node_to_json(intent.change.after),
+            intent.change.content,
+            intent.old,
+            intent.mode,
+            intent.new,
         ]
-        for one in intents
+        for intent in intents
     ]
 
 
-def from_json(told: Iterable[Any]) -> list[Intent]:
-    """Raises ValueError, TypeError or LookupError for what `to_json` never made."""
+def from_json(data: Iterable[Any]) -> list[Intent]:
+    """Raises ValueError, TypeError or LookupError for data that `to_json` cannot produce."""
     return [
         Intent(
             serial, Change(path, _node(before), _node(after), content), old=old, mode=mode, new=new
         )
-        for serial, path, before, after, content, old, mode, new in told
+        for serial, path, before, after, content, old, mode, new in data
     ]
 
 
@@ -100,8 +106,8 @@ def _node_to_json(node: Node | None) -> list[Any] | None:
     return None if node is None else [node.kind, node.mode, node.size, node.mtime_ns]
 
 
-def _node(told: list[Any] | None) -> Node | None:
-    if told is None:
+def _node(data: list[Any] | None) -> Node | None:
+    if data is None:
         return None
-    kind, mode, size, mtime_ns = told
+    kind, mode, size, mtime_ns = data
     return Node(kind, mode, size, mtime_ns)

@@ -1,12 +1,13 @@
-"""What a commit intends, on the disk before the first of its steps: after a kill it is undone.
+"""Write the intents of a commit to the disk before its first step. After a kill it is undone.
 
-    begun       a stage is there, or soon will be, and is to be removed
-    intended    the steps, and all that is to come, are on the disk: now they may be done
-    settled     they were done and are on the disk, or were undone: as when it was begun
+    begun       the stage exists, or will soon, and must be removed
+    intended    the steps and the new nodes are on the disk. The commit may execute the steps
+    settled     the steps were executed and are on the disk, or they were undone: as in `begun`,
+                only the stage must be removed
     forgotten   the stage is removed
 
-A journal lies in a conversation's staging directory, which no code inside sees, so it is believed.
-The tree that it tells of is not: it is gone through as by a commit, beneath one fd, step by step.
+The journal is in the staging directory of a conversation, which no code inside sees. So sbx trusts
+it. sbx does not trust the tree: undoing accesses it as a commit does, beneath one fd, step by step.
 """
 
 import json
@@ -29,9 +30,12 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Where commits to a tree are written down, and staged: the directory fd `directory` (O_PATH
-    will do), which is in no view. Where the tree is on another mount they are staged `in_tree`,
-    under a temporary name. `host` is the path of a tree that is the host's."""
+    """The place of the journal entries and stages of a tree.
+
+    It is the directory fd `directory` (O_PATH suffices), which no view contains. If the tree is on
+    another mount, stages are `in_tree`, under a temporary name. `host` is the path of a host
+    directory.
+    """
 
     directory: int
     in_tree: bool = False
@@ -40,7 +44,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One commit. `stage` is the name of its stage, `inode` that of the tree."""
+    """One commit. `stage` is the name of its stage, and `inode` the inode of the tree."""
 
     stage: str
     in_tree: bool
@@ -51,7 +55,7 @@ class Record:
 
 
 class Entry:
-    """One commit in its journal. All methods raise OSError."""
+    """The journal entry of one commit. All methods raise OSError."""
 
     def __init__(self, directory: int, name: str) -> None:
         self._directory = directory
@@ -61,10 +65,10 @@ class Entry:
 
     @classmethod
     def begin(cls, journal: Journal, record: Record) -> Self:
-        """Nothing is left where it raises. The entry has its name once it is whole on the disk."""
+        """Write a new entry, or nothing if this raises. A named entry is complete on the disk."""
         entry = cls(journal.directory, f"journal-{secrets.token_hex(16)}")
         try:
-            entry._write(record, entry._settled)  # now: later there may be no room for it
+            entry._write(record, entry._settled)  # now, because the disk may be full later
             entry._write(record, entry._half, sync=True)
             entry._rename(entry._half)
         except BaseException:
@@ -74,19 +78,19 @@ class Entry:
         return entry
 
     def intend(self, record: Record, intents: Sequence[Intent], stage: int) -> None:
-        """All of it is on the disk when it returns, with what lies in the directory fd `stage`."""
+        """Write the intents and the directory fd `stage` to the disk before returning."""
         self._write(replace(record, intents=intents), self._half, sync=True)
         syncfs(stage)
         self._rename(self._half)
 
     def settle(self, stage: int) -> None:
-        """Where it raises, it is undone by who comes next."""
+        """Mark the commit as settled. If this raises, the next process undoes the commit."""
         syncfs(stage)
         self._rename(self._settled)
 
     def is_empty(self) -> bool:
-        """Return whether it was never written, as an entry of an older version may be: nothing was
-        staged for it."""
+        """Return whether the entry was never written. Older versions may leave such an entry, and
+        nothing was staged for it."""
         return os.stat(self._name, dir_fd=self._directory, follow_symlinks=False).st_size == 0
 
     def forget(self) -> None:
@@ -95,23 +99,23 @@ class Entry:
                 os.unlink(name, dir_fd=self._directory)
 
     def read(self) -> Record:
-        """Raises ValueError, TypeError and LookupError, too, for what is no entry of ours."""
+        """Read the entry. Raises ValueError, TypeError or LookupError, too, if it is invalid."""
         flags = os.O_RDONLY | os.O_NOFOLLOW
         with open(os.open(self._name, flags, dir_fd=self._directory), "rb") as file:
-            told: dict[str, Any] = json.load(file)
-        if told["version"] != _VERSION:
-            raise ValueError(f"it has the version {told['version']}")
+            data: dict[str, Any] = json.load(file)
+        if data["version"] != _VERSION:
+            raise ValueError(f"it has the version {data['version']}")
         return Record(
-            stage=told["stage"],
-            in_tree=told["in_tree"],
-            inode=told["inode"],
-            host=told["host"],
-            owner=None if told["owner"] is None else (told["owner"][0], told["owner"][1]),
-            intents=from_json(told["intents"]),
+            stage=data["stage"],
+            in_tree=data["in_tree"],
+            inode=data["inode"],
+            host=data["host"],
+            owner=None if data["owner"] is None else (data["owner"][0], data["owner"][1]),
+            intents=from_json(data["intents"]),
         )
 
     def _write(self, record: Record, name: str, *, sync: bool = False) -> None:
-        told = {
+        data = {
             "version": _VERSION,
             "stage": record.stage,
             "in_tree": record.in_tree,
@@ -121,30 +125,30 @@ class Entry:
             "intents": to_json(record.intents),
         }
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        made = os.open(name, flags, 0o600, dir_fd=self._directory)
-        with open(made, "w", encoding="ascii") as file:
-            json.dump(told, file)
+        fd = os.open(name, flags, 0o600, dir_fd=self._directory)
+        with open(fd, "w", encoding="ascii") as file:
+            json.dump(data, file)
             if sync:
                 file.flush()
-                os.fsync(made)
+                os.fsync(fd)
 
     def _rename(self, name: str) -> None:
         os.rename(name, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        with _listed(self._directory) as fd:
+        with _opened(self._directory) as fd:
             os.fsync(fd)
 
 
 def unforgotten(directory: int) -> list[Entry]:
-    """The commits that a kill cut off, the last one first. Raises OSError."""
-    with _listed(directory) as fd:
+    """Return the commits that a kill interrupted, the latest first. Raises OSError."""
+    with _opened(directory) as fd:
         names = [name for name in os.listdir(fd) if _NAME.fullmatch(name)]
         ages = {name: os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime_ns for name in names}
     return [Entry(directory, name) for name in sorted(names, key=ages.__getitem__, reverse=True)]
 
 
 @contextmanager
-def _listed(directory: int) -> Iterator[int]:
-    """Open for reading what is held by O_PATH only."""
+def _opened(directory: int) -> Iterator[int]:
+    """Open the directory of an O_PATH fd for reading."""
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
     try:
         yield fd

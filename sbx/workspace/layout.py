@@ -1,24 +1,24 @@
-"""Where workspaces lie on the host, made so that a jail of another uid can use its own and no more.
+"""The layout of the data directory. A jail with another uid can use its own workspace only.
 
     {data}/sandboxes/{opaque}/                a sandbox
-    {data}/sandboxes/{opaque}/shared/         … when its policy shares files
-    {data}/sandboxes/{opaque}/temporary/      … empty: it ends with the process that made it
+    {data}/sandboxes/{opaque}/shared/         … if its policy shares files
+    {data}/sandboxes/{opaque}/temporary/      … empty: the sandbox ends with its process
     {data}/sandboxes/{opaque}/{opaque}/       a conversation
         files/                                /workspace inside, the jail's own
         files/uploads/{temparea,generated}/   … its mount points
         uploads/                              mounted read-only on temparea
-        staging/                              in no view: files half written, trees half removed
-        commands/                             in no view: what background commands printed
-    {data}/sandboxes/{opaque}/{opaque}/files/ also a frozen copy of one, for a rehearsal or an undo,
+        staging/                              in no view: partly written files, partly removed trees
+        commands/                             in no view: the output of background commands
+    {data}/sandboxes/{opaque}/{opaque}/files/ also a frozen copy, for a rehearsal or an undo,
     {data}/sandboxes/{opaque}/{opaque}/copy/  … which this empty directory marks
-    {data}/egress/{opaque}/                   where the proxy of a live sandbox listens
-    {data}/unclaimed/                         what no row of the store names (unclaimed.py)
-    {data}/removed/                           what is deleted, unreachable and on its way out
-    {data}/.sbx-data                          empty: by its name no sandbox is shown {data}
+    {data}/egress/{opaque}/                   the socket of the proxy of a live sandbox
+    {data}/unclaimed/                         directories without a row of the store (unclaimed.py)
+    {data}/removed/                           deleted trees, unreachable, that are being removed
+    {data}/.sbx-data                          empty: its name keeps {data} out of each sandbox
 
-Opaque names are random: no id of a caller is ever a path component. With an `owner` (the runtime
-is root, the jail has a uid of its own) directories on the way are 0711: passed through by name,
-never listed; without one everything is 0700.
+Opaque names are random: an id of a caller is never a path component. With an `owner` (the runtime
+is root, and the jail has another uid), parent directories have the mode 0711: a process can pass
+through them by name, but cannot list them. Without an owner, every directory has the mode 0700.
 """
 
 import os
@@ -46,41 +46,43 @@ _MOUNT_POINTS = (("uploads",), ("uploads", "temparea"), ("uploads", "generated")
 
 
 class ConversationFiles:
-    """The files of one conversation, held by three fds: close it when the conversation is idle.
+    """The files of one conversation, open by three fds: close it when the conversation is idle.
 
-    `files_path` and `uploads_path` are what a jail mounts. `owner` is the uid and gid on the host
-    that its jails run as, the same ones each time; None where that is the caller's own uid.
+    A jail mounts `files_path` and `uploads_path`. `owner` is the uid and gid on the host of its
+    jails. They are the same each time. None means the caller's own uid.
     """
 
     def __init__(self, parent: int, path: Path, owner: Owner | None) -> None:
-        """Make what is missing in the directory `path`, a child of the fd `parent`; hold it."""
+        """Open the directory `path`, a child of the fd `parent`, and create its missing parts."""
         self.path = path
         self.files_path = path / "files"
         self.uploads_path = path / "uploads"
-        ours, passed, read = (0o700, 0o700, 0o700) if owner is None else (0o700, 0o711, 0o750)
-        with ExitStack() as held, translated(str(path)):
-            root = _directory(parent, path.name, passed)
+        own_mode, parent_mode, uploads_mode = (
+            (0o700, 0o700, 0o700) if owner is None else (0o700, 0o711, 0o750)
+        )
+        with ExitStack() as stack, translated(str(path)):
+            root = _directory(parent, path.name, parent_mode)
             try:
-                staging = _directory(root, "staging", ours)
-                held.callback(os.close, staging)
-                files = _directory(root, "files", ours, owner, keep_mode=True)
+                staging = _directory(root, "staging", own_mode)
+                stack.callback(os.close, staging)
+                files = _directory(root, "files", own_mode, owner, keep_mode=True)
                 self.files = Tree(files, view=paths.WORKSPACE, owner=owner, staging=staging)
-                held.callback(self.files.close)
+                stack.callback(self.files.close)
                 reader = None if owner is None else (os.geteuid(), owner[1])
-                uploads = _directory(root, "uploads", read, reader)
+                uploads = _directory(root, "uploads", uploads_mode, reader)
                 self.uploads = Uploads(Tree(uploads, view=paths.UPLOADS, staging=staging))
-                held.callback(self.uploads.close)
+                stack.callback(self.uploads.close)
             finally:
                 os.close(root)
             self.prepare()
             self._staging = staging
-            self._held = held.pop_all()
+            self._stack = stack.pop_all()
 
     def prepare(self, *, shared: bool = False) -> None:
-        """See to the mount points, before each start of a jail: real directories, and ours to use.
+        """Make each mount point a real directory that this process can use.
 
-        While a jail lives they are pinned by its mounts. What else may be in their place then was
-        put there by the code inside, and gives way.
+        Call it before each start of a jail. While a jail lives, its mounts keep the directories in
+        place. Any other node in their place was created by the code inside, and is deleted.
         """
         for relative in (*_MOUNT_POINTS, ("shared",)) if shared else _MOUNT_POINTS:
             if self._kind(relative) != "directory":
@@ -101,7 +103,7 @@ class ConversationFiles:
             return None
 
     def logs(self) -> CommandLogs:
-        """What its background commands printed; the caller closes it after a few calls."""
+        """Open the logs of its background commands. The caller closes them after a few calls."""
         with translated(str(self.path)):
             root = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=self._staging)
             try:
@@ -111,11 +113,11 @@ class ConversationFiles:
 
     @property
     def staging(self) -> int:
-        """The directory fd of what is half written: in no view, on the file system of the files."""
+        """Return the fd of the staging directory: in no view, on the file system of the files."""
         return self._staging
 
     def close(self) -> None:
-        self._held.close()
+        self._stack.close()
 
     def __enter__(self) -> Self:
         return self
@@ -125,56 +127,56 @@ class ConversationFiles:
 
 
 class DataDirectory:
-    """The data directory of one runtime: makes, opens and removes what sandboxes keep in it.
+    """The data directory of one runtime: create, open and remove the directories of sandboxes.
 
-    All methods may be called from any thread. Opaque names come from `new_name`, are remembered by
-    the caller, and are the only names that are taken.
+    All methods may be called from any thread. They accept only opaque names. These come from
+    `new_name`, and the caller stores them.
     """
 
     def __init__(self, path: Path) -> None:
-        """Make or hold `path`. Raises Denied where another user could write there."""
+        """Create or open `path`. Raises Denied if another user can write to it."""
         self.path = path.absolute()
-        self._passed = 0o711 if _gives_away() else 0o700
-        with ExitStack() as held, translated(str(path)):
+        self._parent_mode = 0o711 if _gives_away() else 0o700
+        with ExitStack() as stack, translated(str(path)):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
                 self.path.mkdir()
-                self.path.chmod(self._passed)  # whatever the umask is
+                self.path.chmod(self._parent_mode)  # independent of the umask
             root = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 _refuse_foreign(root, self.path)
-                self._sandboxes = _directory(root, "sandboxes", self._passed)
-                held.callback(os.close, self._sandboxes)
-                self._egress = _directory(root, "egress", self._passed)
-                held.callback(os.close, self._egress)
+                self._sandboxes = _directory(root, "sandboxes", self._parent_mode)
+                stack.callback(os.close, self._sandboxes)
+                self._egress = _directory(root, "egress", self._parent_mode)
+                stack.callback(os.close, self._egress)
                 self._removed = _directory(root, "removed", 0o700)
-                held.callback(os.close, self._removed)
+                stack.callback(os.close, self._removed)
                 _mark(root)
             finally:
                 os.close(root)
-            self._held = held.pop_all()
+            self._stack = stack.pop_all()
 
     @staticmethod
     def new_name() -> str:
-        """A name that nobody can guess, for a sandbox or a conversation."""
+        """Return a random name for a sandbox or a conversation."""
         return secrets.token_hex(16)
 
     def conversation(
         self, sandbox: str, conversation: str, *, owner: Owner | None = None
     ) -> ConversationFiles:
-        """Open the files of a conversation, made where they are missing; the caller closes them."""
+        """Open or create the files of a conversation. The caller closes them."""
         path = self.path / "sandboxes" / _opaque(sandbox) / _opaque(conversation)
         with translated(str(path)):
-            parent = _directory(self._sandboxes, sandbox, self._passed)
+            parent = _directory(self._sandboxes, sandbox, self._parent_mode)
         try:
             return ConversationFiles(parent, path, owner)
         finally:
             os.close(parent)
 
     def shared(self, sandbox: str, *, owner: Owner | None = None) -> Tree:
-        """Open what the conversations of a sandbox share, made where it is missing."""
+        """Open or create the files that the conversations of a sandbox share."""
         with translated(paths.SHARED):
-            parent = _directory(self._sandboxes, _opaque(sandbox), self._passed)
+            parent = _directory(self._sandboxes, _opaque(sandbox), self._parent_mode)
             try:
                 fd = _directory(parent, "shared", 0o700, owner, keep_mode=True)
             finally:
@@ -182,47 +184,50 @@ class DataDirectory:
         return Tree(fd, view=paths.SHARED, owner=owner)
 
     def shared_path(self, sandbox: str) -> Path:
-        """What a jail mounts as `/workspace/shared`."""
+        """Return the path that a jail mounts as `/workspace/shared`."""
         return self.path / "sandboxes" / _opaque(sandbox) / "shared"
 
     def frozen(self, sandbox: str, name: str, *, owner: Owner | None = None) -> Tree:
-        """Open the tree of a frozen copy, made where it is missing. It lies among the sandbox's
-        conversations under an opaque name, and is removed as one."""
+        """Open or create the tree of a frozen copy.
+
+        It has an opaque name next to the conversations of the sandbox, and is removed like one.
+        """
         with translated(paths.WORKSPACE):
-            parent = _directory(self._sandboxes, _opaque(sandbox), self._passed)
+            parent = _directory(self._sandboxes, _opaque(sandbox), self._parent_mode)
             try:
-                root = _directory(parent, _opaque(name), self._passed)
+                root = _directory(parent, _opaque(name), self._parent_mode)
             finally:
                 os.close(parent)
             try:
-                os.close(_directory(root, unclaimed.COPY, 0o700))  # first: no copy is without it
+                os.close(_directory(root, unclaimed.COPY, 0o700))  # first, so that no copy lacks it
                 fd = _directory(root, "files", 0o700, owner, keep_mode=True)
             finally:
                 os.close(root)
         return Tree(fd, view=paths.WORKSPACE, owner=owner)
 
     def frozen_path(self, sandbox: str, name: str) -> Path:
-        """The directory in which the `files` of a frozen copy lie."""
+        """Return the directory that contains the `files` of a frozen copy."""
         return self.path / "sandboxes" / _opaque(sandbox) / _opaque(name)
 
     def egress_path(self, name: str) -> Path:
-        """Where a proxy makes its directory, and what its jails mount."""
+        """Return the path of the directory that a proxy creates and its jails mount."""
         return self.path / "egress" / _opaque(name)
 
     def remove_egress(self, name: str, deadline_s: float = 30.0) -> bool:
-        """Remove it; its proxy is closed by then."""
+        """Remove the directory of a closed proxy."""
         return remove_tree(self._egress, _opaque(name), deadline_s, trash=self._removed)
 
     def sweep_egress(self, deadline_s: float = 30.0) -> bool:
-        """Remove those of a runtime that was killed: no proxy of this one is open yet."""
+        """Remove the directories of a killed runtime, before this one opens a proxy."""
         return empty_directory(self._egress, deadline_s)
 
     def remove(
         self, sandbox: str, conversation: str | None = None, *, deadline_s: float = 30.0
     ) -> bool:
-        """Remove a conversation, or a whole sandbox; their kernels are dead by then.
+        """Remove a conversation or a whole sandbox, whose kernels have ended.
 
-        At once out of reach; False when the time ended before all was gone: `sweep` goes on.
+        Its path is gone at once. Return False if the deadline passed before all of it was removed:
+        `sweep` continues.
         """
         if conversation is None:
             return remove_tree(self._sandboxes, _opaque(sandbox), deadline_s, trash=self._removed)
@@ -238,40 +243,40 @@ class DataDirectory:
             os.close(parent)
 
     def sweep(self, deadline_s: float = 30.0) -> bool:
-        """Remove what earlier removals left, and say whether nothing is left now."""
+        """Finish earlier removals, and return whether nothing remains."""
         return empty_directory(self._removed, deadline_s)
 
     def mark_temporary(self, sandbox: str) -> None:
-        """Make the directory of a sandbox that ends with this process, and mark it as such."""
+        """Create the directory of a sandbox that ends with this process, and mark it."""
         with translated(str(self.path)):
-            parent = _directory(self._sandboxes, _opaque(sandbox), self._passed)
+            parent = _directory(self._sandboxes, _opaque(sandbox), self._parent_mode)
             try:
                 os.close(_directory(parent, unclaimed.TEMPORARY, 0o700))
             finally:
                 os.close(parent)
 
     def has_no_files(self, sandbox: str, conversation: str | None = None) -> bool:
-        """Return whether certainly no user has a file in a conversation, or in a whole sandbox."""
+        """Return whether a conversation, or a whole sandbox, certainly has no file of a user."""
         conversation = conversation and _opaque(conversation)
         return unclaimed.has_no_files(self._sandboxes, _opaque(sandbox), conversation)
 
     def set_apart(self, sandbox: str, conversation: str | None = None, *, at: float) -> str:
-        """Move a directory that no row names to `unclaimed`, and return its id there."""
+        """Move a directory without a row of the store to `unclaimed`, and return its id there."""
         item_id = unclaimed.new_id(at, _opaque(sandbox), conversation and _opaque(conversation))
-        with ExitStack() as held, translated(str(self.path / unclaimed.UNCLAIMED)):
+        with ExitStack() as stack, translated(str(self.path / unclaimed.UNCLAIMED)):
             root = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=self._sandboxes)
-            held.callback(os.close, root)
+            stack.callback(os.close, root)
             target = _directory(root, unclaimed.UNCLAIMED, 0o700)
-            held.callback(os.close, target)
+            stack.callback(os.close, target)
             parent = self._sandboxes
             if conversation is not None:
                 parent = beneath.opener()(parent, (sandbox,), os.O_PATH | os.O_DIRECTORY)
-                held.callback(os.close, parent)
+                stack.callback(os.close, parent)
             unclaimed.move(parent, conversation or sandbox, target, item_id)
         return item_id
 
     def sandboxes(self) -> tuple[str, ...]:
-        """The opaque names that exist, for a caller that looks for leftovers at its start."""
+        """Return the opaque names that exist. The caller looks for leftovers at its start."""
         with translated(str(self.path)):
             fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._sandboxes)
             try:
@@ -280,7 +285,7 @@ class DataDirectory:
                 os.close(fd)
 
     def conversations(self, sandbox: str) -> tuple[str, ...]:
-        """The opaque names that exist in a sandbox; none where there is no such sandbox."""
+        """Return the opaque names in a sandbox, or an empty tuple if it has no directory."""
         with translated(str(self.path)):
             try:
                 fd = beneath.opener()(
@@ -294,36 +299,39 @@ class DataDirectory:
                 os.close(fd)
 
     def roll_back(self, sandbox: str) -> bool:
-        """Undo what a kill left half committed in a sandbox that nobody uses. False where that can
-        only be done later, and takes what lies there."""
-        done = [self._roll_back(sandbox, name) for name in self.conversations(sandbox)]
-        return all(done)
+        """Undo the commits that a kill interrupted, in a sandbox that no process uses.
+
+        Return False if a commit can only be undone later. Its staging directory must stay until
+        then.
+        """
+        undone = [self._roll_back(sandbox, name) for name in self.conversations(sandbox)]
+        return all(undone)
 
     def tidy(self, sandbox: str, conversation: str, *, deadline_s: float = 10.0) -> bool:
-        """The same in a conversation, and remove what a crash left half written; True when all of
-        it is."""
+        """Undo interrupted commits in a conversation, and remove the partly written files of a
+        crash. Return whether all of it is done."""
         if not self._roll_back(sandbox, conversation):
             return False
-        with ExitStack() as held:
-            staging = self._hold(held, sandbox, conversation, "staging")
+        with ExitStack() as stack:
+            staging = self._hold(stack, sandbox, conversation, "staging")
             return staging is None or empty_directory(staging, deadline_s)
 
     def _roll_back(self, sandbox: str, conversation: str) -> bool:
-        with ExitStack() as held:
-            staging = self._hold(held, sandbox, conversation, "staging")
-            files = self._hold(held, sandbox, conversation, "files")
+        with ExitStack() as stack:
+            staging = self._hold(stack, sandbox, conversation, "staging")
+            files = self._hold(stack, sandbox, conversation, "files")
             return staging is None or files is None or roll_back(staging, files)
 
-    def _hold(self, held: ExitStack, *inside: str) -> int | None:
+    def _hold(self, stack: ExitStack, *inside: str) -> int | None:
         try:
             fd = beneath.opener()(self._sandboxes, inside, os.O_PATH | os.O_DIRECTORY)
         except FileNotFoundError:
             return None
-        held.callback(os.close, fd)
+        stack.callback(os.close, fd)
         return fd
 
     def close(self) -> None:
-        self._held.close()
+        self._stack.close()
 
     def __enter__(self) -> Self:
         return self
@@ -334,28 +342,28 @@ class DataDirectory:
 
 def _opaque(name: str) -> str:
     if not OPAQUE_NAME.fullmatch(name):
-        raise Broken(f"'{name}' is no opaque name; ids of callers never reach the disk")
+        raise Broken(f"'{name}' is not an opaque name; ids of callers never reach the disk")
     return name
 
 
 def _directory(
     parent: int, name: str, mode: int, owner: Owner | None = None, *, keep_mode: bool = False
 ) -> int:
-    """Make or find a directory and give an O_PATH fd of it, its owner and mode as they should be.
+    """Create or open a directory, set its owner and mode, and return an O_PATH fd.
 
-    With `keep_mode` a mode that the code inside chose is kept, but for rwx of the owner. Owner and
-    mode are seen to each time: a crash may have come between making and giving away.
+    With `keep_mode`, a mode that the code inside chose is kept, except that the owner gets rwx.
+    Owner and mode are set each time: a crash may have occurred between mkdir and chown.
     """
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=parent)
     fd = beneath.opener()(parent, (name,), os.O_PATH | os.O_DIRECTORY)
     try:
-        found = os.fstat(fd)
-        if owner is not None and (found.st_uid, found.st_gid) != owner:
+        status = os.fstat(fd)
+        if owner is not None and (status.st_uid, status.st_gid) != owner:
             os.chown(f"/proc/self/fd/{fd}", *owner)
         if keep_mode:
             beneath.permit(fd)
-        elif stat.S_IMODE(found.st_mode) != mode:
+        elif stat.S_IMODE(status.st_mode) != mode:
             os.chmod(f"/proc/self/fd/{fd}", mode)
     except BaseException:
         os.close(fd)
@@ -364,23 +372,23 @@ def _directory(
 
 
 def _mark(root: int) -> None:
-    """Make the marker by which every sbx of this host knows the directory."""
-    how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    """Create the marker by which each sbx on this host recognizes the directory."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with suppress(FileExistsError):
-        os.close(os.open(DATA_MARKER, how, 0o600, dir_fd=root))
+        os.close(os.open(DATA_MARKER, flags, 0o600, dir_fd=root))
 
 
 def _gives_away() -> bool:
-    """Whether jails have uids of their own: a service that gave up root keeps chown for this."""
+    """Return whether jails have other uids: a service that drops root keeps CAP_CHOWN for this."""
     return os.geteuid() == 0 or bool(capabilities.effective() >> capabilities.CAP_CHOWN & 1)
 
 
 def _refuse_foreign(fd: int, path: Path) -> None:
-    found = os.fstat(fd)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    status = os.fstat(fd)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise Denied(
-            f"'{path}' can be written by other users, so it cannot hold workspaces",
+            f"'{path}' is writable for other users, so it cannot contain workspaces",
             code="data_directory_not_private",
-            hint="choose a directory of your own that only you can write (chmod go-w)",
+            hint="choose a directory that you own and only you can write to (chmod go-w)",
             details={"path": str(path)},
         )

@@ -1,4 +1,4 @@
-"""What lies in a directory, told in bounded time and memory, with names that fit into JSON."""
+"""List a directory in bounded time and memory, with names that fit into JSON."""
 
 import os
 import stat
@@ -9,14 +9,14 @@ from sbx.workspace.beneath import Opener
 from sbx.workspace.refusals import translate
 
 
-def entry_of(path: str, found: os.stat_result) -> Entry:
-    kind = _kind(found.st_mode)
-    size = found.st_size if kind == "file" else None
-    return Entry(path.rpartition("/")[2], path, kind, size, found.st_mtime)
+def entry_of(path: str, status: os.stat_result) -> Entry:
+    kind = _kind(status.st_mode)
+    size = status.st_size if kind == "file" else None
+    return Entry(path.rpartition("/")[2], path, kind, size, status.st_mtime)
 
 
 def shown(view: str, relative: tuple[str, ...]) -> str:
-    """The path as the code inside sees it, fit for a message."""
+    """Return the path as the code inside sees it, in valid UTF-8 for messages."""
     path = "/".join((view, *relative))
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
@@ -30,10 +30,10 @@ def list_directory(
     max_entries: int,
     max_depth: int,
 ) -> Listing:
-    """Breadth first, so that a listing cut by `max_entries` has what is near.
+    """List a directory breadth first: a listing that `max_entries` cuts off has the upper levels.
 
-    Raises for `relative` itself only: below it, what vanished meanwhile is passed over, and what
-    cannot be read makes the listing not `complete`.
+    Raises for `relative` itself only. Directories below it that disappear in the meantime are
+    skipped. Directories that cannot be read make the listing incomplete.
     """
     listing = Listing()
     pending = deque([(relative, 1)])
@@ -61,7 +61,7 @@ def _scan(
     max_entries: int,
     listing: Listing,
 ) -> list[tuple[str, ...]]:
-    """Add the entries of one directory to `listing`, and give its subdirectories."""
+    """Add the entries of one directory to `listing`, and return its subdirectories."""
     directories: list[tuple[str, ...]] = []
     fd = opener(root, where, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -71,12 +71,12 @@ def _scan(
                     listing.complete = False
                     break
                 try:
-                    found = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
                 name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
-                listing.append(entry_of(shown(view, (*where, name)), found))
-                if stat.S_ISDIR(found.st_mode):
+                listing.append(entry_of(shown(view, (*where, name)), status))
+                if stat.S_ISDIR(status.st_mode):
                     directories.append((*where, name))
     finally:
         os.close(fd)

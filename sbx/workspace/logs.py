@@ -1,11 +1,11 @@
-"""What background commands printed, on the host's disk and in no view: a ring of text for each, and
-a record of what became of it.
+"""The logs of background commands on the disk of the host: a ring of text and a record for each.
 
-    {conversation}/commands/{id}.log     the latest part of what it wrote
+    {conversation}/commands/{id}.log     the latest part of its output
     {conversation}/commands/{id}.json    its record, written in one step
 
-Names are ours, and only such are taken. One thread writes a ring; others read by descriptors of
-their own, and are told by the writer's owner from which offset on they may believe what they read.
+The logs are in no view of a jail. sbx chooses the names, and only such names are accepted. One
+thread writes a ring. Other threads read it with their own descriptors. The owner of the writer
+reports the offset from which on their data is valid.
 """
 
 import os
@@ -27,10 +27,10 @@ _END_MAX = 1 << 62
 
 
 class Ring:
-    """The latest `size` bytes of a text that only grows, in a file of that size and a header.
+    """The latest `size` bytes of a text that only grows, in a file of that size plus a header.
 
-    `begin` and `end` count its bytes from the first that ever came. `begin` moves *before* what it
-    leaves behind is written over.
+    `begin` and `end` are offsets from the first byte of the text. `begin` moves *before* the bytes
+    that it passes are overwritten.
     """
 
     def __init__(self, fd: int, size: int, begin: int = 0, end: int = 0) -> None:
@@ -41,59 +41,61 @@ class Ring:
 
     @classmethod
     def read_from(cls, fd: int) -> "Ring":
-        """The ring in this file, whose fd is its own from now on. Raises ValueError."""
+        """Return the ring in this file. It owns the fd from now on. Raises ValueError."""
         head = os.pread(fd, _HEADER.size, 0)
         if len(head) != _HEADER.size:
-            raise ValueError("the log has no head")
+            raise ValueError("the log has no complete header")
         magic, size, begin, end = _HEADER.unpack(head)
         if magic != _MAGIC or not 0 < size <= _SIZE_MAX:
-            raise ValueError("the log is none of ours")
+            raise ValueError("the log has an invalid header")
         if not begin <= end <= begin + size or end > _END_MAX:
-            raise ValueError("the log has no head that fits")
+            raise ValueError("the offsets in the header of the log are invalid")
         return cls(fd, size, begin, end)
 
     @property
     def kept(self) -> int:
-        """Bytes of text that it holds."""
+        """Return the number of bytes in the ring."""
         return self.end - self.begin
 
     def make_room(self, size: int) -> None:
-        """`begin` as it will be once so many bytes were added: before `append`."""
+        """Move `begin` for `size` more bytes. Call it before `append`."""
         self.begin = max(self.begin, min(self.end, self.end + size - self.size))
 
     def append(self, data: bytes) -> int:
-        """Write what `make_room` made room for, and where `end` is then; the caller moves it, and
-        `begin`, where more came at once than there is room for."""
+        """Write the bytes for which `make_room` was called, and return the new `end`.
+
+        The caller sets `end`. If `data` is larger than the ring, the caller sets `begin`, too.
+        """
         end = self.end + len(data)
         self._write(self.end, data)
         self._write_head(max(self.begin, end - self.size), end)
         return end
 
     def _write(self, at: int, data: bytes) -> None:
-        left = memoryview(data)[-self.size :]
-        at += len(data) - len(left)
-        while left:
+        remaining = memoryview(data)[-self.size :]
+        at += len(data) - len(remaining)
+        while remaining:
             place = at % self.size
-            written = os.pwrite(self._fd, left[: self.size - place], _HEADER.size + place)
-            left, at = left[written:], at + written
+            written = os.pwrite(self._fd, remaining[: self.size - place], _HEADER.size + place)
+            remaining, at = remaining[written:], at + written
 
     def empty(self) -> None:
-        """Give the disk back what it holds; `begin` has moved to `end` before."""
+        """Free the disk space of the text. The caller has moved `begin` to `end` before."""
         os.ftruncate(self._fd, 0)
         self._write_head(self.end, self.end)
 
     def read(self, offset: int, most: int, end: int) -> bytes:
-        """Bytes from `offset` on, up to `end`."""
+        """Return at most `most` bytes between `offset` and `end`."""
         most = min(most, end - offset, self.size)
-        found = bytearray()
-        while len(found) < most:
-            place = (offset + len(found)) % self.size
-            size = min(most - len(found), self.size - place)
+        content = bytearray()
+        while len(content) < most:
+            place = (offset + len(content)) % self.size
+            size = min(most - len(content), self.size - place)
             piece = os.pread(self._fd, size, _HEADER.size + place)
             if not piece:
                 break
-            found += piece
-        return bytes(found)
+            content += piece
+        return bytes(content)
 
     def _write_head(self, begin: int, end: int) -> None:
         os.pwrite(self._fd, _HEADER.pack(_MAGIC, self.size, begin, end), 0)
@@ -105,14 +107,14 @@ class Ring:
 
 
 class CommandLogs:
-    """The directory of one conversation, held by an fd for the time of some calls."""
+    """The log directory of one conversation, open by an fd for a few calls."""
 
     def __init__(self, fd: int) -> None:
-        """`fd` is its own from now on."""
+        """Take ownership of `fd`."""
         self._fd = fd
 
     def make(self, name: str, size: int) -> Ring:
-        """A new ring; the caller closes it. Raises Unavailable `no_space`."""
+        """Create a ring, which the caller closes. Raises Unavailable `no_space`."""
         with translated("the log of a command"):
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             ring = Ring(os.open(f"{_checked(name)}.log", flags, 0o600, dir_fd=self._fd), size)
@@ -125,20 +127,20 @@ class CommandLogs:
             return ring
 
     def open(self, name: str) -> Ring:
-        """The ring of this name, to be read. Raises NotFound where there is none any more."""
+        """Open the ring of this name for reading. Raises NotFound if it was removed."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             fd = os.open(f"{_checked(name)}.log", flags, dir_fd=self._fd)
         except FileNotFoundError:
-            raise NotFound(f"the log of {name} is kept no more") from None
+            raise NotFound(f"the log of {name} no longer exists") from None
         try:
             return Ring.read_from(fd)
         except (OSError, ValueError):
             os.close(fd)
-            raise NotFound(f"the log of {name} is kept no more") from None
+            raise NotFound(f"the log of {name} no longer exists") from None
 
     def write_record(self, name: str, content: bytes) -> None:
-        """In one step: a crash leaves the earlier one, or this one. Raises Unavailable."""
+        """Write the record in one step: a crash leaves the old or the new. Raises Unavailable."""
         target, new = f"{_checked(name)}.json", f"{name}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with translated("the record of a command"):
@@ -147,24 +149,26 @@ class CommandLogs:
             os.rename(new, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def records(self) -> dict[str, bytes]:
-        """Every record by the name of its command. What has a name of ours and no record goes:
-        it was left half made by a crash."""
+        """Return every record by the name of its command, and remove all files without a record.
+
+        Such a file is incomplete because of a crash.
+        """
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             listed = sorted(os.listdir(fd))[:_LISTED_MAX]
         finally:
             os.close(fd)
-        found = {}
+        records_by_name = {}
         for file in listed:
             name, _, kind = file.partition(".")
             if kind == "json" and _NAME.fullmatch(name):
                 with suppress(OSError):
-                    found[name] = self._content(file)
+                    records_by_name[name] = self._content(file)
         for file in listed:
-            if file.partition(".")[0] not in found:
+            if file.partition(".")[0] not in records_by_name:
                 with suppress(OSError):
                     os.unlink(file, dir_fd=self._fd)
-        return found
+        return records_by_name
 
     def _content(self, file: str) -> bytes:
         fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
@@ -174,7 +178,7 @@ class CommandLogs:
             os.close(fd)
 
     def remove(self, name: str, *, log_only: bool = False) -> None:
-        """Forget a command, or only what it wrote; what is not there is nothing."""
+        """Remove the files of a command, or only its log. Missing files are ignored."""
         for kind in ("log",) if log_only else ("log", "json", "new"):
             with suppress(OSError):
                 os.unlink(f"{_checked(name)}.{kind}", dir_fd=self._fd)
@@ -191,5 +195,5 @@ class CommandLogs:
 
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise Broken(f"{name[:80]!r} is no name of ours; ids of callers never reach the disk")
+        raise Broken(f"{name[:80]!r} is not the name of a log; ids of callers never reach the disk")
     return name

@@ -1,4 +1,4 @@
-"""How much disk a tree takes, found in bounded time, memory and fds, however it was built."""
+"""Measure the disk usage of any tree in bounded time, memory and fds."""
 
 import os
 import stat
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 from sbx.workspace.beneath import Opener, permit
 
-_HELD = 64  # directories on the way that are held open
+_OPEN_MAX = 64  # directories on the way down that stay open
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a tree takes: `bytes` on disk (allocated blocks, so holes in files count nothing).
+    """The disk usage of a tree: `bytes` counts allocated blocks, so holes in files do not count.
 
-    `files` counts everything that is not a directory. Not `complete` means *at least* this: the
-    time or the entries ran out, a directory is another user's and unreadable, or directories far
-    down moved while they were walked.
+    `files` counts everything that is not a directory. If not `complete`, the numbers are lower
+    bounds: the limit of time or entries was reached, a directory of another user is unreadable, or
+    deep directories were moved during the walk.
     """
 
     bytes: int
@@ -28,13 +28,13 @@ class Usage:
 
     @property
     def inodes(self) -> int:
-        """As a quota counts, but for names of one file, each of which is counted here."""
+        """Return the inodes as a quota counts them, except that each hard link counts here."""
         return self.files + self.directories
 
 
 @dataclass
 class _Level:
-    """A directory on the way; `lifted` is the mode that it has when nobody looks."""
+    """A directory on the way down. `lifted` is its mode before the walk made it readable."""
 
     fd: int
     identity: tuple[int, int]
@@ -44,7 +44,7 @@ class _Level:
 
 @dataclass(frozen=True)
 class Enough:
-    """Beyond so many bytes or inodes a walk need not go on."""
+    """The numbers of bytes and inodes above which a walk may stop."""
 
     bytes: int
     inodes: int
@@ -55,16 +55,17 @@ class _BoundsError(Exception):
 
 
 class _Walk:
-    """Depth first: down by a name, and back to the fd of the directory above, so that a directory
-    which is renamed meanwhile hides nothing.
+    """A depth-first walk.
 
-    That is so for the first levels. Below them two fds must do: up by `..`, which must lead where
-    we came from. Not by paths from the root: 100 000 levels make paths that linux does not take,
-    and a walk that is quadratic. Only names are remembered, at most `max_entries` of them.
+    It goes down by name, and up to the open fd of the parent. So a directory that is renamed during
+    the walk hides nothing. This holds for the first levels. Below them, the walk uses two fds and
+    goes up by `..`, which must lead to the directory that it came from. It does not use paths from
+    the root: with 100 000 levels, Linux refuses the paths and the walk would be quadratic. It keeps
+    only names in memory, at most `max_entries` of them.
 
-    A directory is counted once, wherever it is moved. The code inside can take the rights to its
-    own directories away, also from an owner outside who is not root: they are lifted for as long
-    as the directory is looked at.
+    Each directory counts once, even if it is moved. The code inside can remove the permissions of
+    its directories, which stops an owner outside that is not root. The walk restores them while it
+    reads the directory.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class _Walk:
         self._end = time.monotonic() + deadline_s
         self._linked: set[tuple[int, int]] = set()
         self._levels: list[_Level] = []
-        self._met: set[tuple[int, int]] = set()
+        self._visited: set[tuple[int, int]] = set()
         self.bytes = 0
         self.files = 0
         self.directories = 0
@@ -106,23 +107,23 @@ class _Walk:
     def _enter(self, above: int, relative: tuple[str, ...]) -> None:
         fd, lifted = _opened(self._open, above, relative)
         level = _Level(fd, _identity(os.fstat(fd)), lifted)
-        if level.identity in self._met:
+        if level.identity in self._visited:
             self._close(level)
             return
-        self._met.add(level.identity)
-        if len(self._levels) > _HELD:
+        self._visited.add(level.identity)
+        if len(self._levels) > _OPEN_MAX:
             os.close(self._levels[-1].fd)
             self._levels[-1].fd = -1
         self._levels.append(level)
         self._look(level)
 
     def _leave(self) -> None:
-        """Back up; a directory that is not held and was moved away ends what is left of it."""
-        left = self._levels.pop()
+        """Go up. If a closed parent was moved away, skip the rest of the closed levels."""
+        level = self._levels.pop()
         try:
             if self._levels and self._levels[-1].fd < 0:
                 above = self._levels[-1]
-                above.fd = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=left.fd)
+                above.fd = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=level.fd)
                 if _identity(os.fstat(above.fd)) != above.identity:
                     self.complete = False
                     os.close(above.fd)
@@ -130,7 +131,7 @@ class _Walk:
                     while self._levels[-1].fd < 0:
                         self._levels.pop()
         finally:
-            self._close(left)
+            self._close(level)
 
     def _close(self, level: _Level) -> None:
         if level.fd < 0:
@@ -141,20 +142,20 @@ class _Walk:
         os.close(level.fd)
 
     def _look(self, level: _Level) -> None:
-        for name, found in _entries(level.fd):
+        for name, status in _entries(level.fd):
             self._entries_left -= 1
             if self._entries_left < 0 or time.monotonic() > self._end:
                 raise _BoundsError
-            if stat.S_ISDIR(found.st_mode):
-                self.directories += 1  # here, where one costs a tenth of what it takes to enter it
+            if stat.S_ISDIR(status.st_mode):
+                self.directories += 1  # here, for a tenth of the cost of entering it
                 level.below.append(name)
             else:
                 self.files += 1
-                if found.st_nlink > 1:
-                    if _identity(found) in self._linked:
+                if status.st_nlink > 1:
+                    if _identity(status) in self._linked:
                         continue
-                    self._linked.add(_identity(found))
-            self.bytes += found.st_blocks * 512
+                    self._linked.add(_identity(status))
+            self.bytes += status.st_blocks * 512
             if self._enough is not None and (
                 self.bytes > self._enough.bytes
                 or self.files + self.directories > self._enough.inodes
@@ -170,7 +171,7 @@ def measure(
     deadline_s: float,
     enough: Enough | None = None,
 ) -> Usage:
-    """Add up the tree at the directory fd `root`; never raises for what user code can build."""
+    """Measure the tree at the directory fd `root`. Never raises for a tree of user code."""
     walk = _Walk(opener, max_entries, deadline_s, enough)
     try:
         walk.run(root)
@@ -180,37 +181,37 @@ def measure(
 
 
 def _opened(opener: Opener, above: int, relative: tuple[str, ...]) -> tuple[int, int | None]:
-    """A directory open for reading and passing, and the mode that it had where that took a lift."""
+    """Open a directory for reading and searching; return also its old mode if that was changed."""
     try:
         fd = opener(above, relative, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:
         return _lifted(opener, above, relative)
-    found = os.fstat(fd)
-    if found.st_mode & 0o500 == 0o500 or found.st_uid != os.geteuid():
+    status = os.fstat(fd)
+    if status.st_mode & 0o500 == 0o500 or status.st_uid != os.geteuid():
         return fd, None
-    os.fchmod(fd, stat.S_IMODE(found.st_mode) | 0o700)
-    return fd, stat.S_IMODE(found.st_mode)
+    os.fchmod(fd, stat.S_IMODE(status.st_mode) | 0o700)
+    return fd, stat.S_IMODE(status.st_mode)
 
 
 def _lifted(opener: Opener, above: int, relative: tuple[str, ...]) -> tuple[int, int]:
-    held = opener(above, relative, os.O_PATH | os.O_DIRECTORY)
+    path_fd = opener(above, relative, os.O_PATH | os.O_DIRECTORY)
     try:
-        mode = stat.S_IMODE(os.fstat(held).st_mode)
-        permit(held)
-        return os.open(f"/proc/self/fd/{held}/.", os.O_RDONLY | os.O_DIRECTORY), mode
+        mode = stat.S_IMODE(os.fstat(path_fd).st_mode)
+        permit(path_fd)
+        return os.open(f"/proc/self/fd/{path_fd}/.", os.O_RDONLY | os.O_DIRECTORY), mode
     finally:
-        os.close(held)
+        os.close(path_fd)
 
 
 def _entries(directory: int) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            yield os.fsencode(entry.name).decode("utf-8", "surrogateescape"), found
+            yield os.fsencode(entry.name).decode("utf-8", "surrogateescape"), status
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -1,13 +1,13 @@
-"""A copy of a tree that is used many times, and brought up to date before each use.
+"""Keep a copy of a tree for many uses, and bring it up to date before each use.
 
-    restore   the copy becomes what the original is now
-    compare   what was changed in the copy, and is not in the original yet
-    accept    a commit has made these changes in the original too
+    restore   make the copy equal to the original
+    compare   return the changes in the copy that are not in the original yet
+    accept    record that a commit has made these changes in the original, too
 
-The code that uses the copy may write to it at any time. Therefore nothing of the copy is trusted:
-a comparison reads it again, and what is to be committed is taken out of it first (`freezing.take`).
-It compares with the original, and uses inode and ctime of the copy only to skip reading a file
-whose content was compared after that ctime.
+The code that uses the copy may write to it at any time. Therefore sbx does not trust the copy: a
+comparison reads it again, and `freezing.take` copies the content before a commit. The comparison is
+with the original. It uses inode and ctime of the copy only to skip a file whose content was
+compared after that ctime.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -36,7 +36,7 @@ _NOWHERE = (-1, -1)  # the identity of no file
 
 
 class Mirror:
-    """What the copy and the original held when both were the same.
+    """The nodes of the copy and the original when both were equal.
 
     `base` has the identities of the original, `copied` those of the copy.
     """
@@ -50,24 +50,24 @@ class Mirror:
         self._settled_ns = 0
 
     def restore(self, original: Tree, copy: Tree, journal: Journal, bounds: Bounds) -> None:
-        """Make the copy what the original is now, whatever was changed in either.
+        """Make the copy equal to the original, whichever of them changed.
 
-        Raises as `commit`, and TooLarge `workspace_too_large`.
+        Raises the errors of `commit`, and TooLarge `workspace_too_large`.
         """
         changed, _ = self.compare(original, copy, bounds)
         survey = Survey(original, self.scope, bounds)
         now = look(original, self.scope, bounds)
         nodes = _exact(original, now.nodes, survey)
-        paths = {one.path for one in changes(_plain(self.base), _plain(nodes))}
-        paths.update((one.path for one in changed), self._rewritten(original, nodes, survey))
+        paths = {change.path for change in changes(_plain(self.base), _plain(nodes))}
+        paths.update((change.path for change in changed), self._rewritten(original, nodes, survey))
         if paths:
-            self._bring(original, copy, nodes, paths, journal, bounds)
+            self._update_copy(original, copy, nodes, paths, journal, bounds)
         self.base, self.left_out = nodes, now.left_out
 
     def compare(
         self, original: Tree, copy: Tree, bounds: Bounds
     ) -> tuple[list[Change], tuple[str, ...]]:
-        """How the copy differs from the original as of the last restore, and what is left out."""
+        """Return the changes of the copy since the last restore, and the left-out paths."""
         check = Survey(copy, self.scope, bounds)
         settled_ns = stamps.now_ns() - 2 * stamps.TICK_NS
         after = look(copy, self.scope, bounds)
@@ -86,34 +86,37 @@ class Mirror:
         for path in paths:
             if was[path].holds_what(becomes[path]) and becomes[path].identity[1] < settled_ns:
                 self._copied[path] = replace(was[path], identity=becomes[path].identity)
-        specials = {path: one for path, one in self.base.items() if one.kind == "special"}
+        specials = {path: node for path, node in self.base.items() if node.kind == "special"}
         changed = changes({**was, **specials}, with_specials(becomes, specials))
         self._seen, self._settled_ns = after.nodes, settled_ns
-        changed = [self._from_base(one, was) for one in sparing(changed, after.left_out)]
+        changed = [self._from_base(change, was) for change in sparing(changed, after.left_out)]
         return changed, (*self.left_out, *after.left_out)
 
     def accept(self, changed: Iterable[Change], original: Tree) -> None:
-        """Note that a commit made these changes in the original. What the original does not hold
-        as it was committed is brought into the copy by the next restore."""
-        for one in changed:
-            seen = self._seen.get(one.path)
-            if seen is not None and seen.kind == "file" and one.after is not None:
-                # The file may have been written again in the clock tick in which it was seen.
-                sure = seen.identity[1] < self._settled_ns
-                identity = seen.identity if sure else _NOWHERE
+        """Record that a commit made these changes in the original.
+
+        If a node of the original differs from the committed node, the next restore brings it into
+        the copy.
+        """
+        for change in changed:
+            seen = self._seen.get(change.path)
+            if seen is not None and seen.kind == "file" and change.after is not None:
+                # A write may have followed in the clock tick in which the file was read.
+                is_certain = seen.identity[1] < self._settled_ns
+                identity = seen.identity if is_certain else _NOWHERE
                 seen = replace(
-                    seen, set_id=0, identity=identity, sha256=one.after.sha256 or seen.sha256
+                    seen, set_id=0, identity=identity, sha256=change.after.sha256 or seen.sha256
                 )
-            _set(self._copied, one.path, seen)
+            _set(self._copied, change.path, seen)
             try:
-                now = node_at(original, one.relative)
+                now = node_at(original, change.relative)
             except OSError:
                 now = None
-            same = now is not None and now == one.after
-            _set(self.base, one.path, now if same else None)
+            same = now is not None and now == change.after
+            _set(self.base, change.path, now if same else None)
 
     def is_as_it_was(self, original: Tree, path: str) -> bool:
-        """Return whether the original has the same node there as at the last restore."""
+        """Return whether the original has the same node at the path as at the last restore."""
         was = self.base.get(path)
         try:
             now = node_at(original, relative(path))
@@ -123,7 +126,7 @@ class Mirror:
 
     def _expected(self) -> dict[str, Node]:
         """Return the nodes that an unchanged copy has. Modes, kinds and symlinks are those of the
-        original: live code may have changed the copy before its node was noted."""
+        original: live code may have changed the copy before its node was recorded."""
         expected: dict[str, Node] = {}
         for path, node in _plain(self.base).items():
             noted = self._copied.get(path)
@@ -135,17 +138,19 @@ class Mirror:
                 expected[path] = replace(noted, mode=node.mode)
         return expected
 
-    def _from_base(self, one: Change, was: Nodes) -> Change:
-        """Return the change with the size and time that the original has."""
-        node = self.base.get(one.path)
-        if one.before is None or node is None or node.kind != "file":
-            return one
-        before = was[one.path]
-        return replace(one, before=replace(node, identity=before.identity, sha256=before.sha256))
+    def _from_base(self, change: Change, was: Nodes) -> Change:
+        """Return the change with the size and the time of the original."""
+        node = self.base.get(change.path)
+        if change.before is None or node is None or node.kind != "file":
+            return change
+        before = was[change.path]
+        return replace(change, before=replace(node, identity=before.identity, sha256=before.sha256))
 
     def _rewritten(self, original: Tree, now: Nodes, survey: Survey) -> list[str]:
-        """The files whose stamps could not prove at the last restore that they would not be written
-        again within the same tick of the clock, and whose content is another one now."""
+        """Return the files that changed in the clock tick of the last restore.
+
+        Their timestamps do not show the change, so their content is compared.
+        """
         return [
             path
             for path, was in self.base.items()
@@ -155,7 +160,7 @@ class Mirror:
             and (node.sha256 or digest(original, relative(path), survey)) != was.sha256
         ]
 
-    def _bring(
+    def _update_copy(
         self,
         original: Tree,
         copy: Tree,
@@ -164,32 +169,32 @@ class Mirror:
         journal: Journal,
         bounds: Bounds,
     ) -> None:
-        there = look(copy, self.scope, bounds)
-        wanted = _plain(there.nodes)
+        current = look(copy, self.scope, bounds)
+        expected = _plain(current.nodes)
         for path in paths:
             node = now.get(path)
-            _set(wanted, path, None if node is None or node.kind == "special" else _foreign(node))
-        wanted = _reachable(wanted)
-        todo = sparing(changes(there.nodes, wanted), there.left_out)
+            _set(expected, path, None if node is None or node.kind == "special" else _foreign(node))
+        expected = _reachable(expected)
+        changed = sparing(changes(current.nodes, expected), current.left_out)
         digests: dict[str, bytes] = {}
-        commit(todo, there.nodes, copy, original, journal, digests=digests, forced=True)
+        commit(changed, current.nodes, copy, original, journal, digests=digests, forced=True)
         until_ns = settle()
-        for path in {*paths, *(one.path for one in todo)}:
-            _set(self._copied, path, _noted(copy, path, digests.get(path), until_ns))
+        for path in {*paths, *(change.path for change in changed)}:
+            _set(self._copied, path, _written_node(copy, path, digests.get(path), until_ns))
 
 
 def _plain(nodes: Nodes) -> dict[str, Node]:
-    """Without FIFOs, sockets and devices, which are never copied."""
+    """Return the nodes without FIFOs, sockets and devices, which are never copied."""
     return {path: node for path, node in nodes.items() if node.kind != "special"}
 
 
 def _foreign(node: Node) -> Node:
-    """The node of another tree: its identity and digest say nothing here."""
+    """Return the node without its identity and digest, which are not valid in another tree."""
     return replace(node, identity=_NOWHERE, sha256=None)
 
 
 def _reachable(nodes: Mapping[str, Node]) -> dict[str, Node]:
-    """Without those that lie in no directory."""
+    """Return the nodes without those whose parent directory is missing."""
     kept: dict[str, Node] = {}
     for path in sorted(nodes, key=lambda path: path.replace("/", "\0")):
         above = path.rpartition("/")[0]
@@ -199,8 +204,8 @@ def _reachable(nodes: Mapping[str, Node]) -> dict[str, Node]:
 
 
 def _exact(tree: Tree, nodes: Nodes, survey: Survey) -> dict[str, Node]:
-    """With digests of the files that were written so lately that a further write might get the
-    same stamps."""
+    """Return the nodes with digests of recently written files: a further write might get the same
+    timestamps."""
     recent = stamps.now_ns() - 2 * stamps.TICK_NS
     paths = [
         path
@@ -210,17 +215,20 @@ def _exact(tree: Tree, nodes: Nodes, survey: Survey) -> dict[str, Node]:
     return with_digests(nodes, paths, lambda path: digest(tree, relative(path), survey))
 
 
-def _noted(copy: Tree, path: str, sha256: bytes | None, until_ns: int) -> Node | None:
-    """Return the node of a file that was just brought. It has no identity if live code may have
-    written the file since: `sha256` is the digest of the content that was brought."""
+def _written_node(copy: Tree, path: str, sha256: bytes | None, until_ns: int) -> Node | None:
+    """Return the node of a file that a restore just wrote to the copy.
+
+    `sha256` is the digest of the written content. The node has no identity if live code may have
+    written the file since.
+    """
     try:
         node = node_at(copy, relative(path))
     except OSError:
         return None
     if node is None or node.kind != "file":
         return node
-    sure = node.identity[1] <= until_ns and digest(copy, relative(path)) == sha256
-    return replace(node, identity=node.identity if sure else _NOWHERE, sha256=sha256)
+    is_certain = node.identity[1] <= until_ns and digest(copy, relative(path)) == sha256
+    return replace(node, identity=node.identity if is_certain else _NOWHERE, sha256=sha256)
 
 
 def _set(nodes: dict[str, Node], path: str, node: Node | None) -> None:

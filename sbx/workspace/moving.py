@@ -1,4 +1,4 @@
-"""Move or rename: one step of linux where it can be, else a copy and then a removal."""
+"""Move or rename a path: by one rename(2) if possible, else by a copy and a removal."""
 
 import errno
 import os
@@ -25,42 +25,42 @@ def move(
     check: Callable[[Tree], None] | None = None,
     by_copy: bool = False,
 ) -> None:
-    """Give what `of` names the name `to`, with the directories that needs; a symlink is moved
-    itself.
+    """Move the path `of` to the path `to`, and create the missing parents. Move a symlink itself.
 
-    Without `overwrite` nothing may have that name; with it, a file gives way to a file in one step,
-    and a directory never does. `by_copy`: copy it in any case, and remove it then; `check` as in
-    `copy`. Raises NotFound, InvalidPath, Conflict `file_exists`, Denied.
+    Without `overwrite`, `to` must not exist. With it, a file replaces a file in one step, and a
+    directory is never replaced. `by_copy`: copy a directory and then remove it, even if a rename is
+    possible. `check` is the one of `copy`. Raises NotFound, InvalidPath, Conflict `file_exists`,
+    Denied.
     """
     refuse_into_itself(source, of, target, to)
-    moved, shown = source.shown(of), target.shown(to)
+    source_path, target_path = source.shown(of), target.shown(to)
     try:
         above = source.opener(source.fd, of[:-1], os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
-        raise translate(error, moved) from error
+        raise translate(error, source_path) from error
     try:
-        # A directory would take the place of an empty one.
-        overwrite = overwrite and not _is_directory(above, encoded(of[-1]), moved)
+        # rename(2) would replace an empty directory by a directory.
+        overwrite = overwrite and not _is_directory(above, encoded(of[-1]), source_path)
         try:
             parent = target.parent(to[:-1])
         except OSError as error:
-            raise translate(error, shown) from error
+            raise translate(error, target_path) from error
         try:
-            if not by_copy or not _is_directory(above, encoded(of[-1]), moved):
+            if not by_copy or not _is_directory(above, encoded(of[-1]), source_path):
                 _rename(above, encoded(of[-1]), parent, encoded(to[-1]), overwrite=overwrite)
                 return
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise file_exists(shown) from error
+                raise file_exists(target_path) from error
             if error.errno == errno.EISDIR:
-                raise is_a_directory(shown) from error
+                raise is_a_directory(target_path) from error
             if error.errno != errno.EXDEV:
-                raise translate(error, moved) from error
+                raise translate(error, source_path) from error
         finally:
             os.close(parent)
     finally:
         os.close(above)
-    told = copy(
+    copied = copy(
         source,
         of,
         target,
@@ -70,22 +70,22 @@ def move(
         overwrite=overwrite,
         check=check,
     )
-    if not told.complete:
+    if not copied.complete:
         raise Denied(
-            f"not all of '{moved}' could be copied to where it was to be moved",
+            f"not all of '{source_path}' could be copied to the target of the move",
             code="file_not_permitted",
-            hint="what could be is at the target; the source is as it was",
+            hint="the copied part is at the target; the source is unchanged",
         )
     source.delete(of)
 
 
 def _is_directory(above: int, name: bytes, shown: str) -> bool:
-    """Raises NotFound."""
+    """Return whether the name is a directory. Raises NotFound."""
     try:
-        found = os.stat(name, dir_fd=above, follow_symlinks=False)
+        status = os.stat(name, dir_fd=above, follow_symlinks=False)
     except OSError as error:
         raise translate(error, shown) from error
-    return stat.S_ISDIR(found.st_mode)
+    return stat.S_ISDIR(status.st_mode)
 
 
 def _rename(above: int, name: bytes, parent: int, new: bytes, *, overwrite: bool) -> None:

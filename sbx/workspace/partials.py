@@ -1,7 +1,7 @@
-"""Uploads that come in pieces: each piece is checked, and what is here is found again by its name.
+"""Uploads in pieces: check each piece, and keep the received part under a name.
 
-They lie in a conversation's staging directory, which no code inside sees and which is emptied after
-a crash. A piece that did not come whole, or is not what its checksum says, leaves nothing.
+The parts are in the staging directory of a conversation. No code inside sees it, and it is emptied
+after a crash. An incomplete piece, or a piece with another checksum, is discarded.
 """
 
 import hashlib
@@ -26,24 +26,24 @@ def new_name() -> str:
 
 
 def make(staging: int, name: str) -> None:
-    """An empty one of that name in the directory fd `staging`."""
+    """Create an empty partial upload of that name in the directory fd `staging`."""
     with translated("the upload"):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         os.close(os.open(name, flags, 0o600, dir_fd=staging))
 
 
 def appending(staging: int, name: str, offset: int, size: int, sha256: str) -> Intake[int]:
-    """Take a piece in at `offset`, where the last one ended, of an upload that has `size` bytes in
-    all; the new offset.
+    """Receive a piece of an upload at `offset`, the end of the last piece; return the new offset.
 
-    Raises TooLarge `piece_too_large`, BadRequest `checksum_mismatch`.
+    `size` is the size of the whole upload. Raises TooLarge `piece_too_large`, BadRequest
+    `checksum_mismatch`.
     """
     with translated("the upload"):
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=staging)
     try:
         digest = hashlib.sha256()
         end = offset
-        whole = False
+        is_complete = False
         try:
             while (chunk := (yield)) is not None:
                 if end + len(chunk) - offset > PIECE_MAX or end + len(chunk) > size:
@@ -56,10 +56,10 @@ def appending(staging: int, name: str, offset: int, size: int, sha256: str) -> I
                 raise checksum_mismatch("the piece", digest.hexdigest())
             with translated("the upload"):
                 os.fsync(fd)
-            whole = True
+            is_complete = True
             return end
         finally:
-            if not whole:
+            if not is_complete:
                 with suppress(OSError):
                     os.ftruncate(fd, offset)
     finally:
@@ -67,21 +67,24 @@ def appending(staging: int, name: str, offset: int, size: int, sha256: str) -> I
 
 
 def content(staging: int, name: str, size: int, sha256: str) -> Iterator[bytes]:
-    """All of it, in pieces. The last is given only when it is what `sha256` says: an intake that is
-    fed by this is never complete with something else. Raises BadRequest `checksum_mismatch`."""
+    """Yield the content of the upload in pieces, and the last piece only if the checksum matches.
+
+    So an intake that reads from this never completes with another content. Raises BadRequest
+    `checksum_mismatch`, Conflict `upload_incomplete`.
+    """
     digest = hashlib.sha256()
-    held = b""
+    last = b""
     with translated("the upload"), _opened(staging, name) as file:
         if os.fstat(file.fileno()).st_size != size:
-            raise Conflict("not all of the upload is here", code="upload_incomplete")
+            raise Conflict("the upload is not complete", code="upload_incomplete")
         while piece := file.read(CHUNK):
             digest.update(piece)
-            if held:
-                yield held
-            held = piece
+            if last:
+                yield last
+            last = piece
     if digest.hexdigest() != sha256:
         raise checksum_mismatch("the upload", digest.hexdigest())
-    yield held
+    yield last
 
 
 def remove(staging: int, name: str) -> None:
@@ -90,32 +93,32 @@ def remove(staging: int, name: str) -> None:
 
 
 def check_sha256(text: str) -> str:
-    """Raises BadRequest `invalid_checksum`."""
+    """Return `text` if it is a SHA-256. Raises BadRequest `invalid_checksum`."""
     if not _SHA256.fullmatch(text):
         raise BadRequest(
-            "a checksum is the SHA-256 in 64 lower hexadecimal digits",
+            "a checksum must be a SHA-256 of 64 lower-case hexadecimal digits",
             code="invalid_checksum",
-            hint="sha256sum FILE tells it",
+            hint="sha256sum FILE prints it",
         )
     return text
 
 
-def checksum_mismatch(what: str, found: str) -> BadRequest:
+def checksum_mismatch(what: str, sha256: str) -> BadRequest:
     return BadRequest(
-        f"{what} is not what its checksum says",
+        f"the content of {what} does not match its checksum",
         code="checksum_mismatch",
         hint="send it again",
-        details={"sha256": found},
+        details={"sha256": sha256},
     )
 
 
 def upload_name(name: str) -> str:
-    """Raises InvalidPath."""
+    """Return `name` if it can name an upload. Raises InvalidPath."""
     return check_name(name)
 
 
-def file_too_large(path: str, most: int) -> TooLarge:
-    return too_large(path, most)
+def file_too_large(path: str, limit: int) -> TooLarge:
+    return too_large(path, limit)
 
 
 def _opened(staging: int, name: str) -> BinaryIO:
@@ -123,17 +126,17 @@ def _opened(staging: int, name: str) -> BinaryIO:
 
 
 def _write_at(fd: int, data: bytes, position: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        done = os.pwrite(fd, rest, position)
-        position += done
-        rest = rest[done:]
+    remaining = memoryview(data)
+    while remaining:
+        written = os.pwrite(fd, remaining, position)
+        position += written
+        remaining = remaining[written:]
 
 
-def _too_large(most: int) -> TooLarge:
+def _too_large(limit: int) -> TooLarge:
     return TooLarge(
-        f"the piece has more than the {most} bytes that are left for it",
+        f"the piece is larger than the {limit} bytes that it may have",
         code="piece_too_large",
-        hint="ask for the offset, and send smaller pieces",
-        details={"limit": most},
+        hint="request the offset, and send smaller pieces",
+        details={"limit": limit},
     )

@@ -1,8 +1,8 @@
-"""The one rule for paths that callers name: pure text in, a `Location` or InvalidPath out.
+"""The only rule for paths that callers name: turn a text into a `Location`, or raise InvalidPath.
 
-A caller speaks of files as the code inside sees them: relative to `/workspace`, or absolute below
-it. Each path is decided here, once; what comes out is a tuple of plain components, which the rest
-of the package opens beneath a directory fd and never joins into a path of the host.
+Callers name files as the code inside sees them: relative to `/workspace`, or absolute below it.
+Each path is resolved here once, into a tuple of plain components. The rest of the package opens
+them beneath a directory fd and never joins them into a path of the host.
 """
 
 import unicodedata
@@ -13,7 +13,7 @@ from sbx.workspace.refusals import invalid_path
 
 WORKSPACE = "/workspace"
 UPLOADS = "/workspace/uploads/temparea"
-UPLOADS_APART = "/uploads"  # where a host directory is the workspace
+UPLOADS_APART = "/uploads"  # if a host directory is the workspace
 SHARED = "/workspace/shared"
 
 _NAME_MAX = 255  # bytes
@@ -23,7 +23,7 @@ _RESERVED = frozenset({(), ("uploads",), ("uploads", "temparea"), ("uploads", "g
 
 
 class Part(StrEnum):
-    """The three trees a path can lie in, each opened by a root fd of its own."""
+    """The three trees that can contain a path. Each is opened by its own root fd."""
 
     FILES = "files"
     UPLOADS = "uploads"
@@ -32,18 +32,18 @@ class Part(StrEnum):
 
 @dataclass(frozen=True)
 class Location:
-    """Where a path leads: components relative to the root of `part`; none means the root itself."""
+    """A resolved path: components relative to the root of `part`; () means the root itself."""
 
     part: Part
     relative: tuple[str, ...]
 
 
 def resolve(path: str, *, changing: bool = False, uploads_apart: bool = False) -> Location:
-    """Decide what `path` means; `.` and `..` are folded as text, and climbing out is refused.
+    """Resolve `path`: fold `.` and `..` as text, and refuse a path that leaves the workspace.
 
-    `changing` says that the caller would write, replace or delete what is there: then the mount
-    points are `reserved` and everything below the uploads is `read_only`. `uploads_apart` is the
-    rule for a host directory as workspace: uploads at `/uploads`, and no name in it is reserved.
+    `changing`: the caller wants to write, replace or delete the file. Then the mount points are
+    `reserved`, and everything below the uploads is `read_only`. `uploads_apart`: a host directory
+    is the workspace. Then the uploads are at `/uploads`, and no name in the workspace is reserved.
 
     Raises InvalidPath, whose `details` are `{"field": "path", "reason": …}`.
     """
@@ -61,7 +61,7 @@ def resolve(path: str, *, changing: bool = False, uploads_apart: bool = False) -
     if relative[:2] == ("uploads", "temparea") and len(relative) > 2:
         return _readable(Location(Part.UPLOADS, relative[2:]), changing)
     if changing and (relative in _RESERVED or relative == ("shared",)):
-        raise invalid_path("reserved", f"'{path}' is part of the workspace's own structure")
+        raise invalid_path("reserved", f"'{path}' is part of the structure of the workspace")
     if relative == ("uploads", "temparea"):
         return Location(Part.UPLOADS, ())
     if relative[:1] == ("shared",):
@@ -70,10 +70,10 @@ def resolve(path: str, *, changing: bool = False, uploads_apart: bool = False) -
 
 
 def check_name(name: str) -> str:
-    """Give back `name` if it can name an upload: one component, kept byte for byte.
+    """Return `name` unchanged if it can name an upload, which is one path component.
 
-    Raises InvalidPath like `resolve`; `separator` is the reason for `/` and for a backslash, which
-    the browsers of some users take for one.
+    Raises InvalidPath like `resolve`. The reason for `/` and for a backslash is `separator`: some
+    browsers treat a backslash as a separator.
     """
     _check_text(name)
     if name in (".", ".."):
@@ -127,6 +127,6 @@ def _folded(parts: list[str]) -> tuple[str, ...]:
 def _readable(location: Location, changing: bool) -> Location:
     if changing:
         raise invalid_path(
-            "read_only", "uploads are read-only here; change them through the uploads"
+            "read_only", "uploads are read-only at this path; change them by an upload"
         )
     return location

@@ -1,14 +1,15 @@
-"""Where the path guard puts new host executables: outside the directory, until a user agrees.
+"""The quarantine: the path guard puts new host executables there until a user approves them.
 
-    <store>/<id>/quarantine.json    {"directory": …}: for which directory of the host
+    <store>/<id>/quarantine.json    {"directory": …}: the host directory of the quarantine
     <store>/<id>/lock               locked by the runtime, or the command, that uses it
     <store>/<id>/moved.json         {item: path}: where the code moved the link of an item to
     <store>/<id>/inside/items/      files of the code; mounted read-write into its jails
     <store>/<id>/inside/records/    the path of each item; only the path guard writes there
 
-In the directory itself each item has a symlink of its name, which leads nowhere on the host. The
-links are removed when the runtime is done with the directory; items stay until a user restores or
-drops them. Everything below `inside` comes from inside: a record is a claim, which is checked.
+The quarantine is outside the host directory. In the directory itself, each item has a symlink with
+its name, which is dangling on the host. The links are removed when the runtime no longer uses the
+directory. Items stay until a user restores or drops them. Everything below `inside` comes from the
+code inside, so each record is checked.
 """
 
 import json
@@ -46,7 +47,7 @@ _RESTORE_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class HostProtection:
-    """What an operator decides about host executables: where the quarantines lie, and which names
+    """The operator's settings for host executables: the directory of the quarantines, and the names
     to `add` to the table or `remove` from it."""
 
     quarantines: Path
@@ -75,7 +76,7 @@ class QuarantineItem:
 
 
 class Quarantine:
-    """The quarantine of one conversation, in use; `close` removes its links from the directory."""
+    """The quarantine of one conversation. `close` removes its links from the directory."""
 
     def __init__(self, top: Path, directory: int, lock: ExitStack) -> None:
         self.top = top
@@ -88,24 +89,24 @@ class Quarantine:
 
     @classmethod
     def open(cls, store: Path, directory: Path, fd: int, owner: Owner | None) -> Self:
-        """Make one for `directory`, which `fd` holds open and stays the caller's.
+        """Create a quarantine for `directory`, whose `fd` still belongs to the caller.
 
         Removes links that a killed runtime left in the directory. Raises Unavailable `no_space` and
-        the like.
+        the other errors of `refusals`.
         """
-        with translated(str(store)), ExitStack() as held:
+        with translated(str(store)), ExitStack() as stack:
             store.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for left in _quarantines(store):
-                if _directory_of(left) == str(directory):
-                    with suppress(Conflict), _claimed(left):
-                        _remove_links(left, fd)
-                        _remove_if_empty(left)
+            for top in _quarantines(store):
+                if _directory_of(top) == str(directory):
+                    with suppress(Conflict), _claimed(top):
+                        _remove_links(top, fd)
+                        _remove_if_empty(top)
             item_id = secrets.token_hex(8)
-            building = store / f".new-{item_id}"  # has its name once it is complete and locked
+            building = store / f".new-{item_id}"  # renamed when it is complete and locked
             building.mkdir(mode=0o711)
             try:
                 lock = os.open(building / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                held.callback(os.close, lock)
+                stack.callback(os.close, lock)
                 locks.try_lock(lock)
                 (building / "quarantine.json").write_text(json.dumps({"directory": str(directory)}))
                 for name in ("inside", "inside/items", "inside/records"):
@@ -116,37 +117,43 @@ class Quarantine:
             except BaseException:
                 _remove(store, building.name)
                 raise
-            return cls(store / item_id, fd, held.pop_all())
+            return cls(store / item_id, fd, stack.pop_all())
 
     @property
     def inside(self) -> Path:
-        """The directory that is mounted into the jails."""
+        """Return the directory that is mounted into the jails."""
         return self.top / "inside"
 
     def set_rules(self, rules: Mapping[str, Any]) -> None:
-        """Let the path guards of the jails, which read it before each call, follow these rules.
-        Nothing is written where they are the same. Raises OSError."""
-        told = json.dumps(rules)
-        if told != self._rules:
-            made = self.top / "rules.json"
-            made.write_text(told)
-            made.chmod(0o644)
-            made.replace(self.inside / "rules.json")
-            self._rules = told
+        """Write the rules for the path guards of the jails, which read them before each call.
+
+        Unchanged rules are not written again. Raises OSError.
+        """
+        text = json.dumps(rules)
+        if text != self._rules:
+            written = self.top / "rules.json"
+            written.write_text(text)
+            written.chmod(0o644)
+            written.replace(self.inside / "rules.json")
+            self._rules = text
 
     @property
     def tree(self) -> Tree:
-        """The directory that is mounted into the jails, to be measured; open until `close`."""
+        """Return the tree that is mounted into the jails, for measuring; open until `close`."""
         return self._tree
 
     def names(self) -> frozenset[str]:
-        """Return the names of all items; code inside may have made some without a record. Raises
-        OSError."""
+        """Return the names of all items. Code inside may have created some without a record.
+
+        Raises OSError.
+        """
         return frozenset(os.listdir(self.inside / "items")) | frozenset(_recorded(self.top))
 
     def drop_others(self, kept: Set[str]) -> None:
-        """Remove each item that is not `kept`, and its link. What cannot be removed stays. Raises
-        OSError."""
+        """Remove each item that is not in `kept`, and its link. Raises OSError.
+
+        Items that cannot be removed stay.
+        """
         others = self.names() - kept
         if not others:
             return
@@ -157,13 +164,13 @@ class Quarantine:
             self._reported.discard(name)
 
     def unreported(self) -> tuple[Quarantined, ...]:
-        """The items that came since the last call."""
+        """Return the items that are new since the last call."""
         fresh = list(items_of(self.top, without=self._reported))
         self._reported.update(item.id for item in fresh)
         return tuple(item.reported for item in fresh)
 
     def close(self) -> None:
-        """Remove the links from the directory, and the quarantine itself where it has no item."""
+        """Remove the links from the directory, and an empty quarantine itself."""
         with suppress(OSError):
             _note_moved(self.top, self._directory)
         _remove_links(self.top, self._directory)
@@ -174,8 +181,8 @@ class Quarantine:
 def items(store: Path) -> list[QuarantineItem]:
     """Return every item of all quarantines, sorted by directory and path."""
     with translated(str(store)):
-        found = [item for top in _quarantines(store) for item in items_of(top)]
-    return sorted(found, key=lambda item: (item.directory, item.path, item.id))
+        listed = [item for top in _quarantines(store) for item in items_of(top)]
+    return sorted(listed, key=lambda item: (item.directory, item.path, item.id))
 
 
 def get(store: Path, item_id: str) -> tuple[QuarantineItem, Path]:
@@ -193,30 +200,33 @@ def get(store: Path, item_id: str) -> tuple[QuarantineItem, Path]:
 
 
 def content_of(store: Path, item_id: str) -> Tree:
-    """Open the directory in which the item is the name `item_id`; the caller closes it. Nothing
-    below it leads out: the tree follows no symlink. Raises NotFound."""
+    """Open the directory that contains the item under the name `item_id`. The caller closes it.
+
+    The tree follows no symlink, so nothing below it leads out. Raises NotFound.
+    """
     _, content = get(store, item_id)
     return _items_tree(content.parent)
 
 
 def restore(store: Path, item_id: str) -> str:
-    """Copy an item to its place in the directory, remove it here, and return its path.
+    """Copy an item to its path in the directory, remove it here, and return the path.
 
-    A symlink in it is copied as a link; a FIFO, socket or device is not copied, and then the item
-    stays. Raises NotFound, InvalidPath, TooLarge, Conflict `quarantine_in_use` while a sandbox can
-    still change it, `directory_moved`, `restored_in_part`, and `file_exists` if its place is taken.
+    Symlinks in the item are copied as links. FIFOs, sockets and devices are not copied; the item
+    then stays. Raises NotFound, InvalidPath, TooLarge, Conflict `quarantine_in_use` while a sandbox
+    can still change it, `directory_moved`, `restored_in_part`, and `file_exists` if the path
+    exists.
     """
     item, content = get(store, item_id)
     top = content.parents[2]
-    with _claimed(top, item), translated(item.directory), ExitStack() as held:
+    with _claimed(top, item), translated(item.directory), ExitStack() as stack:
         fd = _open_directory(item)
-        held.callback(os.close, fd)
+        stack.callback(os.close, fd)
         _remove_links(top, fd)
-        found = os.fstat(fd)
-        owner = (found.st_uid, found.st_gid) if os.geteuid() == 0 else None
-        target = held.enter_context(Tree(os.dup(fd), view=item.directory, owner=owner))
+        status = os.fstat(fd)
+        owner = (status.st_uid, status.st_gid) if os.geteuid() == 0 else None
+        target = stack.enter_context(Tree(os.dup(fd), view=item.directory, owner=owner))
         copied = copying.copy(
-            held.enter_context(_items_tree(content.parent)),
+            stack.enter_context(_items_tree(content.parent)),
             (item.id,),
             target,
             tuple(item.path.split("/")),
@@ -238,7 +248,7 @@ def restore(store: Path, item_id: str) -> str:
 
 
 def drop(store: Path, item_id: str) -> None:
-    """Remove an item for good. Raises NotFound, Conflict `quarantine_in_use`, and Unavailable
+    """Delete an item. Raises NotFound, Conflict `quarantine_in_use`, and Unavailable
     `not_removed`."""
     item, content = get(store, item_id)
     top = content.parents[2]
@@ -259,7 +269,7 @@ def drop_all(top: Path) -> None:
 
 
 def items_of(top: Path, without: Set[str] = frozenset()) -> Iterator[QuarantineItem]:
-    """Yield the items of one quarantine. Ignores a record that is damaged, or of a removed item."""
+    """Yield the items of one quarantine. Ignore damaged records and records of removed items."""
     directory = _directory_of(top)
     if directory is None:
         return
@@ -275,14 +285,14 @@ def items_of(top: Path, without: Set[str] = frozenset()) -> Iterator[QuarantineI
 
 
 def _recorded(top: Path) -> list[str]:
-    """The items that have a record."""
+    """Return the names of the items that have a record."""
     names = sorted(os.listdir(top / "inside" / "records"))[:_RECORDS_MAX]
-    found = (name.removesuffix(".json") for name in names if name.endswith(".json"))
-    return [name for name in found if _ID.fullmatch(name)]
+    item_ids = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return [name for name in item_ids if _ID.fullmatch(name)]
 
 
 def _record(top: Path, item_id: str) -> dict[str, str] | None:
-    """A record, if it is of the known form and its path stays below the directory."""
+    """Return a record if it is valid and its path stays below the directory, else None."""
     try:
         path = top / "inside" / "records" / f"{item_id}.json"
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -297,19 +307,19 @@ def _record(top: Path, item_id: str) -> dict[str, str] | None:
 
 
 def _is_below(path: str) -> bool:
-    """Whether a path stays below the directory from which it is resolved."""
+    """Return whether a path stays below the directory from which it is resolved."""
     if len(path) > _PATH_MAX:
         return False
     try:
         for part in path.split("/"):
             encoded(part)
-    except (OSError, ValueError):  # "..", NUL, no bytes of a file name
+    except (OSError, ValueError):  # "..", NUL, or not encodable as a file name
         return False
     return True
 
 
 def _quarantines(store: Path) -> list[Path]:
-    """Raises OSError for a store that may not be read; one that is not there has none."""
+    """Return the quarantines; a missing store has none. Raises OSError for an unreadable store."""
     with suppress(FileNotFoundError):
         return [store / name for name in sorted(os.listdir(store)) if _ID.fullmatch(name)]
     return []
@@ -327,16 +337,18 @@ def _directory_of(top: Path) -> str | None:
 
 
 def _note_moved(top: Path, directory: int) -> None:
-    """Code may have moved the link of an item, or a directory above it: `git clone x a; mv a b`.
-    Then the item belongs to where the link is now. Raises OSError."""
+    """Record the new paths of items whose links were moved. Raises OSError.
+
+    Code may have moved the link, or a directory above it: `git clone x a; mv a b`.
+    """
     absent = {item.id for item in items_of(top) if not _is_linked(item, directory)}
     if not absent:
         return
     moved = _moved(top)
     tree = Tree(os.dup(directory), view="")
     with tree, suppress(SbxError):
-        for path, found in tree.walk(Walk()):
-            if stat.S_ISLNK(found.st_mode):
+        for path, status in tree.walk(Walk()):
+            if stat.S_ISLNK(status.st_mode):
                 with suppress(OSError, ValueError):
                     link = _link(directory, path).removeprefix(f"{ITEMS}/")
                     if link in absent:
@@ -348,11 +360,11 @@ def _note_moved(top: Path, directory: int) -> None:
 
 
 def _remove_links_to(names: Set[str], directory: int) -> None:
-    """Remove the links of these items, wherever in the directory code has moved them."""
+    """Remove the links of these items, even if code has moved them in the directory."""
     links = []
     with Tree(os.dup(directory), view="") as tree, suppress(SbxError):
-        for path, found in tree.walk(Walk()):
-            if stat.S_ISLNK(found.st_mode):
+        for path, status in tree.walk(Walk()):
+            if stat.S_ISLNK(status.st_mode):
                 with suppress(OSError, ValueError):
                     link = _link(directory, path)
                     if link.startswith(f"{ITEMS}/") and link.removeprefix(f"{ITEMS}/") in names:
@@ -386,8 +398,10 @@ def _link(directory: int, path: Sequence[str]) -> str:
 
 
 def _remove_links(top: Path, directory: int) -> None:
-    """Remove the symlinks of one quarantine, wherever no other name took the place; also of items
-    that the code removed."""
+    """Remove the symlinks of one quarantine, also those of items that the code removed.
+
+    A file that replaced a symlink stays.
+    """
     moved = _moved(top)
     with suppress(OSError):
         for item_id in _recorded(top):
@@ -411,30 +425,32 @@ def _remove_link(directory: int, parts: Sequence[str], link: str) -> None:
 
 
 def _open_directory(item: QuarantineItem) -> int:
-    """Open the directory of an item. Raises OSError, and Conflict `directory_moved` where a symlink
-    leads elsewhere now."""
+    """Open the directory of an item. Raises OSError, and Conflict `directory_moved` if its path is
+    now a symlink to another directory."""
     fd = os.open(item.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     if (real := os.readlink(f"/proc/self/fd/{fd}")) == item.directory:
         return fd
     os.close(fd)
     raise Conflict(
-        f"'{item.directory}' is a symlink to '{real}' now",
+        f"'{item.directory}' is now a symlink to '{real}'",
         code="directory_moved",
-        hint="put the directory back to its path",
+        hint="move the directory back to its path",
     )
 
 
 def _items_tree(directory: Path) -> Tree:
-    """The items of one quarantine. As root they belong to the jail's user, and so may their further
-    hard links."""
+    """Open the items of one quarantine.
+
+    If this process is root, the items and their hard links may belong to the user of the jail.
+    """
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    found = os.fstat(fd)
-    owner = (found.st_uid, found.st_gid) if os.geteuid() == 0 else None
+    status = os.fstat(fd)
+    owner = (status.st_uid, status.st_gid) if os.geteuid() == 0 else None
     return Tree(fd, view="", owner=owner)
 
 
 def _discard(top: Path, item: QuarantineItem) -> None:
-    """Raises Unavailable `not_removed`."""
+    """Remove an item and its record. Raises Unavailable `not_removed`."""
     if not _remove(top / "inside" / "items", item.id):
         raise Unavailable(
             f"the item {item.id} could not be removed from the quarantine",
@@ -460,15 +476,15 @@ def _remove(parent: Path, name: str) -> bool:
 
 @contextmanager
 def _claimed(top: Path, item: QuarantineItem | None = None) -> Iterator[None]:
-    """Use a quarantine alone. Raises Conflict `quarantine_in_use`."""
-    with ExitStack() as held:
+    """Lock a quarantine for the block. Raises Conflict `quarantine_in_use`."""
+    with ExitStack() as stack:
         with suppress(FileNotFoundError):
             fd = os.open(top / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            held.callback(os.close, fd)
+            stack.callback(os.close, fd)
             if not locks.try_lock(fd):
-                of = item.directory if item is not None else str(top)
+                directory = item.directory if item is not None else str(top)
                 raise Conflict(
-                    f"a sandbox still uses the quarantine of {of}, and could change the item",
+                    f"a sandbox still uses the quarantine of {directory} and could change the item",
                     code="quarantine_in_use",
                     hint="stop the sandbox first",
                 )

@@ -1,4 +1,4 @@
-"""What linux answered about a file, said in sbx's own errors: the one table from errno to them."""
+"""Translate errors of Linux about files into errors of sbx: the only table of errno values."""
 
 import errno
 import os
@@ -19,40 +19,40 @@ from sbx.errors import (
 _WRONG_PATH = {
     errno.ELOOP: (
         "symlink",
-        "is or passes through a symlink, never followed from outside",
+        "is or passes through a symlink, which the host never follows",
     ),
     errno.EXDEV: ("mount_point", "lies on another mount"),
     errno.ENOTDIR: ("not_a_directory", "passes through something that is not a directory"),
     errno.EISDIR: ("is_a_directory", "is a directory"),
     errno.ENAMETOOLONG: ("name_too_long", "has a name that is too long"),
     errno.ENXIO: ("not_a_file", "is not a regular file"),
-    errno.EINVAL: ("path_traversal", "is not a path the workspace can have"),
+    errno.EINVAL: ("path_traversal", "is not a valid path of the workspace"),
 }
 
 
 _HINTS = {
     "empty_path": "name a file, for instance data.csv",
-    "absolute_path": "name it relative to /workspace, or with /workspace in front",
+    "absolute_path": "use a path relative to /workspace, or one that begins with /workspace",
     "path_traversal": "use a path that stays below /workspace",
     "null_byte": "use a name of printable characters",
     "control_character": "use a name of printable characters",
     "not_utf8": "use a name that is UTF-8",
     "name_too_long": "use shorter names: 255 bytes each, 4095 for the whole path",
-    "separator": "give the file's own name, without a directory",
+    "separator": "use the name of the file, without a directory",
     "reserved": "choose another name: uploads and shared are part of every workspace",
-    "read_only": "write elsewhere below /workspace, or put an upload of that name",
-    "symlink": "name the file itself; links are followed only by the code inside",
-    "hardlink": "copy the file, so that it has one name only",
+    "read_only": "write elsewhere below /workspace, or upload a file of that name",
+    "symlink": "name the file itself; only the code inside follows links",
+    "hardlink": "copy the file, so that it has only one name",
     "not_a_file": "name a regular file",
     "is_a_directory": "name a file in it, or list the directory",
     "not_a_directory": "name a directory",
-    "into_itself": "choose a target that does not lie in what is copied or moved",
-    "mount_point": "name something that lies in the workspace itself",
+    "into_itself": "choose a target outside of the directory that is copied or moved",
+    "mount_point": "name a path that is in the workspace itself",
 }
 
 
 def invalid_path(reason: str, sentence: str) -> InvalidPath:
-    """The refusal of a path: `reason` is for programs, and has its hint."""
+    """Return the error for a path. `reason` is for programs, and selects the hint."""
     return InvalidPath(
         sentence, hint=_HINTS.get(reason), details={"field": "path", "reason": reason}
     )
@@ -74,7 +74,7 @@ def too_large(path: str, limit: int) -> TooLarge:
     return TooLarge(
         f"'{path}' is larger than the limit of {limit} bytes",
         code="file_too_large",
-        hint="send less, or ask for a policy with a higher limit",
+        hint="send less, or use a policy with a higher limit",
         details={"limit": limit},
     )
 
@@ -83,22 +83,22 @@ def not_found(path: str) -> NotFound:
     return NotFound(
         f"there is no '{path}'",
         code="file_not_found",
-        hint="check the path, or list its directory to see what is there",
+        hint="check the path, or list its directory",
         details={"path": path},
     )
 
 
 def file_exists(path: str) -> Conflict:
     return Conflict(
-        f"'{path}' is there already",
+        f"'{path}' exists already",
         code="file_exists",
-        hint="choose another name, or ask to overwrite a file",
+        hint="choose another name, or request to overwrite the file",
         details={"path": path},
     )
 
 
 def translate(error: OSError, path: str) -> SbxError:
-    """The error of ours for what linux said about `path`, as the code inside would name it."""
+    """Return the error of sbx for an OSError about `path`, a path as the code inside sees it."""
     if (refusal := out_of_files(error)) is not None:
         return refusal
     number = error.errno or errno.EIO
@@ -117,9 +117,9 @@ def translate(error: OSError, path: str) -> SbxError:
             )
         case errno.EFBIG:
             return TooLarge(
-                f"'{path}' is larger than files may be here",
+                f"'{path}' would exceed the maximum size of a file",
                 code="file_too_large",
-                hint="write less, or in several files",
+                hint="write less, or use several files",
             )
         case errno.EAGAIN:
             return Conflict(
@@ -136,13 +136,13 @@ def translate(error: OSError, path: str) -> SbxError:
     return Unavailable(
         f"the disk failed at '{path}': {os.strerror(number)}",
         code="io_error",
-        hint="see the host's own log for the disk of the data directory",
+        hint="check the log of the host for errors of the disk with the data directory",
     )
 
 
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Turn an OSError of the block into the error of ours; `path` is for the sentence."""
+    """Turn an OSError of the block into an error of sbx. `path` is for its message."""
     try:
         yield
     except OSError as error:

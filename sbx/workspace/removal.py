@@ -1,11 +1,11 @@
 """Remove any tree that user code can build, in bounded time, memory and fds.
 
     make it unreachable   rename it to an opaque name, best in a directory outside every view
-    flatten               what is found below the top's own directories is renamed up to the top
-    say what is left      False; a later `empty_directory` goes on where this one stopped
+    flatten               rename directories below the children of the top up to the top
+    report the rest       return False; a later `empty_directory` continues from there
 
-Never by recursion (1 200 levels end `shutil.rmtree`), never by path (100 000 levels make paths
-linux does not take), never with an fd per level, never following a symlink or crossing a mount.
+It does not recurse (1 200 levels break `shutil.rmtree`), does not use long paths (Linux refuses
+paths with 100 000 levels), does not open an fd per level, follows no symlink and crosses no mount.
 Flattening moves each directory once, so the work is linear in the number of names.
 """
 
@@ -18,16 +18,16 @@ from collections.abc import Iterator
 
 from sbx.workspace.beneath import opener, permit
 
-_REMEMBERED = 10_000  # moved-up directories kept in memory; the rest are found by the next pass
+_REMEMBERED = 10_000  # moved-up directories in memory; the next pass finds the others
 
 
 def remove_tree(parent: int, name: str, deadline_s: float, *, trash: int | None = None) -> bool:
-    """Remove `name` in the directory fd `parent`, whatever it is, within `deadline_s` seconds.
+    """Remove `name` of any kind in the directory fd `parent` within `deadline_s` seconds.
 
-    It is first renamed to an opaque name in the directory fd `trash` (without one: in `parent`).
-    True when nothing is left, also when there was nothing. False when something is: it could not
-    be renamed away and is still in place, or the time ran out and the rest lies in `trash`.
-    Raises nothing for any tree. A writer that still holds fds inside can only use up the time.
+    It is first renamed to an opaque name in the directory fd `trash`, by default `parent`. Return
+    True if nothing remains, also if `name` did not exist. Return False if it could not be renamed
+    and is still in place, or if the deadline passed and the rest is in `trash`. No tree makes this
+    function raise. A process that still has fds inside can only use up the time.
     """
     trash = parent if trash is None else trash
     opaque = f".sbx-removed-{secrets.token_hex(16)}"
@@ -46,10 +46,11 @@ def remove_tree(parent: int, name: str, deadline_s: float, *, trash: int | None 
 
 
 def remove_held(directory: int, parent: int, name: str, deadline_s: float) -> bool:
-    """Remove the directory fd `directory`, which had this name in `parent`; say if that is done.
+    """Remove the directory fd `directory`, which had this name in `parent`; return its success.
 
-    Where code inside sees the name it can give it to a directory of another user, which only we
-    have the right to empty: so what we hold is emptied, and what has the name goes if it is empty.
+    If code inside sees the name, it can give it to a directory of another user, which only sbx has
+    the right to empty. So the open directory is emptied, and the directory of that name is removed
+    only if it is empty.
     """
     if not empty_directory(directory, deadline_s):
         return False
@@ -61,7 +62,7 @@ def remove_held(directory: int, parent: int, name: str, deadline_s: float) -> bo
 
 
 def empty_directory(directory: int, deadline_s: float) -> bool:
-    """Remove everything in the directory fd `directory` (O_PATH will do); say if it is empty."""
+    """Empty the directory fd `directory` (O_PATH suffices); return whether it is empty."""
     end = time.monotonic() + deadline_s
     try:
         top = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
@@ -92,14 +93,14 @@ class _DeadlineError(Exception):
 
 
 class _Flattening:
-    """Empties one directory, the top. Holds three fds at most: top, one below it, one scan."""
+    """Empty one directory, the top, with at most three open fds: top, one child, one scan."""
 
     def __init__(self, top: int, end: float) -> None:
         self._top = top
         self._end = end
         self._prefix = f".sbx-{secrets.token_hex(8)}-"
         self._serial = 0
-        self._steps = 0  # everything removed or moved up: a pass without any is the last
+        self._steps = 0  # removals and moves: a pass without any is the last
         self._moved_up: deque[str] = deque()
 
     def run(self) -> bool:
@@ -114,20 +115,21 @@ class _Flattening:
             return False
 
     def _pass(self) -> bool:
-        """Go over the top once; false when it was empty.
+        """Scan the top once; return False if it was empty.
 
-        Scans may miss what is added or moved meanwhile, so only an empty pass proves anything.
+        A scan may miss names that are added or moved at the same time, so only a pass that sees no
+        name proves that the top is empty.
         """
-        found = False
+        any_name = False
         for name, is_directory in _names(self._top):
-            found = True
+            any_name = True
             self._remove(self._top, name, is_directory)
             while self._moved_up:
                 self._remove(self._top, self._moved_up.popleft(), True, full=True)
-        return found
+        return any_name
 
     def _remove(self, parent: int, name: str, is_directory: bool, *, full: bool = False) -> None:
-        """Remove one name, or take it a step nearer; `full` says it is no empty directory."""
+        """Remove one name, or move it to the top. `full`: it is a directory that is not empty."""
         if time.monotonic() > self._end:
             raise _DeadlineError
         try:
@@ -141,7 +143,7 @@ class _Flattening:
                 os.rmdir(name, dir_fd=parent)
             self._steps += 1
         except OSError:
-            return  # vanished, swapped or not permitted: the passes tell
+            return  # vanished, replaced or not permitted: a later pass decides
 
     def _hollow_out(self, name: str) -> None:
         directory = _open_directory(self._top, name)
@@ -181,8 +183,8 @@ def _names(directory: int) -> Iterator[tuple[str, bool]]:
 
 
 def _open_directory(parent: int, name: str) -> int:
-    """Hold the directory `name` for reading and writing, chmod 000 or not. Raises OSError."""
-    path_fd = _hold(parent, name)
+    """Open the directory `name` for reading and writing, even after chmod 000. Raises OSError."""
+    path_fd = _open_path(parent, name)
     try:
         permit(path_fd)
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=path_fd)
@@ -192,7 +194,7 @@ def _open_directory(parent: int, name: str) -> int:
 
 def _permit_if_directory(parent: int, name: str) -> None:
     try:
-        path_fd = _hold(parent, name)
+        path_fd = _open_path(parent, name)
     except NotADirectoryError:
         return
     except OSError as error:
@@ -205,6 +207,6 @@ def _permit_if_directory(parent: int, name: str) -> None:
         os.close(path_fd)
 
 
-def _hold(parent: int, name: str) -> int:
+def _open_path(parent: int, name: str) -> int:
     component = os.fsencode(name).decode("utf-8", "surrogateescape")
     return opener()(parent, (component,), os.O_PATH | os.O_DIRECTORY)

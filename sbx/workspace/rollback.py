@@ -1,8 +1,8 @@
-"""What becomes of a commit that a kill cut off: it is undone before the files are used again.
+"""Undo a commit that a kill interrupted, before the files are used again.
 
-Nobody was told that it was done, so it was not. In a directory of the host its owner may have gone
-on meanwhile: what is theirs by now stays, and what it kept out lies beside it, in a directory whose
-name is `.sbx-` and 32 hex digits.
+No client received a success of this commit. In a host directory, the owner may have continued to
+work: the owner's files stay. The files that they displace are put next to them, in a directory
+whose name is `.sbx-` and 32 hex digits.
 """
 
 import logging
@@ -27,13 +27,13 @@ _REMOVE_S = 30.0
 
 
 def roll_back(staging: int, files: int) -> bool:
-    """Undo every commit that was cut off in a conversation that nobody uses, and say whether none
-    is left; one whose directory of the host is not there waits for it.
+    """Undo every interrupted commit in a conversation that no process uses.
 
-    `staging` and `files` are its directories, by fds (O_PATH will do). It may itself be killed, and
-    begun anew. Raises OSError where nothing can be looked at.
+    Return whether all of them are undone. A commit whose host directory is missing waits until the
+    directory is back. `staging` and `files` are the fds of directories (O_PATH suffices). This
+    function can be killed and called again. Raises OSError if the journal cannot be read.
     """
-    left = False
+    remaining = False
     for entry in unforgotten(staging):
         try:
             if entry.is_empty():
@@ -43,25 +43,25 @@ def roll_back(staging: int, files: int) -> bool:
             with _tree(files, record) as tree:
                 _roll_back(tree, tree.fd if record.in_tree else staging, entry, record)
         except (OSError, SbxError, ValueError, TypeError, LookupError) as error:
-            _log.error("a commit that was cut off cannot be undone yet: %s", error)
-            left = True
-    return not left
+            _log.error("an interrupted commit cannot be undone yet: %s", error)
+            remaining = True
+    return not remaining
 
 
 def new_name() -> str:
-    """For a stage, which the code inside may see."""
+    """Return a name for a stage, which the code inside may see."""
     return f".sbx-{secrets.token_hex(16)}"
 
 
 def set_aside(stage: Stage, beside: int, name: str, kept: Sequence[bytes]) -> str:
-    """Leave what is `kept` of the stage in the tree, for whom it belongs to; where that is. Raises
-    OSError.
+    """Move the stage with the `kept` files into the tree, for their owner, and return its path.
 
-    `beside`: the directory fd in which the stage has the name; it may be the tree itself.
+    `beside` is the directory fd that contains the stage under the name `name`. It may be the tree
+    itself. Raises OSError.
     """
-    for one in os.listdir(stage.fd):
-        if os.fsencode(one) not in kept:
-            remove_tree(stage.fd, one, _REMOVE_S)
+    for entry in os.listdir(stage.fd):
+        if os.fsencode(entry) not in kept:
+            remove_tree(stage.fd, entry, _REMOVE_S)
     if stage.target.owner is not None:
         os.fchown(stage.fd, *stage.target.owner)
     place = new_name()
@@ -70,15 +70,15 @@ def set_aside(stage: Stage, beside: int, name: str, kept: Sequence[bytes]) -> st
 
 
 def _roll_back(tree: Tree, beside: int, entry: Entry, record: Record) -> None:
-    """Raises what is in the way, and perhaps not the next time."""
-    fd = _held(beside, record.stage)
+    """Undo one commit. Raises an error if that fails now, but may succeed later."""
+    fd = _open_stage(beside, record.stage)
     if fd is None:
         entry.forget()
         return
     try:
         place = None
         if record.intents:
-            place = _undone(Stage(tree, fd), beside, record)
+            place = _undo(Stage(tree, fd), beside, record)
             syncfs(fd)
         if place is None:
             remove_held(fd, beside, record.stage, _REMOVE_S)
@@ -87,9 +87,12 @@ def _roll_back(tree: Tree, beside: int, entry: Entry, record: Record) -> None:
         os.close(fd)
 
 
-def _held(beside: int, name: str) -> int | None:
-    """The stage, None where it is not made yet, or away already, or another one lies in its place:
-    in a tree code inside may have put one there, for us to give away what lies in it."""
+def _open_stage(beside: int, name: str) -> int | None:
+    """Open the stage. Return None if it does not exist, or if another directory has its name.
+
+    If the stage is in the tree, code inside may have put its own directory there, so that sbx would
+    change the owner of the content.
+    """
     try:
         fd = opener()(beside, (name,), os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -102,23 +105,23 @@ def _held(beside: int, name: str) -> int | None:
     return None
 
 
-def _undone(stage: Stage, beside: int, record: Record) -> str | None:
-    """Where it lies what could not be put back."""
+def _undo(stage: Stage, beside: int, record: Record) -> str | None:
+    """Undo the steps, and return the path of the files that could not be put back, or None."""
     failed = undo(stage, record.intents)
     for error in failed:
         if not _is_final(error):
             raise error
     kept = not_put_back(stage, record.intents)
     if not kept:
-        _log.warning("a commit of %d changes was cut off, and is undone", len(record.intents))
+        _log.warning("an interrupted commit of %d changes is undone", len(record.intents))
         return None
     place = set_aside(stage, beside, record.stage, kept)
-    _log.warning("a commit was cut off, and is undone but for what is now in '%s'", place)
+    _log.warning("an interrupted commit is undone, except for the files in '%s'", place)
     return place
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether somebody else's doing is in the way, which another try would find there again."""
+    """Return whether a change of another process is the reason, so that a retry fails, too."""
     if isinstance(error, OSError):
         return error.errno in NOT_AS_IT_WAS
     return isinstance(error, Conflict | Denied)
@@ -126,10 +129,10 @@ def _is_final(error: Exception) -> bool:
 
 @contextmanager
 def _tree(files: int, record: Record) -> Iterator[Tree]:
-    """The tree that it was. Raises OSError, Conflict."""
+    """Open the tree of the commit. Raises OSError, Conflict."""
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
     fd = os.dup(files) if record.host is None else os.open(record.host, flags)
     with Tree(fd, view=WORKSPACE, owner=record.owner) as tree:
         if os.fstat(tree.fd).st_ino != record.inode:
-            raise Conflict(f"'{record.host or WORKSPACE}' is another directory by now")
+            raise Conflict(f"'{record.host or WORKSPACE}' is now another directory")
         yield tree

@@ -1,4 +1,4 @@
-"""Search by name and by content, in bounded time, bytes and entries; what was cut says so."""
+"""Search by name and by content, with limits for time, bytes and entries, and report each cut."""
 
 import stat
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from sbx.workspace.streams import OpenFile
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk
 
-BLOCK = 64 * 1024  # bytes that are matched at once, and the longest line
+BLOCK = 64 * 1024  # bytes per match; a longer line is split
 FILE_MAX = 64 << 20  # bytes
 TOTAL_MAX = 1 << 30  # bytes
-TEXT_MAX = 300  # characters of a line that are told
+TEXT_MAX = 300  # characters of a line in a match
 
 Places = list[tuple[Tree, Relative]]
 
@@ -22,12 +22,12 @@ Places = list[tuple[Tree, Relative]]
 def find(
     places: Places, base: str, pattern: str, walk: Walk, *, kind: Kind | None, max_results: int
 ) -> Listing:
-    """What lies below `places` and matches the glob, told by path from `base`."""
+    """Return the entries below `places` whose path, relative to `base`, matches the glob."""
     glob = Glob(pattern)
     listing = Listing()
     for tree, relative in places:
-        for below, found in tree.walk(walk, relative):
-            entry = entry_of(tree.shown(below), found)
+        for below, status in tree.walk(walk, relative):
+            entry = entry_of(tree.shown(below), status)
             if kind is not None and entry.kind != kind:
                 continue
             if not glob.matches(entry.path.removeprefix(f"{base}/")):
@@ -42,7 +42,7 @@ def find(
 
 
 class Grep:
-    """One search by content; `run` gives what was found."""
+    """One search by content. `run` returns the matches."""
 
     def __init__(
         self, expression: Expression, include: Glob | None, walk: Walk, max_matches: int
@@ -50,64 +50,68 @@ class Grep:
         self._expression = expression
         self._include = include
         self._walk = walk
-        self._most = max_matches
+        self._max_matches = max_matches
         self._bytes_left = TOTAL_MAX
-        self._found = Matches()
+        self._matches = Matches()
 
     def run(self, places: Places, base: str) -> Matches:
         for tree, relative in places:
-            self._tree(tree, relative, base)
-        self._found.complete = self._walk.complete
-        self._found.sort(key=lambda match: (match.path, match.line))
-        return self._found
+            self._search_tree(tree, relative, base)
+        self._matches.complete = self._walk.complete
+        self._matches.sort(key=lambda match: (match.path, match.line))
+        return self._matches
 
-    def _tree(self, tree: Tree, relative: Relative, base: str) -> None:
+    def _search_tree(self, tree: Tree, relative: Relative, base: str) -> None:
         if tree.stat(relative).kind == "file":
-            self._file(tree, relative)
+            self._search_file(tree, relative)
             return
-        for below, found in tree.walk(self._walk, relative):
-            if not stat.S_ISREG(found.st_mode):
+        for below, status in tree.walk(self._walk, relative):
+            if not stat.S_ISREG(status.st_mode):
                 continue
             path = tree.shown(below).removeprefix(f"{base}/")
             if self._include is not None and not self._include.matches(path):
                 continue
-            self._file(tree, below)
-            if self._over():
+            self._search_file(tree, below)
+            if self._is_over():
                 return
 
-    def _over(self) -> bool:
-        if len(self._found) >= self._most or self._bytes_left <= 0 or not self._walk.in_time:
+    def _is_over(self) -> bool:
+        if (
+            len(self._matches) >= self._max_matches
+            or self._bytes_left <= 0
+            or not self._walk.in_time
+        ):
             self._walk.cut()
             return True
         return False
 
-    def _file(self, tree: Tree, relative: Relative) -> None:
+    def _search_file(self, tree: Tree, relative: Relative) -> None:
         try:
             file = tree.open(relative)
         except NotFound:
             return
-        except InvalidPath:  # swapped for something that is no file
-            self._found.skipped += 1
+        except InvalidPath:  # replaced by a node that is not a file
+            self._matches.skipped += 1
             return
         except SbxError:
-            self._found.skipped += 1
+            self._matches.skipped += 1
             self._walk.cut()
             return
         with file:
             if file.size > FILE_MAX:
-                self._found.skipped += 1
+                self._matches.skipped += 1
                 self._walk.cut()
                 return
-            before = len(self._found)
+            before = len(self._matches)
             try:
                 self._read(file)
             except _NotTextError:
-                del self._found[before:]
-                self._found.skipped += 1
+                del self._matches[before:]
+                self._matches.skipped += 1
             except OSError:
                 self._walk.cut()
             else:
-                self._found.files += 1
+                self._matches.files += 1
 
     def _read(self, file: OpenFile) -> None:
         for first, block in _blocks(self._counted(file)):
@@ -117,18 +121,18 @@ class Grep:
                 continue
             for number, line in enumerate(block.split(b"\n"), first):
                 if (position := self._expression.position(line)) is not None:
-                    self._found.append(_match(file.path, number, position, line))
-                    if len(self._found) >= self._most:
+                    self._matches.append(_match(file.path, number, position, line))
+                    if len(self._matches) >= self._max_matches:
                         self._walk.cut()
                         return
-            if self._over():
+            if self._is_over():
                 return
 
     def _counted(self, file: OpenFile) -> Iterator[bytes]:
         for piece in file.chunks():
             self._bytes_left -= len(piece)
             yield from (piece[at : at + BLOCK] for at in range(0, len(piece), BLOCK))
-            if self._over():
+            if self._is_over():
                 return
 
 
@@ -137,22 +141,24 @@ class _NotTextError(Exception):
 
 
 def _blocks(pieces: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Whole lines, several at once, with the number of the first. A line longer than BLOCK comes in
-    parts, each with its number."""
-    number, rest = 1, b""
+    """Yield blocks of whole lines, with the number of the first line.
+
+    A line longer than BLOCK is split into parts with the same number.
+    """
+    number, pending = 1, b""
     for piece in pieces:
-        rest += piece
-        end = rest.rfind(b"\n")
+        pending += piece
+        end = pending.rfind(b"\n")
         if end < 0:
-            if len(rest) >= BLOCK:
-                yield number, rest
-                rest = b""
+            if len(pending) >= BLOCK:
+                yield number, pending
+                pending = b""
             continue
-        block, rest = rest[:end], rest[end + 1 :]
+        block, pending = pending[:end], pending[end + 1 :]
         yield number, block
         number += block.count(b"\n") + 1
-    if rest:
-        yield number, rest
+    if pending:
+        yield number, pending
 
 
 def _match(path: str, number: int, position: int, line: bytes) -> Match:

@@ -1,12 +1,13 @@
 """Split the text of a shell script into simple commands: bash(1), "SHELL GRAMMAR". Pure.
 
-An approximation for one question: which files could the script execute? It errs towards more
-commands: branches that are never taken, bodies of functions and of here documents count too.
+This is an approximation for one question: which files could the script execute? If in doubt, it
+returns more commands: it includes branches that are never taken, and the bodies of functions and of
+here documents.
 
     expanded     variables with a value in the script (each of its values), `$PWD`, the top of the
                  repository, the directory of the script (as `SCRIPT_DIRECTORY`)
-    looked into  command substitutions, `eval`, `trap`, `sh -c`
-    left         other variables: their `$NAME` stays in the word
+    read         the commands in command substitutions, `eval`, `trap` and `sh -c`
+    unchanged    other variables: their `$NAME` stays in the word
 """
 
 import re
@@ -61,8 +62,8 @@ _DECLARATIONS = frozenset(("export", "local", "declare", "typeset", "readonly"))
 
 @dataclass(slots=True)
 class Script:
-    """`commands`: the words of each simple command, without keywords and assignments.
-    `assignments`: name and value of each."""
+    """A script. `commands` has the words of each simple command, without keywords and assignments.
+    `assignments` has the name and the value of each assignment."""
 
     commands: list[tuple[str, ...]] = field(default_factory=list)
     assignments: list[tuple[str, str]] = field(default_factory=list)
@@ -70,7 +71,7 @@ class Script:
 
 @lru_cache(maxsize=64)
 def read_script(text: str) -> Script:
-    """Return the commands of a script, in its order. The caller does not change the result."""
+    """Return the commands of a script in their order. The caller must not change the result."""
     text = _OWN_PATH.sub("$0", text.replace("\\\n", ""))
     text = _HERE.sub(".", _OWN_DIRECTORY.sub(SCRIPT_DIRECTORY, text))
     reader = _Reader()
@@ -124,7 +125,7 @@ class _Reader:
                 values.append(variant)
 
     def _variants(self, words: list[str]) -> Iterator[tuple[str, ...]]:
-        """Yield the command with each value of its variables, one after the other."""
+        """Yield the command once for each value of its variables."""
         choices = [self._expand(word) for word in words]
         for number in range(max(map(len, choices))):
             yield tuple(choice[min(number, len(choice) - 1)] for choice in choices)

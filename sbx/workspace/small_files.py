@@ -7,8 +7,8 @@ SMALL_MAX = 256 << 10
 
 
 def read_small(path: str, most: int = SMALL_MAX) -> str:
-    """Return the first `most` bytes. Does not wait for a FIFO. Raises OSError, ValueError."""
-    if not stat.S_ISREG(os.stat(path).st_mode):  # to open a device can have an effect
+    """Return the first `most` bytes. Do not wait for a FIFO. Raises OSError, ValueError."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a device can have an effect
         raise ValueError(f"{path} is not a regular file")
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""What a tree holds at one moment, looked at in bounds, whatever was built there."""
+"""Survey the content of a tree at one moment. Limits apply, because code inside built the tree."""
 
 import errno
 import hashlib
@@ -20,15 +20,18 @@ _ITEMS = f"{ITEMS}/".encode()
 
 ENTRIES_MAX = 100_000
 DEADLINE_S = 30.0
-_NAMES_MAX = 32 << 20  # bytes of all paths together: a deep tree makes long ones
-_PATH_MAX = 4000  # bytes; openat2(2) takes no more than 4095
+_NAMES_MAX = 32 << 20  # bytes of all paths together: a deep tree has long paths
+_PATH_MAX = 4000  # bytes; the limit of openat2(2) is 4095
 _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which part of a tree is meant. `reserved` names are of the workspace itself and stay as they
-    are; below `mounted` ones the code inside sees another tree."""
+    """The relevant part of a tree.
+
+    `reserved` names belong to the workspace itself and do not change. Below `mounted` names, the
+    code inside sees another tree.
+    """
 
     reserved: tuple[Relative, ...] = ()
     mounted: tuple[Relative, ...] = ()
@@ -41,8 +44,10 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How large a tree may be, in allocated bytes and in names, and how long a pass over it may
-    take. Whoever sets `stopped` does not want it any more."""
+    """The limits of a survey: allocated bytes, number of entries, and time of one pass.
+
+    Setting `stopped` cancels it.
+    """
 
     bytes_max: int
     entries_max: int = ENTRIES_MAX
@@ -51,7 +56,7 @@ class Bounds:
 
 
 class Survey:
-    """One pass over a tree. Raises TooLarge `workspace_too_large`, and Closed when stopped."""
+    """One pass over a tree. Raises TooLarge `workspace_too_large`, and Closed if it is stopped."""
 
     def __init__(self, tree: Tree, scope: Scope, bounds: Bounds) -> None:
         self._tree = tree
@@ -64,56 +69,58 @@ class Survey:
         self.left_out: list[str] = []
 
     def __iter__(self) -> Iterator[tuple[Relative, os.stat_result]]:
-        for name, found in self._tree.walk(self._walk):
+        for name, status in self._tree.walk(self._walk):
             self.check()
-            if not self._scope.has(name) or self._is_closed(name, found):
+            if not self._scope.has(name) or self._is_closed(name, status):
                 continue
             size = len("/".join(name).encode("utf-8", "surrogateescape"))
             self._names += size
             if size > _PATH_MAX or self._names > _NAMES_MAX:
                 raise _too_large(f"has paths of more than {_PATH_MAX} bytes, or too many", size)
-            yield name, found
+            yield name, status
         self.check()
         if self._walk.exhausted:
-            most = self._bounds.entries_max
-            raise _too_large(f"has more than {most} files and directories", most)
+            limit = self._bounds.entries_max
+            raise _too_large(f"has more than {limit} files and directories", limit)
 
     def check(self) -> None:
         if self._bounds.stopped.is_set():
-            raise Closed("nobody waits for this copy any more")
+            raise Closed("the copy was cancelled")
         if not self._walk.in_time:
-            most = self._bounds.deadline_s
-            raise _too_large(f"takes longer than {most:g} s to copy or to compare", most)
+            limit = self._bounds.deadline_s
+            raise _too_large(f"takes longer than {limit:g} s to copy or to compare", limit)
 
     def count(self, size: int) -> None:
         self._bytes += size
         if self._bytes > self._bounds.bytes_max:
-            most = self._bounds.bytes_max
-            raise _too_large(f"has more than {most} bytes", most)
+            limit = self._bounds.bytes_max
+            raise _too_large(f"has more than {limit} bytes", limit)
 
     def leave_out(self, name: Relative) -> None:
         self.left_out.append("/".join(name))
 
-    def readable(self, found: os.stat_result) -> bool:
-        """Whether we can read it, and where we have more rights than the jail, whether it could."""
-        wanted = 0o5 if stat.S_ISDIR(found.st_mode) else 0o4
+    def readable(self, status: os.stat_result) -> bool:
+        """Return whether the jail can read the node; without an owner, whether this process can."""
+        needed = 0o5 if stat.S_ISDIR(status.st_mode) else 0o4
         owner = self._tree.owner
         if owner is None:
             if (uid := os.geteuid()) == 0:
                 return True
-            ours = found.st_gid in (os.getegid(), *os.getgroups())
-            shift = 6 if found.st_uid == uid else 3 if ours else 0
-        elif found.st_uid == owner[0]:
+            ours = status.st_gid in (os.getegid(), *os.getgroups())
+            shift = 6 if status.st_uid == uid else 3 if ours else 0
+        elif status.st_uid == owner[0]:
             return True
         else:
-            shift = 3 if found.st_gid == owner[1] else 0
-        return found.st_mode >> shift & wanted == wanted
+            shift = 3 if status.st_gid == owner[1] else 0
+        return status.st_mode >> shift & needed == needed
 
-    def _is_closed(self, name: Relative, found: os.stat_result) -> bool:
-        """Whether it lies below a directory that the jail cannot look into; such a one itself is
-        there, and empty."""
+    def _is_closed(self, name: Relative, status: os.stat_result) -> bool:
+        """Return whether the node is below a directory that the jail cannot read.
+
+        Such a directory itself is in the survey, without content.
+        """
         closed = name[:-1] in self._closed
-        if stat.S_ISDIR(found.st_mode) and (closed or not self.readable(found)):
+        if stat.S_ISDIR(status.st_mode) and (closed or not self.readable(status)):
             self._closed.add(name)
             if not closed:
                 self.leave_out(name)
@@ -121,24 +128,27 @@ class Survey:
 
 
 def look(tree: Tree, scope: Scope, bounds: Bounds) -> Manifest:
-    """What the tree holds now. Nothing is read but symlinks, unless the file system does not tell
-    every write."""
+    """Return the current content of the tree.
+
+    Only symlinks are read, unless the file system does not give each write a new ctime. Then files
+    are read for digests, too.
+    """
     survey = Survey(tree, scope, bounds)
     digests = not stamps.tells_every_write(tree.fd)
     nodes: dict[str, Node] = {}
-    for name, found in survey:
+    for name, status in survey:
         node: Node | None = None
-        if stat.S_ISDIR(found.st_mode):
-            node = Node("directory", mode_of(found), identity=identity_of(found))
-        elif stat.S_ISLNK(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
+            node = Node("directory", mode_of(status), identity=identity_of(status))
+        elif stat.S_ISLNK(status.st_mode):
             node = link_at(tree, name)
             if node is not None and is_item_link(node):
                 continue
-        elif stat.S_ISREG(found.st_mode) and survey.readable(found):
-            survey.count(found.st_blocks * 512)
-            node = file_node(found, digest(tree, name, survey) if digests else None)
-        elif not stat.S_ISREG(found.st_mode):
-            node = special_node(found)
+        elif stat.S_ISREG(status.st_mode) and survey.readable(status):
+            survey.count(status.st_blocks * 512)
+            node = file_node(status, digest(tree, name, survey) if digests else None)
+        elif not stat.S_ISREG(status.st_mode):
+            node = special_node(status)
         if node is None or node.kind == "special":
             survey.leave_out(name)
         if node is not None:
@@ -147,27 +157,29 @@ def look(tree: Tree, scope: Scope, bounds: Bounds) -> Manifest:
 
 
 def node_at(tree: Tree, name: Relative) -> Node | None:
-    """What the name stands for now, None for nothing. Raises OSError where it cannot be
-    reached."""
+    """Return the current node of the name, or None if it does not exist. Raises OSError if it is
+    not accessible."""
     try:
         fd = tree.hold(name)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        found = os.fstat(fd)
-        if stat.S_ISDIR(found.st_mode):
-            return Node("directory", mode_of(found), identity=identity_of(found))
-        if stat.S_ISLNK(found.st_mode):
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            return Node("directory", mode_of(status), identity=identity_of(status))
+        if stat.S_ISLNK(status.st_mode):
             text = os.readlink(b"", dir_fd=fd)
-            return Node("symlink", text=text, identity=identity_of(found))
-        return file_node(found) if stat.S_ISREG(found.st_mode) else special_node(found)
+            return Node("symlink", text=text, identity=identity_of(status))
+        return file_node(status) if stat.S_ISREG(status.st_mode) else special_node(status)
     finally:
         os.close(fd)
 
 
 def digest(tree: Tree, name: Relative, survey: Survey | None = None) -> bytes | None:
-    """SHA-256 over the blocks of a file that are not all zero, so that holes cost nothing; None
-    where it cannot be read. To be compared among files of one size."""
+    """Return a SHA-256 over the blocks of a file that are not all zero, so that holes cost nothing.
+
+    Return None if the file cannot be read. Compare the digests of files of the same size only.
+    """
     try:
         with tree.open(name) as file:
             return digest_of(file.fd, file.size, survey)
@@ -176,7 +188,7 @@ def digest(tree: Tree, name: Relative, survey: Survey | None = None) -> bytes | 
 
 
 def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Where a file of `size` bytes has something written."""
+    """Yield start and end of each part with data in a file of `size` bytes."""
     at = 0
     while at < size:
         try:
@@ -191,7 +203,7 @@ def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def digest_of(fd: int, size: int, survey: Survey | None) -> bytes:
-    told = hashlib.sha256(str(size).encode())
+    hasher = hashlib.sha256(str(size).encode())
     zero = bytes(_BLOCK)
     seen = -1
     for start, end in extents(fd, size):
@@ -203,27 +215,27 @@ def digest_of(fd: int, size: int, survey: Survey | None) -> bytes:
             seen = number
             block = os.pread(fd, min(_BLOCK, size - number * _BLOCK), number * _BLOCK)
             if block != zero[: len(block)]:
-                told.update(b"%d:" % number)
-                told.update(block)
-    return told.digest()
+                hasher.update(b"%d:" % number)
+                hasher.update(block)
+    return hasher.digest()
 
 
 def digest_of_bytes(content: bytes) -> bytes:
-    """Return the digest that `digest_of` gives for a file with this content."""
-    told = hashlib.sha256(str(len(content)).encode())
+    """Return the digest that `digest_of` returns for a file with this content."""
+    hasher = hashlib.sha256(str(len(content)).encode())
     zero = bytes(_BLOCK)
     for at in range(0, len(content), _BLOCK):
         block = content[at : at + _BLOCK]
         if block != zero[: len(block)]:
-            told.update(b"%d:" % (at // _BLOCK))
-            told.update(block)
-    return told.digest()
+            hasher.update(b"%d:" % (at // _BLOCK))
+            hasher.update(block)
+    return hasher.digest()
 
 
 def sealed(tree: Tree, change: Change, survey: Survey) -> Change:
-    """Return the change with the digest of the content that the new file has in `tree` now.
+    """Return the change with the digest of the current content of the new file in `tree`.
 
-    Raises Conflict `workspace_changed` when the file was written since `tree` was listed.
+    Raises Conflict `workspace_changed` if the file was written since `tree` was listed.
     """
     after = change.after
     if after is None or after.kind != "file" or not change.content:
@@ -231,10 +243,10 @@ def sealed(tree: Tree, change: Change, survey: Survey) -> Change:
     try:
         with tree.open(change.relative) as file:
             sha256 = digest_of(file.fd, file.size, survey)
-            found = os.fstat(file.fd).st_ino, file.size
+            inode_and_size = os.fstat(file.fd).st_ino, file.size
     except (NotFound, InvalidPath) as error:
         raise written_since(tree, change) from error
-    if found != (after.identity[0], after.size):
+    if inode_and_size != (after.identity[0], after.size):
         raise written_since(tree, change)
     return replace(change, after=replace(after, sha256=sha256))
 
@@ -251,47 +263,47 @@ def written_since(tree: Tree, change: Change) -> Conflict:
 
 def link_at(tree: Tree, name: Relative) -> Node | None:
     with translated(tree.shown(name)):
-        found = node_at(tree, name)
-    if found is None:
-        raise NotFound("it vanished")
-    return found if found.kind == "symlink" else None
+        node = node_at(tree, name)
+    if node is None:
+        raise NotFound("the file disappeared")
+    return node if node.kind == "symlink" else None
 
 
 def is_item_link(node: Node) -> bool:
-    """Return whether a symlink stands for an item of the quarantine: it belongs to one kernel, and
-    is no part of the files."""
+    """Return whether a symlink stands for an item of the quarantine. Such a link belongs to one
+    kernel and is not part of the files."""
     return node.text is not None and node.text.startswith(_ITEMS)
 
 
-def file_node(found: os.stat_result, sha256: bytes | None = None) -> Node:
+def file_node(status: os.stat_result, sha256: bytes | None = None) -> Node:
     return Node(
         "file",
-        mode_of(found),
-        found.st_size,
-        found.st_mtime_ns,
-        identity=identity_of(found),
+        mode_of(status),
+        status.st_size,
+        status.st_mtime_ns,
+        identity=identity_of(status),
         sha256=sha256,
-        set_id=stat.S_IMODE(found.st_mode) & 0o6000,
-        links=found.st_nlink,
+        set_id=stat.S_IMODE(status.st_mode) & 0o6000,
+        links=status.st_nlink,
     )
 
 
-def special_node(found: os.stat_result) -> Node:
-    return Node("special", mode_of(found), identity=identity_of(found))
+def special_node(status: os.stat_result) -> Node:
+    return Node("special", mode_of(status), identity=identity_of(status))
 
 
-def mode_of(found: os.stat_result) -> int:
-    return stat.S_IMODE(found.st_mode) & 0o777
+def mode_of(status: os.stat_result) -> int:
+    return stat.S_IMODE(status.st_mode) & 0o777
 
 
-def identity_of(found: os.stat_result) -> tuple[int, int]:
-    return found.st_ino, found.st_ctime_ns
+def identity_of(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_ctime_ns
 
 
 def _too_large(what: str, limit: float) -> TooLarge:
     return TooLarge(
         f"the workspace {what}",
         code="workspace_too_large",
-        hint="run the command itself instead, or delete what is not needed",
+        hint="run the command itself instead, or delete files that are not needed",
         details={"limit": limit},
     )

@@ -1,4 +1,4 @@
-"""A file on its way in, and a file on its way out."""
+"""Write a file chunk by chunk, and read an open file."""
 
 import os
 import secrets
@@ -19,14 +19,14 @@ Owner = tuple[int, int]  # uid and gid on the host
 
 T = TypeVar("T")
 
-# A file taken in a step at a time, for a source that must not block a thread while it waits: send
-# None to begin, then each chunk, then None to end; what it returns is the outcome. Closed before
-# its end, or after any error, it leaves nothing.
+# A file that is received chunk by chunk, for a source that must not block a thread while it waits.
+# Send None to begin, then each chunk, then None to end. The generator returns the outcome. If it is
+# closed before the end, or an error occurs, nothing of the file remains.
 Intake = Generator[None, bytes | None, T]
 
 
 def drive(intake: Intake[T], chunks: Iterable[bytes]) -> T:
-    """Feed all of `chunks` to `intake`; its outcome."""
+    """Send all of `chunks` to `intake`, and return its outcome."""
     with closing(intake):
         try:
             intake.send(None)
@@ -36,19 +36,19 @@ def drive(intake: Intake[T], chunks: Iterable[bytes]) -> T:
         except StopIteration as end:
             outcome: T = end.value
             return outcome
-    raise AssertionError("an intake goes on after its end")
+    raise AssertionError("an intake continues after its end")
 
 
 class StagedFile:
-    """A file under a random temporary name, until `commit` gives it its real one in one step.
+    """A file with a random temporary name until `commit` gives it its real name in one step.
 
-    Left without a commit it is unlinked, and what had the real name before is untouched. Its
-    directory is best one that the code inside never sees; where it is, the code may swap the
-    temporary file and so forge what it could have written itself, and no more.
+    Leaving the context without a commit unlinks it, and a file with the real name stays unchanged.
+    Its directory should be one that the code inside never sees. If the code sees the directory, it
+    may replace the temporary file. So it can only forge content that it could have written itself.
     """
 
     def __init__(self, directory: int, *, beside: int | None = None) -> None:
-        """`beside`: a directory whose quota it is charged to, instead of that of its own."""
+        """Create the file. With `beside`, charge it to the quota of that directory."""
         self._directory = directory
         self._name: str | None = f".sbx-{secrets.token_hex(16)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NOCTTY
@@ -58,9 +58,9 @@ class StagedFile:
             quota.join(self.fd, beside)
 
     def write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self.fd, rest) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(self.fd, remaining) :]
         self.size += len(data)
 
     def commit(
@@ -73,8 +73,10 @@ class StagedFile:
         new: bool = False,
         sync: bool = True,
     ) -> None:
-        """Make it `name` in the directory `parent`, replacing a file or symlink of that name; with
-        `new` that raises FileExistsError."""
+        """Rename the file to `name` in the directory `parent`.
+
+        A file or symlink of that name is replaced. With `new`, it raises FileExistsError.
+        """
         assert self._name is not None
         if owner is not None:
             os.fchown(self.fd, *owner)
@@ -104,17 +106,17 @@ class StagedFile:
             try:
                 os.unlink(self._name, dir_fd=self._directory)
             except OSError:
-                # Swapped or removed by the code inside, or a failing disk: there is nothing of
-                # ours left to clean, and the error that brought us here says more.
+                # The code inside replaced or removed the file, or the disk fails. There is nothing
+                # to clean up, and the original error is more useful.
                 self._name = None
 
 
 class OpenFile:
-    """A regular file held open for reading: it gives at most the `size` it had when opened.
+    """A regular file that is open for reading. `size` is its size when it was opened.
 
-    `path` is where the code inside saw it then. Reads by position, so several ranges may be read
-    in turn. A file that grows meanwhile is not followed, and one that shrinks gives less than
-    `size`.
+    `path` is its path as the code inside saw it then. Reads use positions, so several ranges may be
+    read in turn. Bytes appended later are not read. A file that shrinks returns less than `size`
+    bytes.
     """
 
     def __init__(self, fd: int, path: str, size: int, modified_s: float) -> None:
@@ -124,7 +126,7 @@ class OpenFile:
         self.modified_s = modified_s
 
     def chunks(self, start: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """The bytes from `start`, `length` of them or all, in pieces of at most CHUNK."""
+        """Yield `length` bytes from `start`, or all, in pieces of at most CHUNK bytes."""
         end = self.size if length is None else min(self.size, start + length)
         while start < end:
             piece = os.pread(self.fd, min(CHUNK, end - start), start)
@@ -148,11 +150,12 @@ class OpenFile:
 def open_regular(
     opener: Opener, root: int, relative: tuple[str, ...], *, shown: str, owner_uid: int
 ) -> OpenFile:
-    """Open a regular file beneath `root`; everything that is not one is refused, unopened.
+    """Open a regular file beneath `root`. Refuse any other node without opening it.
 
-    First by O_PATH, because opening a FIFO or a device can block or act; then for real and looked
-    at again, because the name may lead to another file by now. O_NONBLOCK also keeps a lease held
-    inside (fcntl(2), F_SETLEASE) from stalling the host for `lease-break-time`.
+    First open it with O_PATH, because opening a FIFO or a device can block or have effects. Then
+    open it for reading and check it again, because the name may lead to another file by now. With
+    O_NONBLOCK, a lease of the code inside (fcntl(2), F_SETLEASE) does not stall the host for
+    `lease-break-time`.
     """
     with translated(shown):
         fd = opener(root, relative, os.O_PATH)
@@ -162,19 +165,19 @@ def open_regular(
             os.close(fd)
         fd = opener(root, relative, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        found = os.fstat(fd)
-        _check(found, shown, owner_uid)
+        status = os.fstat(fd)
+        _check(status, shown, owner_uid)
     except BaseException:
         os.close(fd)
         raise
-    return OpenFile(fd, shown, found.st_size, found.st_mtime)
+    return OpenFile(fd, shown, status.st_size, status.st_mtime)
 
 
-def _check(found: os.stat_result, shown: str, owner_uid: int) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _check(status: os.stat_result, shown: str, owner_uid: int) -> None:
+    if stat.S_ISDIR(status.st_mode):
         raise is_a_directory(shown)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise not_a_file(shown)
-    if found.st_nlink > 1 and found.st_uid != owner_uid:
-        # A second name of somebody else's file: it may be one of the host.
+    if status.st_nlink > 1 and status.st_uid != owner_uid:
+        # A hard link to a file of another owner: it may be a file of the host.
         raise wrong_path(shown, "hardlink", "is a hard link to a file of another owner")

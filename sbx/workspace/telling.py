@@ -1,8 +1,7 @@
-"""Changes as a person is shown them: diffs of texts, and only so many of all. Whatever is not shown
-is named, with the reason.
+"""Describe changes for a user: diffs of texts, with limits. Omitted content has a reason.
 
-The texts are hostile, and comparing lines takes time that grows with the square of their number: so
-what is equal at both ends is left out first, and what is left may only have so many lines.
+The texts are hostile, and comparing lines takes quadratic time. So equal lines at both ends are
+removed first, and the rest may only have a limited number of lines.
 """
 
 import difflib
@@ -18,55 +17,61 @@ from sbx.workspace.tree import Tree
 FILE_MAX = 1 << 20  # bytes of a file whose lines are compared
 DIFF_MAX = 64 << 10  # characters of one diff
 _ALL_MAX = 1 << 20  # characters of all diffs together, as JSON has them
-_LINES_MAX = 400  # on either side, that are not equal at both ends
+_LINES_MAX = 400  # on each side, without the equal lines at both ends
 _ALL_S = 2.0
-_FOREIGN = 0.3  # of the bytes of a text may be no UTF-8; where more are, it is no text
+_FOREIGN = 0.3  # maximum share of bytes that are not UTF-8 in a text
 _CONTEXT = 3
 
-Read = Callable[[Change], bytes | None]  # what a file holds, None where that is not to be had
+Read = Callable[[Change], bytes | None]  # the content of a file, or None if it is unavailable
 
 
 def tell(
     changed: Sequence[Change], shown: Callable[[str], str], before: Read, after: Read
 ) -> tuple[tuple[FileChange, ...], bool]:
-    """Return the first of them, and whether there is more. A directory is shown by what lies in it,
-    and itself where that is nothing, or its mode is not the usual one."""
+    """Return the first changes, and whether there are more.
+
+    A new or removed directory is listed only if none of its entries changed or its mode is unusual.
+    """
     budget = _Budget()
-    full = {one.path.rpartition("/")[0] for one in changed}
-    told: list[FileChange] = []
-    for one in changed:
-        modes = _modes(one)
-        is_shown = one.node.kind != "directory" or one.kind == "changed" or bool(modes)
-        if not is_shown and one.path in full:
+    full = {change.path.rpartition("/")[0] for change in changed}
+    described: list[FileChange] = []
+    for change in changed:
+        modes = _modes(change)
+        is_shown = change.node.kind != "directory" or change.kind == "changed" or bool(modes)
+        if not is_shown and change.path in full:
             continue
-        if len(told) >= CHANGES_MAX:
-            return tuple(told), True
-        diff = "\n".join([*modes, *budget.spend(one, before, after)]) or None
-        path = plain(shown(one.path)) + ("/" if one.node.kind == "directory" else "")
-        told.append(FileChange(path, one.kind, _size(one.before), _size(one.after), diff))
-    return tuple(told), budget.is_cut
+        if len(described) >= CHANGES_MAX:
+            return tuple(described), True
+        diff = "\n".join([*modes, *budget.spend(change, before, after)]) or None
+        path = plain(shown(change.path)) + ("/" if change.node.kind == "directory" else "")
+        described.append(
+            FileChange(path, change.kind, _size(change.before), _size(change.after), diff)
+        )
+    return tuple(described), budget.is_cut
 
 
 class _Budget:
-    """How much of all changes is shown. `is_cut`: a diff is not whole."""
+    """The limits of all diffs together. `is_cut`: a diff is incomplete."""
 
     def __init__(self) -> None:
         self._end = time.monotonic() + _ALL_S
-        self._left = _ALL_MAX
+        self._remaining = _ALL_MAX
         self.is_cut = False
 
-    def spend(self, one: Change, before: Read, after: Read) -> list[str]:
-        """Return the diff of one change, or the reason why it is not shown."""
-        if one.node.kind == "symlink":
-            return [f"{sign}symlink to {_leads_to(node)}" for sign, node in _sides(one)]
-        if one.node.kind != "file" or not one.content:
+    def spend(self, change: Change, before: Read, after: Read) -> list[str]:
+        """Return the diff of one change, or the reason why it is omitted."""
+        if change.node.kind == "symlink":
+            return [f"{sign}symlink to {_leads_to(node)}" for sign, node in _sides(change)]
+        if change.node.kind != "file" or not change.content:
             return []
         if time.monotonic() > self._end:
             return self._cut("the other changes took too long to compare")
-        if self._left <= 0:
+        if self._remaining <= 0:
             return self._cut("the other changes are too large")
         try:
-            lines = unified(_lines(one.before, before, one), _lines(one.after, after, one))
+            lines = unified(
+                _lines(change.before, before, change), _lines(change.after, after, change)
+            )
         except _NotShownError as error:
             return [f"content not shown: {error}"]
         text = "\n".join(map(_legible, lines))
@@ -74,7 +79,7 @@ class _Budget:
             self.is_cut = True
             left_out = text.count("\n", DIFF_MAX) + 1
             text = f"{text[:DIFF_MAX]}\n… (cut: {left_out} more lines)"
-        self._left -= len(json.dumps(text))
+        self._remaining -= len(json.dumps(text))
         return [text] if text else []
 
     def _cut(self, reason: str) -> list[str]:
@@ -87,13 +92,15 @@ class _NotShownError(Exception):
 
 
 def shown_in(tree: Tree) -> Callable[[str], str]:
-    """Return the function that gives the path of a change as the code inside sees it."""
+    """Return a function that returns the path of a change as the code inside sees it."""
     return lambda path: f"{tree.view}/{path}"
 
 
 def plain(text: str) -> str:
-    """Return the text as one line in which no character hides, reorders or begins another line:
-    such a character is written by its number, and a backslash is doubled."""
+    """Return the text as one line without characters that hide or reorder text or begin a line.
+
+    Such a character is written as its number, and a backslash is doubled.
+    """
     return escaped(text.replace("\\", "\\\\"))
 
 
@@ -101,9 +108,9 @@ def _size(node: Node | None) -> int | None:
     return node.size if node is not None and node.kind == "file" else None
 
 
-def _modes(one: Change) -> list[str]:
-    """Return the modes that a commit changes, or sets to others than a new file has as a rule."""
-    before, after = one.before, one.after
+def _modes(change: Change) -> list[str]:
+    """Return the modes that a commit changes, or that are unusual for a new file."""
+    before, after = change.before, change.after
     if after is None:
         return []
     lines = _new_mode(after) if before is None else []
@@ -122,21 +129,21 @@ def _new_mode(node: Node) -> list[str]:
     return []
 
 
-def _sides(one: Change) -> list[tuple[str, Node]]:
-    return [(sign, node) for sign, node in (("-", one.before), ("+", one.after)) if node]
+def _sides(change: Change) -> list[tuple[str, Node]]:
+    return [(sign, node) for sign, node in (("-", change.before), ("+", change.after)) if node]
 
 
 def _leads_to(node: Node) -> str:
     return plain((node.text or b"").decode("utf-8", "surrogateescape"))
 
 
-def _lines(node: Node | None, read: Read, one: Change) -> list[str]:
+def _lines(node: Node | None, read: Read, change: Change) -> list[str]:
     """Return the lines of a text, in which a byte that is not UTF-8 is a lone surrogate."""
     if node is None or node.size == 0:
         return []
     if node.size > FILE_MAX:
         raise _NotShownError(f"too large, {node.size} bytes")
-    content = read(one)
+    content = read(change)
     if content is None:
         raise _NotShownError("it cannot be read")
     foreign = len(content) - len(content.decode("utf-8", "ignore").encode())
@@ -152,28 +159,28 @@ def _legible(line: str) -> str:
 
 
 def unified(old: Sequence[str], new: Sequence[str]) -> list[str]:
-    """The hunks of a unified diff, without the two lines of names; pure."""
-    most = min(len(old), len(new))
+    """Return the hunks of a unified diff, without the two header lines. Pure."""
+    shorter = min(len(old), len(new))
     start = 0
-    while start < most and old[start] == new[start]:
+    while start < shorter and old[start] == new[start]:
         start += 1
     end = 0
-    while end < most - start and old[-1 - end] == new[-1 - end]:
+    while end < shorter - start and old[-1 - end] == new[-1 - end]:
         end += 1
     first = max(0, start - _CONTEXT)
     a = old[first : len(old) - max(0, end - _CONTEXT)]
     b = new[first : len(new) - max(0, end - _CONTEXT)]
     if max(len(a), len(b)) > _LINES_MAX:
         head, tail = start - first, min(end, _CONTEXT)
-        whole = ("replace", head, len(a) - tail, head, len(b) - tail)
-        groups = [[("equal", 0, head, 0, head), whole, _tail(whole, tail)]]
+        replaced = ("replace", head, len(a) - tail, head, len(b) - tail)
+        groups = [[("equal", 0, head, 0, head), replaced, _tail(replaced, tail)]]
     else:
         groups = list(difflib.SequenceMatcher(None, a, b).get_grouped_opcodes(_CONTEXT))
     return [line for group in groups for line in _hunk(group, a, b, first)]
 
 
-def _tail(whole: tuple[str, int, int, int, int], tail: int) -> tuple[str, int, int, int, int]:
-    _, _, i, _, j = whole
+def _tail(replaced: tuple[str, int, int, int, int], tail: int) -> tuple[str, int, int, int, int]:
+    _, _, i, _, j = replaced
     return "equal", i, i + tail, j, j + tail
 
 

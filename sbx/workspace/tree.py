@@ -1,8 +1,8 @@
-"""One tree of files, held by a directory fd; every access starts there and stays beneath it.
+"""One tree of files, open by a directory fd. Each access starts there and stays beneath it.
 
-The code inside runs at the same time and against us. So no path string of the host is ever built,
-no fd of a subdirectory outlives a call (a rename could move it elsewhere), nothing is trusted
-because it was looked at before, and each call is bounded in bytes, entries or time.
+The code inside runs at the same time and is hostile. So this module never builds a path string of
+the host. It keeps no fd of a subdirectory after a call, because a rename could move it elsewhere.
+It never relies on an earlier check. Each call has a limit for bytes, entries or time.
 """
 
 import os
@@ -25,12 +25,13 @@ Relative = tuple[str, ...]
 
 
 class Tree:
-    """Owns the directory fd `fd` (O_PATH will do) and closes it on `close`.
+    """A tree of files. It owns the directory fd `fd` (O_PATH suffices) until `close`.
 
-    `view` is where the code inside sees this tree. New files and directories are given to `owner`,
-    the jail's uid and gid on the host; without one they are the caller's. Files are written first
-    in the directory fd `staging`, which is only borrowed: it lies outside of every view, on the
-    same file system; without one, under a temporary name beside the file.
+    `view` is the path at which the code inside sees this tree. New files and directories get the
+    owner `owner`, the uid and gid of the jail on the host; without it they belong to the caller.
+    Files are first written in the directory fd `staging`, which the tree borrows. It is outside of
+    every view, on the same file system. Without it, files are written under a temporary name next
+    to the target.
     """
 
     def __init__(
@@ -46,20 +47,20 @@ class Tree:
         self.view = view
         self.owner = owner
         self.staging = staging
-        self.durable = True  # each file written is synced to the disk before it has its name
+        self.durable = True  # sync each written file to the disk before it gets its name
         self.opener = opener or beneath.opener()
 
     @classmethod
     def at(
         cls, directory: Path, *, view: str, owner: Owner | None = None, staging: int | None = None
     ) -> Self:
-        """Hold the tree at `directory`, which must not be a symlink."""
+        """Open the tree at `directory`, which must not be a symlink."""
         with translated(view):
             fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
         return cls(fd, view=view, owner=owner, staging=staging)
 
     def open(self, relative: Relative) -> OpenFile:
-        """Open a regular file to be streamed; the caller closes it.
+        """Open a regular file for streaming. The caller closes it.
 
         Raises NotFound, or InvalidPath with the reason `symlink`, `hardlink` (to another owner's
         file), `not_a_file`, `is_a_directory`, `not_a_directory` or `mount_point`.
@@ -70,7 +71,7 @@ class Tree:
         )
 
     def read(self, relative: Relative, *, max_bytes: int) -> bytes:
-        """All bytes of a regular file. Raises as `open`, and TooLarge beyond `max_bytes`."""
+        """Return the content of a regular file. Raises the errors of `open`, and TooLarge."""
         with self.open(relative) as file:
             if file.size > max_bytes:
                 raise too_large(self.shown(relative), max_bytes)
@@ -86,13 +87,13 @@ class Tree:
         mode: int | None = None,
         new: bool = False,
     ) -> int:
-        """Make the file, and the directories it needs, and give its size in bytes.
+        """Write the file, create its missing parent directories, and return its size in bytes.
 
-        One step: a reader sees the old content or all of the new. A symlink of that name is
-        replaced, not followed; after any failure what was there is untouched. Without a `mode` the
-        file keeps the permissions it has, or gets 0644; it never gets a set-id bit. `new`: nothing
-        of that name may be there.
-        Raises TooLarge, InvalidPath, Denied, Conflict `file_exists`, and Unavailable `no_space`.
+        The file changes in one step: a reader sees the old or the new content. A symlink of that
+        name is replaced, not followed. After a failure, an existing file is unchanged. Without a
+        `mode`, the file keeps its permissions, or gets 0644. It never gets a set-id bit. With
+        `new`, the name must not exist. Raises TooLarge, InvalidPath, Denied, Conflict
+        `file_exists`, and Unavailable `no_space`.
         """
         return drive(
             self.writing(relative, max_bytes=max_bytes, mode=mode, new=new),
@@ -107,7 +108,7 @@ class Tree:
         mode: int | None = None,
         new: bool = False,
     ) -> Intake[int]:
-        """`write`, a chunk at a time; see `Intake`."""
+        """Write a file chunk by chunk, like `write`; see `Intake`."""
         path = self.shown(relative)
         if not relative:
             raise is_a_directory(path)
@@ -134,7 +135,7 @@ class Tree:
             os.close(parent)
 
     def stat(self, relative: Relative) -> Entry:
-        """What the name stands for; of a symlink the link itself. Raises NotFound, InvalidPath."""
+        """Return the entry; for a symlink, the link itself. Raises NotFound, InvalidPath."""
         with translated(self.shown(relative)):
             fd = self.opener(self.fd, relative, os.O_PATH | os.O_NOFOLLOW)
             try:
@@ -145,10 +146,11 @@ class Tree:
     def list(
         self, relative: Relative = (), *, max_entries: int = 10_000, max_depth: int = 1
     ) -> Listing:
-        """What lies in a directory, down to `max_depth` levels, at most `max_entries` of it.
+        """Return at most `max_entries` entries of a directory, down to `max_depth` levels.
 
-        Breadth first, so that a cut listing has what is near. Raises NotFound and InvalidPath for
-        `relative` itself; a subdirectory that cannot be read makes the listing not `complete`.
+        The order is breadth first, so that an incomplete listing has the upper levels. Raises
+        NotFound and InvalidPath for `relative` itself. A subdirectory that cannot be read makes the
+        listing incomplete.
         """
         return list_directory(
             self.opener,
@@ -162,26 +164,27 @@ class Tree:
     def walk(
         self, walk: Walk, relative: Relative = ()
     ) -> Iterator[tuple[Relative, os.stat_result]]:
-        """All below a directory, as far as `walk` goes. Raises as `list`."""
+        """Yield everything below a directory within the limits of `walk`. Raises as `list`."""
         return walk.below(self.opener, self.fd, relative, view=self.view)
 
     def hold(self, relative: Relative) -> int:
-        """An O_PATH fd of what the name stands for, a symlink itself; the caller closes it.
+        """Return an O_PATH fd of the path; of a symlink, the link itself. The caller closes it.
 
         Raises OSError.
         """
         return self.opener(self.fd, relative, os.O_PATH | os.O_NOFOLLOW)
 
     def make_directory(self, relative: Relative) -> None:
-        """Make a directory and those it needs; one that is there is left as it is."""
+        """Create a directory and its missing parents. An existing directory stays unchanged."""
         with translated(self.shown(relative)):
             os.close(self.parent(relative))
 
     def delete(self, relative: Relative, *, deadline_s: float = 30.0) -> bool:
-        """Delete a file, a symlink (never what it leads to) or a whole directory.
+        """Delete a file, a symlink (never its target) or a whole directory.
 
-        The name is gone when this returns. False when the time was up before all below it was
-        removed. Raises NotFound, InvalidPath, and Denied where the name could not be taken away.
+        The name is gone when this returns. Return False if the deadline passed before everything
+        below it was removed. Raises NotFound, InvalidPath, and Denied if the name could not be
+        removed.
         """
         path = self.shown(relative)
         if not relative:
@@ -190,14 +193,14 @@ class Tree:
         with translated(path):
             parent = self.opener(self.fd, relative[:-1], os.O_PATH | os.O_DIRECTORY)
             try:
-                found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-                if not stat.S_ISDIR(found.st_mode):
+                status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                if not stat.S_ISDIR(status.st_mode):
                     os.unlink(name, dir_fd=parent)
                     return True
                 if remove_tree(parent, os.fsdecode(name), deadline_s, trash=self.staging):
                     return True
                 if _exists(parent, name):
-                    os.rmdir(name, dir_fd=parent)  # for the reason why it could not be moved
+                    os.rmdir(name, dir_fd=parent)  # raises the reason why it could not be moved
                     return True
                 return False
             finally:
@@ -210,7 +213,7 @@ class Tree:
         deadline_s: float = 5.0,
         enough: Enough | None = None,
     ) -> Usage:
-        """What the tree takes on disk; see `Usage` for what not `complete` means."""
+        """Return the disk usage of the tree; see `Usage` for incomplete results."""
         return measure(
             self.opener,
             self.fd,
@@ -231,31 +234,31 @@ class Tree:
         self.close()
 
     def shown(self, relative: Relative) -> str:
-        """The path as the code inside sees it, fit for a message."""
+        """Return the path as the code inside sees it, in valid UTF-8 for messages."""
         return shown(self.view, relative)
 
     def parent(self, relative: Relative) -> int:
-        """Open the directory `relative`, made if need be, each step from the root anew."""
+        """Open or create the directory `relative`. Resolve each step from the root again."""
         flags = os.O_RDONLY | os.O_DIRECTORY
         try:
             return self.opener(self.fd, relative, flags)
         except FileNotFoundError:
             for depth, name in enumerate(relative):
-                self._make_one(relative[:depth], encoded(name))
+                self._create_directory(relative[:depth], encoded(name))
             return self.opener(self.fd, relative, flags)
 
-    def _make_one(self, above: Relative, name: bytes) -> None:
+    def _create_directory(self, above: Relative, name: bytes) -> None:
         parent = self.opener(self.fd, above, os.O_PATH | os.O_DIRECTORY)
         try:
             os.mkdir(name, 0o755, dir_fd=parent)
             if self.owner is not None:
-                made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+                fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
                 try:
-                    # Swapped by the code inside, it is a directory that the owner has already.
-                    if os.fstat(made).st_uid == os.geteuid():
-                        os.fchown(made, *self.owner)
+                    # If the code inside replaced it, the directory has the owner already.
+                    if os.fstat(fd).st_uid == os.geteuid():
+                        os.fchown(fd, *self.owner)
                 finally:
-                    os.close(made)
+                    os.close(fd)
         except FileExistsError:
             return
         finally:
@@ -264,10 +267,10 @@ class Tree:
 
 def _kept_mode(parent: int, name: bytes) -> int:
     try:
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return 0o644
-    return stat.S_IMODE(found.st_mode) & 0o777 if stat.S_ISREG(found.st_mode) else 0o644
+    return stat.S_IMODE(status.st_mode) & 0o777 if stat.S_ISREG(status.st_mode) else 0o644
 
 
 def _exists(parent: int, name: bytes) -> bool:

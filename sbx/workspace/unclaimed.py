@@ -3,13 +3,13 @@
     {data}/unclaimed/{time}-{sandbox}/                   a sandbox
     {data}/unclaimed/{time}-{sandbox}-{conversation}/    a conversation of a sandbox that has a row
 
-They come from a store that is older than the data directory, or that was replaced. The service
-moves them here, and only an operator removes them. `unclaimed` has the mode 0700 and belongs to the
-service's account: no jail can enter it, also one that has the host uid of the files in it.
+They exist if the store is older than the data directory, or was replaced. The service moves them
+here, and only an operator removes them. `unclaimed` has the mode 0700 and belongs to the account of
+the service. So no jail can enter it, even a jail with the host uid of the files in it.
 
-A directory in which certainly no user has a file is not kept: a sandbox that was made ahead and not
-taken has empty directories only, a frozen copy has the directory `copy` in it, and a sandbox that
-ends with its process, as that of a project, has the directory `temporary`.
+A directory that certainly has no file of a user is not kept. A prewarmed sandbox without a user has
+empty directories only. A frozen copy has the directory `copy` in it. A sandbox that ends with its
+process, for example the sandbox of a project, has the directory `temporary`.
 """
 
 import errno
@@ -32,7 +32,7 @@ from sbx.workspace.removal import remove_tree
 UNCLAIMED = "unclaimed"
 COPY = "copy"
 TEMPORARY = "temporary"
-OPAQUE_NAME = re.compile("[0-9a-f]{32}")  # of directories of sandboxes and conversations
+OPAQUE_NAME = re.compile("[0-9a-f]{32}")  # the names of directories of sandboxes and conversations
 _OPAQUE = OPAQUE_NAME.pattern
 _MOMENT = "([0-9]{4})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})Z"
 _NAME = re.compile(rf"{_MOMENT}-({_OPAQUE})(?:-({_OPAQUE}))?")
@@ -53,8 +53,8 @@ _CONVERSATION: Frame = {
 
 @dataclass(frozen=True, slots=True)
 class UnclaimedDirectory:
-    """`sandbox` and `conversation` are the opaque names that the directory had; `uid` is the owner
-    of the files on the host, where they are of one sandbox that ran as another user."""
+    """An unclaimed directory. `sandbox` and `conversation` are its former opaque names. `uid` owns
+    the files on the host, if they are of one sandbox that ran as another user."""
 
     id: str
     sandbox: str
@@ -76,7 +76,7 @@ def move(parent: int, name: str, unclaimed: int, item_id: str) -> None:
 
 
 def items(data: Path) -> list[UnclaimedDirectory]:
-    """Return all of them, the oldest first, without owner and size."""
+    """Return the unclaimed directories, the oldest first, without owner and size."""
     with ExitStack() as stack, translated(str(data / UNCLAIMED)):
         try:
             top = _top(stack, data)
@@ -88,16 +88,19 @@ def items(data: Path) -> list[UnclaimedDirectory]:
 
 
 def measured(data: Path) -> list[UnclaimedDirectory]:
-    """Return the same with owner and size, each None where that cannot be seen in time."""
+    """Return `items` with owner and size, each None if it cannot be determined in time."""
     with ExitStack() as stack, translated(str(data / UNCLAIMED)):
-        listed = items(data)
-        top = _top(stack, data) if listed else -1
-        return [_measured(item, top) for item in listed]
+        directories = items(data)
+        top = _top(stack, data) if directories else -1
+        return [_measured(item, top) for item in directories]
 
 
 def remove(data: Path, item_id: str, deadline_s: float) -> bool:
-    """Remove one. False when it is out of reach, and the service has to remove the rest; or when it
-    could not be moved. Raises NotFound."""
+    """Remove an unclaimed directory. Raises NotFound.
+
+    Return False if its path is gone but the service has to remove the rest, or if it could not be
+    moved.
+    """
     with ExitStack() as stack, translated(str(data / UNCLAIMED)):
         top = _require(stack, data, item_id)
         trash = _closing(stack, os.open(data / "removed", _LIST))
@@ -105,8 +108,10 @@ def remove(data: Path, item_id: str, deadline_s: float) -> bool:
 
 
 def bring_back(data: Path, item: UnclaimedDirectory) -> bool:
-    """Move a directory to where it was; False where another one is there by now, or its sandbox
-    has none."""
+    """Move a directory back to its former path.
+
+    Return False if that path exists, or if its sandbox has no directory.
+    """
     with ExitStack() as stack, translated(str(data / UNCLAIMED)):
         top = _require(stack, data, item.id)
         to = _closing(stack, os.open(data / "sandboxes", _LIST))
@@ -121,11 +126,11 @@ def bring_back(data: Path, item: UnclaimedDirectory) -> bool:
 
 
 def has_no_files(sandboxes: int, sandbox: str, conversation: str | None = None) -> bool:
-    """Return whether no user has a file in a sandbox, or in one conversation of it: it is gone, a
-    copy or temporary, or there are only directories that sbx makes. False if that cannot be seen.
+    """Return whether a sandbox, or one conversation of it, certainly has no file of a user.
 
-    `sandboxes`: the directory fd in which all sandboxes are. Raises OSError where this process has
-    no descriptor or memory to look: then the directory can be judged later.
+    That is true if the directory is gone, is a copy or temporary, or has only directories that sbx
+    creates. Return False if it cannot be read. `sandboxes` is the directory fd of all sandboxes.
+    Raises OSError if this process has no descriptor or memory left. The caller can try again later.
     """
     names = (sandbox,) if conversation is None else (sandbox, conversation)
     try:
@@ -174,7 +179,7 @@ def _is_frame(directory: int, frame: Frame) -> bool:
         for entry in entries:
             if entry.name not in frame:
                 return False
-            below = opener()(directory, (entry.name,), _LIST)  # ENOTDIR for all but a directory
+            below = opener()(directory, (entry.name,), _LIST)  # ENOTDIR if it is not a directory
             try:
                 if not _is_frame(below, frame[entry.name]):
                     return False

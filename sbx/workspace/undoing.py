@@ -1,8 +1,8 @@
-"""Undo what was done of a commit, however far it came, also after who did it was killed.
+"""Undo the executed steps of a commit, also after its process was killed.
 
-Each step is undone where the tree and the stage show that it was done: so it may be undone by
-halves, by several one after the other, and again, to the same end. What somebody else has put into
-the place of something that was taken away stays, and what was taken away stays in the stage.
+A step is undone if the tree and the stage show that it was executed. So undoing is idempotent: it
+can be interrupted, and continued by another process. If another process has put a file into the
+place of a removed node, that file stays, and the removed node stays in the stage.
 """
 
 import os
@@ -17,91 +17,93 @@ from sbx.workspace.stage import Stage, found, stamp
 
 
 def undo(stage: Stage, intents: Sequence[Intent]) -> list[Exception]:
-    """Make it what it was, last first; what failed of that, of which nothing is thrown away."""
+    """Undo the steps, the last first, and return the errors. No file is lost by an error."""
     failed: list[Exception] = []
-    for one in sorted(intents, key=lambda one: one.change.relative):
-        if one.is_directory:
-            _lift(stage, one)
-    for act, one in reversed(in_order(intents)):
-        if (back := _BACK.get(act)) is not None:
+    for intent in sorted(intents, key=lambda intent: intent.change.relative):
+        if intent.is_directory:
+            _lift(stage, intent)
+    for action, intent in reversed(in_order(intents)):
+        if (back := _BACK.get(action)) is not None:
             try:
-                back(stage, one)
+                back(stage, intent)
             except (OSError, SbxError) as error:
                 failed.append(error)
     return failed
 
 
 def not_put_back(stage: Stage, intents: Sequence[Intent]) -> list[bytes]:
-    """The names in the stage of what is not ours to throw away, once all is undone: what was there
-    before, and what was made and then written by somebody else."""
-    kept = [one.aside for one in intents if stage.staged(one.aside) is not None]
-    for one in intents:
-        there = stage.staged(one.made)
-        if there is not None and not _as_made(there, one):
-            kept.append(one.made)
+    """Return the names in the stage that must not be deleted after the undo.
+
+    These are old nodes, and new nodes that another process has written since.
+    """
+    kept = [intent.aside for intent in intents if stage.staged(intent.aside) is not None]
+    for intent in intents:
+        status = stage.staged(intent.made)
+        if status is not None and not _is_unchanged(status, intent):
+            kept.append(intent.made)
     return kept
 
 
-def _lift(stage: Stage, one: Intent) -> None:
-    """Let us write into it, where it is there; what needed the right says where that failed."""
+def _lift(stage: Stage, intent: Intent) -> None:
+    """Make an existing directory writable. If that fails, a later step reports the error."""
     with suppress(OSError, Denied):
-        stage.chmod(one.change, 0o700, keep=0o777)
+        stage.chmod(intent.change, 0o700, keep=0o777)
 
 
-def _mode_back(stage: Stage, one: Intent) -> None:
-    there = _there(stage, one)
-    made_again = one.change.after is None and there is not None and stat.S_ISDIR(there.st_mode)
-    if made_again or _is(there, one.old):
-        stage.chmod(one.change, one.mode)
+def _mode_back(stage: Stage, intent: Intent) -> None:
+    status = _current(stage, intent)
+    made_again = intent.change.after is None and status is not None and stat.S_ISDIR(status.st_mode)
+    if made_again or _has_inode(status, intent.old):
+        stage.chmod(intent.change, intent.mode)
 
 
-def _put_back(stage: Stage, one: Intent) -> None:
-    if stage.staged(one.aside) is not None:
-        stage.put(one.aside, one.change)
+def _put_back(stage: Stage, intent: Intent) -> None:
+    if stage.staged(intent.aside) is not None:
+        stage.put(intent.aside, intent.change)
 
 
-def _make_again(stage: Stage, one: Intent) -> None:
-    if _there(stage, one) is None:
-        stage.make_directory(one.again)
-        stage.put(one.again, one.change)
+def _make_again(stage: Stage, intent: Intent) -> None:
+    if _current(stage, intent) is None:
+        stage.make_directory(intent.again)
+        stage.put(intent.again, intent.change)
 
 
-def _take_back(stage: Stage, one: Intent) -> None:
-    if stage.staged(one.made) is not None or not _is(_there(stage, one), one.new):
+def _take_back(stage: Stage, intent: Intent) -> None:
+    if stage.staged(intent.made) is not None or not _has_inode(_current(stage, intent), intent.new):
         return
-    if not one.is_directory:
-        stage.take(one.change, one.made)
+    if not intent.is_directory:
+        stage.take(intent.change, intent.made)
         return
-    with stage.above(one.change) as (parent, last):
+    with stage.above(intent.change) as (parent, last):
         os.rmdir(last, dir_fd=parent)
 
 
-def _change_back(stage: Stage, one: Intent) -> None:
-    if stage.staged(one.aside) is not None:  # a file system that cannot exchange
-        _take_back(stage, one)
-        stage.put(one.aside, one.change)
+def _change_back(stage: Stage, intent: Intent) -> None:
+    if stage.staged(intent.aside) is not None:  # the file system cannot exchange names
+        _take_back(stage, intent)
+        stage.put(intent.aside, intent.change)
         return
-    staged = stage.staged(one.made)
-    there = _there(stage, one)
-    if staged is None or _is(staged, one.new) or _is(there, one.old):
+    staged = stage.staged(intent.made)
+    status = _current(stage, intent)
+    if staged is None or _has_inode(staged, intent.new) or _has_inode(status, intent.old):
         return  # not exchanged, even if code inside put another inode into a stage in the tree
-    if not _is(there, one.new):
-        path = stage.target.shown(one.change.relative)
-        raise Conflict(f"'{path}' was replaced by somebody else", code="workspace_changed")
-    with stage.above(one.change) as (parent, last):
-        exchange(stage.fd, one.made, parent, last)
+    if not _has_inode(status, intent.new):
+        path = stage.target.shown(intent.change.relative)
+        raise Conflict(f"another process replaced '{path}'", code="workspace_changed")
+    with stage.above(intent.change) as (parent, last):
+        exchange(stage.fd, intent.made, parent, last)
 
 
-def _stamp_back(stage: Stage, one: Intent) -> None:
-    before, after = one.change.before, one.change.after
+def _stamp_back(stage: Stage, intent: Intent) -> None:
+    before, after = intent.change.before, intent.change.after
     assert before is not None
     assert after is not None
-    if not _is(_there(stage, one), one.old):
+    if not _has_inode(_current(stage, intent), intent.old):
         return
-    with stage.held(one.change) as fd:
+    with stage.held(intent.change) as fd:
         now = os.fstat(fd)
-        ours = (now.st_ino, now.st_size) == (one.old, before.size)
-        if ours and now.st_mtime_ns in (before.mtime_ns, after.mtime_ns):
+        is_same = (now.st_ino, now.st_size) == (intent.old, before.size)
+        if is_same and now.st_mtime_ns in (before.mtime_ns, after.mtime_ns):
             stamp(fd, before)
 
 
@@ -115,26 +117,29 @@ _BACK: Mapping[str, Callable[[Stage, Intent], None]] = {
 }
 
 
-def _there(stage: Stage, one: Intent) -> os.stat_result | None:
-    """What has the name now."""
+def _current(stage: Stage, intent: Intent) -> os.stat_result | None:
+    """Return the status of the current node at the path, or None."""
     try:
-        with stage.above(one.change) as (parent, last):
+        with stage.above(intent.change) as (parent, last):
             return found(parent, last)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _is(there: os.stat_result | None, inode: int) -> bool:
-    """Compare inode numbers. A file system may give the number of a deleted file to a new one: such
-    a file is then taken for ours and moved to the stage, where `not_put_back` keeps it."""
-    return there is not None and there.st_ino == inode
+def _has_inode(status: os.stat_result | None, inode: int) -> bool:
+    """Compare inode numbers.
+
+    A file system may give the number of a deleted file to a new file. Such a file is then treated
+    as a file of the commit and moved to the stage, where `not_put_back` keeps it.
+    """
+    return status is not None and status.st_ino == inode
 
 
-def _as_made(there: os.stat_result, one: Intent) -> bool:
-    after = one.change.after
-    if after is None or not _is(there, one.new):
+def _is_unchanged(status: os.stat_result, intent: Intent) -> bool:
+    after = intent.change.after
+    if after is None or not _has_inode(status, intent.new):
         return False
-    return after.kind != "file" or (there.st_size, there.st_mtime_ns) == (
+    return after.kind != "file" or (status.st_size, status.st_mtime_ns) == (
         after.size,
         after.mtime_ns,
     )

@@ -1,10 +1,10 @@
-"""The files a user put into a conversation: flat, read-only inside, replaced in one step.
+"""The uploads of a conversation: files in one directory, read-only inside, replaced in one step.
 
     put   stream to a staging directory outside every view, hashing → limits → sync → rename
 
-The SHA-256 rides on the file itself as an extended attribute, set before the rename: there is no
-second record that a crash could leave wrong. The code inside cannot change it, because it sees the
-directory through a read-only mount. Where attributes are not to be had, it is computed again.
+The SHA-256 is an extended attribute of the file, set before the rename. So a crash cannot leave a
+second record with a wrong value. The code inside cannot change it, because it sees the directory
+through a read-only mount. If the file system has no extended attributes, it is computed again.
 """
 
 import hashlib
@@ -31,7 +31,8 @@ _LISTED = 100_000
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """None means no limit. Sizes in bytes; types are extensions in lower case, without the dot."""
+    """The limits of uploads; None means no limit. Sizes are in bytes. Types are extensions in lower
+    case, without the dot."""
 
     max_file_size: int | None = None
     max_file_count: int | None = None
@@ -40,9 +41,10 @@ class UploadLimits:
 
 
 class Uploads:
-    """The uploads of one conversation, over `tree`, whose staging directory it needs.
+    """The uploads of one conversation, in `tree`, which must have a staging directory.
 
-    Safe for threads. One process has one of these per conversation: the limits hold within it.
+    Methods are safe for threads. One process has one object per conversation, which enforces the
+    limits.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -57,18 +59,18 @@ class Uploads:
     ) -> Upload:
         """Store `data`, or the content of the host file at a Path, as `name`.
 
-        A file of that name is replaced; after any failure everything is as it was. Raises
-        InvalidPath, NotFound (the Path), Unavailable `no_space`, and where a limit is crossed
-        BadRequest `file_type_not_allowed`, Conflict `too_many_files`, TooLarge `file_too_large`
-        or `uploads_too_large`; `details["limit"]` is the limit.
+        A file of that name is replaced. A failure changes nothing. Raises InvalidPath, NotFound
+        (for the Path), Unavailable `no_space`, and if a limit is exceeded, BadRequest
+        `file_type_not_allowed`, Conflict `too_many_files`, TooLarge `file_too_large` or
+        `uploads_too_large`. `details["limit"]` is the limit.
         """
         return drive(self.putting(name, limits), _chunks(data))
 
     def putting(self, name: str, limits: UploadLimits = UploadLimits()) -> Intake[Upload]:
-        """`put`, a chunk at a time; see `Intake`."""
+        """Store an upload chunk by chunk, like `put`; see `Intake`."""
         path = self.tree.shown((check_name(name),))
         _check_type(name, limits)
-        others = self._others(name)  # now, before a long body is read, and again when it is here
+        others = self._others(name)  # now, before reading a long body, and again after it
         others.check(0, limits)
         digest = hashlib.sha256()
         with translated(path), self._opened() as root:
@@ -99,33 +101,33 @@ class Uploads:
             os.close(root)
 
     def list(self) -> tuple[Upload, ...]:
-        """All uploads, by name."""
-        found = []
+        """Return all uploads, sorted by name."""
+        uploads = []
         for entry in self._entries():
             with suppress(NotFound):  # deleted since its name was read
-                found.append(self.get(entry.name))
-        return tuple(found)
+                uploads.append(self.get(entry.name))
+        return tuple(uploads)
 
     def get(self, name: str) -> Upload:
-        """What is known of one upload. Raises InvalidPath, NotFound `file_not_found`."""
+        """Describe one upload. Raises InvalidPath, NotFound `file_not_found`."""
         with self.open(name) as file:
             return self.described(name, file)
 
     def described(self, name: str, file: OpenFile) -> Upload:
-        """What is known of the upload that was opened as `file`, even if it is replaced by now."""
+        """Describe the upload that is open as `file`, even if it was replaced since."""
         with translated(file.path):
             return Upload(name, file.size, self._sha256(file), file.path, file.modified_s)
 
     def open(self, name: str) -> OpenFile:
-        """Open one upload to be streamed; the caller closes it. Raises as `get`."""
+        """Open one upload for streaming. The caller closes it. Raises the errors of `get`."""
         return self.tree.open((check_name(name),))
 
     def read(self, name: str, *, max_bytes: int) -> bytes:
-        """All bytes of one upload. Raises as `get`, and TooLarge beyond `max_bytes`."""
+        """Return the content of one upload. Raises the errors of `get`, and TooLarge."""
         return self.tree.read((check_name(name),), max_bytes=max_bytes)
 
     def delete(self, name: str) -> None:
-        """Raises InvalidPath, NotFound `file_not_found`."""
+        """Delete one upload. Raises InvalidPath, NotFound `file_not_found`."""
         with self._commit:
             self.tree.delete((check_name(name),))
 
@@ -142,8 +144,8 @@ class Uploads:
     def _sha256(self, file: OpenFile) -> str:
         with suppress(OSError):
             return os.getxattr(file.fd, _ATTRIBUTE).decode("ascii")
-        found = os.fstat(file.fd)
-        key = (found.st_ino, found.st_mtime_ns, found.st_size)
+        status = os.fstat(file.fd)
+        key = (status.st_ino, status.st_mtime_ns, status.st_size)
         if key not in self._hashes:
             digest = hashlib.sha256()
             for chunk in file.chunks():
@@ -156,7 +158,7 @@ class Uploads:
 
 @dataclass(frozen=True)
 class _Others:
-    """The uploads beside the one that is being put: they are what its limits are checked with."""
+    """The number and size of the other uploads, for the check of the limits."""
 
     count: int
     size: int
@@ -171,7 +173,7 @@ class _Others:
             )
         if limits.max_total_bytes is not None and self.size + size > limits.max_total_bytes:
             raise TooLarge(
-                f"all uploads together would pass the limit of {limits.max_total_bytes} bytes",
+                f"all uploads together would exceed the limit of {limits.max_total_bytes} bytes",
                 code="uploads_too_large",
                 hint="delete an upload",
                 details={"limit": limits.max_total_bytes},
@@ -185,7 +187,7 @@ def _check_type(name: str, limits: UploadLimits) -> None:
         raise BadRequest(
             f"'{name}' has a type that is not allowed; allowed are {', '.join(allowed)}",
             code="file_type_not_allowed",
-            hint="convert the file, or ask for a policy that allows its type",
+            hint="convert the file, or use a policy that allows its type",
             details={"limit": allowed},
         )
 
@@ -197,7 +199,7 @@ def _chunks(data: bytes | Iterable[bytes] | Path) -> Iterable[bytes]:
 
 
 def _host_file(path: Path) -> Iterator[bytes]:
-    """A file that the embedding program named: its symlinks are its own business."""
+    """Yield the content of a file that the embedding program named. Follow its symlinks."""
     with translated(str(path)):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -214,5 +216,5 @@ def _host_file(path: Path) -> Iterator[bytes]:
 
 
 def _remember(fd: int, sha256: str) -> None:
-    with suppress(OSError):  # no such attributes on this file system: it is computed again
+    with suppress(OSError):  # the file system has no attributes: compute it again later
         os.setxattr(fd, _ATTRIBUTE, sha256.encode("ascii"))

@@ -1,4 +1,4 @@
-"""A walk over a tree that may be built, and changed meanwhile, to make walks endless."""
+"""Walk a tree that hostile code may build, and change during the walk, to make walks endless."""
 
 import os
 import stat
@@ -18,32 +18,32 @@ DEADLINE_S = 10.0
 
 
 class _Below(NamedTuple):
-    """A directory that is still to be read, by the one above it: in a tree that is deep and wide a
-    tuple of all components for each would take gigabytes."""
+    """A pending directory, with a reference to its parent. In a deep and wide tree, a tuple of all
+    components for each directory would take gigabytes."""
 
     above: "_Below | None"
     name: str
 
     def relative(self, top: Relative) -> Relative:
         names = []
-        one: _Below | None = self
-        while one is not None:
-            names.append(one.name)
-            one = one.above
+        directory: _Below | None = self
+        while directory is not None:
+            names.append(directory.name)
+            directory = directory.above
         return (*top, *reversed(names))
 
 
 class Walk:
-    """Breadth first over everything below a directory, symlinks not followed, mounts not crossed.
+    """A breadth-first walk below a directory that follows no symlink and crosses no mount.
 
-    Each directory is opened from the root anew, so a rename cannot lead out; one fd is held at a
-    time. `complete` turns False, and the walk ends, at `max_entries` (`exhausted`) or after
-    `deadline_s`, which is also for what the caller does in between: it asks `in_time`. What
-    vanished is passed over; what cannot be read makes it not `complete`.
+    Each directory is opened from the root again, so a rename cannot lead out. One fd is open at a
+    time. The walk ends at `max_entries` (`exhausted`) or after `deadline_s`, and `complete` becomes
+    False. The deadline includes the work of the caller, which checks `in_time`. Nodes that
+    disappear are skipped. A directory that cannot be read makes the walk incomplete.
     """
 
     def __init__(self, *, max_entries: int = ENTRIES_MAX, deadline_s: float = DEADLINE_S) -> None:
-        self._left = max_entries
+        self._entries_left = max_entries
         self._end = time.monotonic() + deadline_s
         self.exhausted = False
         self.complete = True
@@ -53,15 +53,15 @@ class Walk:
         return time.monotonic() < self._end
 
     def cut(self) -> None:
-        """Say that something was left out."""
+        """Record that something was left out."""
         self.complete = False
 
     def below(
         self, opener: Opener, root: int, relative: Relative, *, view: str
     ) -> Iterator[tuple[Relative, os.stat_result]]:
-        """Everything below the directory `relative`; raises NotFound and InvalidPath for itself."""
+        """Yield everything below the directory `relative`. Raises NotFound, InvalidPath for it."""
         pending: deque[_Below | None] = deque([None])
-        while pending and self._goes_on():
+        while pending and self._may_continue():
             directory = pending.popleft()
             where = relative if directory is None else directory.relative(relative)
             try:
@@ -72,14 +72,14 @@ class Walk:
                 self.complete &= isinstance(error, FileNotFoundError)
                 continue
             try:
-                for name, found in self._entries(fd):
-                    if stat.S_ISDIR(found.st_mode):
+                for name, status in self._entries(fd):
+                    if stat.S_ISDIR(status.st_mode):
                         pending.append(_Below(directory, name))
-                    yield (*where, name), found
+                    yield (*where, name), status
             finally:
                 os.close(fd)
 
-    def _goes_on(self) -> bool:
+    def _may_continue(self) -> bool:
         if self.exhausted or not self.in_time:
             self.complete = False
             return False
@@ -88,19 +88,19 @@ class Walk:
     def _entries(self, directory: int) -> Iterator[tuple[str, os.stat_result]]:
         with os.scandir(directory) as entries:
             while (entry := self._next(entries)) is not None:
-                self.exhausted = self._left <= 0
-                if not self._goes_on():
+                self.exhausted = self._entries_left <= 0
+                if not self._may_continue():
                     return
-                self._left -= 1
+                self._entries_left -= 1
                 try:
-                    found = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                yield os.fsencode(entry.name).decode("utf-8", "surrogateescape"), found
+                yield os.fsencode(entry.name).decode("utf-8", "surrogateescape"), status
 
     def _next(self, entries: "Iterator[os.DirEntry[str]]") -> "os.DirEntry[str] | None":
         try:
             return next(entries, None)
-        except OSError:  # a directory that is removed while it is read
+        except OSError:  # the directory was removed during the read
             self.complete = False
             return None

@@ -1,8 +1,8 @@
-"""What changes below a directory, by inotify: bookkeeping of which watch is which directory.
+"""Report changes below directories by inotify, and map each inotify watch to its directory.
 
-The code inside creates, renames and removes directories while they are being watched, so a path
-that is told is where something was a moment ago, and no more. Bounded in directories and in
-their depth; what is beyond a bound, or was lost, is told as an `overflow`.
+The code inside creates, renames and removes directories while they are watched. So a reported path
+may be out of date. The number of directories and their depth are limited. Changes beyond a limit,
+or lost events, are reported as an `overflow`.
 """
 
 import errno
@@ -19,9 +19,9 @@ from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk
 
 DIRECTORIES_MAX = 4096
-DEPTH_MAX = 128  # components of one: each is remembered, and 2,000 fit into a path
-CHANGES_MAX = 4096  # of one `read`; linux keeps the rest
-_NEW_S = 1.0  # for a look at all new directories of one `read`
+DEPTH_MAX = 128  # components per path; all are kept, and a path can have 2,000
+CHANGES_MAX = 4096  # in one `read`; Linux keeps the rest
+_NEW_S = 1.0  # to walk all new directories of one `read`
 _MASK = (
     inotify.CREATE
     | inotify.DELETE
@@ -36,15 +36,19 @@ _CAME = inotify.CREATE | inotify.MOVED_TO
 
 
 class Watching:
-    """Watches the directories of `places`, and with `recursive` those below; `fd` is readable when
-    something changed. Its methods are synchronous; one thread at a time."""
+    """A watch of the directories of `places`, and with `recursive`, of those below them.
+
+    `fd` is readable after a change. The methods are synchronous. Only one thread may call them at a
+    time.
+    """
 
     def __init__(
         self, places: Places, *, recursive: bool, max_directories: int = DIRECTORIES_MAX
     ) -> None:
-        """Raises NotFound, InvalidPath `not_a_directory`, Unavailable `too_many_watches`."""
+        """Start to watch. Raises NotFound, InvalidPath `not_a_directory`, Unavailable
+        `too_many_watches`."""
         self._recursive = recursive
-        self._most = max_directories
+        self._max_directories = max_directories
         self._watched: dict[int, tuple[Tree, Relative]] = {}
         self._missed = False
         self._new = Walk()
@@ -66,20 +70,23 @@ class Watching:
         return self._queue.fd
 
     def read(self) -> list[Change]:
-        """What changed since the last call, each once; of a burst that goes on the first 64 KiB of
-        events, for the code inside may write faster than anybody reads."""
-        told: dict[Change, None] = {}
+        """Return the changes since the last call, each once.
+
+        One call reads at most 64 KiB of events, because the code inside may write faster than the
+        caller reads.
+        """
+        reported: dict[Change, None] = {}
         self._new = Walk(max_entries=2 * CHANGES_MAX, deadline_s=_NEW_S)
         for event in self._queue.read():
-            self._take(event, told)
+            self._take(event, reported)
         self._missed |= not self._new.complete
         if self._missed:
             self._missed = False
-            told[Change("overflow", self._top())] = None
-        return list(told)
+            reported[Change("overflow", self._top())] = None
+        return list(reported)
 
     def take_missed(self) -> bool:
-        """Whether the beginning could not watch everything; asked once, before the first `read`."""
+        """Return whether some directories are not watched. Call it before the first `read`."""
         missed, self._missed = self._missed, False
         return missed
 
@@ -91,7 +98,7 @@ class Watching:
             return tree.shown(relative)
         return "/workspace"
 
-    def _take(self, event: inotify.Event, told: dict[Change, None]) -> None:
+    def _take(self, event: inotify.Event, reported: dict[Change, None]) -> None:
         if event.mask & inotify.OVERFLOW:
             self._missed = True
             return
@@ -101,7 +108,7 @@ class Watching:
         where = self._watched.get(event.watch)
         if where is None or not event.name:
             if where is not None and event.mask & inotify.DELETE_SELF and not where[1]:
-                told[Change("deleted", where[0].shown(()))] = None
+                reported[Change("deleted", where[0].shown(()))] = None
             return
         tree, above = where
         below = (*above, event.name.decode("utf-8", "surrogateescape"))
@@ -111,40 +118,40 @@ class Watching:
         elif event.mask & _CAME:
             kind = "created"
         change = Change(kind, tree.shown(below))
-        if kind == "modified" and Change("created", change.path) in told:
+        if kind == "modified" and Change("created", change.path) in reported:
             return
-        told.pop(Change("modified" if kind != "modified" else "created", change.path), None)
-        told[change] = None
+        reported.pop(Change("modified" if kind != "modified" else "created", change.path), None)
+        reported[change] = None
         if event.mask & inotify.IS_DIRECTORY and self._recursive:
             if event.mask & inotify.MOVED_FROM:
                 self._forget_below(tree, below)
             elif event.mask & _CAME:
-                self._came(tree, below, told)
+                self._add_new(tree, below, reported)
 
-    def _came(self, tree: Tree, directory: Relative, told: dict[Change, None]) -> None:
-        """Watch a new directory, and tell what was in it before it was watched."""
+    def _add_new(self, tree: Tree, directory: Relative, reported: dict[Change, None]) -> None:
+        """Watch a new directory, and report the files that were in it before."""
         try:
             self._add(tree, directory)
-            for below, found in tree.walk(self._new, directory):
-                if len(told) < CHANGES_MAX:
-                    told[Change("created", tree.shown(below))] = None
+            for below, status in tree.walk(self._new, directory):
+                if len(reported) < CHANGES_MAX:
+                    reported[Change("created", tree.shown(below))] = None
                 else:
                     self._new.cut()
-                if stat.S_ISDIR(found.st_mode):
+                if stat.S_ISDIR(status.st_mode):
                     self._add(tree, below)
-        except SbxError:  # gone again, or swapped: its parent tells of that
+        except SbxError:  # removed or replaced: its parent reports that
             return
 
     def _add_below(self, tree: Tree, relative: Relative) -> None:
         walk = Walk()
-        for below, found in tree.walk(walk, relative):
-            if stat.S_ISDIR(found.st_mode):
+        for below, status in tree.walk(walk, relative):
+            if stat.S_ISDIR(status.st_mode):
                 with suppress(SbxError):
                     self._add(tree, below)
         self._missed |= not walk.complete
 
     def _add(self, tree: Tree, relative: Relative) -> None:
-        if len(self._watched) >= self._most or len(relative) > DEPTH_MAX:
+        if len(self._watched) >= self._max_directories or len(relative) > DEPTH_MAX:
             self._missed = True
             return
         try:
@@ -162,7 +169,7 @@ class Watching:
             raise translate(error, tree.shown(relative)) from error
 
     def _forget_below(self, tree: Tree, directory: Relative) -> None:
-        """It went elsewhere; where it comes back to, it is watched anew."""
+        """Stop watching a moved directory. If it appears elsewhere, it is watched again."""
         depth = len(directory)
         gone = [
             watch
@@ -177,7 +184,7 @@ class Watching:
 
 def _too_many(error: OSError) -> Unavailable:
     return Unavailable(
-        f"linux watches no more for this user: {error.strerror}",
+        f"Linux refuses further watches for this user: {error.strerror}",
         code="too_many_watches",
         hint="end a watch, or raise fs.inotify.max_user_instances and max_user_watches (sysctl)",
     )

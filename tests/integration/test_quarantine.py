@@ -336,7 +336,7 @@ def test_restore_all_goes_on_after_a_failure(planted: Planted) -> None:
     ended = in_process(*words, "--data-dir", planted.data)
     assert ended.returncode == 3
     assert ended.stdout == f"restored {planted.project}/.npmrc\n"
-    assert "is there already" in ended.stderr
+    assert "exists already" in ended.stderr
     for wrong in (("restore",), ("drop", "--all", "x" * 16), ("drop", "x", "--directory", "/")):
         assert in_process("quarantine", *wrong, "--data-dir", planted.data).returncode == 2
 

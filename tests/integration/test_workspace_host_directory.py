@@ -32,7 +32,7 @@ def test_a_directory_of_root_is_refused_for_a_jail_that_is_not_root() -> None:
 
 def test_a_private_directory_is_no_uploads_for_a_jail_of_another_uid(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    with pytest.raises(Denied, match="read by its owner only") as raised:
+    with pytest.raises(Denied, match="readable only for its owner") as raised:
         HostDirectory.open(tmp_path, jail_uid=12345, read_only=True)
     assert raised.value.code == "directory_unreadable"
     HostDirectory.open(tmp_path, jail_uid=ME, read_only=True).close()
