@@ -22,11 +22,11 @@ from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models import TextDelta
 from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.tool import ToolDefinition
-from sbx.clock import SystemClock
+from sbx.aio import SystemClock
 from sbx.protocol.agent import RunEnd, StepEnd, ToolEnd
-from sbx.runtime.store import Store, chats
-from sbx.runtime.store.chats import ChatRow
-from sbx.runtime.store.messages import Messages
+from sbx.store import Store, chats
+from sbx.store.chats import ChatRow
+from sbx.store.messages import Messages
 
 _AT_ONCE = 100
 _THINK_S = 4.0

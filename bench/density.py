@@ -120,7 +120,7 @@ def _processes_of(boxes: Sequence[AsyncSandbox]) -> tuple[list[list[int]], dict[
 
 def _is_broker(pid: int) -> bool:
     with open(f"/proc/{pid}/cmdline", "rb") as words:
-        return b"sbx.isolation.broker" in words.read()
+        return b"sbx.isolation.broker.server" in words.read()
 
 
 async def _shares(groups: Mapping[str, Sequence[int]]) -> dict[str, float]:

@@ -32,7 +32,7 @@ from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
 from bench.notebook import Notebook, NotebookKernel, client_thread
 from bench.samples import Bench, NotMeasured, Progress, Samples, in_turn
 from sbx.jupyter.kernelspec import Place, install
-from sbx.runtime import blocking
+from sbx.runtime import shared
 
 # Of the machine that the bounds were set on, the lower end of what was measured there.
 _START_MS = 450.0
@@ -109,7 +109,7 @@ class _Kernels:
 
     async def start_ms(self, code: str, *, ready: bool = False) -> float:
         """Ours, from the pool. Raises NotMeasured when it came another way."""
-        runtime = blocking.shared_runtime().runtime
+        runtime = shared.shared_runtime().runtime
         async with asyncio.timeout(_PARKED_S):
             while not runtime.parked:  # noqa: ASYNC110  # the pool tells nobody
                 await asyncio.sleep(_LOOK_S)
@@ -121,7 +121,7 @@ class _Kernels:
 
     async def first_start_ms(self, code: str) -> float:
         """Ours, where nothing of sbx runs yet."""
-        await asyncio.to_thread(blocking.close)
+        await asyncio.to_thread(shared.close)
         took: float = await self.in_thread(self.ours.start_ms, code)
         return took
 
@@ -147,7 +147,7 @@ async def _kernels() -> AsyncIterator[_Kernels]:
             async with client_thread() as in_thread:
                 yield _Kernels(ours, stock, in_thread)
         finally:
-            await asyncio.to_thread(blocking.close)
+            await asyncio.to_thread(shared.close)
 
 
 def _installed(directory: Path) -> Iterator[NotebookKernel]:

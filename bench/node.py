@@ -11,9 +11,9 @@ import time
 from bench import paths
 from bench.samples import Bench, NotMeasured, Progress, Samples, in_turn
 from sbx import Runtime
+from sbx.environments.directory import Environments
 from sbx.policy import load
-from sbx.runtime.environments.directory import Environments
-from sbx.runtime.languages import available
+from sbx.runtime.processes.languages import available
 from sbx.runtime.settings import Settings
 
 _SCRIPT = "console.log(6 * 7)"

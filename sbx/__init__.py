@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sbx.runtime.runtime import Runtime
     from sbx.runtime.sandbox import AsyncSandbox
     from sbx.runtime.settings import Settings
-    from sbx.sandbox import Sandbox, close
+    from sbx.sync.sandbox import Sandbox, close
 
 __version__ = "0.1.0"
 
@@ -43,11 +43,11 @@ _HOMES = {
     "Policy": "sbx.policy",
     "Run": "sbx.protocol.runs",
     "Runtime": "sbx.runtime.runtime",
-    "Sandbox": "sbx.sandbox",
+    "Sandbox": "sbx.sync.sandbox",
     "SbxError": "sbx.errors",
     "Settings": "sbx.runtime.settings",
     "Status": "sbx.protocol.runs",
-    "close": "sbx.sandbox",
+    "close": "sbx.sync.sandbox",
 }
 
 

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from sbx.clock import Clock
+from sbx.aio import Clock
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -48,7 +48,7 @@ from shared_services import (  # noqa: F401  # fixtures
 )
 
 from sbx import Runtime
-from sbx.isolation import launch
+from sbx.isolation.broker import client as broker_client
 from sbx.isolation.probe import Capabilities
 from sbx.linux import mounts, namespaces
 from sbx.runtime.sandbox import AsyncSandbox
@@ -396,7 +396,7 @@ def orphans_become_ours() -> Iterator[None]:
     pid alone comes again, for a broker of another process of the run."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    real = launch._start_process
+    real = broker_client._start_process
 
     def remembered(*words: Any) -> Any:
         process = real(*words)
@@ -406,7 +406,7 @@ def orphans_become_ours() -> Iterator[None]:
         return process
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(launch, "_start_process", remembered)
+    patch.setattr(broker_client, "_start_process", remembered)
     yield
     patch.undo()
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)

@@ -138,7 +138,7 @@ class House:
         """Return the broker of the process that serves now."""
         with suppress(psutil.Error):
             for child in psutil.Process(self.pid).children():
-                if any("sbx.isolation.broker" in word for word in child.cmdline()):
+                if any("sbx.isolation.broker.server" in word for word in child.cmdline()):
                     return child
         return None
 

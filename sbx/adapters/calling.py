@@ -10,8 +10,8 @@ from sbx.agent.sandbox import Sandbox
 from sbx.agent.tools.following import unheard
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
-from sbx.blocking import BlockingConversation, beneath
 from sbx.errors import BadRequest
+from sbx.sync.blocking import BlockingConversation, beneath
 
 
 @runtime_checkable

@@ -11,8 +11,8 @@ from typing import Any
 
 from sbx.adapters import extra_missing
 from sbx.adapters.calling import AnySandbox, Calls
+from sbx.agent.tools.execution import RUN_CODE
 from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.running import RUN_CODE
 from sbx.agent.tools.tool import ToolResult
 
 try:

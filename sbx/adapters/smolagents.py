@@ -10,10 +10,10 @@ It is a remote executor of smolagents. Tools, variables and final answers work a
 from typing import Any
 
 from sbx.adapters import extra_missing
-from sbx.agent.tools.running import plain, told
-from sbx.blocking import BlockingConversation
+from sbx.agent.tools.execution import plain, told
 from sbx.errors import BadRequest
 from sbx.protocol.runs import Run, quarantine_notice
+from sbx.sync.blocking import BlockingConversation
 
 try:
     from smolagents.local_python_executor import CodeOutput

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from sbx.agent.agent import Agent
     from sbx.agent.approvals import Approvals
     from sbx.agent.budget import Budget
-    from sbx.agent.handing import hand
+    from sbx.agent.copy_file import hand
     from sbx.agent.history import MemoryHistory
     from sbx.agent.messages import Message
     from sbx.agent.models.anthropic import AnthropicModel
-    from sbx.agent.models.made import make_model
+    from sbx.agent.models.factory import make_model
     from sbx.agent.models.openai import OpenAIModel
     from sbx.agent.models.replay import Recorder, ReplayModel
     from sbx.agent.settings import AgentSettings, read_agent_settings
-    from sbx.agent.tools.own import tool
+    from sbx.agent.tools.function_tool import tool
     from sbx.agent.tools.permissions import Permissions
     from sbx.agent.tools.registry import Tools, builtin
 
@@ -81,10 +81,10 @@ _HOMES = {
     "ReplayModel": "models.replay",
     "Tools": "tools.registry",
     "builtin": "tools.registry",
-    "hand": "handing",
-    "make_model": "models.made",
+    "hand": "copy_file",
+    "make_model": "models.factory",
     "read_agent_settings": "settings",
-    "tool": "tools.own",
+    "tool": "tools.function_tool",
 }
 
 

@@ -32,8 +32,8 @@ from sbx.agent.sandbox import Conversations, Sandbox, is_sandboxed, one_of
 from sbx.agent.step import Answers, Step, results_of
 from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
+from sbx.aio import to_the_end
 from sbx.errors import BadRequest, Broken, Conflict, SbxError
-from sbx.isolation.patience import to_the_end
 from sbx.protocol.agent import AgentEvent, Json, Reason, RunEnd, RunStart, StepEnd
 from sbx.telemetry.host_paths import without_host_paths
 

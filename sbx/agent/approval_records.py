@@ -1,5 +1,5 @@
 """Where approvals and remembered rules are kept: in memory here, in the store of a service in
-`sbx.runtime.store.approvals.StoredApprovals`, which has the same methods."""
+`sbx.store.approvals.StoredApprovals`, which has the same methods."""
 
 from collections.abc import Sequence
 from dataclasses import replace

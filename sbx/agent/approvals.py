@@ -17,11 +17,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from sbx.agent.approval_records import MemoryRecords, Records
-from sbx.agent.tools.rules import Rule, matches, rule_for
+from sbx.agent.tools.approval_rules import Rule, matches, rule_for
 from sbx.agent.tools.tool import Arguments
-from sbx.clock import Clock, SystemClock
+from sbx.aio import Clock, SystemClock, to_the_end
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
-from sbx.isolation.patience import to_the_end
 from sbx.protocol.approvals import (
     ABORT,
     RESTART,

@@ -22,18 +22,18 @@ from typing import Literal
 from sbx.agent.approvals import Approvals, Pending, Place
 from sbx.agent.changing import ReadSetting, Trial, ask_always, compared, of_rehearsal
 from sbx.agent.compaction import IMAGES_TOLD_SIZE
+from sbx.agent.dry_run import Command, command_of, needs_network, rehearsed
 from sbx.agent.events import Tell
 from sbx.agent.history import ENDED
 from sbx.agent.messages import ToolCall
-from sbx.agent.rehearsing import Command, command_of, needs_network, rehearsed
 from sbx.agent.sandbox import InProject, KeepsChanges, Rehearses, Sandbox, is_sandboxed
+from sbx.agent.tools.approval_rules import COMMAND_TOOL, subject
 from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.results import failed
-from sbx.agent.tools.rules import COMMAND_TOOL, subject
 from sbx.agent.tools.tool import Arguments, Emit, Ruling, ToolResult
+from sbx.aio import to_the_end
 from sbx.errors import SbxError, TooLarge, Unavailable
-from sbx.isolation.patience import to_the_end
 from sbx.protocol.agent import Json, ToolApproval, ToolEnd, ToolOutput, ToolStart
 from sbx.protocol.approvals import ABORT, Decision
 

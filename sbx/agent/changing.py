@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from sbx.agent.sandbox import Changes, FileChange, Rehearsal
 from sbx.agent.tools.results import cut
 from sbx.agent.tools.tool import ToolResult
+from sbx.aio import to_the_end
 from sbx.errors import Conflict, NotFound
-from sbx.isolation.patience import to_the_end
 from sbx.protocol.agent import Json
 from sbx.protocol.changes import ChangesSetting
 from sbx.protocol.runs import Run

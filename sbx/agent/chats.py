@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sbx.agent.backlog import Backlog
-from sbx.clock import Clock
+from sbx.aio import Clock
 from sbx.errors import Broken, Conflict, NotFound, SbxError, Unavailable
 from sbx.lately import Lately
 from sbx.protocol.agent import (

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sbx.agent.messages import Message, ToolCall
+from sbx.aio import to_the_end
 from sbx.errors import SbxError
-from sbx.isolation.patience import to_the_end
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from sbx.protocol.dry_runs import FileChange as FileChange
 from sbx.protocol.files import Entry, Kind, Listing, Upload
-from sbx.protocol.rehearsals import FileChange as FileChange
 from sbx.protocol.runs import Event, Run
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from fastapi import Response
 from pydantic import BaseModel
 
-from sbx.runtime.access import Caller
-from sbx.runtime.house import House
+from sbx.service.auth import Caller
+from sbx.service.service import House
 
 
 class NotRecorded(BaseModel):
@@ -30,7 +30,7 @@ async def record(house: House, caller: Caller, what: str, object: str, **details
     """Record who did what to what, once it is done. Long texts are cut, None is left out.
 
     Never refuse here: the act is done. A line that cannot be written waits in memory, and new work
-    is refused meanwhile, before it begins: see `sbx.runtime.recording`.
+    is refused meanwhile, before it begins: see `sbx.service.recording`.
     """
     told = {name: _cut(value) for name, value in details.items() if value is not None}
     await house.audit.record(caller.who, what, object, **told)

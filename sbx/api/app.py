@@ -11,13 +11,14 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from sbx.agent.settings import AgentSettings
-from sbx.api import agent, bay, errors, native, sessions
-from sbx.api.callers import HouseDep, OperatorDep, caller
+from sbx.api import agent_v1, errors, sessions_v1, v1
+from sbx.api.auth import HouseDep, OperatorDep, caller
 from sbx.api.index import Index
-from sbx.api.limits import Limits
-from sbx.api.settings import ServiceSettings
+from sbx.api.middleware import Limits
+from sbx.api.server.settings import ServiceSettings
+from sbx.api.v1 import bay
 from sbx.errors import Denied, SbxError
-from sbx.runtime.house import House
+from sbx.service.service import House
 from sbx.telemetry.metrics import exposition
 
 _CORS_HEADERS = (
@@ -111,9 +112,9 @@ def create_app(
 def _mount(app: FastAPI) -> None:
     """Not by `include_router`: how FastAPI finds its way through nested routers took 0.4 ms of each
     call (0.165, measured), a third of what a short one takes in all."""
-    routers = (*native.routers, *bay.routers, *sessions.routers, *agent.routers)
+    routers = (*v1.routers, *bay.routers, *sessions_v1.routers, *agent_v1.routers)
     routes = [route for router in routers for route in router.routes]
-    app.router.routes.append(native.ShortCut())  # before the same route by FastAPI
+    app.router.routes.append(v1.ShortCut())  # before the same route by FastAPI
     app.router.routes.append(Index(routes))
     app.router.routes.extend(routes)
 

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from sbx.api.errors import error_response
 from sbx.api.shares import Share, share
 from sbx.errors import BadRequest
-from sbx.runtime.streams import FileStream
+from sbx.runtime.files.streams import FileStream
 
 _BYTES: dict[str, Any] = {
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}

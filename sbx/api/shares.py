@@ -5,9 +5,9 @@ from weakref import WeakSet
 
 from starlette.requests import HTTPConnection
 
-from sbx.api.settings import ServiceSettings
+from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Unavailable
-from sbx.runtime.access import Caller
+from sbx.service.auth import Caller
 
 Kind = Literal["downloads", "followers"]
 

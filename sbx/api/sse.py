@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from sbx.api.callers import known_now
+from sbx.api.auth import known_now
 from sbx.api.errors import broken, error_body, status_of
 from sbx.api.shares import Share, share
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable

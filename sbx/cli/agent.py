@@ -66,10 +66,10 @@ def agent(
     """
     import asyncio
 
+    from sbx.cli.agent_output import Face, Lines, Telling
     from sbx.cli.run import check_names
-    from sbx.cli.saving import directory_for
+    from sbx.cli.save_files import directory_for
     from sbx.cli.task import Task, do
-    from sbx.cli.telling import Face, Lines, Telling
 
     request = Task(
         text=_text(task),

@@ -71,7 +71,7 @@ def made(settings: "AgentSettings", replay: Path | None, record: Path | None) ->
 
     if replay is not None:
         return ReplayModel.load(replay)
-    from sbx.agent.models.made import make_model
+    from sbx.agent.models.factory import make_model
 
     model = make_model(settings)
     if record is None:

@@ -14,19 +14,21 @@ from typer.core import TyperGroup
 
 from sbx import __version__, errors
 from sbx.cli import (
-    access,
     agent,
-    attaching,
     chat,
-    commands,
+    command,
     config,
-    contexts,
+    context,
+    cp,
     doctor,
     env,
-    execute,
+    exec_,
     exits,
+    gc,
     kernelspec,
+    key,
     mcp,
+    mount,
     policy,
     quarantine,
     records,
@@ -38,8 +40,6 @@ from sbx.cli import (
     stats,
     store,
     terminal,
-    transfer,
-    upkeep,
 )
 
 P = ParamSpec("P")
@@ -78,25 +78,25 @@ app.command()(_interruptible(serve.serve))
 app.command()(config.config)
 app.command()(_interruptible(sandboxes.ps))
 app.command()(_interruptible(sandboxes.create))
-app.command("exec")(_interruptible(execute.execute))
+app.command("exec")(_interruptible(exec_.execute))
 app.command()(_interruptible(shell.shell))
-app.add_typer(contexts.app, name="context")
-app.add_typer(commands.app, name="command")
+app.add_typer(context.app, name="context")
+app.add_typer(command.app, name="command")
 app.command()(_interruptible(stats.stats))
-app.command()(_interruptible(transfer.cp))
+app.command()(_interruptible(cp.cp))
 app.command()(_interruptible(records.logs))
 app.command()(_interruptible(records.history))
 app.command()(_interruptible(sandboxes.inspect))
 app.command()(_interruptible(sandboxes.stop))
 app.command()(_interruptible(sandboxes.rm))
 app.command()(_interruptible(sandboxes.extend))
-app.command()(_interruptible(attaching.attach))
-app.command()(_interruptible(attaching.detach))
-app.command()(_interruptible(attaching.lift))
-app.add_typer(access.keys, name="key")
-app.add_typer(access.tokens, name="token")
-app.command()(_interruptible(upkeep.gc))
-app.add_typer(upkeep.audit, name="audit")
+app.command()(_interruptible(mount.attach))
+app.command()(_interruptible(mount.detach))
+app.command()(_interruptible(mount.lift))
+app.add_typer(key.keys, name="key")
+app.add_typer(key.tokens, name="token")
+app.command()(_interruptible(gc.gc))
+app.add_typer(gc.audit, name="audit")
 app.add_typer(store.app, name="store")
 
 

@@ -114,9 +114,9 @@ def chat(
             "--changes and --ask-outside need a project", hint="name it with --project DIR"
         )
 
+    from sbx.cli.chat_store import Wanted
     from sbx.cli.chatting import converse
     from sbx.cli.quarantine import offer, quarantine_of
-    from sbx.cli.talk import Wanted
     from sbx.cli.talks import removed
     from sbx.protocol.changes import checked_prefixes
     from sbx.workspace import quarantine

@@ -16,12 +16,12 @@ from sbx.agent.models import Model
 from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Permission
-from sbx.cli import asking, report, terminal
-from sbx.cli.ending import Ending
+from sbx.cli import approval_prompt, report, terminal
+from sbx.cli.agent_output import Telling
+from sbx.cli.chat_store import Talk, Wanted
 from sbx.cli.exits import ReaderGone
-from sbx.cli.talk import Talk, Wanted
+from sbx.cli.signals import Ending
 from sbx.cli.talks import opened
-from sbx.cli.telling import Telling
 from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, STDOUT, write
 from sbx.cli.undo import Undo, Watched
 from sbx.errors import BadRequest, SbxError
@@ -108,7 +108,9 @@ class _Chat:
             changes=self._changes,
         )
         reach, read = Reach(conversation.row.owner), self._read if self.typed else None
-        self._questions = asking.Questions(conversation.approvals, reach, self._telling, read)
+        self._questions = approval_prompt.Questions(
+            conversation.approvals, reach, self._telling, read
+        )
         self._commands: dict[str, Callable[[list[str]], Awaitable[None]]] = {
             "/upload": self._upload,
             "/files": self._files,
@@ -236,7 +238,7 @@ class _Chat:
         changes = await self._undo.back()
         self._telling.head("changes undone:")
         for change in changes:
-            asking.show_change(asdict(change), self._telling, most=_DIFF_LINES)
+            approval_prompt.show_change(asdict(change), self._telling, most=_DIFF_LINES)
         paths = ", ".join(change.path for change in changes[:_NAMED_MAX])
         more = ", …" if len(changes) > _NAMED_MAX else ""
         await self._conversation.history.append([Message("user", f"{_UNDONE}{paths}{more})")])

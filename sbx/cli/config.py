@@ -8,7 +8,7 @@ import typer
 from sbx.cli import report
 
 if TYPE_CHECKING:
-    from sbx.api.settings import ServiceSettings
+    from sbx.api.server.settings import ServiceSettings
 
 
 def config(
@@ -25,7 +25,7 @@ def config(
     directory, the default. The files of the working directory may set limits and logging only; sbx
     refuses other settings there. A file that --config names may set all; it replaces both sbx.toml.
     """
-    from sbx.api.settings import ServiceSettings, read_settings
+    from sbx.api.server.settings import ServiceSettings, read_settings
 
     result = read_settings(config=file)
     rows = [

@@ -10,8 +10,8 @@ from sbx.cli.exits import Exit
 from sbx.cli.terminal import STDOUT, one_line, write
 
 if TYPE_CHECKING:
-    from sbx.cli.besieged import Siege
-    from sbx.cli.examine import Examination, Live
+    from sbx.doctor.host_check import Examination, Live
+    from sbx.doctor.report import Siege
     from sbx.isolation.receipt import Receipt
 
 
@@ -39,7 +39,7 @@ def doctor(
     if attack:
         return _attack(as_json=as_json)
 
-    from sbx.cli.examine import examine
+    from sbx.doctor.host_check import examine
 
     examination = asyncio.run(examine())
     if as_json:
@@ -81,7 +81,7 @@ def doctor(
 def _attack(*, as_json: bool) -> int:
     import asyncio
 
-    from sbx.cli.besieged import besiege
+    from sbx.doctor.report import besiege
 
     siege = asyncio.run(besiege())
     if as_json:

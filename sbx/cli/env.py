@@ -15,10 +15,10 @@ from sbx.cli.exits import Exit
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from sbx.runtime.environments.directory import Environments
-    from sbx.runtime.environments.hashes import Differences
-    from sbx.runtime.environments.record import Environment
-    from sbx.runtime.environments.requirements import Wanted
+    from sbx.environments.directory import Environments
+    from sbx.environments.manifest import Differences
+    from sbx.environments.record import Environment
+    from sbx.environments.requirements import Wanted
 
 app = typer.Typer(
     help="Create, list, show and remove environments: Pythons with packages, for policies.",
@@ -83,9 +83,9 @@ def create(
     """
     import asyncio
 
-    from sbx.cli.making import made
-    from sbx.runtime.environments.making import Asked
-    from sbx.runtime.environments.requirements import of_words
+    from sbx.cli.env_progress import made
+    from sbx.environments.create import Asked
+    from sbx.environments.requirements import of_words
 
     parsed = [*of_words(packages or []), *_of_files(requirements or [])]
     if not timeout > 0:
@@ -171,7 +171,7 @@ def remove(
     The command refuses if a policy names the environment, or if a sandbox that this user can see
     has it mounted.
     """
-    from sbx.runtime.environments.using import policies_naming, processes_shown
+    from sbx.environments.in_use import policies_naming, processes_shown
 
     environments = _environments()
     if not force:
@@ -195,7 +195,7 @@ def pythons(as_json: _Json = False) -> None:
     import asyncio
 
     from sbx.cli.tables import print_table
-    from sbx.runtime.environments.pythons import every
+    from sbx.environments.pythons import every
 
     interpreters = asyncio.run(every(os.environ))
     if as_json:
@@ -238,7 +238,7 @@ def _refuse_if_used(name: str, policies: list[str], processes: list[int]) -> Non
 
 
 def _of_files(files: list[Path]) -> list["Wanted"]:
-    from sbx.runtime.environments.requirements import of_file
+    from sbx.environments.requirements import of_file
 
     requirements: list[Wanted] = []
     for file in files:
@@ -301,7 +301,7 @@ def _size(count: int) -> str:
 
 
 def _environments() -> "Environments":
-    from sbx.runtime.environments.directory import Environments
+    from sbx.environments.directory import Environments
     from sbx.runtime.settings import Settings
 
     return Environments(Settings().environments)

@@ -32,7 +32,7 @@ def mcp(
 async def _serve(settings: "AgentSettings") -> None:
     from sbx.agent.mcp import serve
     from sbx.agent.tools.registry import Tools
-    from sbx.cli.ending import Ending
+    from sbx.cli.signals import Ending
 
     with Ending():
         async with agent_sandbox.own_sandbox(settings) as sandbox:

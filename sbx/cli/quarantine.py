@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import exits, reach, report
+from sbx.cli import connect, exits, report
 from sbx.cli.terminal import STDERR, STDIN, STDOUT, Channel, one_line, write
 from sbx.errors import BadRequest, Denied, NotFound, SbxError
 
@@ -52,7 +52,7 @@ def list_items(
         typer.Argument(help="Only items of this directory of the host.", metavar="[DIRECTORY]"),
     ] = None,
     data_dir: DataDir = None,
-    as_json: reach.Json = False,
+    as_json: connect.Json = False,
 ) -> int:
     """List the items: the directory and path of each, and the program that would obey it."""
     items = _of_directory(_every(_stores(data_dir)), directory)
@@ -80,7 +80,7 @@ def show(
         str | None, typer.Argument(help="A path in an item that is a directory.", metavar="[PATH]")
     ] = None,
     data_dir: DataDir = None,
-    as_json: reach.Json = False,
+    as_json: connect.Json = False,
 ) -> int:
     """Print an item: the content of a file, or the list of a directory. Do not follow symlinks."""
     from sbx.workspace import quarantine
@@ -111,7 +111,7 @@ def restore(
     directory: Of = None,
     yes: Yes = False,
     data_dir: DataDir = None,
-    as_json: reach.Json = False,
+    as_json: connect.Json = False,
 ) -> int:
     """Copy items to their places in their directories, where programs of the host obey them.
 
@@ -135,7 +135,7 @@ def drop(
     directory: Of = None,
     yes: Yes = False,
     data_dir: DataDir = None,
-    as_json: reach.Json = False,
+    as_json: connect.Json = False,
 ) -> int:
     """Delete items permanently."""
     from sbx.workspace import quarantine
@@ -156,7 +156,7 @@ def _stores(data_dir: Path | None) -> list[Path]:
 
     The user's chats do not belong to another data directory that the user names.
     """
-    from sbx.api.settings import ServiceSettings
+    from sbx.api.server.settings import ServiceSettings
     from sbx.cli.chat import chat_directory
     from sbx.runtime.settings import Settings
 
@@ -262,7 +262,7 @@ def offer(items: "Sequence[QuarantineItem]", store: Path) -> None:
 
 def confirmed(question: str) -> bool:
     """Ask at the terminal and return whether the answer is yes. Discard text typed before."""
-    from sbx.cli.asking import forget_typed
+    from sbx.cli.approval_prompt import forget_typed
 
     forget_typed()
     write(STDERR, f"{question} [y/N] ")
@@ -343,7 +343,7 @@ def _content(tree: "Tree", below: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _print(body: dict[str, Any]) -> None:
-    from sbx.workspace.telling import plain
+    from sbx.workspace.snapshots.diff import plain
 
     for name in ("id", "directory", "path", "kind", "why"):
         write(STDOUT, f"{name + ':':<11}{one_line(str(body[name]))}\n")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sbx.cli import exits, moments, reach, report
+from sbx.cli import connect, exits, moments, report
 from sbx.cli.terminal import STDOUT, one_line, scrub, write
 from sbx.errors import BadRequest, NotFound
 
@@ -22,7 +22,7 @@ Record = tuple[str, Mapping[str, Any]]  # ("event" or "run", its body from the s
 
 
 def logs(
-    sandbox_id: reach.Id,
+    sandbox_id: connect.Id,
     follow: Annotated[
         bool,
         typer.Option("--follow", "-f", help="Continue until the sandbox is deleted, or Ctrl-C."),
@@ -33,8 +33,8 @@ def logs(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each event and each run as a line of JSON.")
     ] = False,
-    socket: reach.Socket = None,
-    key: reach.Key = None,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
 ) -> int:
     """Show the events of a sandbox and its ended runs with their output, in order of time."""
     import asyncio
@@ -61,12 +61,12 @@ def logs(
             polling.cancel()
             await asyncio.gather(polling, return_exceptions=True)
 
-    reach.ask(socket, key, shown)
+    connect.ask(socket, key, shown)
     return exits.Exit.OK
 
 
 def history(
-    sandbox_id: reach.Id,
+    sandbox_id: connect.Id,
     run: Annotated[
         str | None,
         typer.Argument(help="Show one run in full; `last` is the last one.", metavar="[RUN]"),
@@ -92,9 +92,9 @@ def history(
         int, typer.Option(help="The number of runs.", metavar="N", min=1, max=500)
     ] = 20,
     offset: Annotated[int, typer.Option(help="Skip this number of runs.", metavar="N", min=0)] = 0,
-    as_json: reach.Json = False,
-    socket: reach.Socket = None,
-    key: reach.Key = None,
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
 ) -> int:
     """List the ended runs of a sandbox, the last one first, or show one run in full."""
     if run is not None:
@@ -106,8 +106,8 @@ def history(
     params |= {"exec_type": kind} if kind else {}
     params |= {"success_only": "true"} if succeeded else {}
     params |= {"tags": tags} if tags else {}
-    path = reach.of_sandbox(sandbox_id, "history")
-    reply = reach.ask(socket, key, lambda client: client.request("GET", path, params=params))
+    path = connect.of_sandbox(sandbox_id, "history")
+    reply = connect.ask(socket, key, lambda client: client.request("GET", path, params=params))
     if as_json:
         report.document(reply)
     elif not reply["entries"]:
@@ -123,7 +123,7 @@ def history(
 
 
 async def _events(client: "Client", sandbox_id: str) -> list[dict[str, Any]]:
-    path = reach.of_sandbox(sandbox_id, "events")
+    path = connect.of_sandbox(sandbox_id, "events")
     params: dict[str, Any] = {"limit": _PAGE}
     events: list[dict[str, Any]] = []
     while True:
@@ -136,7 +136,7 @@ async def _events(client: "Client", sandbox_id: str) -> list[dict[str, Any]]:
 
 async def _runs(client: "Client", sandbox_id: str, count: int) -> list[dict[str, Any]]:
     """Return at most `count` of the last runs. A page may be short if its runs have much output."""
-    path = reach.of_sandbox(sandbox_id, "history")
+    path = connect.of_sandbox(sandbox_id, "history")
     runs: list[dict[str, Any]] = []
     while len(runs) < count:
         params = {"limit": count - len(runs), "offset": len(runs)}
@@ -159,7 +159,7 @@ async def _poll_runs(client: "Client", sandbox_id: str, seen: set[str], show: An
 
 
 async def _unseen(client: "Client", sandbox_id: str, seen: set[str]) -> list[dict[str, Any]]:
-    path = reach.of_sandbox(sandbox_id, "history")
+    path = connect.of_sandbox(sandbox_id, "history")
     fresh: list[dict[str, Any]] = []
     while True:
         params = {"limit": _PAGE, "offset": len(fresh)}
@@ -233,13 +233,13 @@ def _show_run(
     key: str | None,
 ) -> int:
     async def request(client: "Client") -> Any:
-        entry = await client.request("GET", reach.of_sandbox(sandbox_id, "history", run))
+        entry = await client.request("GET", connect.of_sandbox(sandbox_id, "history", run))
         if not any(value is not None for value in changes.values()):
             return entry
-        path = reach.of_sandbox(sandbox_id, "history", entry["id"])
+        path = connect.of_sandbox(sandbox_id, "history", entry["id"])
         return await client.request("PATCH", path, json=dict(changes))
 
-    entry = reach.ask(socket, key, request)
+    entry = connect.ask(socket, key, request)
     if as_json:
         report.document(entry)
     else:

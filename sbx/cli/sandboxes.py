@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import exits, moments, reach, report
+from sbx.cli import connect, exits, moments, report
 from sbx.cli.terminal import STDERR, STDIN, STDOUT, one_line, scrub, write
 from sbx.errors import BadRequest, SbxError
 
@@ -31,16 +31,16 @@ def ps(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the ids.")] = False,
     all_owners: AllOwners = False,
-    as_json: reach.Json = False,
-    socket: reach.Socket = None,
-    key: reach.Key = None,
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
 ) -> int:
     """List your sandboxes.
 
     idle: no kernel is running; the files are kept, and the next run starts a kernel. ready: a
     kernel is live.
     """
-    boxes = reach.ask(socket, key, lambda client: _all(client, status, all_owners=all_owners))
+    boxes = connect.ask(socket, key, lambda client: _all(client, status, all_owners=all_owners))
     if as_json:
         report.document({"sandboxes": boxes})
     elif quiet:
@@ -74,9 +74,9 @@ def create(
     cargo: Annotated[
         str | None, typer.Option(help="An existing cargo for its files.", metavar="ID")
     ] = None,
-    as_json: reach.Json = False,
-    socket: reach.Socket = None,
-    key: reach.Key = None,
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
 ) -> int:
     """Create a sandbox, and print its id.
 
@@ -94,7 +94,7 @@ def create(
     if cargo is not None:
         request["cargo_id"] = cargo
 
-    box = reach.ask(
+    box = connect.ask(
         socket, key, lambda client: client.request("POST", "/v1/sandboxes", json=request)
     )
     report.outcome(box, scrub(box["id"]), as_json=as_json)
@@ -102,10 +102,10 @@ def create(
 
 
 def stop(
-    ids: reach.Ids,
-    as_json: reach.Json = False,
-    socket: reach.Socket = None,
-    key: reach.Key = None,
+    ids: connect.Ids,
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
 ) -> int:
     """Stop the kernels of sandboxes. Files stay, and variables are lost.
 
@@ -113,7 +113,7 @@ def stop(
     """
 
     async def stopped(client: "Client", sandbox_id: str) -> None:
-        await client.request("POST", reach.of_sandbox(sandbox_id, "stop"))
+        await client.request("POST", connect.of_sandbox(sandbox_id, "stop"))
 
     return _each("stopped", ids, stopped, as_json, socket, key)
 
@@ -124,9 +124,9 @@ def rm(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of your sandboxes.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --all: do not ask.")] = False,
-    as_json: reach.Json = False,
-    socket: reach.Socket = None,
-    key: reach.Key = None,
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
 ) -> int:
     """Delete sandboxes and their files. A sandbox that is already gone is not an error."""
     if everything == bool(ids):
@@ -137,30 +137,30 @@ def rm(
             hint="pass ids from sbx ps, or --all",
         )
     if everything:
-        boxes = reach.ask(socket, key, lambda client: _all(client, None, all_owners=False))
+        boxes = connect.ask(socket, key, lambda client: _all(client, None, all_owners=False))
         ids = [box["id"] for box in boxes]
         if ids and not yes:
             _confirm(len(ids), as_json=as_json)
 
     async def removed(client: "Client", sandbox_id: str) -> None:
-        await client.request("DELETE", reach.of_sandbox(sandbox_id))
+        await client.request("DELETE", connect.of_sandbox(sandbox_id))
 
     return _each("removed", ids or [], removed, as_json, socket, key)
 
 
 def extend(
-    sandbox_id: reach.Id,
+    sandbox_id: connect.Id,
     by: Annotated[
         str, typer.Argument(help="The time to add: 3600, 90s, 10min, 2h.", metavar="TIME")
     ],
-    as_json: reach.Json = False,
-    socket: reach.Socket = None,
-    key: reach.Key = None,
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
 ) -> int:
     """Extend the lifetime of a sandbox."""
     request = {"extend_by": _whole_seconds(by, "TIME")}
-    path = reach.of_sandbox(sandbox_id, "extend_ttl")
-    box = reach.ask(socket, key, lambda client: client.request("POST", path, json=request))
+    path = connect.of_sandbox(sandbox_id, "extend_ttl")
+    box = connect.ask(socket, key, lambda client: client.request("POST", path, json=request))
     if as_json:
         report.document(box)
     else:
@@ -170,21 +170,21 @@ def extend(
 
 
 def inspect(
-    sandbox_id: reach.Id,
-    as_json: reach.Json = False,
-    socket: reach.Socket = None,
-    key: reach.Key = None,
+    sandbox_id: connect.Id,
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
 ) -> int:
     """Show one sandbox in full: its conversations, host pids, and the receipt of its walls.
 
     The command reads the walls back from Linux now. --json has all details, such as the namespaces.
     """
-    path = reach.of_sandbox(sandbox_id, "inspect")
-    document = reach.ask(socket, key, lambda client: client.request("GET", path))
+    path = connect.of_sandbox(sandbox_id, "inspect")
+    document = connect.ask(socket, key, lambda client: client.request("GET", path))
     if as_json:
         report.document(document)
     else:
-        from sbx.cli.inspection import show
+        from sbx.cli.inspect_output import show
 
         show(document)
     return exits.Exit.OK
@@ -253,7 +253,7 @@ def _each(
                     write(STDOUT, f"{one_line(sandbox_id)}\n")
 
     if ids:
-        reach.ask(socket, key, act_on_all)
+        connect.ask(socket, key, act_on_all)
     if as_json:
         failures = [{"id": sandbox_id, "error": error.to_dict()} for sandbox_id, error in failed]
         report.document({word: done, "failed": failures})
@@ -283,7 +283,7 @@ def _confirm(count: int, *, as_json: bool) -> None:
 
 def _whole_seconds(text: str, option: str) -> int:
     """Parse a duration and round it to whole seconds: the service accepts no fractions."""
-    return max(1, round(reach.seconds(text, option)))
+    return max(1, round(connect.seconds(text, option)))
 
 
 def _narrower(pairs: Sequence[str]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def serve(
     if print_unit is not None:
         write(STDOUT, unit(print_unit))
         return Exit.OK
-    from sbx.api.settings import read_settings
+    from sbx.api.server.settings import read_settings
 
     result = read_settings(
         {
@@ -129,7 +129,7 @@ def serve(
     )
     for name, source in result.unknown if not as_json else ():
         report.note(f"{name} in {source} is not a setting of sbx")
-    from sbx.api.serve import serve
+    from sbx.api.server.serve import serve
 
     serve(result.settings, partial(_print_key, as_json=as_json), config=config)
     return Exit.OK

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import exits, reach, report
+from sbx.cli import connect, exits, report
 from sbx.cli.terminal import one_line
 from sbx.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
-    from sbx.cli.own_terminal import OwnTerminal
-    from sbx.cli.seat import Outcome
+    from sbx.cli.raw_tty import OwnTerminal
+    from sbx.cli.shell_session import Outcome
     from sbx.client import Client
     from sbx.client.terminals import RemoteTerminal, RemoteTerminals
 
@@ -30,7 +30,7 @@ def shell(
             metavar="ID",
         ),
     ] = None,
-    conversation: reach.Conversation = "default",
+    conversation: connect.Conversation = "default",
     terminal: Annotated[
         str | None,
         typer.Option(help="Attach to this terminal, from --list.", metavar="TERMINAL"),
@@ -75,8 +75,8 @@ def shell(
             "attaching.",
         ),
     ] = False,
-    socket: reach.Socket = None,
-    key: reach.Key = None,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
 ) -> int:
     """Work at a terminal inside a sandbox.
 
@@ -108,8 +108,8 @@ def shell(
 
 
 def _list(socket: str | None, key: str | None, where: tuple[str, str], *, as_json: bool) -> int:
-    path = reach.of_sandbox(where[0], "conversations", where[1], "terminals")
-    terminals = reach.ask(socket, key, lambda client: client.request("GET", path))["items"]
+    path = connect.of_sandbox(where[0], "conversations", where[1], "terminals")
+    terminals = connect.ask(socket, key, lambda client: client.request("GET", path))["items"]
     if as_json:
         report.document({"terminals": terminals})
     elif not terminals:
@@ -148,11 +148,11 @@ def _opened(
 ) -> int:
     async def work(client: "Client") -> dict[str, Any]:
         terminal = await _terminals(client, where).open(**opening)
-        path = reach.of_sandbox(where[0], "conversations", where[1], "terminals", terminal.id)
+        path = connect.of_sandbox(where[0], "conversations", where[1], "terminals", terminal.id)
         body: dict[str, Any] = await client.request("GET", path)
         return body
 
-    report.document(reach.ask(socket, key, work))
+    report.document(connect.ask(socket, key, work))
     return exits.Exit.OK
 
 
@@ -165,8 +165,8 @@ def _attached(
     opening: dict[str, Any],
     leaves: int | None,
 ) -> int:
-    from sbx.cli.own_terminal import OwnTerminal
-    from sbx.cli.seat import sit
+    from sbx.cli.raw_tty import OwnTerminal
+    from sbx.cli.shell_session import sit
 
     with OwnTerminal() as own:
 
@@ -177,7 +177,7 @@ def _attached(
                 terminal = await terminals.open(**_here(opening, own))
             return terminal.id, await sit(terminal, own, leaves)
 
-        name, outcome = reach.ask(socket, key, work)
+        name, outcome = connect.ask(socket, key, work)
     if outcome.detached:
         report.note(f"{name} is still running; attach again with: sbx shell {where[0]}")
         return exits.Exit.OK
@@ -189,8 +189,8 @@ def _embedded(
 ) -> int:
     import asyncio
 
-    from sbx.cli.own_terminal import OwnTerminal
-    from sbx.cli.seat import sit
+    from sbx.cli.raw_tty import OwnTerminal
+    from sbx.cli.shell_session import sit
     from sbx.policy import reference
     from sbx.runtime.runtime import Runtime
     from sbx.runtime.settings import Settings

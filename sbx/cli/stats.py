@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import exits, reach, report
+from sbx.cli import connect, exits, report
 from sbx.cli.terminal import STDERR, STDOUT, one_line, write
 from sbx.errors import SbxError
 from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, Usage, usage_to_json
@@ -35,12 +35,12 @@ def stats(
             max=INTERVAL_MAX_S,
         ),
     ] = 1.0,
-    conversation: reach.Conversation = "default",
+    conversation: connect.Conversation = "default",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each update as one line of JSON.")
     ] = False,
-    socket: reach.Socket = None,
-    key: reach.Key = None,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
 ) -> int:
     """Show the usage of sandboxes: CPU, memory, processes, disk, network.
 
@@ -67,7 +67,7 @@ def stats(
                 return
             await asyncio.sleep(interval)
 
-    reach.ask(socket, key, look)
+    connect.ask(socket, key, look)
     return exits.Exit.OK
 
 

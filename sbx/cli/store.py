@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import exits, reach, report
+from sbx.cli import connect, exits, report
 from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest, Conflict, SbxError
 
 if TYPE_CHECKING:
-    from sbx.runtime.maintenance.backup import Replaced
-    from sbx.runtime.maintenance.check import DirectoryName, StoreCheck
-    from sbx.runtime.maintenance.repair import Repaired
+    from sbx.service.maintenance.backup import Replaced
+    from sbx.service.maintenance.check import DirectoryName, StoreCheck
+    from sbx.service.maintenance.repair import Repaired
 
 _REMOVE_S = 600.0
 
@@ -28,12 +28,12 @@ DataDir = Annotated[
 
 
 @app.command()
-def check(data_dir: DataDir = None, as_json: reach.Json = False) -> int:
+def check(data_dir: DataDir = None, as_json: connect.Json = False) -> int:
     """Check the store, and whether its rows and the directories on the disk match.
 
     The service may run. The exit code is 0 if all is well, and 1 for a finding.
     """
-    from sbx.runtime.maintenance.check import check as checked
+    from sbx.service.maintenance.check import check as checked
 
     result = checked(_data(data_dir))
     if as_json:
@@ -48,13 +48,13 @@ def backup(
     file: Annotated[Path, typer.Argument(help="The file of the copy.", metavar="FILE")],
     force: Annotated[bool, typer.Option(help="Replace FILE if it exists.")] = False,
     data_dir: DataDir = None,
-    as_json: reach.Json = False,
+    as_json: connect.Json = False,
 ) -> int:
     """Copy the store to a file. The service may run, and is not blocked.
 
     The copy does not contain the files of sandboxes. `sbx store restore` restores the copy.
     """
-    from sbx.runtime.maintenance.backup import backup as backed_up
+    from sbx.service.maintenance.backup import backup as backed_up
 
     done = backed_up(_data(data_dir), file, force=force)
     body = {"file": str(file), "bytes": done.bytes, "mark": done.mark and asdict(done.mark)}
@@ -72,15 +72,15 @@ def restore(
         bool, typer.Option(help="Restore a backup of another data directory.")
     ] = False,
     data_dir: DataDir = None,
-    as_json: reach.Json = False,
+    as_json: connect.Json = False,
 ) -> int:
     """Replace the store with a backup. The old store is kept under another name.
 
     The service must be stopped. Sandbox directories that are not in the backup are moved to
     `unclaimed` at the next start.
     """
-    from sbx.runtime.maintenance.backup import restore as restored
-    from sbx.runtime.maintenance.check import on_disk
+    from sbx.service.maintenance.backup import restore as restored
+    from sbx.service.maintenance.check import on_disk
 
     if (file is None) != empty:
         raise BadRequest("name a backup, or use --empty", code="usage")
@@ -100,12 +100,12 @@ def restore(
 
 
 @app.command()
-def repair(data_dir: DataDir = None, as_json: reach.Json = False) -> int:
+def repair(data_dir: DataDir = None, as_json: connect.Json = False) -> int:
     """Copy the rows of a damaged store to a new one, and add missing cargo rows.
 
     The service must be stopped. The damaged store is kept under another name.
     """
-    from sbx.runtime.maintenance.repair import repair as repaired
+    from sbx.service.maintenance.repair import repair as repaired
 
     done = repaired(_data(data_dir))
     if as_json:
@@ -123,7 +123,7 @@ def unclaimed(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Delete all of them permanently.")] = False,
     data_dir: DataDir = None,
-    as_json: reach.Json = False,
+    as_json: connect.Json = False,
 ) -> int:
     """List the directories of sandboxes that had no row in the store, or remove some.
 
@@ -155,10 +155,10 @@ def unclaimed(
 
 
 def _data(data_dir: Path | None) -> Path:
-    from sbx.runtime.maintenance.place import demand
+    from sbx.service.maintenance.place import demand
 
     if data_dir is None:
-        from sbx.api.settings import read_settings
+        from sbx.api.server.settings import read_settings
 
         data_dir = read_settings().settings.data
     return demand(data_dir)
@@ -196,7 +196,7 @@ def _removed(data: Path, ids: list[str], *, as_json: bool) -> int:
 def _record_removal(data: Path, ids: list[str]) -> bool:
     """Add a line to the audit log for each id. Return False if the service runs: it owns the
     log."""
-    from sbx.runtime.maintenance import place
+    from sbx.service.maintenance import place
 
     try:
         with place.as_owner(data), place.ended(data):

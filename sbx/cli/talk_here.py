@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sbx.agent.sandbox import Sandbox
-from sbx.cli.talk import (
+from sbx.cli.chat_store import (
     OWNER,
     Talk,
     Wanted,
@@ -22,13 +22,13 @@ from sbx.cli.talk import (
     told_plainly,
 )
 from sbx.errors import BadRequest
-from sbx.runtime.access import Caller
-from sbx.runtime.house import House
-from sbx.runtime.project_box import ProjectBox
-from sbx.runtime.projects import Project
 from sbx.runtime.settings import Settings
-from sbx.runtime.store import chats
-from sbx.runtime.store.chats import ChatRow
+from sbx.service.auth import Caller
+from sbx.service.projects.box import ProjectBox
+from sbx.service.projects.projects import Project
+from sbx.service.service import House
+from sbx.store import chats
+from sbx.store.chats import ChatRow
 
 _HERE = "chat"  # agent id of these rows; for a conversation in a service it is the sandbox id
 _LONG_S = 30 * 86_400.0  # keep the variables while the user is away

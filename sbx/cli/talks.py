@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from sbx.cli.talk import OWNER, Talk, Wanted, approvals_of, history_of, row_of, told_plainly
+from sbx.aio import in_thread
+from sbx.cli.chat_store import OWNER, Talk, Wanted, approvals_of, history_of, row_of, told_plainly
 from sbx.cli.talk_here import drop, house_at, opened_here
 from sbx.client import Client
 from sbx.errors import BadRequest, NotFound
-from sbx.isolation.patience import in_thread
-from sbx.runtime.data import Data
-from sbx.runtime.store import Store, chats
-from sbx.runtime.store.chats import ChatRow
+from sbx.runtime.data_dir import Data
+from sbx.store import Store, chats
+from sbx.store.chats import ChatRow
 
 _DEFAULT = "default"
 _LIST_MAX = 500

@@ -11,11 +11,11 @@ from sbx.agent.budget import Budget
 from sbx.agent.models import Model
 from sbx.agent.settings import AgentSettings
 from sbx.cli import report
+from sbx.cli.agent_output import Face
 from sbx.cli.agent_sandbox import own_sandbox
-from sbx.cli.ending import Ending
 from sbx.cli.host_executables import report_left_out
-from sbx.cli.saving import save_files
-from sbx.cli.telling import Face
+from sbx.cli.save_files import save_files
+from sbx.cli.signals import Ending
 from sbx.protocol.agent import AgentEvent, Reason, RunEnd
 
 _PACK_THEM = "the agent can pack them into an archive; inspect it before you unpack it"

@@ -10,7 +10,7 @@ from sbx.agent.sandbox import Checkpoint, FileChange, Restores, Sandbox
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
 from sbx.errors import NotFound, SbxError, Unavailable
-from sbx.protocol.rehearsals import CHECKPOINTS_MAX
+from sbx.protocol.dry_runs import CHECKPOINTS_MAX
 
 
 class Undo:

@@ -20,11 +20,10 @@
     address.py       where a service is
     blocking.py      BlockingClient: the same without asyncio; blocking_agents.py is a part of it
 
-Imports sbx.protocol, sbx.errors and sbx.blocking, httptools, and nothing else that is not Python's
-own: a program that only talks to a service starts quickly.
+Imports sbx.protocol, sbx.errors and sbx.sync.blocking, httptools, and nothing else that is not
+Python's own: a program that only talks to a service starts quickly.
 """
 
-from sbx.client.blocking import BlockingClient
 from sbx.client.chat import ChatEvent
 from sbx.client.client import Client
 from sbx.client.records import Page, ProjectInfo, SandboxInfo, Session
@@ -32,7 +31,6 @@ from sbx.client.sandbox import RemoteSandbox
 from sbx.client.sessions import SessionCreateFailed, SessionNotReady
 
 __all__ = [
-    "BlockingClient",
     "ChatEvent",
     "Client",
     "Page",

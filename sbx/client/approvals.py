@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from sbx.client import records
 from sbx.client.chat import Requests
+from sbx.client.http import target
 from sbx.client.records import Page
-from sbx.client.wire import target
 
 Json = dict[str, Any]
 _PATH = target("api", "v1", "approvals")

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from sbx import errors
 from sbx.client import records
-from sbx.client.connection import Lost
-from sbx.client.failures import failure
+from sbx.client.errors import failure
+from sbx.client.http import Params, Wire, connection_lost, target
+from sbx.client.http_connection import Lost
 from sbx.client.records import Page
-from sbx.client.wire import Params, Wire, connection_lost, target
 from sbx.protocol.agent import AgentEvent, RunEnd, from_json
 
 _REATTACH_S = 55.0  # the service tells what was missed for 60 s after the end of a run

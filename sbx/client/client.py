@@ -14,14 +14,14 @@ from sbx.client import records, sessions
 from sbx.client.address import address_of
 from sbx.client.approvals import ApprovalCalls
 from sbx.client.chat import ChatCalls
-from sbx.client.connection import Lost
-from sbx.client.failures import failure
+from sbx.client.errors import failure
+from sbx.client.http import Incoming, Params, Wire, connection_lost, query, target
+from sbx.client.http_connection import Lost
 from sbx.client.projects import ProjectCalls
 from sbx.client.records import Page, SandboxInfo, Session
 from sbx.client.runs import read_event
 from sbx.client.sandbox import RemoteSandbox
 from sbx.client.tools import ToolCalls
-from sbx.client.wire import Incoming, Params, Wire, connection_lost, query, target
 from sbx.protocol.runs import Event, RunEnd
 
 _FOLLOW_PAUSE_S = 0.5

@@ -8,10 +8,10 @@ from contextlib import aclosing
 from typing import Any
 
 from sbx.client import checks
-from sbx.client.connection import Lost
-from sbx.client.failures import failure
+from sbx.client.errors import failure
+from sbx.client.http import connection_lost, query, target
+from sbx.client.http_connection import Lost
 from sbx.client.talk import Held
-from sbx.client.wire import connection_lost, query, target
 from sbx.errors import Broken, Unavailable
 from sbx.protocol.commands import (
     LOG_PIECE,

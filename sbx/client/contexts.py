@@ -4,9 +4,9 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from sbx.client.http import target
 from sbx.client.runs import OnInput, RemoteRun
 from sbx.client.talk import Talk, cell, command_line, receipt_from
-from sbx.client.wire import target
 from sbx.errors import Broken
 from sbx.protocol.contexts import check_context
 from sbx.protocol.receipt import Receipt

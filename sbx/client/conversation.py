@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from sbx.client import checks
 from sbx.client.commands import RemoteCommands
 from sbx.client.contexts import RemoteContexts
+from sbx.client.dry_runs import RemoteCheckpoint, RemoteRehearsal, checkpoint, rehearse
 from sbx.client.files import RemoteFiles, RemoteUploads
-from sbx.client.rehearsals import RemoteCheckpoint, RemoteRehearsal, checkpoint, rehearse
+from sbx.client.http import target
 from sbx.client.runs import OnInput, RemoteRun
 from sbx.client.scripts import script
 from sbx.client.talk import Held, Talk, cell, command_line, receipt_from
 from sbx.client.terminals import RemoteTerminals
 from sbx.client.usage import stream_usage, usage
-from sbx.client.wire import target
 from sbx.protocol.events import text_to_json
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run

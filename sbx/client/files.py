@@ -11,10 +11,10 @@ from typing import IO, Any, Literal
 
 from sbx import errors
 from sbx.client import checks
-from sbx.client.connection import Lost
-from sbx.client.failures import failure
+from sbx.client.errors import failure
+from sbx.client.http import CHUNK, Incoming, Wire, connection_lost, query, target
+from sbx.client.http_connection import Lost
 from sbx.client.partials import RESUMABLE_MIN, Target, send_in_pieces
-from sbx.client.wire import CHUNK, Incoming, Wire, connection_lost, query, target
 from sbx.protocol.files import (
     Change,
     Copied,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from sbx import errors
-from sbx.client.wire import Wire, query
+from sbx.client.http import Wire, query
 
 RESUMABLE_MIN = 16 << 20  # bytes: a smaller file is sent again as a whole
 PIECE = 8 << 20

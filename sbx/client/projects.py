@@ -2,8 +2,8 @@
 
 from sbx.client import records
 from sbx.client.chat import Requests
+from sbx.client.http import target
 from sbx.client.records import Page, ProjectInfo
-from sbx.client.wire import target
 
 _PATH = target("api", "v1", "projects")
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from sbx.errors import Broken
-from sbx.protocol.attachments import Attachment
+from sbx.protocol.mounts import Attachment
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from contextlib import aclosing
 from typing import Any
 
 from sbx import errors
-from sbx.client.connection import Lost
-from sbx.client.failures import failure
-from sbx.client.wire import Wire, connection_lost, target
+from sbx.client.errors import failure
+from sbx.client.http import Wire, connection_lost, target
+from sbx.client.http_connection import Lost
 from sbx.protocol.events import event_from_json, text_to_json
 from sbx.protocol.runs import Event, InputRequest, Run, RunEnd, RunStart
 

@@ -11,14 +11,14 @@ from sbx import errors
 from sbx.client.commands import RemoteCommands
 from sbx.client.contexts import RemoteContexts
 from sbx.client.conversation import RemoteConversation
+from sbx.client.dry_runs import RemoteCheckpoint, RemoteRehearsal
 from sbx.client.files import RemoteFiles, RemoteUploads
+from sbx.client.http import Wire, query, target
 from sbx.client.records import SandboxInfo, attachment, sandbox_info
-from sbx.client.rehearsals import RemoteCheckpoint, RemoteRehearsal
 from sbx.client.runs import OnInput
 from sbx.client.talk import Held
 from sbx.client.terminals import RemoteTerminals
-from sbx.client.wire import Wire, query, target
-from sbx.protocol.attachments import Attachment
+from sbx.protocol.mounts import Attachment
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run
 from sbx.protocol.usage import Usage

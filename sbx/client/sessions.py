@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbx import errors
+from sbx.client.http import Wire, target
 from sbx.client.records import Session, session
-from sbx.client.wire import Wire, target
 
 
 class SessionCreateFailed(errors.Unavailable):

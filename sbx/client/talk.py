@@ -8,8 +8,8 @@ from typing import Any
 
 from sbx import errors
 from sbx.client import checks
+from sbx.client.http import Wire, target
 from sbx.client.runs import OnInput, RemoteRun
-from sbx.client.wire import Wire, target
 from sbx.protocol.events import run_from_json
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Run

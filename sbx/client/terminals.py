@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sbx import errors
 from sbx.client import checks
+from sbx.client.http import target
 from sbx.client.talk import Held, Talk
-from sbx.client.wire import target
 from sbx.protocol.terminals import (
     TerminalScreen,
     TerminalStatus,
@@ -18,7 +18,7 @@ from sbx.protocol.terminals import (
 )
 
 if TYPE_CHECKING:
-    from sbx.client.attached import RemoteAttached
+    from sbx.client.terminal_socket import RemoteAttached
 
 
 class RemoteTerminal:
@@ -37,7 +37,7 @@ class RemoteTerminal:
     @asynccontextmanager
     async def attach(self) -> "AsyncIterator[RemoteAttached]":
         """Come to it as a client. Raises Conflict `too_many_clients`."""
-        from sbx.client.attached import attached  # 60 ms, for who has a terminal
+        from sbx.client.terminal_socket import attached  # 60 ms, for who has a terminal
 
         self._held.check()
         async with attached(self._held.wire, f"{self._path}/attach") as client:

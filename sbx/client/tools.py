@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from sbx import errors
 from sbx.client.chat import Requests
-from sbx.client.connection import Lost
-from sbx.client.failures import failure
-from sbx.client.wire import connection_lost, target
+from sbx.client.errors import failure
+from sbx.client.http import connection_lost, target
+from sbx.client.http_connection import Lost
 
 Json = dict[str, Any]
 

@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from sbx.client.connection import Lost
-from sbx.client.failures import failure
+from sbx.client.errors import failure
+from sbx.client.http import connection_lost, query
+from sbx.client.http_connection import Lost
 from sbx.client.talk import Held
-from sbx.client.wire import connection_lost, query
 from sbx.errors import Broken
 from sbx.protocol.usage import Usage, usage_from_json
 

@@ -1,8 +1,8 @@
 """The share of one jail in the counters that Linux keeps for a user or for the whole machine.
 
 Without separate cgroups or namespaces, all jails of a user and that user's programs on the host
-share these counters. A jail of the cold path gets the same share from `sbx.isolation.spawn`, before
-bubblewrap starts.
+share these counters. A jail of the cold path gets the same share from
+`sbx.isolation.broker.spawn`, before bubblewrap starts.
 """
 
 from contextlib import suppress

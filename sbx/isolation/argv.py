@@ -8,7 +8,8 @@ broker puts each file in its slot before it becomes bwrap.
 
 from collections.abc import Callable, Sequence
 
-from sbx.isolation.attaching import TOP
+from sbx.isolation.broker.bind_staging import DEVPTS
+from sbx.isolation.broker.live_mounts import TOP
 from sbx.isolation.plan import (
     INSIDE_GID,
     INSIDE_UID,
@@ -21,7 +22,6 @@ from sbx.isolation.plan import (
     ZygotePlan,
 )
 from sbx.isolation.slots import DATA_FD, FILTER_FD, INFO_FD, USERNS_FD
-from sbx.isolation.staging import DEVPTS
 
 _NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
 _ZYGOTE_CAPABILITIES = (

@@ -13,9 +13,9 @@ from typing import Any
 
 from sbx.errors import CannotEnforce
 from sbx.guest.guarded_paths import ITEMS, QUARANTINE
-from sbx.isolation.filters import Filter
-from sbx.isolation.filters import Filters as Filters
 from sbx.isolation.probe import Capabilities
+from sbx.isolation.seccomp import Filter
+from sbx.isolation.seccomp import Filters as Filters
 from sbx.policy import Policy
 
 INSIDE_UID = 1000
@@ -269,7 +269,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
         own_mounts=_own_mounts(paths, staged=capabilities.root),
         files=_etc(policy.user, home),
         environment=_environment(policy, paths.interpreter, home, paths.way_out),
-        command=_command(paths.interpreter, "boot"),
+        command=_command(paths.interpreter, "start/cold"),
         filter=filters.default,
         seal=Seal(
             landlock="landlock" not in weaker,
@@ -350,7 +350,7 @@ def zygote_plan(policy: Policy, capabilities: Capabilities, paths: Paths) -> Zyg
         ),
         files=_etc(policy.user, home),
         environment=_environment(policy, paths.interpreter, home),
-        command=_command(paths.interpreter, "zygote"),
+        command=_command(paths.interpreter, "start/zygote"),
         preload=policy.preload,
     )
 

@@ -1,6 +1,6 @@
 """Which file descriptor of a starting jail is which; the only ones it has beside 0, 1 and 2."""
 
-from sbx.guest.sockets import CONTROL_FD, KERNEL_FD, ORDERS_FD
+from sbx.guest.inherited_fds import CONTROL_FD, KERNEL_FD, ORDERS_FD
 
 __all__ = [
     "ARGS_FD",

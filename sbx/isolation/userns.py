@@ -19,7 +19,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from sbx.errors import Broken, Denied
-from sbx.isolation import staging
+from sbx.isolation.broker import bind_staging
 from sbx.linux import mounts, namespaces
 
 Ids = tuple[int, int]  # uid and gid
@@ -85,7 +85,7 @@ def map_owner(
     try:
         found = os.fstat(tree)
         if expected is not None and [found.st_dev, found.st_ino] != list(expected):
-            raise staging.replaced(source)
+            raise bind_staging.replaced(source)
         owner = found.st_uid, found.st_gid
         try:
             made = _for_owner(owner, become)
@@ -119,12 +119,12 @@ def _for_owner(owner: Ids, become: Ids) -> int:
 
 
 def _refusal(source: str, uid: int, error: OSError) -> Denied:
-    from sbx.isolation import storage
+    from sbx.isolation import project_quota
 
     if error.errno in _CAUSES:
         cause, remedy = _CAUSES[error.errno]
     elif error.errno == errno.EINVAL:
-        kinds = ", ".join(storage.kinds_at(source))
+        kinds = ", ".join(project_quota.kinds_at(source))
         cause = f"not every file system there ({kinds}) has idmapped mounts on this Linux"
         remedy = "keep the directory on ext4, xfs, btrfs, or tmpfs (Linux 6.3)"
     else:

@@ -56,7 +56,7 @@ async def _serve(policy: str, file: Path) -> int:
         from sbx.jupyter import connection_file
         from sbx.jupyter.directory import check_apart
         from sbx.jupyter.notebook import Notebook
-        from sbx.jupyter.seat import Wanted, seats_of
+        from sbx.jupyter.notebook_sandbox import Wanted, seats_of
         from sbx.runtime.runtime import Runtime
         from sbx.runtime.settings import Settings
 

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from sbx.isolation.patience import to_the_end
+from sbx.aio import to_the_end
 from sbx.jupyter.channels import Channels
 from sbx.jupyter.connection import Connection
 from sbx.jupyter.history import History
-from sbx.jupyter.life import Life
-from sbx.runtime.context import Context
+from sbx.jupyter.kernel_session import Life
+from sbx.runtime.run.context import Context
 
 __all__ = ("Bridge", "Connection")
 

@@ -22,13 +22,13 @@ import zmq
 import zmq.asyncio
 from jupyter_client.session import Session
 
-from sbx.isolation.patience import in_thread
-from sbx.jupyter import requests
+from sbx.aio import in_thread
+from sbx.jupyter import parse
 from sbx.jupyter.connection import Connection
-from sbx.jupyter.gathering import Gathering
-from sbx.jupyter.messages import Message
-from sbx.jupyter.requests import Malformed, Request
+from sbx.jupyter.parse import Malformed, Request
+from sbx.jupyter.serialize import Message
 from sbx.jupyter.sockets import Sockets
+from sbx.jupyter.stream_batching import Gathering
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Channels:
 
     def _read(self, channel: str, parts: list[bytes]) -> Request | None:
         try:
-            return requests.read(self._session, parts)
+            return parse.read(self._session, parts)
         except Malformed as error:
             self._rejected += 1
             if self._rejected.bit_count() == 1:  # any process may send any number of them

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sbx.jupyter.messages import Message
+from sbx.jupyter.serialize import Message
 
 _COMMS_MAX = 20_000  # a large dashboard has some thousands
 _NAME_MAX = 256  # characters of an id, and of a target

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from sbx.jupyter.requests import History as HistoryRequest
+from sbx.jupyter.parse import History as HistoryRequest
 
 LINES_MAX = 10_000
 TEXT_MAX = 8 << 20  # characters of all lines and outputs

@@ -7,11 +7,11 @@ Everything runs on the event loop of the runtime.
 import asyncio
 from concurrent.futures import Future
 
-from sbx.isolation.patience import to_the_end
-from sbx.jupyter.answers import KILLED
+from sbx.aio import to_the_end
 from sbx.jupyter.bridge import Bridge
 from sbx.jupyter.connection import Connection
-from sbx.jupyter.seat import Seat, Seats, Wanted
+from sbx.jupyter.handlers import KILLED
+from sbx.jupyter.notebook_sandbox import Seat, Seats, Wanted
 
 
 class Notebook:

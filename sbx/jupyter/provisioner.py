@@ -33,8 +33,8 @@ from sbx.jupyter import DEFAULT_POLICY
 if TYPE_CHECKING:  # the import takes half a second: done in a thread, with the first kernel
     from sbx.jupyter.connection import Connection
     from sbx.jupyter.notebook import Notebook
-    from sbx.jupyter.seat import Wanted
-    from sbx.runtime.blocking import SharedRuntime
+    from sbx.jupyter.notebook_sandbox import Wanted
+    from sbx.runtime.shared import SharedRuntime
 
 T = TypeVar("T")
 _GONE_S = 1.0  # a kernel ends some ms after a shutdown request
@@ -206,8 +206,8 @@ class SandboxProvisioner(KernelProvisionerBase):
 def _new_notebook() -> "tuple[SharedRuntime, Notebook]":
     """Make a notebook. Call it in a thread: the first import and start take a second."""
     from sbx.jupyter.notebook import Notebook
-    from sbx.jupyter.seat import seats_of
-    from sbx.runtime.blocking import shared_runtime
+    from sbx.jupyter.notebook_sandbox import seats_of
+    from sbx.runtime.shared import shared_runtime
 
     shared = shared_runtime()
     return shared, Notebook(seats_of(shared.runtime))
@@ -219,7 +219,7 @@ def _let_go(shared: "SharedRuntime", notebook: "Notebook") -> None:
 
 
 def _seat_request(policy: str, spec: KernelSpec, cwd: Any, env: Mapping[str, str]) -> "Wanted":
-    from sbx.jupyter.seat import Wanted
+    from sbx.jupyter.notebook_sandbox import Wanted
 
     notebook = env.get("JPY_SESSION_NAME")
     if notebook == os.environ.get("JPY_SESSION_NAME"):

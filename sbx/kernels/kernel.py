@@ -26,10 +26,10 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from sbx import errors
+from sbx.aio import to_the_end
+from sbx.isolation.broker.client import End, Jail
 from sbx.isolation.facts import own_namespaces
-from sbx.isolation.launch import End, Jail
 from sbx.isolation.masking import Masks
-from sbx.isolation.patience import to_the_end
 from sbx.isolation.receipt import Receipt, make_receipt, read_again
 from sbx.kernels import frames
 from sbx.kernels.budget import FrameBudget

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbx.isolation.plan import LaunchPlan
-from sbx.kernels.zygotes import Key
+from sbx.kernels.pool.zygotes import Key
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,28 +15,28 @@ from collections.abc import (
     Sequence,
 )
 
-from sbx.isolation.patience import to_the_end
+from sbx.aio import to_the_end
 from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Event, Run, RunError
 from sbx.protocol.usage import Usage
-from sbx.runtime import request
-from sbx.runtime.checkpoints import Checkpoint, Checkpoints
-from sbx.runtime.commands import Commands
-from sbx.runtime.context import SANDBOX_GONE, Context, StartKernel
-from sbx.runtime.contexts import Contexts, Memory
-from sbx.runtime.copies import Copies
-from sbx.runtime.disk import DiskWatch, Shared
-from sbx.runtime.files import OpenFiles, WorkspaceFiles, WorkspaceUploads
-from sbx.runtime.languages import Languages, Tool
-from sbx.runtime.live import LiveRun
-from sbx.runtime.open_limit import OpenLimit
-from sbx.runtime.questions import OnInput
-from sbx.runtime.rehearsals import Rehearsal, Rehearsals
-from sbx.runtime.scripts import Program, check_script, plan_script
-from sbx.runtime.terminals import Terminals
-from sbx.runtime.usage import Meter, Whole
+from sbx.runtime.files.disk_limit import DiskWatch, Shared
+from sbx.runtime.files.files import OpenFiles, WorkspaceFiles, WorkspaceUploads
+from sbx.runtime.files.open_limit import OpenLimit
+from sbx.runtime.files.usage import Meter, Whole
+from sbx.runtime.processes.commands import Commands
+from sbx.runtime.processes.languages import Languages, Tool
+from sbx.runtime.processes.scripts import Program, check_script, plan_script
+from sbx.runtime.processes.terminals import Terminals
+from sbx.runtime.run import checks
+from sbx.runtime.run.active_run import LiveRun
+from sbx.runtime.run.context import SANDBOX_GONE, Context, StartKernel
+from sbx.runtime.run.contexts import Contexts, Memory
+from sbx.runtime.run.questions import OnInput
+from sbx.runtime.snapshots.checkpoints import Checkpoint, Checkpoints
+from sbx.runtime.snapshots.dry_run import Rehearsal, Rehearsals
+from sbx.runtime.snapshots.snapshots import Copies
 
 
 class Conversation:
@@ -301,7 +301,7 @@ class Conversation:
 
     def time_for_script(self, timeout: float | None) -> float:
         """Its time-out in seconds; raises BadRequest as `start_script`."""
-        return request.timeout_s(self._policy, timeout)
+        return checks.timeout_s(self._policy, timeout)
 
     async def find_tool(self, language: str) -> Tool:
         """What would run a script of this language here.
@@ -309,8 +309,8 @@ class Conversation:
         Raises BadRequest `unknown_language` and `language_unavailable`, Denied, Closed.
         """
         known = check_language(language)
-        request.demand_processes(self._policy)
-        request.demand(self._policy, "shell")
+        checks.demand_processes(self._policy)
+        checks.demand(self._policy, "shell")
         self._default.check_open()
         return await self._languages.tool(known, self._has_file)
 

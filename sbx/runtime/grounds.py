@@ -1,6 +1,7 @@
 """From where a service lets directories of its host be attached: whoever asks comes by HTTP.
 
-Of a service that dropped root's rights the broker looks at it again (`sbx.isolation.confinement`).
+Of a service that dropped root's rights the broker looks at it again
+(`sbx.isolation.broker.allowlist`).
 """
 
 import os

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from sbx.errors import SbxError
-from sbx.runtime.open_files import OpenFiles
+from sbx.runtime.files.open_files import OpenFiles
 from sbx.telemetry.background import background_context
 
 _log = logging.getLogger(__name__)

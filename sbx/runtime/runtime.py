@@ -3,7 +3,7 @@
 import asyncio
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -12,23 +12,20 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sbx import errors
-from sbx.isolation.filters import load_filters
-from sbx.isolation.forked import check_process
-from sbx.isolation.launch import Broker, BrokerProcess
-from sbx.isolation.patience import in_thread, to_the_end
+from sbx.aio import check_process, in_thread, to_the_end
+from sbx.environments.directory import Environments
+from sbx.environments.interpreter import interpreter_at, own_interpreter
+from sbx.isolation.broker.client import Broker, BrokerProcess
 from sbx.isolation.plan import Interpreter, decide_walls
 from sbx.isolation.probe import Capabilities
-from sbx.kernels.start import Starter
-from sbx.kernels.zygotes import Key, key_of
+from sbx.isolation.seccomp import load_filters
+from sbx.kernels.pool.factory import Starter
+from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load, narrow, unchanged
-from sbx.runtime.data import Data
-from sbx.runtime.environments.directory import Environments
+from sbx.runtime.data_dir import Data
 from sbx.runtime.grounds import Grounds
-from sbx.runtime.home import Home, furnished, home_of
-from sbx.runtime.interpreter import interpreter_at, own_interpreter
-from sbx.runtime.kept import KeptSandbox, Place
-from sbx.runtime.means import Means
-from sbx.runtime.project_sandbox import ProjectSandbox
+from sbx.runtime.prewarm import Home, furnished, home_of
+from sbx.runtime.resources import Means
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
 from sbx.telemetry.starts import Starts
@@ -245,51 +242,16 @@ class Runtime:
         """The directories of frozen copies, each among the conversations of its sandbox."""
         return frozenset(self._started().copies)
 
-    async def open(
-        self, loaded: Policy, decided: Policy, place: Place, home: Home | None = None
-    ) -> KeptSandbox:
-        """A sandbox whose files outlive it, made or made again; `home`, whose directory is the
-        place's, ends with it also where this raises. Raises CannotEnforce."""
-        means = self._started()
-        box = KeptSandbox(
-            means,
-            decided,
-            loaded,
-            await self._interpreter_of(decided),
-            place,
-            uids=self.settings.uid_range,
-            on_close=self._sandboxes.discard,
-            home=home,
-        )
-        return await self._prepared(box)
+    async def open(self, loaded: Policy, decided: Policy, make: Callable[..., _Box]) -> _Box:
+        """Return a sandbox of a class of the caller, prepared. It is closed with the runtime.
 
-    async def open_project(
-        self,
-        policy: str | Path | Policy,
-        directory: Path,
-        *,
-        narrower: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
-        uploads: Path | None = None,
-        lost: frozenset[str] = frozenset(),
-    ) -> ProjectSandbox:
-        """A sandbox over a working directory of the host, by a path without symlinks; see there.
-
-        Raises as `create`, and Denied `not_granted` where another one has taken its place.
+        `make` is called with the resources, both policies, the interpreter and `on_close`. Raises
+        CannotEnforce and the errors of `make`.
         """
-        means = self._started()
-        loaded, decided = await self.decide(policy, narrower=narrower, env=env)
-        box = ProjectSandbox(
-            means,
-            decided,
-            loaded,
-            await self._interpreter_of(decided),
-            workspace=directory,
-            uploads=uploads,
-            on_close=self._sandboxes.discard,
-            lost=lost,
-        )
-        return await self._prepared(box)
+        interpreter = await self._interpreter_of(decided)
+        on_close = self._sandboxes.discard
+        sandbox = make(self._started(), decided, loaded, interpreter, on_close=on_close)
+        return await self._prepared(sandbox)
 
     @property
     def confined(self) -> bool:

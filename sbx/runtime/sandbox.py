@@ -14,45 +14,44 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from sbx import errors
-from sbx.isolation.forked import check_process
-from sbx.isolation.launch import Host
-from sbx.isolation.patience import in_thread, to_the_end
+from sbx.aio import check_process, in_thread, to_the_end
+from sbx.egress.unix_socket import Outlet
+from sbx.environments.directory import check_there
+from sbx.isolation.broker.client import Host
 from sbx.isolation.plan import Interpreter, Paths, WayOut, decide_walls
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.budget import FrameBudget
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.watcher import Watcher
-from sbx.kernels.zygotes import Key, key_of
+from sbx.kernels.memory_watcher import Watcher
+from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy
-from sbx.protocol.attachments import Attachment
 from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.mounts import Attachment
 from sbx.protocol.runs import Cause, Event, Run
 from sbx.protocol.usage import Usage
-from sbx.runtime.attachments import Attachments
-from sbx.runtime.checkpoints import Checkpoint
-from sbx.runtime.commands import Commands
-from sbx.runtime.context import StartKernel
-from sbx.runtime.contexts import Contexts
 from sbx.runtime.conversation import Conversation
-from sbx.runtime.copies import Copies
-from sbx.runtime.environments.directory import check_there
-from sbx.runtime.files import OpenFiles, Ready, WorkspaceFiles, WorkspaceUploads, open_files
-from sbx.runtime.home import Home
+from sbx.runtime.files.files import OpenFiles, Ready, WorkspaceFiles, WorkspaceUploads, open_files
+from sbx.runtime.files.quota import limited, refused
+from sbx.runtime.files.usage import Whole
+from sbx.runtime.honeytokens import Sprung, Tripwires
 from sbx.runtime.host_sockets import refuse_uncovered
-from sbx.runtime.languages import Languages
-from sbx.runtime.means import Means
-from sbx.runtime.outlet import Outlet
-from sbx.runtime.questions import OnInput
-from sbx.runtime.quota import limited, refused
-from sbx.runtime.rehearsals import Rehearsal, is_rehearsal, offline
-from sbx.runtime.terminals import Terminals
-from sbx.runtime.tripwires import Sprung, Tripwires
-from sbx.runtime.usage import Whole
+from sbx.runtime.live_mounts import Attachments
+from sbx.runtime.prewarm import Home
+from sbx.runtime.processes.commands import Commands
+from sbx.runtime.processes.languages import Languages
+from sbx.runtime.processes.terminals import Terminals
+from sbx.runtime.resources import Means
+from sbx.runtime.run.context import StartKernel
+from sbx.runtime.run.contexts import Contexts
+from sbx.runtime.run.questions import OnInput
+from sbx.runtime.snapshots.checkpoints import Checkpoint
+from sbx.runtime.snapshots.dry_run import Rehearsal, is_rehearsal, offline
+from sbx.runtime.snapshots.snapshots import Copies
 from sbx.workspace import allowed_paths, check_name
 from sbx.workspace.rights import refuse_rights
 
 if TYPE_CHECKING:
-    from sbx.runtime.egress import Decision
+    from sbx.egress import Decision
 
 _log = logging.getLogger(__name__)
 DEFAULT_CONVERSATION = "default"

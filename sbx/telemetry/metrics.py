@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sbx.telemetry.starts import Starts
 
 if TYPE_CHECKING:
-    from sbx.telemetry.collectors import Collectors
+    from sbx.telemetry.prometheus import Collectors
 
 _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -26,7 +26,7 @@ class _Counting:
 def enable() -> None:
     """Start counting. A second call changes nothing."""
     if _Counting.by is None:
-        from sbx.telemetry.collectors import Collectors
+        from sbx.telemetry.prometheus import Collectors
 
         _Counting.by = Collectors()
 

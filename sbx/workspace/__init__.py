@@ -24,10 +24,10 @@ Linux into errors of sbx.
 """
 
 from sbx.protocol.files import Entry, Listing, Upload
+from sbx.workspace.disk_usage import Usage
 from sbx.workspace.files import Files
 from sbx.workspace.host_directory import HostDirectory
 from sbx.workspace.layout import ConversationFiles, DataDirectory
-from sbx.workspace.measure import Usage
 from sbx.workspace.paths import Location, Part, check_name, resolve
 from sbx.workspace.streams import OpenFile
 from sbx.workspace.tree import Tree

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 from sbx.protocol.files import Copied, Entry, Kind, Listing, Matches
 from sbx.workspace import paths
-from sbx.workspace.copying import copy
-from sbx.workspace.expressions import Expression, Glob
+from sbx.workspace.copy import copy
+from sbx.workspace.edit import replace
 from sbx.workspace.host_directory import HostDirectory
-from sbx.workspace.moving import move
+from sbx.workspace.move import move
 from sbx.workspace.paths import Location, Part
+from sbx.workspace.patterns import Expression, Glob
 from sbx.workspace.permissions import check_mode, chmod
-from sbx.workspace.replacing import replace
 from sbx.workspace.search import Grep, Places, find
 from sbx.workspace.streams import Intake, OpenFile
 from sbx.workspace.tree import Relative, Tree

@@ -19,12 +19,12 @@ from typing import Self
 from sbx.errors import Denied
 from sbx.guest.path_rules import HEAD, Match
 from sbx.linux.file_names import may_fold_case
-from sbx.workspace import beneath
+from sbx.workspace import safe_open
+from sbx.workspace.errors import translated, wrong_path
 from sbx.workspace.host_executable_links import ExecutableLinks, find_links
 from sbx.workspace.host_executable_trees import find_below, matches
 from sbx.workspace.host_executables import path_rules
 from sbx.workspace.paths import WORKSPACE
-from sbx.workspace.refusals import translated, wrong_path
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
 
@@ -342,4 +342,4 @@ def executed_paths(directory: Path) -> tuple[str, ...]:
 
 
 def _open_path(root: int, relative: tuple[str, ...]) -> int:
-    return beneath.opener()(root, relative, os.O_PATH | os.O_NOFOLLOW)
+    return safe_open.opener()(root, relative, os.O_PATH | os.O_NOFOLLOW)

@@ -32,11 +32,11 @@ from sbx.errors import Broken, Denied, NotFound
 from sbx.forbidden_directories import DATA_MARKER
 from sbx.linux import capabilities
 from sbx.protocol.files import Kind
-from sbx.workspace import beneath, paths, unclaimed
-from sbx.workspace.logs import CommandLogs
-from sbx.workspace.refusals import translated
-from sbx.workspace.removal import empty_directory, remove_tree
-from sbx.workspace.rollback import roll_back
+from sbx.workspace import paths, safe_open, unclaimed
+from sbx.workspace.errors import translated
+from sbx.workspace.ring_files import CommandLogs
+from sbx.workspace.rmtree import empty_directory, remove_tree
+from sbx.workspace.snapshots.rollback import roll_back
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.unclaimed import OPAQUE_NAME
@@ -90,9 +90,9 @@ class ConversationFiles:
                     self.files.delete(relative)
                 self.files.make_directory(relative)
             with translated(self.files.shown(relative)):
-                fd = beneath.opener()(self.files.fd, relative, os.O_PATH | os.O_DIRECTORY)
+                fd = safe_open.opener()(self.files.fd, relative, os.O_PATH | os.O_DIRECTORY)
                 try:
-                    beneath.permit(fd)
+                    safe_open.permit(fd)
                 finally:
                     os.close(fd)
 
@@ -232,7 +232,7 @@ class DataDirectory:
         if conversation is None:
             return remove_tree(self._sandboxes, _opaque(sandbox), deadline_s, trash=self._removed)
         try:
-            parent = beneath.opener()(
+            parent = safe_open.opener()(
                 self._sandboxes, (_opaque(sandbox),), os.O_PATH | os.O_DIRECTORY
             )
         except FileNotFoundError:
@@ -270,7 +270,7 @@ class DataDirectory:
             stack.callback(os.close, target)
             parent = self._sandboxes
             if conversation is not None:
-                parent = beneath.opener()(parent, (sandbox,), os.O_PATH | os.O_DIRECTORY)
+                parent = safe_open.opener()(parent, (sandbox,), os.O_PATH | os.O_DIRECTORY)
                 stack.callback(os.close, parent)
             unclaimed.move(parent, conversation or sandbox, target, item_id)
         return item_id
@@ -288,7 +288,7 @@ class DataDirectory:
         """Return the opaque names in a sandbox, or an empty tuple if it has no directory."""
         with translated(str(self.path)):
             try:
-                fd = beneath.opener()(
+                fd = safe_open.opener()(
                     self._sandboxes, (_opaque(sandbox),), os.O_RDONLY | os.O_DIRECTORY
                 )
             except FileNotFoundError:
@@ -324,7 +324,7 @@ class DataDirectory:
 
     def _hold(self, stack: ExitStack, *inside: str) -> int | None:
         try:
-            fd = beneath.opener()(self._sandboxes, inside, os.O_PATH | os.O_DIRECTORY)
+            fd = safe_open.opener()(self._sandboxes, inside, os.O_PATH | os.O_DIRECTORY)
         except FileNotFoundError:
             return None
         stack.callback(os.close, fd)
@@ -356,13 +356,13 @@ def _directory(
     """
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=parent)
-    fd = beneath.opener()(parent, (name,), os.O_PATH | os.O_DIRECTORY)
+    fd = safe_open.opener()(parent, (name,), os.O_PATH | os.O_DIRECTORY)
     try:
         status = os.fstat(fd)
         if owner is not None and (status.st_uid, status.st_gid) != owner:
             os.chown(f"/proc/self/fd/{fd}", *owner)
         if keep_mode:
-            beneath.permit(fd)
+            safe_open.permit(fd)
         elif stat.S_IMODE(status.st_mode) != mode:
             os.chmod(f"/proc/self/fd/{fd}", mode)
     except BaseException:

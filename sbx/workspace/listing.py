@@ -5,8 +5,8 @@ import stat
 from collections import deque
 
 from sbx.protocol.files import Entry, Kind, Listing
-from sbx.workspace.beneath import Opener
-from sbx.workspace.refusals import translate
+from sbx.workspace.errors import translate
+from sbx.workspace.safe_open import Opener
 
 
 def entry_of(path: str, status: os.stat_result) -> Entry:

@@ -14,7 +14,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from sbx.linux import stamps
-from sbx.workspace.changes import (
+from sbx.workspace.snapshots.apply import commit
+from sbx.workspace.snapshots.copy import settle
+from sbx.workspace.snapshots.journal import Journal
+from sbx.workspace.snapshots.manifest import (
     Change,
     Manifest,
     Node,
@@ -26,10 +29,7 @@ from sbx.workspace.changes import (
     with_digests,
     with_specials,
 )
-from sbx.workspace.committing import commit
-from sbx.workspace.freezing import settle
-from sbx.workspace.journal import Journal
-from sbx.workspace.snapshot import Bounds, Scope, Survey, digest, look, node_at
+from sbx.workspace.snapshots.scan import Bounds, Scope, Survey, digest, look, node_at
 from sbx.workspace.tree import Tree
 
 _NOWHERE = (-1, -1)  # the identity of no file

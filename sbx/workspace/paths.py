@@ -9,7 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sbx.workspace.refusals import invalid_path
+from sbx.workspace.errors import invalid_path
 
 WORKSPACE = "/workspace"
 UPLOADS = "/workspace/uploads/temparea"

@@ -8,7 +8,7 @@ import os
 import stat
 
 from sbx.errors import BadRequest, Denied
-from sbx.workspace.refusals import not_a_file, translated, wrong_path
+from sbx.workspace.errors import not_a_file, translated, wrong_path
 from sbx.workspace.tree import Relative, Tree
 
 

@@ -27,10 +27,10 @@ from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.guest.guarded_paths import ITEMS
 from sbx.linux import locks
 from sbx.protocol.runs import Quarantined
-from sbx.workspace import copying
-from sbx.workspace.beneath import encoded, opener
-from sbx.workspace.refusals import translated
-from sbx.workspace.removal import remove_tree
+from sbx.workspace import copy
+from sbx.workspace.errors import translated
+from sbx.workspace.rmtree import remove_tree
+from sbx.workspace.safe_open import encoded, opener
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Tree
 from sbx.workspace.walk import Walk
@@ -225,7 +225,7 @@ def restore(store: Path, item_id: str) -> str:
         status = os.fstat(fd)
         owner = (status.st_uid, status.st_gid) if os.geteuid() == 0 else None
         target = stack.enter_context(Tree(os.dup(fd), view=item.directory, owner=owner))
-        copied = copying.copy(
+        copied = copy.copy(
             stack.enter_context(_items_tree(content.parent)),
             (item.id,),
             target,

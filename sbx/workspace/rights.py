@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from sbx.errors import Denied, Unavailable
 from sbx.linux import openat2
+from sbx.workspace.errors import translated
 from sbx.workspace.host_directory import HostDirectory
-from sbx.workspace.refusals import translated
 
 _DEADLINE_S = 30.0
 _RESOLVE = (

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from sbx.errors import InvalidPath, NotFound, SbxError
 from sbx.protocol.files import Kind, Listing, Match, Matches
-from sbx.workspace.expressions import Expression, Glob
 from sbx.workspace.listing import entry_of
+from sbx.workspace.patterns import Expression, Glob
 from sbx.workspace.streams import OpenFile
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk

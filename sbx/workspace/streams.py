@@ -10,8 +10,8 @@ from typing import Self, TypeVar
 
 from sbx.linux import quota
 from sbx.linux.renameat2 import rename_new
-from sbx.workspace.beneath import Opener
-from sbx.workspace.refusals import is_a_directory, not_a_file, translated, wrong_path
+from sbx.workspace.errors import is_a_directory, not_a_file, translated, wrong_path
+from sbx.workspace.safe_open import Opener
 
 CHUNK = 256 * 1024  # bytes
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Self
 
 from sbx.protocol.files import Entry, Listing
-from sbx.workspace import beneath
-from sbx.workspace.beneath import encoded
+from sbx.workspace import safe_open
+from sbx.workspace.disk_usage import Enough, Usage, measure
+from sbx.workspace.errors import is_a_directory, too_large, translated, wrong_path
 from sbx.workspace.listing import entry_of, list_directory, shown
-from sbx.workspace.measure import Enough, Usage, measure
-from sbx.workspace.refusals import is_a_directory, too_large, translated, wrong_path
-from sbx.workspace.removal import remove_tree
+from sbx.workspace.rmtree import remove_tree
+from sbx.workspace.safe_open import encoded
 from sbx.workspace.streams import Intake, OpenFile, Owner, StagedFile, drive, open_regular
 from sbx.workspace.walk import Walk
 
@@ -41,14 +41,14 @@ class Tree:
         view: str,
         owner: Owner | None = None,
         staging: int | None = None,
-        opener: beneath.Opener | None = None,
+        opener: safe_open.Opener | None = None,
     ) -> None:
         self.fd = fd
         self.view = view
         self.owner = owner
         self.staging = staging
         self.durable = True  # sync each written file to the disk before it gets its name
-        self.opener = opener or beneath.opener()
+        self.opener = opener or safe_open.opener()
 
     @classmethod
     def at(

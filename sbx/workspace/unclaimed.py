@@ -24,10 +24,10 @@ from typing import Literal, TypeAlias
 
 from sbx.errors import NotFound
 from sbx.linux.renameat2 import rename_new
-from sbx.workspace.beneath import opener
-from sbx.workspace.measure import measure
-from sbx.workspace.refusals import translated
-from sbx.workspace.removal import remove_tree
+from sbx.workspace.disk_usage import measure
+from sbx.workspace.errors import translated
+from sbx.workspace.rmtree import remove_tree
+from sbx.workspace.safe_open import opener
 
 UNCLAIMED = "unclaimed"
 COPY = "copy"

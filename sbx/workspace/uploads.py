@@ -18,9 +18,9 @@ from pathlib import Path, PurePosixPath
 
 from sbx.errors import BadRequest, Conflict, NotFound, TooLarge
 from sbx.protocol.files import Entry, Upload
-from sbx.workspace.beneath import encoded
+from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
 from sbx.workspace.paths import check_name
-from sbx.workspace.refusals import is_a_directory, not_a_file, too_large, translated
+from sbx.workspace.safe_open import encoded
 from sbx.workspace.streams import CHUNK, Intake, OpenFile, StagedFile, drive
 from sbx.workspace.tree import Tree
 

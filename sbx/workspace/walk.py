@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sbx.workspace.beneath import Opener
+from sbx.workspace.errors import translate
 from sbx.workspace.listing import shown
-from sbx.workspace.refusals import translate
+from sbx.workspace.safe_open import Opener
 
 Relative = tuple[str, ...]
 

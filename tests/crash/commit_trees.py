@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from sbx.workspace import committing, journal, removal, rollback, stage, undoing
-from sbx.workspace.changes import Nodes, changes
-from sbx.workspace.journal import Journal
-from sbx.workspace.snapshot import Bounds, Scope, look
+from sbx.workspace import rmtree
+from sbx.workspace.snapshots import apply, journal, recover, rollback, staging
+from sbx.workspace.snapshots.journal import Journal
+from sbx.workspace.snapshots.manifest import Nodes, changes
+from sbx.workspace.snapshots.scan import Bounds, Scope, look
 from sbx.workspace.tree import Tree
 
 STEPS_MAX = 300
@@ -59,7 +60,7 @@ class Steps:
         return self.step(real) if name in _CHANGING else real
 
     def put_in(self, patch: pytest.MonkeyPatch, *others: ModuleType) -> None:
-        for module in (committing, journal, rollback, stage, undoing, *others):
+        for module in (apply, journal, rollback, staging, recover, *others):
             patch.setattr(module, "os", self)
             for name in _FUNCTIONS:
                 if hasattr(module, name):
@@ -89,7 +90,7 @@ def killed(act: Callable[[], object], before: int) -> bool:
                 if step == before:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            Steps(at).put_in(pytest.MonkeyPatch(), removal)
+            Steps(at).put_in(pytest.MonkeyPatch(), rmtree)
             act()
             code = 0
         except BaseException:  # noqa: BLE001  # no fork of pytest goes on
@@ -122,7 +123,7 @@ class Trees:
 
     def commit(self) -> None:
         now = self.now
-        committing.commit(changes(now, self.wanted), now, self.target, self.source, self.journal)
+        apply.commit(changes(now, self.wanted), now, self.target, self.source, self.journal)
 
     def roll_back(self) -> bool:
         return rollback.roll_back(self.journal.directory, self.target.fd)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Broken
-from sbx.isolation import attaching
+from sbx.isolation.broker import live_mounts
 from sbx.linux import mounts, namespaces
 from tests.unit.in_child import exit_status, in_child
 
@@ -21,8 +21,8 @@ def outcome(act: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(namespaces, "join", act)
     fd = os.open("/", os.O_PATH)
     try:
-        child = attaching.begin(fd, "/mnt/x", fd, attach=True)
-        error = attaching.end(child, "/mnt/x").error
+        child = live_mounts.begin(fd, "/mnt/x", fd, attach=True)
+        error = live_mounts.end(child, "/mnt/x").error
     finally:
         os.close(fd)
     assert error is not None
@@ -38,7 +38,7 @@ def test_a_child_that_is_killed_is_told_of(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attaching, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(live_mounts, "DEADLINE_S", 0.2)
     said = outcome(lambda *_: time.sleep(600), monkeypatch)
     assert said.endswith("it was ended by signal 14")
 
@@ -70,13 +70,13 @@ def test_refusals_of_a_child_have_codes_of_their_own(
     monkeypatch: pytest.MonkeyPatch, code: int, told: str
 ) -> None:
     def refuse(*_: object) -> None:
-        raise attaching._Refused(code)
+        raise live_mounts._Refused(code)
 
     monkeypatch.setattr(namespaces, "join", refuse)
     fd = os.open("/", os.O_PATH)
-    child = attaching.begin(fd, "/mnt/x", fd, attach=True)
+    child = live_mounts.begin(fd, "/mnt/x", fd, attach=True)
     os.close(fd)
-    error = attaching.end(child, "/mnt/x").error
+    error = live_mounts.end(child, "/mnt/x").error
     assert error is not None
     assert (error.code, "/mnt/x" in error.message) == (told, True)
 
@@ -84,9 +84,9 @@ def test_refusals_of_a_child_have_codes_of_their_own(
 def test_a_child_whose_broker_has_ended_does_nothing(tmp_path: Path) -> None:
     def act() -> None:
         one, _ = socket.socketpair()
-        attaching._act(lambda report: (tmp_path / "done").touch(), one, parent=1)
+        live_mounts._act(lambda report: (tmp_path / "done").touch(), one, parent=1)
 
-    assert exit_status(act) == attaching._FAILED
+    assert exit_status(act) == live_mounts._FAILED
     assert not (tmp_path / "done").exists()
 
 
@@ -101,7 +101,7 @@ def test_a_child_that_cannot_be_held_is_killed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(namespaces, "join", lambda *_: time.sleep(600))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Too many open files"):
-        attaching.begin_masks(0, [])
+        live_mounts.begin_masks(0, [])
     with pytest.raises(ChildProcessError):
         os.waitpid(pids[0], os.WNOHANG)
     assert len(os.listdir("/proc/self/fd")) == before
@@ -112,9 +112,9 @@ def test_a_file_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(NotADirectoryError):
-        attaching.open_source(str(tmp_path / "file"), None, read_only=True)
+        live_mounts.open_source(str(tmp_path / "file"), None, read_only=True)
     with pytest.raises(Broken) as raised:
-        attaching.open_source(str(tmp_path), [1, 1], read_only=True)
+        live_mounts.open_source(str(tmp_path), [1, 1], read_only=True)
     assert raised.value.code == "path_replaced"
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -134,22 +134,22 @@ def attached_twice(tmp_path: Path) -> str:
         mounts.private("/")
         root = os.open("/", os.O_PATH)
         outcomes = []
-        trees = [attaching.open_source(str(source), None, read_only=True) for _ in range(2)]
+        trees = [live_mounts.open_source(str(source), None, read_only=True) for _ in range(2)]
         at = os.open(place, os.O_PATH)
         for tree in trees:
             try:
-                attaching._put(root, str(place), at, "name", tree)
+                live_mounts._put(root, str(place), at, "name", tree)
                 outcomes.append(",".join(os.listdir(place / "name")))
-            except attaching._Refused as refused:
+            except live_mounts._Refused as refused:
                 outcomes.append(f"refused {refused.args[0]}")
         for _ in range(2):  # the second time it is gone already
-            attaching._take_away(root, str(place), "name", trees[0])
+            live_mounts._take_away(root, str(place), "name", trees[0])
             outcomes.append(",".join(os.listdir(place / "name")))
         os.rename(place, f"{place}-moved")
         place.mkdir()
         try:
-            attaching._put(root, str(place), at, "name", trees[1])
-        except attaching._Refused as refused:
+            live_mounts._put(root, str(place), at, "name", trees[1])
+        except live_mounts._Refused as refused:
             outcomes.append(f"refused {refused.args[0]}")
         outcomes.append(",".join(os.listdir(f"{place}-moved/name")))
         return " ".join(outcomes)
@@ -173,6 +173,6 @@ def test_mount_that_linux_does_not_take_away_is_an_error(
 
     def act(report: int) -> None:
         tree = os.open(tmp_path, os.O_PATH)
-        attaching._take_away(os.open("/", os.O_PATH), "/nowhere", "name", tree)
+        live_mounts._take_away(os.open("/", os.O_PATH), "/nowhere", "name", tree)
 
     assert in_child(act) == "OSError(16, 'busy')"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from sbx.protocol.runs import Status
-from sbx.runtime.access import Caller
-from sbx.runtime.data import Data
-from sbx.runtime.house import House
-from sbx.runtime.runs import Ask
+from sbx.runtime.data_dir import Data
 from sbx.runtime.settings import Settings
+from sbx.service.auth import Caller
+from sbx.service.runs import Ask
+from sbx.service.service import House
 
 ROOT = Path(__file__).resolve().parents[2]
 ME = Caller("me", "key")
@@ -25,10 +25,10 @@ KILLING = f"""
 import asyncio, os, signal, sys
 from pathlib import Path
 from sbx import Runtime
-from sbx.runtime.access import Caller
-from sbx.runtime.house import House
-from sbx.runtime.project_box import ProjectBox
-from sbx.runtime.runs import Ask
+from sbx.service.auth import Caller
+from sbx.service.service import House
+from sbx.service.projects.box import ProjectBox
+from sbx.service.runs import Ask
 from sbx.runtime.settings import Settings
 from sbx.workspace import committing
 
@@ -61,7 +61,7 @@ PROJECT = (
     + """
 async def main(project):
     async with Runtime() as runtime:
-        await commit(ProjectBox(await runtime.open_project("default", project)))
+        await commit(ProjectBox(await open_project(runtime, "default", project)))
 
 asyncio.run(main(Path(sys.argv[1])))
 """

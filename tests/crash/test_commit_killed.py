@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sbx.workspace.changes import Nodes
+from sbx.workspace.snapshots.manifest import Nodes
 from tests.crash.commit_trees import STEPS_MAX, Trees, killed, made
 from tests.tiers import rows
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Broken, Conflict, Unavailable
-from sbx.workspace import committing, journal
-from sbx.workspace.changes import changes
-from sbx.workspace.journal import Journal
-from sbx.workspace.snapshot import Bounds, Scope, Survey, sealed
+from sbx.workspace.snapshots import apply, journal
+from sbx.workspace.snapshots.journal import Journal
+from sbx.workspace.snapshots.manifest import changes
+from sbx.workspace.snapshots.scan import Bounds, Scope, Survey, sealed
 from sbx.workspace.tree import Tree
 from tests.crash.commit_trees import STEPS_MAX, Trees, failing, made
 
@@ -56,7 +56,7 @@ def test_no_directory_of_others_is_emptied_in_place_of_the_staging(
     (tmp_path / "staging").mkdir()
     staging = os.open(tmp_path / "staging", os.O_PATH)
     with Tree.at(tmp_path, view="/workspace") as target:
-        with committing._begun(target, Journal(staging, in_tree=True)):
+        with apply._begun(target, Journal(staging, in_tree=True)):
             [name] = [one for one in os.listdir(tmp_path) if one.startswith(".sbx-")]
             (tmp_path / name / "1").mkdir()
             (tmp_path / name).rename(tmp_path / "moved")
@@ -108,7 +108,7 @@ def test_what_code_inside_did_to_a_stage_in_the_tree_is_not_committed(
 
         monkeypatch.setattr(journal, "syncfs", meddle)
         with pytest.raises(Conflict) as raised:
-            committing.commit(wanted, before, trees.target, trees.source, trees.journal)
+            apply.commit(wanted, before, trees.target, trees.source, trees.journal)
         assert raised.value.code == "workspace_changed"
         after = trees.now
         aside = {path for path in after if path.startswith(".sbx-")}

@@ -11,8 +11,8 @@ import pytest
 from chain import PATIENCE_S, broker, descendants, is_tidy, nest, nests, until
 
 from sbx import Runtime, Settings
-from sbx.kernels import upkeep
-from sbx.kernels.pool import Pool
+from sbx.kernels.pool import scaling
+from sbx.kernels.pool.warm_pool import Pool
 
 pytestmark = [pytest.mark.needs("namespaces"), pytest.mark.timeout(600)]
 CI_CYCLES = 200  # they show a leak as well as the others, only less of it
@@ -93,7 +93,7 @@ def is_renewed(runtime: Runtime) -> bool:
         one._starting is not None
         or one.zygote is None
         or one._leaving
-        or upkeep.worn(one._wear(one.zygote))
+        or scaling.worn(one._wear(one.zygote))
         for one in lineages
     )
 

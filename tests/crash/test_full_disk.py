@@ -25,8 +25,8 @@ import pytest_asyncio
 from live_app import Served, live
 from places import short_directory, small_disk
 
-from sbx.runtime.store import Store, opening
-from sbx.runtime.store.pending import PendingWrites
+from sbx.store import Store, database
+from sbx.store.pending import PendingWrites
 from sbx.telemetry.audit import verify
 
 pytestmark = [
@@ -41,7 +41,7 @@ WAIT_S = 60.0
 @pytest_asyncio.fixture(scope="module")
 async def served() -> AsyncIterator[Served]:
     with pytest.MonkeyPatch.context() as patch, small_disk(SIZE) as disk:
-        patch.setattr(opening, "_BUSY_S", LOCK_S)
+        patch.setattr(database, "_BUSY_S", LOCK_S)
         async with live(disk) as served:
             yield served
 
@@ -453,7 +453,7 @@ async def test_pending_ends_are_written_when_the_service_ends() -> None:
         await lock.__aexit__(None, None, None)
 
     with pytest.MonkeyPatch.context() as patch, short_directory() as directory:
-        patch.setattr(opening, "_BUSY_S", LOCK_S)
+        patch.setattr(database, "_BUSY_S", LOCK_S)
         async with live(directory) as served, served.client() as client:
             at = await new_sandbox(client)
             lock = locked(served)
@@ -474,7 +474,7 @@ def delete_keys(on: sqlite3.Connection) -> None:
 async def test_writes_that_no_store_takes_are_bounded_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "_BUSY_S", LOCK_S)
+    monkeypatch.setattr(database, "_BUSY_S", LOCK_S)
     ends: dict[str, bool] = {}
     async with await Store.open(tmp_path / "sbx.db") as store:
         pending = PendingWrites(store, count_max=2)

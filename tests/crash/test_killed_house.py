@@ -14,11 +14,11 @@ import pytest
 
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.runs import Run, Status
-from sbx.runtime.access import Caller
-from sbx.runtime.house import House
-from sbx.runtime.lifecycle import State
-from sbx.runtime.runs import Ask
 from sbx.runtime.settings import Settings
+from sbx.service.auth import Caller
+from sbx.service.lifecycle import State
+from sbx.service.runs import Ask
+from sbx.service.service import House
 
 ROOT = Path(__file__).resolve().parents[2]
 ME = Caller("me", "key")
@@ -26,9 +26,9 @@ ME = Caller("me", "key")
 BEGINNING = """
 import asyncio, json, sys
 from pathlib import Path
-from sbx.runtime.access import Caller
-from sbx.runtime.house import House
-from sbx.runtime.runs import Ask
+from sbx.service.auth import Caller
+from sbx.service.service import House
+from sbx.service.runs import Ask
 from sbx.runtime.settings import Settings
 
 me = Caller("me", "key")

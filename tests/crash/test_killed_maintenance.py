@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Unavailable
-from sbx.runtime.maintenance import backup
-from sbx.runtime.store import Store, opening
-from sbx.runtime.store.migrations import shipped
+from sbx.service.maintenance import backup
+from sbx.store import Store, database
+from sbx.store.migrations import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 SANDBOX, CONVERSATION = "a" * 32, "b" * 32
@@ -27,7 +27,7 @@ ITEM = f"20260101T000000Z-{SANDBOX}"
 KILLED = """
 import json, os, shutil, signal, sys, traceback
 from pathlib import Path
-from sbx.runtime.maintenance import backup
+from sbx.service.maintenance import backup
 from sbx.workspace import unclaimed
 
 def killed_before(module, name):
@@ -62,8 +62,8 @@ for line in sys.stdin:
 WRITTEN = """
 import os, signal, sys
 from pathlib import Path
-from sbx.runtime.store import opening
-from sbx.runtime.store.migrations import shipped
+from sbx.store import opening
+from sbx.store.migrations import shipped
 
 on = opening.open_writing(Path(sys.argv[1]), shipped())
 on.execute("INSERT INTO removals (directory) VALUES ('in the log')")
@@ -147,7 +147,7 @@ async def refusal_of(data: Path) -> str | None:
 
 def has_row_of_the_log(store: Path) -> bool:
     """Whether a store has, with its log, the row of the process that was killed."""
-    with opening.only_looking(store) as on:
+    with database.only_looking(store) as on:
         row = on.execute("SELECT 1 FROM removals WHERE directory = 'in the log'").fetchone()
         return row is not None
 
@@ -206,7 +206,7 @@ async def test_backup_removes_what_a_killed_one_left(
 
 
 def is_whole(store: Path) -> bool:
-    with closing(opening.connect(str(store))) as on:
+    with closing(database.connect(str(store))) as on:
         version = on.execute("PRAGMA user_version").fetchone()[0]
         return (
             version == shipped()[-1].version and "ok" in on.execute("PRAGMA quick_check").fetchone()

@@ -17,7 +17,7 @@ from chain import PATIENCE_S, all_gone, broker, gone, kill, monitors, until, use
 import sbx
 from sbx import AsyncSandbox, Runtime, Sandbox, Settings, Status
 from sbx.errors import Broken, SbxError
-from sbx.isolation import launch
+from sbx.isolation.broker import client
 from sbx.isolation.cgroups import probe
 from sbx.protocol.runs import Cause, RunEnd, Stdout
 from tests.tiers import rows
@@ -160,14 +160,14 @@ async def test_broker_that_dies_at_any_order_fails_it_and_nothing_waits(
     order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed when the order is on its way; whether it got to it is left to chance."""
-    real = launch.Broker._send
+    real = client.Broker._send
 
-    async def send(self: launch.Broker, packet: bytes, fds: Any) -> None:
+    async def send(self: client.Broker, packet: bytes, fds: Any) -> None:
         if f'"do": "{order}"'.encode() in packet and self._process is not None:
             self._process.kill()
         await real(self, packet, fds)
 
-    monkeypatch.setattr(launch.Broker, "_send", send)
+    monkeypatch.setattr(client.Broker, "_send", send)
     failed: list[str] = []
     async with asyncio.timeout(PATIENCE_S):
         try:

@@ -11,7 +11,7 @@ from live_app import live
 
 from sbx import Runtime, Settings
 from sbx.errors import Broken
-from sbx.isolation.launch import Broker, Jail
+from sbx.isolation.broker.client import Broker, Jail
 from sbx.policy.load import load
 
 pytestmark = pytest.mark.needs("namespaces")

@@ -22,10 +22,10 @@ from command import environment, sbx
 from kept import ME, create, read
 
 from sbx.errors import SbxError, Unavailable
-from sbx.runtime.house import House
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
-from sbx.runtime.store.migrations import migrate, shipped
+from sbx.service.service import House
+from sbx.store.migrations import migrate, shipped
 
 
 def house_of(data: Path) -> House:
@@ -156,9 +156,9 @@ async def test_service_says_which_command_to_run(tmp_path: Path) -> None:
 KILLED_AT_A_MARK = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from sbx.runtime.house import House
+from sbx.service.service import House
 from sbx.runtime.settings import Settings
-from sbx.runtime.store import marks
+from sbx.store import marks
 
 left = int(sys.argv[2])
 write = marks.write_to_directory
@@ -203,8 +203,8 @@ async def test_killed_between_the_two_marks_it_starts_again(tmp_path: Path) -> N
 KILLED_WITH_PARKED_HOMES = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from sbx.runtime.access import Caller
-from sbx.runtime.house import House
+from sbx.service.auth import Caller
+from sbx.service.service import House
 from sbx.runtime.settings import Settings
 
 async def main():
@@ -232,14 +232,14 @@ async def test_parked_homes_of_a_killed_service_are_not_kept(tmp_path: Path) -> 
 KILLED_WITH_A_PROJECT = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from sbx.runtime.house import House
+from sbx.service.service import House
 from sbx.runtime.settings import Settings
 
 async def main():
     data = Path(sys.argv[1])
     project = Path(sys.argv[2])
     house = await House(Settings(data_dir=data, fast_path=False)).start()
-    await house.runtime.open_project("default", project)
+    await open_project(house.runtime, "default", project)
     (uploads,) = data.glob("sandboxes/*/*/uploads")
     (uploads / "kept").write_text("copy of an upload")
     os.kill(os.getpid(), signal.SIGKILL)

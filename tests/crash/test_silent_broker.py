@@ -11,7 +11,7 @@ from live_app import live
 import sbx
 from sbx import AsyncSandbox, Runtime, Sandbox
 from sbx.errors import Unavailable
-from sbx.isolation import pulse
+from sbx.isolation.broker import pulse
 
 pytestmark = pytest.mark.needs("namespaces")
 EVERY_S, ANSWER_S = 0.2, 1.0

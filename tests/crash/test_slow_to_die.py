@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sbx import AsyncSandbox, Runtime, Status
-from sbx.isolation import launch
-from sbx.isolation.launch import Broker
+from sbx.isolation.broker import client
+from sbx.isolation.broker.client import Broker
 from sbx.protocol.runs import Cause
 
 pytestmark = pytest.mark.needs("namespaces")
@@ -39,7 +39,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mapping[str, Any]]]:
         told.append(message)
 
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "_KILLED_S", 0.3)
+        patch.setattr(client, "_KILLED_S", 0.3)
         patch.setattr(Broker, "_gone", hold)
         yield told
     for broker, message in held:
@@ -120,7 +120,7 @@ def _groups(box: AsyncSandbox) -> list[Path]:
 async def test_a_sandbox_closes_beside_a_jail_that_is_still_dying_which_is_buried_later(
     runtime: Runtime, freezer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "_KILLED_S", 0.3)
+    monkeypatch.setattr(client, "_KILLED_S", 0.3)
     async with await runtime.create() as box:
         await box.run("1")
         running = asyncio.create_task(box.run(DEAF, timeout=1))

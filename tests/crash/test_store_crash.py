@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 
-from sbx.runtime.store import Store
+from sbx.store import Store
 from sbx.telemetry.audit import Audit, verify
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ AT_LEAST = 20  # writes before the blow
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from sbx.runtime.store import Store
+from sbx.store import Store
 from sbx.telemetry.audit import Audit
 
 async def main(directory):
@@ -53,7 +53,7 @@ asyncio.run(main(Path(sys.argv[1])))
 OPENER = """
 import asyncio, sys
 from pathlib import Path
-from sbx.runtime.store import Store
+from sbx.store import Store
 print("go", flush=True)
 asyncio.run(Store.open(Path(sys.argv[1]) / "sbx.db"))
 """

@@ -35,15 +35,15 @@ import pytest
 
 from sbx.isolation import argv
 from sbx.isolation import plan as plan_of
-from sbx.isolation.filters import Filter
-from sbx.isolation.filters.compiler import number_of
 from sbx.isolation.plan import Bind, LaunchPlan, Seal
+from sbx.isolation.seccomp import Filter
+from sbx.isolation.seccomp.compiler import number_of
 from sbx.kernels import kernel as kernel_of
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.order import Order
-from sbx.kernels.start import Starter
+from sbx.kernels.pool.factory import Starter
 from sbx.protocol.runs import Run, Status
-from sbx.runtime import means
+from sbx.runtime import resources
 from sbx.runtime.sandbox import AsyncSandbox
 
 Alter = Callable[[LaunchPlan], LaunchPlan]
@@ -318,7 +318,7 @@ def altered(*walls: str, change: Alter | None = None) -> Iterator[None]:
         return change(made) if change is not None else made
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(means, "plan", plan)
+    patch.setattr(resources, "plan", plan)
     kept = tuple(name for name in real_namespaces if name not in walls)
     patch.setattr(argv, "_NAMESPACES", kept)
     if len(kept) < len(real_namespaces):  # which a receipt would refuse

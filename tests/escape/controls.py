@@ -21,12 +21,12 @@ from typing import Any
 
 from attacking import ONLY_COLD, Fresh, altered, by
 
+from sbx.doctor.attacks import probe_program
+from sbx.doctor.attacks.attack import Attack
+from sbx.doctor.attacks.decoys import UPLOAD, Baits
+from sbx.doctor.attacks.processes import PID_1
+from sbx.doctor.attacks.runner import FEW, attack, limits
 from sbx.policy import Policy
-from sbx.runtime.attacks import inside
-from sbx.runtime.attacks.attack import Attack
-from sbx.runtime.attacks.baits import UPLOAD, Baits
-from sbx.runtime.attacks.processes import PID_1
-from sbx.runtime.attacks.trial import FEW, attack, limits
 
 _BARE_S = 60.0
 _NAIVE_S = 0.3
@@ -93,7 +93,7 @@ def _outside(
     known = {**baits.known, "work": str(place), "upload": str(uploads / UPLOAD)}
     known["shown"] = str(baits.shown)
     script = place / "script.py"
-    script.write_text(_BEFORE + inside.program(tried, known, limits(policy)))
+    script.write_text(_BEFORE + probe_program.program(tried, known, limits(policy)))
     keeper, terminal = os.openpty()
     left_open = os.open(baits.file.parent, os.O_PATH)
     try:
@@ -111,7 +111,7 @@ def _outside(
         for fd in (keeper, terminal, left_open):
             os.close(fd)
     assert done.returncode == 0, done.stderr[-2000:]
-    return inside.outcomes(tried, done.stdout.decode())
+    return probe_program.outcomes(tried, done.stdout.decode())
 
 
 # -- the host side by paths ------------------------------------------------------------------------

@@ -24,13 +24,13 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_kernel_test.msgspec_v5 import schema_fragments, validate_message
 
 from sbx.guest import frames as guest
-from sbx.isolation.launch import End, Jail
+from sbx.isolation.broker.client import End, Jail
 from sbx.jupyter.bridge import Bridge, Connection
 from sbx.kernels import kernel as kernels
 from sbx.kernels.kernel import Kernel
 from sbx.policy import load
-from sbx.runtime.context import Context
-from sbx.runtime.disk import DiskWatch
+from sbx.runtime.files.disk_limit import DiskWatch
+from sbx.runtime.run.context import Context
 
 PATIENCE_S = 60.0
 KEY = b"0123456789abcdef0123456789abcdef"

@@ -18,15 +18,15 @@ from attacking import Fresh
 from controls import bare, in_a_jail_without, naively, planted
 
 from sbx import Runtime
+from sbx.doctor.attacks.attack import Attack, Class, End
+from sbx.doctor.attacks.catalogue import TOGETHER
+from sbx.doctor.attacks.decoys import Baits, laid_out
+from sbx.doctor.attacks.host_side import HOST_SIDE
+from sbx.doctor.attacks.resources import RUNS
+from sbx.doctor.attacks.runner import FEW, attack, outcome_of
 from sbx.errors import CannotEnforce
 from sbx.isolation.plan import decide_walls
 from sbx.policy import Policy, load
-from sbx.runtime.attacks.attack import Attack, Class, End
-from sbx.runtime.attacks.baits import Baits, laid_out
-from sbx.runtime.attacks.catalogue import TOGETHER
-from sbx.runtime.attacks.host_side import HOST_SIDE
-from sbx.runtime.attacks.resources import RUNS
-from sbx.runtime.attacks.trial import FEW, attack, outcome_of
 
 JAILS = {  # what each control jail lacks
     "no seccomp": ("seccomp",),

@@ -6,7 +6,7 @@ import secrets
 import pytest
 from attacking import Fresh
 
-from sbx.runtime.context import Context
+from sbx.runtime.run.context import Context
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = pytest.mark.core

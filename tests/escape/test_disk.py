@@ -12,7 +12,7 @@ from attacking import Fresh, attack, one_path, tell
 
 from sbx import Runtime
 from sbx.policy import load
-from sbx.runtime import disk
+from sbx.runtime.files import disk_limit
 from sbx.runtime.sandbox import AsyncSandbox
 from tests.tiers import rows
 
@@ -173,7 +173,7 @@ async def test_what_conversations_share_is_not_a_way_around(fresh: Fresh) -> Non
 async def test_a_burst_is_found_by_what_the_disk_lost_and_not_only_by_the_clock(
     fresh: Fresh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "_PERIOD_S", 600.0)
+    monkeypatch.setattr(disk_limit, "_PERIOD_S", 600.0)
     grow = WAYS["one file"] + GROW.format(count=100_000)
     await ended(fresh, grow, workspace_max="32MiB")
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from attacking import altered
 
-from sbx.cli import besieged
 from sbx.cli.doctor import doctor
 from sbx.cli.exits import Exit
+from sbx.doctor import report
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(besieged, "PLAN", {"default": ("fork",)})
+    monkeypatch.setattr(report, "PLAN", {"default": ("fork",)})
 
 
 def ask(capfd: pytest.CaptureFixture[str], *, as_json: bool) -> Told:
@@ -84,7 +84,7 @@ def test_where_a_sandbox_cannot_be_had_it_ends_with_3(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBX_FAST_PATH", "false")
-    monkeypatch.setattr(besieged, "_LAST", "fork")
+    monkeypatch.setattr(report, "_LAST", "fork")
     told = ask(capfd, as_json=False)
     assert told.exit_code == Exit.REFUSED
     assert "not tried: default by fork: " in told.printed

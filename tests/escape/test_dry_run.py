@@ -17,7 +17,7 @@ from sbx.errors import Conflict, NotFound
 from sbx.linux.reflink import clone
 from sbx.policy import Policy, load
 from sbx.protocol.runs import Status
-from sbx.runtime.rehearsals import Rehearsal
+from sbx.runtime.snapshots.dry_run import Rehearsal
 
 pytestmark = [pytest.mark.core, one_path()]
 

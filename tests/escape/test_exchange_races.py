@@ -22,9 +22,9 @@ from racing import KINDS, hangs, racing
 
 from sbx.errors import Broken, SbxError, Unavailable
 from sbx.linux import inotify, openat2
-from sbx.workspace import ConversationFiles, Files, UploadLimits, partials
+from sbx.workspace import ConversationFiles, Files, UploadLimits, resumable_uploads
 from sbx.workspace.streams import Owner, drive
-from sbx.workspace.watching import Watching
+from sbx.workspace.watch import Watching
 from tests.tiers import rows
 
 ROUNDS = 240
@@ -121,15 +121,15 @@ def _upload(place: Place, number: int) -> object:
 
 
 def _partial_upload(place: Place, number: int) -> object:
-    staging, name, digest = place.own.staging, partials.new_name(), _sha256(b"mine")
-    partials.make(staging, name)
+    staging, name, digest = place.own.staging, resumable_uploads.new_name(), _sha256(b"mine")
+    resumable_uploads.make(staging, name)
     try:
-        drive(partials.appending(staging, name, 0, 4, digest), (b"mine",))
+        drive(resumable_uploads.appending(staging, name, 0, 4, digest), (b"mine",))
         return place.files.write(
-            ("d/f", "d/sub/new")[number % 2], partials.content(staging, name, 4, digest)
+            ("d/f", "d/sub/new")[number % 2], resumable_uploads.content(staging, name, 4, digest)
         )
     finally:
-        partials.remove(staging, name)
+        resumable_uploads.remove(staging, name)
 
 
 def _list(place: Place, number: int) -> object:

@@ -18,7 +18,7 @@ from both_faces.faces import FACES, Box, asynchronous
 from sbx.client.files import RemoteFiles
 from sbx.errors import Broken, SbxError, Unavailable
 from sbx.protocol.runs import Run, Status
-from sbx.runtime.files import OpenFiles
+from sbx.runtime.files.files import OpenFiles
 from tests.tiers import rows
 
 pytestmark = pytest.mark.core

@@ -126,7 +126,7 @@ async def test_the_command_line_of_pid_1_tells_no_path_of_the_host(
 ) -> None:
     """bwrap would stay as PID 1 with every bind on its command line: it does not."""
     words = await tell(box, "open('/proc/1/cmdline').read().split(chr(0))[:-1]")
-    script = "boot" if started_by == "cold" else "zygote"
+    script = "cold" if started_by == "cold" else "zygote"
     assert words == [sys.executable, "-I", f"/opt/sbx/sbx/guest/{script}.py"]
 
 
@@ -213,7 +213,7 @@ async def test_a_directory_held_open_before_a_restart_leads_nowhere_new(fresh: F
         "/etc/planted",
         "/etc/passwd",
         "/opt/planted",
-        "/opt/sbx/sbx/guest/seal.py",
+        "/opt/sbx/sbx/guest/start/lockdown.py",
         "/opt/sbx/planted",
         "/planted",
         "/dev/planted",

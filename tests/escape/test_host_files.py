@@ -14,7 +14,7 @@ import pytest
 
 from sbx.errors import Conflict, InvalidPath, NotFound, SbxError, TooLarge
 from sbx.linux import libc
-from sbx.workspace import beneath
+from sbx.workspace import safe_open
 from sbx.workspace.tree import Tree
 
 SECRET = b"host secret"
@@ -24,9 +24,9 @@ CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="setting up this attack needs root")
 
 
-@pytest.fixture(params=[beneath.by_openat2, beneath.by_walk], ids=["openat2", "walk"])
-def opener(request: pytest.FixtureRequest) -> beneath.Opener:
-    found: beneath.Opener = request.param
+@pytest.fixture(params=[safe_open.by_openat2, safe_open.by_walk], ids=["openat2", "walk"])
+def opener(request: pytest.FixtureRequest) -> safe_open.Opener:
+    found: safe_open.Opener = request.param
     return found
 
 
@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tree(root: Path, opener: beneath.Opener) -> Iterator[Tree]:
+def tree(root: Path, opener: safe_open.Opener) -> Iterator[Tree]:
     with Tree(os.open(root, os.O_PATH), view="/workspace", opener=opener) as tree:
         yield tree
 
@@ -125,7 +125,7 @@ def test_write_never_makes_a_set_id_file(tree: Tree, root: Path) -> None:
 
 @needs_root
 def test_read_of_a_hardlink_to_a_file_of_the_host(
-    root: Path, outside: Path, opener: beneath.Opener
+    root: Path, outside: Path, opener: safe_open.Opener
 ) -> None:
     os.link(outside / "secret", root / "link")  # the secret is root's, the jail is nobody
     fd = os.open(root, os.O_PATH)
@@ -262,7 +262,7 @@ def test_a_fifo_swapped_in_after_the_look_does_not_block(root: Path, outside: Pa
     def racing(fd: int, relative: tuple[str, ...], flags: int) -> int:
         if not flags & os.O_PATH:  # the code inside wins the race: its turn is exactly now
             os.replace(root / "fifo", root / "f")
-        return beneath.opener()(fd, relative, flags)
+        return safe_open.opener()(fd, relative, flags)
 
     with Tree(os.open(root, os.O_PATH), view="/w", opener=racing) as tree:
         assert refused(lambda: tree.read(("f",), max_bytes=BIG)) == "not_a_file"
@@ -353,7 +353,7 @@ def test_delete_racing_with_swaps_to_symlinks_takes_nothing_outside(
 @needs_root
 @pytest.mark.parametrize("verb", ["read", "write", "delete"])
 def test_what_is_mounted_in_the_tree_is_not_entered(
-    root: Path, outside: Path, opener: beneath.Opener, verb: str
+    root: Path, outside: Path, opener: safe_open.Opener, verb: str
 ) -> None:
     (root / "d").mkdir()
 

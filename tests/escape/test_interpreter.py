@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from attacking import Fresh, tell
 
-from sbx.runtime import interpreter
+from sbx.environments import interpreter
+from sbx.environments.interpreter import _interpreter
 from sbx.runtime import runtime as runtime_of
-from sbx.runtime.interpreter import _interpreter
 
 pytestmark = pytest.mark.core
 

@@ -26,12 +26,12 @@ from jupyter_specs import DEFAULT, HERE, STANDALONE_HERE, jupyter_kernels, perso
 from notebooks import Told, execute
 from test_siblings import SCAN, masked
 
+from sbx.doctor.attacks import probe_program
+from sbx.doctor.attacks.attack import Attack, End
+from sbx.doctor.attacks.catalogue import TOGETHER
+from sbx.doctor.attacks.decoys import Baits, laid_out
+from sbx.doctor.attacks.runner import limits
 from sbx.policy import load
-from sbx.runtime.attacks import inside
-from sbx.runtime.attacks.attack import Attack, End
-from sbx.runtime.attacks.baits import Baits, laid_out
-from sbx.runtime.attacks.catalogue import TOGETHER
-from sbx.runtime.attacks.trial import limits
 
 __all__ = ["jupyter_kernels"]
 # Others end in the host's file calls, or are on what was uploaded, which a notebook does not know.
@@ -103,8 +103,8 @@ async def other(one: Notebook) -> AsyncIterator[Notebook]:
 
 @pytest_asyncio.fixture(scope="module")
 async def tried(one: Notebook, baits: Baits) -> dict[str, str]:
-    code = inside.program(ATTACKS, baits.known, limits(load("default")))
-    return inside.outcomes(ATTACKS, (await execute(one.client, code)).stdout)
+    code = probe_program.program(ATTACKS, baits.known, limits(load("default")))
+    return probe_program.outcomes(ATTACKS, (await execute(one.client, code)).stdout)
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)

@@ -36,7 +36,7 @@ from notebooks import (
 
 from sbx.guest import frames as guest
 from sbx.jupyter import channels
-from sbx.jupyter.gathering import FULL
+from sbx.jupyter.stream_batching import FULL
 
 MIB = 1 << 20
 DEEP = 100_000

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from walled import ROOT, attempt, refused_only_by
 
-from sbx.isolation.filters.table import TABLES
+from sbx.isolation.seccomp.table import TABLES
 
 pytest.importorskip("pyseccomp", reason="the numbers of the calls come from libseccomp")
 
@@ -494,7 +494,7 @@ TOOLS = {"bash", "tar", "gcc", "git", "node", "java"}
 SEALED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from sbx.isolation.filters import load_filter
+from sbx.isolation.seccomp import load_filter
 from sbx.linux import landlock, prctl, seccomp
 from sbx.linux.landlock import Files
 program = load_filter("default", os.uname().machine).program

@@ -18,7 +18,7 @@ import pytest_asyncio
 from attacking import Fresh, Without, altered, attack, attack_by_shell, by, tell
 
 from sbx import Runtime
-from sbx.isolation.launch import Broker, Jail, Zygote
+from sbx.isolation.broker.client import Broker, Jail, Zygote
 from sbx.isolation.plan import ZygotePlan
 from sbx.linux import procfs
 from sbx.policy import Policy, load

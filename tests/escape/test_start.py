@@ -17,7 +17,7 @@ from attacking import Fresh, altered, attack, one_path, tell
 
 from sbx import Runtime
 from sbx.errors import InvalidPath, SbxError
-from sbx.guest import seal
+from sbx.guest.start import lockdown
 from sbx.runtime.sandbox import AsyncSandbox
 
 MARK = r"""
@@ -124,7 +124,7 @@ async def test_a_planted_pipe_does_not_hang_the_next_start(fresh: Fresh, name: s
 
 async def test_an_import_before_the_seal_raises() -> None:
     """Unless it is loaded already, whatever its name and wherever it lies."""
-    with seal.forbid_imports(), pytest.raises(ImportError, match="before the seal"):
+    with lockdown.forbid_imports(), pytest.raises(ImportError, match="before the seal"):
         import antigravity  # noqa: F401
     assert "antigravity" not in sys.modules
 

@@ -11,8 +11,8 @@ from attacking import Fresh, attack, attack_by_shell
 
 from sbx.kernels import frames
 from sbx.kernels.kernel import TerminalCommand
+from sbx.runtime.processes.terminals import Attached, Terminal
 from sbx.runtime.sandbox import AsyncSandbox
-from sbx.runtime.terminals import Attached, Terminal
 
 pytestmark = pytest.mark.core
 WAIT_S = 60.0

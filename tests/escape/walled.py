@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from sbx.isolation.filters import load_filter
-from sbx.isolation.filters.compiler import number_of
+from sbx.isolation.seccomp import load_filter
+from sbx.isolation.seccomp.compiler import number_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

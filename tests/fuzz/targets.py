@@ -69,7 +69,7 @@ def _split(stream: bytes, size: int) -> list[bytes]:
 
 
 def _look_into(content: Any) -> None:
-    """As `sbx.runtime.live` does, and everything that is sent on after it."""
+    """As `sbx.runtime.run.active_run` does, and everything that is sent on after it."""
     for name in content.__struct_fields__:
         value = getattr(content, name)
         with contextlib.suppress(wire.Malformed):

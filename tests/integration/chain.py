@@ -62,7 +62,7 @@ class Inside:
 
 def broker(program: psutil.Process | None = None) -> psutil.Process:
     """The broker that was started last: the runtime that all tests share has another one."""
-    found = _children_with("sbx.isolation.broker", program or psutil.Process())
+    found = _children_with("sbx.isolation.broker.server", program or psutil.Process())
     return max(found, key=psutil.Process.create_time)
 
 
@@ -87,7 +87,7 @@ def nest(program: psutil.Process | None = None) -> Nest:
 def cold_jails(itself: psutil.Process) -> list[Inside]:
     return [
         jail
-        for monitor in monitors(itself, "boot.py")
+        for monitor in monitors(itself, "cold.py")
         for jail in _jails_below(monitor, monitor, None)
     ]
 

@@ -17,9 +17,9 @@ from typing import Any
 import uvloop
 
 from sbx import Runtime, errors
-from sbx.api import privileges
-from sbx.api.settings import ServiceSettings
-from sbx.isolation.launch import BrokerProcess, start_broker
+from sbx.api.server import privileges
+from sbx.api.server.settings import ServiceSettings
+from sbx.isolation.broker.client import BrokerProcess, start_broker
 from sbx.isolation.plan import GroupLimits
 from sbx.linux import capabilities
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import trustme
 
+from sbx.egress import Decision, Egress, Patience, Secret
 from sbx.policy.model import Network
-from sbx.runtime.egress import Decision, Egress, Patience, Secret
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]

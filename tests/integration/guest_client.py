@@ -1,8 +1,8 @@
 """A blocking client of the guest's kernel, for tests: the real kernel, in a plain process.
 
-The kernel is forked from a process with nothing imported but `sbx.guest.kernel`, as the supervisor
-does it, and talks on a socketpair. There are no walls here: these tests are about what IPython
-does over frames.
+The kernel is forked from a process with nothing imported but `sbx.guest.kernel.setup`, as the
+supervisor does it, and talks on a socketpair. There are no walls here: these tests are about what
+IPython does over frames.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _MARK = "SBX_TEST_KERNEL"
 _START = """
 import json, socket, sys
 sys.path.insert(0, sys.argv[1])
-from sbx.guest.kernel import KernelConfig, serve
+from sbx.guest.kernel.setup import KernelConfig, serve
 serve(socket.socket(fileno=int(sys.argv[2])), KernelConfig(**json.loads(sys.argv[3])))
 """
 

@@ -25,7 +25,7 @@ from jupyter_core.utils import ensure_event_loop
 from zmq.utils.garbage import gc as garbage
 
 from sbx.jupyter import kernelspec
-from sbx.runtime import blocking
+from sbx.runtime import shared
 
 STOCK = os.environ.get("SBX_TEST_KERNEL") == "stock"
 ours_only = pytest.mark.skipif(STOCK, reason="about sandboxes, and this kernel has none")
@@ -58,7 +58,7 @@ def jupyter_kernels() -> Iterator[Path]:
         for name, policy in _POLICIES.items():
             _install(name, str(top / policy) if policy.endswith(".toml") else policy, top)
         yield top
-        blocking.close()
+        shared.close()
         garbage.stop()  # pyzmq's thread behind large messages, with a context of its own
         ensure_event_loop().close()  # jupyter_core made it for this thread, and keeps it
     shutil.rmtree(top)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sbx.protocol.runs import Run
-from sbx.runtime.access import Caller
-from sbx.runtime.house import House
-from sbx.runtime.runs import Ask, RunHandle
 from sbx.runtime.settings import Settings
+from sbx.service.auth import Caller
+from sbx.service.runs import Ask, RunHandle
+from sbx.service.service import House
 from tests.fake_clock import FakeClock
 
 ME = Caller("me", "key", operator=True)

@@ -21,11 +21,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from sbx.agent.settings import AgentSettings
+from sbx.aio import Clock, SystemClock
 from sbx.api.app import create_app
-from sbx.api.connections import Connection
-from sbx.api.settings import ServiceSettings
-from sbx.clock import Clock, SystemClock
-from sbx.runtime.house import House
+from sbx.api.server.http_protocol import Connection
+from sbx.api.server.settings import ServiceSettings
+from sbx.service.service import House
 
 START_S = 60.0
 

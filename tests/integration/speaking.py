@@ -2,10 +2,10 @@
 
 import pytest
 
+from sbx.environments.directory import Environments
 from sbx.policy import load
 from sbx.protocol.languages import Language
-from sbx.runtime.environments.directory import Environments
-from sbx.runtime.languages import available, how_to_get
+from sbx.runtime.processes.languages import available, how_to_get
 from sbx.runtime.settings import Settings
 
 

@@ -16,9 +16,9 @@ import jwt
 import pytest
 
 from sbx.errors import BadRequest, Denied, NotFound, Unavailable
-from sbx.runtime import access as module
-from sbx.runtime.access import SCOPES, Access, Caller
-from sbx.runtime.store import Store, keys
+from sbx.service import auth as module
+from sbx.service.auth import SCOPES, Access, Caller
+from sbx.store import Store, keys
 from tests.fake_clock import FakeClock
 
 SERVICE = 4711

@@ -12,7 +12,7 @@ from bay_calls import collected, events, made
 from live_app import Served
 from sessions_calls import API, ensure, new_user, put, run, url
 
-from sbx.runtime.store.tokens import TokenRecord
+from sbx.store.tokens import TokenRecord
 
 ENV = {"SECRET": "of-everybody"}
 

@@ -36,8 +36,8 @@ from places import short_directory
 from sessions_calls import API, code_of, until, url
 
 from sbx.agent.messages import Response
-from sbx.api.agent import agents_of
-from sbx.runtime.sessions import session_id
+from sbx.api.agent_v1 import agents_of
+from sbx.service.sessions import session_id
 
 WRITES = "echo done > made.txt && echo said"
 

@@ -8,7 +8,7 @@ import pytest
 
 from sbx import AsyncSandbox, Runtime, Settings
 from sbx.agent.agent import Agent
-from sbx.agent.handing import hand
+from sbx.agent.copy_file import hand
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.models.replay import Asked, ReplayModel
 from sbx.protocol.agent import ToolEnd, ToolOutput

@@ -21,14 +21,14 @@ from sbx.agent.tools.registry import Tools
 from sbx.errors import Conflict, NotFound, TooLarge
 from sbx.protocol.agent import AgentEvent, ToolStart
 from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
-from sbx.runtime.house import House
-from sbx.runtime.sessions import SessionAsk, SessionRules, Sessions
-from sbx.runtime.store import Store, agent_runs, chats, projects
-from sbx.runtime.store.agent_runs import AgentRunRow
-from sbx.runtime.store.approvals import StoredApprovals
-from sbx.runtime.store.chats import ChatRow
-from sbx.runtime.store.messages import Messages
-from sbx.runtime.store.projects import ProjectRow
+from sbx.service.service import House
+from sbx.service.sessions import SessionAsk, SessionRules, Sessions
+from sbx.store import Store, agent_runs, chats, projects
+from sbx.store.agent_runs import AgentRunRow
+from sbx.store.approvals import StoredApprovals
+from sbx.store.chats import ChatRow
+from sbx.store.messages import Messages
+from sbx.store.projects import ProjectRow
 from tests.fake_clock import FakeClock
 from tests.fake_sandbox import FakeSandbox
 

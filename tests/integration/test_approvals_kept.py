@@ -13,11 +13,11 @@ from sbx.agent.approval_records import MemoryRecords, Records
 from sbx.agent.approvals import Approvals, Pending, Place
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.approvals import Reach
-from sbx.runtime.store import Store, chats, opening, projects
-from sbx.runtime.store.approvals import StoredApprovals
-from sbx.runtime.store.chats import ChatRow
-from sbx.runtime.store.pending import PendingWrites
-from sbx.runtime.store.projects import ProjectRow
+from sbx.store import Store, chats, database, projects
+from sbx.store.approvals import StoredApprovals
+from sbx.store.chats import ChatRow
+from sbx.store.pending import PendingWrites
+from sbx.store.projects import ProjectRow
 from tests.fake_clock import FakeClock
 
 ME, YOU = Reach("me"), Reach("you")
@@ -414,7 +414,7 @@ async def test_a_rule_is_revoked_at_once_though_the_store_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The revocation failed, and the rule continued to allow commands."""
-    monkeypatch.setattr(opening, "_BUSY_S", 0.1)
+    monkeypatch.setattr(database, "_BUSY_S", 0.1)
     async with await Store.open(tmp_path / "sbx.db") as store:
         await chats.ensure(store, chat("chat-1", HERE))
         pending = PendingWrites(store)

@@ -290,7 +290,7 @@ async def test_a_jail_that_dies_meanwhile_is_no_failure(box: AsyncSandbox, sourc
 async def test_the_last_of_many_is_refused(
     box: AsyncSandbox, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbx.runtime.attachments.ATTACHED_MAX", 2)
+    monkeypatch.setattr("sbx.runtime.live_mounts.ATTACHED_MAX", 2)
     for name in ("a", "b"):
         await box.attach(source, f"/mnt/{name}")
     with pytest.raises(Conflict) as raised:

@@ -9,10 +9,10 @@ import pytest
 from places import short_directory
 
 from sbx import Runtime
-from sbx.api import privileges
-from sbx.api.settings import ServiceSettings
+from sbx.api.server import privileges
+from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Denied, SbxError
-from sbx.isolation.launch import start_broker
+from sbx.isolation.broker.client import start_broker
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 from bay_calls import made
 from live_app import Served
 
-from sbx.api import limits
+from sbx.api import middleware
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -146,7 +146,7 @@ async def test_a_body_that_stops_is_given_up(
     box: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "IDLE_S", 0.3)
+    monkeypatch.setattr(middleware, "IDLE_S", 0.3)
     for path, kind, begun in (
         ("/v1/sandboxes", "application/json", b"{"),
         (f"{box}/filesystem/upload", "multipart/form-data; boundary=b", b"--b\r\n"),

@@ -14,14 +14,14 @@ from manual_clock import ManualClock
 
 from sbx import Runtime, Settings
 from sbx.errors import BadRequest, Broken
-from sbx.isolation.launch import Broker
-from sbx.kernels.pool import Berth, Pool
-from sbx.kernels.start import Starter
-from sbx.kernels.upkeep import QUIET_S, TICK_S
+from sbx.isolation.broker.client import Broker
+from sbx.kernels.pool.factory import Starter
+from sbx.kernels.pool.scaling import QUIET_S, TICK_S
+from sbx.kernels.pool.warm_pool import Berth, Pool
 from sbx.linux import memory
 from sbx.policy import Policy, load
-from sbx.runtime.home import Home, make_home
-from sbx.runtime.means import Means
+from sbx.runtime.prewarm import Home, make_home
+from sbx.runtime.resources import Means
 from sbx.workspace import DataDirectory
 
 pytestmark = pytest.mark.needs("namespaces")
@@ -169,7 +169,7 @@ async def test_home_that_cannot_be_made_is_not_tried_until_somebody_asks_again(
         raise Broken("no room for it")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sbx.runtime.home.make_home", fail)
+        patch.setattr("sbx.runtime.prewarm.make_home", fail)
         async with await runtime.create() as box:
             await box.start()
             await until(lambda: made)
@@ -306,7 +306,7 @@ async def test_home_that_cannot_be_removed_is_left_to_a_collection(
 
     with monkeypatch.context() as patch:
         patch.setattr(Broker, "drop_sandbox", fail)
-        patch.setattr("sbx.runtime.home.limited", fail)
+        patch.setattr("sbx.runtime.prewarm.limited", fail)
         with pytest.raises(Broken, match="did not do it"):
             await make_home(means, loaded, interpreter)
     assert not means.homes

@@ -8,12 +8,12 @@ import pytest
 from kept import ME, a_house, begin, eventually, printed, run
 
 from sbx.errors import BadRequest, Unavailable
-from sbx.kernels.pool import Pool
-from sbx.runtime.home import Home
-from sbx.runtime.house import House
-from sbx.runtime.lifecycle import State
-from sbx.runtime.living import Living
-from sbx.runtime.store import sandboxes as rows
+from sbx.kernels.pool.warm_pool import Pool
+from sbx.runtime.prewarm import Home
+from sbx.service.lifecycle import State
+from sbx.service.sandbox import Living
+from sbx.service.service import House
+from sbx.store import sandboxes as rows
 
 pytestmark = pytest.mark.needs("namespaces")
 

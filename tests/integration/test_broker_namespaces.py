@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sbx.isolation.broker import _in_child
+from sbx.isolation.broker.server import _in_child
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE = """
 import os
-from sbx.isolation.broker import _enter_own_namespaces, _in_child
+from sbx.isolation.broker.server import _enter_own_namespaces, _in_child
 before = os.stat("/proc/self/ns/user").st_ino
 uid, gid = os.geteuid(), os.getegid()
 print(_in_child(lambda: _enter_own_namespaces(uid, gid)))

@@ -15,7 +15,7 @@ from places import short_directory
 
 import sbx
 from sbx import Sandbox
-from sbx.client import BlockingClient, Client, RemoteSandbox
+from sbx.client import Client, RemoteSandbox
 from sbx.errors import (
     BadRequest,
     Closed,
@@ -27,6 +27,7 @@ from sbx.errors import (
     Unavailable,
 )
 from sbx.protocol.runs import Event, InputRequest, RunEnd, RunStart, Status, Stdout
+from sbx.sync.client import BlockingClient
 
 
 @pytest_asyncio.fixture(scope="module")

@@ -14,9 +14,10 @@ from model_server import Asked
 from places import short_directory
 
 from sbx.agent.messages import Response
-from sbx.client import BlockingClient, ChatEvent, Client
+from sbx.client import ChatEvent, Client
 from sbx.errors import BadRequest, Conflict, Denied, NotFound
 from sbx.protocol.agent import RunEnd, RunStart, StepEnd, ToolEnd, ToolStart
+from sbx.sync.client import BlockingClient
 
 ANN: dict[str, Any] = {"user_id": "ann", "agent_id": "helper"}
 

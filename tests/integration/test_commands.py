@@ -15,7 +15,7 @@ from places import short_directory
 from sbx import AsyncSandbox, Runtime, Settings, errors
 from sbx.client import Client
 from sbx.protocol.commands import CommandCause, CommandState
-from sbx.runtime import command_log, commands
+from sbx.runtime.processes import command_log, commands
 
 MIB = 1 << 20
 

@@ -20,11 +20,11 @@ from places import short_directory
 from service_process import service
 
 from sbx import Runtime, errors
-from sbx.api import privileges
-from sbx.api.settings import ServiceSettings
+from sbx.api.server import privileges
+from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Denied
-from sbx.isolation.confinement import Confinement
-from sbx.isolation.launch import Broker, Jail, start_broker
+from sbx.isolation.broker.allowlist import Confinement
+from sbx.isolation.broker.client import Broker, Jail, start_broker
 from sbx.policy import Policy
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")

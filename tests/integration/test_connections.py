@@ -19,8 +19,8 @@ import uvicorn
 from places import short_directory
 from service_process import Service, service
 
-from sbx.api import connections
-from sbx.api.connections import HEAD_MAX, HEAD_S, Connection
+from sbx.api.server import http_protocol
+from sbx.api.server.http_protocol import HEAD_MAX, HEAD_S, Connection
 from tests.tiers import rows
 
 _OK = b"HTTP/1.1 200"
@@ -167,7 +167,7 @@ async def test_what_is_no_http_is_400_in_our_shape(path: Path, data: bytes) -> N
 async def test_a_head_that_does_not_come_is_408(
     path: Path, begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
     answer = await reply(path, begun)
     assert answer.startswith(b"HTTP/1.1 408")
     assert error_of(answer) == "request_timeout"
@@ -177,7 +177,7 @@ async def test_connections_beyond_their_number_are_503_and_then_there_is_room_ag
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     get = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
-    monkeypatch.setattr(connections, "FULL_S", 0.2)
+    monkeypatch.setattr(http_protocol, "FULL_S", 0.2)
     with short_directory() as directory, socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(path := directory / "s"))
         sock.listen()
@@ -499,7 +499,7 @@ async def pipelined(served: Any) -> AsyncIterator[socket.socket]:
 
 async def test_an_interim_reply_never_comes_within_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second request in the pipeline once put one into the reply to the first."""
-    monkeypatch.setattr(connections, "LOOK_S", 0.01)
+    monkeypatch.setattr(http_protocol, "LOOK_S", 0.01)
 
     async def streams(scope: Any, receive: Any, send: Any) -> None:
         await receive()
@@ -540,7 +540,7 @@ async def test_a_connection_whose_client_reads_nothing_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It once stayed for as long as the client wanted."""
-    monkeypatch.setattr(connections, "UNREAD_S", 0.1)
+    monkeypatch.setattr(http_protocol, "UNREAD_S", 0.1)
     begun, gone = asyncio.Event(), asyncio.Event()
 
     async def large(scope: Any, receive: Any, send: Any) -> None:
@@ -558,7 +558,7 @@ async def test_a_connection_whose_client_reads_nothing_is_closed(
 async def test_a_client_that_reads_slowly_gets_its_whole_reply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "UNREAD_S", 0.1)
+    monkeypatch.setattr(http_protocol, "UNREAD_S", 0.1)
     size = 24 << 20
 
     async def large(scope: Any, receive: Any, send: Any) -> None:

@@ -14,10 +14,10 @@ from serving import Service
 
 from sbx.errors import NotFound, SbxError, Unavailable
 from sbx.protocol.runs import Cause, Run
-from sbx.runtime.context import Context
-from sbx.runtime.contexts import Contexts
-from sbx.runtime.house import House
-from sbx.runtime.runs import Ask, RunHandle
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.contexts import Contexts
+from sbx.service.runs import Ask, RunHandle
+from sbx.service.service import House
 from tests.fake_clock import FakeClock
 
 HANG = "import time; print('on', flush=True); time.sleep(60)"

@@ -12,9 +12,9 @@ import pytest
 from kept import ME, a_house
 
 from sbx.errors import Broken, SbxError
-from sbx.runtime.contexts import Contexts
-from sbx.runtime.house import House
-from sbx.runtime.runs import Ask
+from sbx.runtime.run.contexts import Contexts
+from sbx.service.runs import Ask
+from sbx.service.service import House
 from tests.tiers import rows
 
 CONVERSATIONS = ("default", "second")

@@ -8,7 +8,7 @@ import pytest
 
 from sbx import Runtime
 from sbx.linux import procfs
-from sbx.runtime import disk
+from sbx.runtime.files import disk_limit
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -19,8 +19,8 @@ async def until(true: Callable[[], bool]) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "_PERIOD_S", 0.05)
-    monkeypatch.setattr(disk, "_ROUND_S", 0.1)
+    monkeypatch.setattr(disk_limit, "_PERIOD_S", 0.05)
+    monkeypatch.setattr(disk_limit, "_ROUND_S", 0.1)
 
 
 async def test_what_a_run_left_behind_is_watched(runtime: Runtime) -> None:
@@ -42,19 +42,19 @@ async def test_an_idle_jail_is_asked_and_its_files_are_not_looked_at(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[Any] = []
-    asked: list[disk._Quiet] = []
-    measured, lasts = disk._measured, disk._Quiet.lasts
+    asked: list[disk_limit._Quiet] = []
+    measured, lasts = disk_limit._measured, disk_limit._Quiet.lasts
 
     def look(*at: Any) -> Any:
         looks.append(at)
         return measured(*at)
 
-    def ask(quiet: disk._Quiet) -> bool:
+    def ask(quiet: disk_limit._Quiet) -> bool:
         asked.append(quiet)
         return lasts(quiet)
 
-    monkeypatch.setattr(disk, "_measured", look)
-    monkeypatch.setattr(disk._Quiet, "lasts", ask)
+    monkeypatch.setattr(disk_limit, "_measured", look)
+    monkeypatch.setattr(disk_limit._Quiet, "lasts", ask)
     async with await runtime.create() as box:
         await box.run("1")
         await until(lambda: len(asked) > 3 and asked[-3] is asked[-1])

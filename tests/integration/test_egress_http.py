@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from egressing import allowing, closed, origin, refusal, reply, until_the_end, way
 
+from sbx.egress import Decision, Patience
 from sbx.policy.model import Network, Rule
-from sbx.runtime.egress import Decision, Patience
 
 HOST = "site.example"
 HERE = {HOST: ["127.0.0.1"]}
@@ -403,7 +403,7 @@ async def test_a_name_server_that_does_not_answer_is_not_waited_for(tmp_path: Pa
         await waiting.wait()
         return []
 
-    from sbx.runtime.egress.resolver import NotReached, Resolver
+    from sbx.egress.resolver import NotReached, Resolver
 
     resolver = Resolver(slow, 0.1)
     try:

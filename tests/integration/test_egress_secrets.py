@@ -21,7 +21,7 @@ from egressing import (
     way,
 )
 
-from sbx.runtime.egress import Secret
+from sbx.egress import Secret
 
 HOST = "api.example"
 OTHER = "other.example"

@@ -16,8 +16,8 @@ from egressing import (
     way,
 )
 
+from sbx.egress import Patience
 from sbx.policy.model import Rule
-from sbx.runtime.egress import Patience
 
 HOST = "site.example"
 HERE = {HOST: ["127.0.0.1"], "other.example": ["127.0.0.1"]}
@@ -294,7 +294,7 @@ async def test_the_authority_vouches_for_no_other_host(
     tmp_path: Path, certificates: Certificates
 ) -> None:
     """Its key never leaves the runtime; if it did, what it signs would be worth nothing else."""
-    from sbx.runtime.egress.certificates import Authority
+    from sbx.egress.certificates import Authority
 
     authority = Authority("box", (HOST, "*.sub.example", "192.0.2.7"))
     trust = ssl.create_default_context(cadata=authority.pem.decode())

@@ -140,7 +140,7 @@ def test_the_program_is_unchanged_while_a_sandbox_lives_save_for_one_child() -> 
         assert during[4] == before[4], "signal mask"
         assert during[6:] == before[6:], "directory and umask"
         (broker,) = filter(lives, set(psutil.Process().children()) - children)
-        assert any("sbx.isolation.broker" in word for word in broker.cmdline())
+        assert any("sbx.isolation.broker.server" in word for word in broker.cmdline())
 
 
 def test_nothing_is_left_after_close() -> None:

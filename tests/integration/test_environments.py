@@ -24,12 +24,12 @@ from service_process import service
 from wheelhouse import wheel, wheels_of_the_kernel
 
 from sbx import Runtime, errors
-from sbx.isolation.filters import load_filters
+from sbx.environments import pythons
+from sbx.environments.directory import Environments
 from sbx.isolation.plan import Paths
-from sbx.kernels.zygotes import Key, key_of
+from sbx.isolation.seccomp import load_filters
+from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load
-from sbx.runtime.environments import pythons
-from sbx.runtime.environments.directory import Environments
 from sbx.runtime.settings import Settings
 
 _BY_PIP = ("--installer", "pip")

@@ -14,8 +14,8 @@ from sbx import AsyncSandbox, Runtime, Settings
 from sbx.errors import BadRequest, Broken, Conflict, Denied, TooLarge
 from sbx.kernels import frames
 from sbx.protocol.runs import Cause, RunError, Status
-from sbx.runtime import frontend
-from sbx.runtime.frontend import Cell, CellEnd, Frontend, Told
+from sbx.runtime.run import frontend
+from sbx.runtime.run.frontend import Cell, CellEnd, Frontend, Told
 
 PATIENCE_S = 60.0
 MIB = 1 << 20
@@ -348,7 +348,7 @@ async def test_a_comm_s_handler_is_interrupted(seen: Seen) -> None:
     assert await seen.front.interrupt()
     await handled
     assert "KeyboardInterrupt" in seen.text("stderr")
-    assert "dispatch.py" not in seen.text("stderr")
+    assert "loop.py" not in seen.text("stderr")
     assert (await seen.run("kept")).run.status is Status.OK
     assert not await seen.front.interrupt()
 

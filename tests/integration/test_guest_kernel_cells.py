@@ -25,7 +25,7 @@ def test_importing_the_kernel_imports_neither_ipython_nor_asyncio(tmp_path: Path
 
     from guest_client import ROOT
 
-    code = "import sys, sbx.guest.kernel, sbx.guest.frames; print(*sys.modules)"
+    code = "import sys, sbx.guest.kernel.setup, sbx.guest.frames; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
     assert not {"IPython", "asyncio", "traitlets", "ctypes"} & set(loaded)
 
@@ -500,7 +500,7 @@ def test_preparing_starts_no_thread_and_writes_no_file(tmp_path: Path) -> None:
 
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from sbx.guest.kernel import prepare\n"
+        "from sbx.guest.kernel.setup import prepare\n"
         "shell, missing = prepare(['decimal'])\n"
         "shell.run_cell('x = 1 + 1; x')\n"
         "print(len(os.listdir('/proc/self/task')), missing, shell.user_ns['x'])"

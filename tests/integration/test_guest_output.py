@@ -133,7 +133,7 @@ def test_only_the_value_that_ends_a_cell_is_held(
     """The others are with the host at once, and wait for no other thread."""
     told = in_python(
         "from sbx.guest import shell\n"
-        "from sbx.guest.warming import _run\n"
+        "from sbx.guest.start.warmup import _run\n"
         "ip, held = shell.build(), []\n"
         f"ip.ast_node_interactivity = {mode!r}\n"
         "ip.attach(lambda kind, content, *, hold: held.append(hold))\n"
@@ -153,9 +153,9 @@ def test_a_kernel_is_made_without_a_thread_and_before_it_knows_for_whom(tmp_path
     """So a parked one is ready, and can still be sealed."""
     told = in_python(
         "import os, socket\n"
-        "from sbx.guest.kernel import prepare\n"
+        "from sbx.guest.kernel.setup import prepare\n"
         "shell, missing = prepare()\n"
-        "from sbx.guest.dispatch import Kernel\n"
+        "from sbx.guest.kernel.loop import Kernel\n"
         "stdout = os.dup(1)  # which a kernel takes over\n"
         "Kernel(socket.socketpair()[0], shell)\n"
         "os.write(stdout, b'%d\\n' % len(os.listdir('/proc/self/task')))",

@@ -10,8 +10,8 @@ from guest_client import in_python
 # What a cell could see or meet of an earlier one, in the shell and around it.
 TRACES = """
 import gc, json, linecache, os, sys, threading
-from sbx.guest.kernel import prepare
-from sbx.guest.warming import warm
+from sbx.guest.kernel.setup import prepare
+from sbx.guest.start.warmup import warm
 shell, _ = prepare()
 
 def traces():

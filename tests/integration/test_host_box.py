@@ -12,8 +12,8 @@ from kept import eventually
 
 from sbx.errors import BadRequest, Closed, InvalidPath, NotFound
 from sbx.protocol.runs import Cause, Run, Stdout
-from sbx.runtime.host_box import HostBox
-from sbx.runtime.live import LiveRun
+from sbx.runtime.run.active_run import LiveRun
+from sbx.service.projects.host_mode import HostBox
 
 GRACE_S = 0.3
 

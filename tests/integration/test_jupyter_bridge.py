@@ -24,9 +24,9 @@ from zmq.utils.garbage import gc as garbage
 from sbx.errors import BadRequest, SbxError, Unavailable
 from sbx.jupyter import channels
 from sbx.jupyter.bridge import Bridge, Connection
-from sbx.runtime import blocking
-from sbx.runtime.blocking import SharedRuntime, shared_runtime
+from sbx.runtime import shared as process_runtime
 from sbx.runtime.sandbox import AsyncSandbox
+from sbx.runtime.shared import SharedRuntime, shared_runtime
 
 KEY = b"the key of this connection"
 WAIT_S = 60.0
@@ -129,7 +129,7 @@ def shared() -> Iterator[SharedRuntime]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_PLATFORM_DIRS", "1")  # else jupyter_core warns of what will change
         yield shared_runtime()
-        blocking.close()
+        process_runtime.close()
         garbage.stop()  # pyzmq's thread behind large messages
         ensure_event_loop().close()  # jupyter_core made it for this thread, and keeps it
 

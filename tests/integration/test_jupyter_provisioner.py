@@ -20,8 +20,8 @@ from jupyter_core.utils import ensure_event_loop, run_sync
 from jupyter_specs import DEFAULT, NOTEBOOK, jupyter_kernels, person_s  # noqa: F401
 
 from sbx.errors import Denied, NotFound, SbxError
-from sbx.jupyter.seat import seats_of
-from sbx.runtime import blocking
+from sbx.jupyter.notebook_sandbox import seats_of
+from sbx.runtime import shared
 
 PATIENCE_S = 60.0
 
@@ -79,7 +79,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def boxes() -> set[str]:
-    return {box.id for box in list(blocking.shared_runtime().runtime._sandboxes)}
+    return {box.id for box in list(shared.shared_runtime().runtime._sandboxes)}
 
 
 # -- a kernel's life -------------------------------------------------------------------------------
@@ -283,8 +283,8 @@ def test_a_name_that_the_program_was_started_with_is_nobody_s(
 
 
 def test_only_so_many_seats_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbx.jupyter.seat._WAITING_MAX", 1)
-    seats = seats_of(blocking.shared_runtime().runtime)
+    monkeypatch.setattr("sbx.jupyter.notebook_sandbox._WAITING_MAX", 1)
+    seats = seats_of(shared.shared_runtime().runtime)
     for notebook in ("c.ipynb", "d.ipynb"):
         with managed(start=named(notebook, tmp_path)) as manager:
             run(manager, f"open('notes', 'w').write({notebook!r})")
@@ -312,7 +312,7 @@ def test_a_manager_that_is_forgotten_leaves_nothing() -> None:
 
 def test_the_end_of_the_runtime_ends_the_kernel_and_the_next_one_starts_another() -> None:
     with managed() as manager:
-        blocking.close()
+        shared.close()
         assert waited(manager) == 137
         manager.restart_kernel(now=True)
         assert run(manager, "1 + 1") == "2"

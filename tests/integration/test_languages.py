@@ -14,8 +14,8 @@ from sbx import AsyncSandbox, Runtime
 from sbx.errors import BadRequest
 from sbx.protocol.languages import Language
 from sbx.protocol.runs import Status
-from sbx.runtime import languages
-from sbx.runtime.languages import Found
+from sbx.runtime.processes import languages
+from sbx.runtime.processes.languages import Found
 
 pytestmark = pytest.mark.core
 

@@ -7,10 +7,11 @@ from command import in_process
 from serving import Service
 from speaking import needs_language
 
-from sbx.cli import doctor, examine
-from sbx.runtime import languages
-from sbx.runtime.environments.directory import Environments
-from sbx.runtime.languages import Found
+from sbx.cli import doctor
+from sbx.doctor import host_check
+from sbx.environments.directory import Environments
+from sbx.runtime.processes import languages
+from sbx.runtime.processes.languages import Found
 
 
 @pytest.mark.core
@@ -60,7 +61,7 @@ def test_doctor_says_which_languages_there_are(
 ) -> None:
     monkeypatch.setattr(languages, "find", lambda view: Found(bash="/usr/bin/bash"))
     monkeypatch.setattr(languages, "_cache", languages.Cache())
-    told = {one.language: one for one in examine._languages(Environments(tmp_path))}
+    told = {one.language: one for one in host_check._languages(Environments(tmp_path))}
     assert told["bash"].to_dict() == {
         "language": "bash",
         "available": True,
@@ -68,6 +69,6 @@ def test_doctor_says_which_languages_there_are(
         "remedy": None,
     }
     assert (told["java"].path, told["java"].remedy) == (None, "install default-jdk on the host")
-    live = examine.Live("cold", False, 0.0)
-    found = examine.Examination("6", "x86_64", True, (), (), (live,), tuple(told.values()))
+    live = host_check.Live("cold", False, 0.0)
+    found = host_check.Examination("6", "x86_64", True, (), (), (live,), tuple(told.values()))
     assert "     no java: install default-jdk on the host" in doctor._advice(found)

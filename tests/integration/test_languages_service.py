@@ -9,8 +9,8 @@ from sessions_calls import code_of, new_session, run, url
 from speaking import needs_language
 from test_sessions_runs import events
 
-from sbx.runtime import languages
-from sbx.runtime.languages import Found
+from sbx.runtime.processes import languages
+from sbx.runtime.processes.languages import Found
 
 
 def only(monkeypatch: pytest.MonkeyPatch, found: Found) -> None:

@@ -10,7 +10,7 @@ from model_server import KEY, model_server
 
 from sbx.agent.messages import Response
 from sbx.agent.models.anthropic import AnthropicModel
-from sbx.agent.models.made import make_model
+from sbx.agent.models.factory import make_model
 from sbx.agent.models.openai import OpenAIModel
 from sbx.agent.settings import AgentSettings
 from sbx.errors import BadRequest, Unavailable

@@ -18,7 +18,7 @@ from live_app import Served, live
 from places import short_directory
 
 from sbx.client import Client
-from sbx.runtime import partials
+from sbx.runtime.files import resumable_uploads
 from tests.tiers import rows
 
 pytestmark = pytest.mark.core
@@ -144,12 +144,12 @@ async def test_unfinished_uploads_are_few_and_small(
             "invalid_path")  # fmt: skip
     asked = {"path": "f", "size": 4}
     before = set(_staged(served))
-    asking = (client.post(begin, json=asked) for _ in range(2 * partials.PARTIALS_MAX))
+    asking = (client.post(begin, json=asked) for _ in range(2 * resumable_uploads.PARTIALS_MAX))
     begun = await asyncio.gather(*asking)  # at once: none is to slip past the count
     ids = [one.json()["id"] for one in begun if one.status_code == 201]
-    assert len(ids) == partials.PARTIALS_MAX
+    assert len(ids) == resumable_uploads.PARTIALS_MAX
     refused(await client.post(begin, json={"path": "f", "size": 1}), 409, "too_many_partials")
-    assert len(set(_staged(served)) - before) == partials.PARTIALS_MAX
+    assert len(set(_staged(served)) - before) == resumable_uploads.PARTIALS_MAX
     for id in ids:
         assert (await client.delete(f"{begin}/{id}")).status_code == 204
     assert set(_staged(served)) == before

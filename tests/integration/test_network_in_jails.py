@@ -1,6 +1,6 @@
 """The way out, from a program inside to a server outside: on every path, and over a stop.
 
-What the proxy itself decides is told in the tests of sbx.runtime.egress; here it is that programs
+What the proxy itself decides is told in the tests of sbx.egress; here it is that programs
 find it, that nothing else leads out, and that what it did is told.
 """
 
@@ -22,9 +22,9 @@ from web import ADDRESS, Web, networked, web
 from wheelhouse import wheel
 
 from sbx import Runtime, Settings
+from sbx.egress import certificates
 from sbx.errors import Unavailable
 from sbx.protocol.runs import Run
-from sbx.runtime.egress import certificates
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = pytest.mark.core

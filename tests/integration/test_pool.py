@@ -14,20 +14,20 @@ import pytest
 from manual_clock import ManualClock
 
 from sbx import Runtime, Settings
+from sbx.environments.interpreter import own_interpreter
 from sbx.errors import BadRequest, Broken, CannotEnforce, SbxError, Unavailable
-from sbx.isolation.filters import load_filters
-from sbx.isolation.launch import Broker, Jail, Zygote
+from sbx.isolation.broker.client import Broker, Jail, Zygote
 from sbx.isolation.plan import Paths, ZygotePlan
 from sbx.isolation.receipt import Receipt
-from sbx.kernels import start, upkeep
+from sbx.isolation.seccomp import load_filters
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.pool import Pool, destroy
-from sbx.kernels.start import Starter
-from sbx.kernels.upkeep import LEFT_ALONE_S, QUIET_S, TICK_S, UNUSED_S
-from sbx.kernels.zygotes import Key, Lineage, key_of
+from sbx.kernels.pool import factory, scaling
+from sbx.kernels.pool.factory import Starter
+from sbx.kernels.pool.scaling import LEFT_ALONE_S, QUIET_S, TICK_S, UNUSED_S
+from sbx.kernels.pool.warm_pool import Pool, destroy
+from sbx.kernels.pool.zygotes import Key, Lineage, key_of
 from sbx.linux import memory
 from sbx.policy import Policy, load
-from sbx.runtime.interpreter import own_interpreter
 
 pytestmark = pytest.mark.needs("namespaces")
 PROJECT = Path(__file__).resolve().parents[2]
@@ -226,7 +226,7 @@ async def test_one_deadline_is_for_all_paths_and_leaves_the_last_its_share(
     async def hang(*_: Any) -> None:
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(start, "_FAST_SHARE", 0.05)  # instead of a half: the rest is for the last
+    monkeypatch.setattr(factory, "_FAST_SHARE", 0.05)  # instead of a half: the rest is for the last
     async with Runtime(Settings(start_timeout=40)) as runtime:
         await runtime.warm()
         monkeypatch.setattr(Broker, "enter", hang)
@@ -304,7 +304,7 @@ async def test_zygote_that_cannot_start_leaves_the_cold_path_and_a_reason(
         return await start(broker, replace(plan, command=("/nothing",)), *words)
 
     monkeypatch.setattr(Broker, "start_zygote", start_nothing)
-    monkeypatch.setattr(upkeep, "delay", lambda _failures: 60.0)
+    monkeypatch.setattr(scaling, "delay", lambda _failures: 60.0)
     async with await runtime.create() as box:
         receipt = await box.start()
         await box.stop()

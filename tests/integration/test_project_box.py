@@ -11,7 +11,8 @@ import pytest
 from sbx import Runtime
 from sbx.errors import Denied, InvalidPath, SbxError
 from sbx.protocol.runs import Run
-from sbx.runtime.project_box import ProjectBox
+from sbx.service.projects.box import ProjectBox
+from sbx.service.projects.sandbox import open_project
 
 pytestmark = pytest.mark.core
 OWNER = 4242
@@ -35,7 +36,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def box(runtime: Runtime, project: Path) -> AsyncIterator[ProjectBox]:
-    box = ProjectBox(await runtime.open_project("default", project))
+    box = ProjectBox(await open_project(runtime, "default", project))
     yield box
     await box.close()
 
@@ -270,7 +271,7 @@ async def test_a_symlink_in_its_place_is_not_opened(runtime: Runtime, project: P
     replaced(project, by_symlink=True)
     before = runtime.homes
     with pytest.raises(Denied) as raised:
-        await runtime.open_project("default", project)
+        await open_project(runtime, "default", project)
     assert raised.value.code == "not_granted"
     assert runtime.homes <= before
 
@@ -284,7 +285,7 @@ async def test_another_directory_in_its_place_is_not_mounted(
 
 
 async def test_nothing_is_left_of_it_but_the_directory(own_runtime: Runtime, project: Path) -> None:
-    box = ProjectBox(await own_runtime.open_project("default", project))
+    box = ProjectBox(await open_project(own_runtime, "default", project))
     await box.uploads.put_bytes("u.csv", b"1,2\n")
     assert own_runtime.homes  # so that no collection takes its files for left over
     await box.close()

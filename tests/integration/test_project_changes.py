@@ -19,15 +19,15 @@ from sbx.agent.approvals import Approvals
 from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.tools.following import followed
-from sbx.agent.tools.own import tool
+from sbx.agent.tools.function_tool import tool
 from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Call
 from sbx.protocol.agent import AgentEvent, ToolApproval, ToolEnd, ToolOutput, ToolStart
 from sbx.protocol.approvals import Reach
 from sbx.protocol.changes import ChangesSetting
-from sbx.runtime.project_box import ProjectBox
-from sbx.runtime.project_sandbox import ProjectConversation
+from sbx.service.projects.box import ProjectBox
+from sbx.service.projects.sandbox import ProjectConversation, open_project
 
 pytestmark = pytest.mark.core
 OWNER = 4242
@@ -64,7 +64,7 @@ def make_repository(top: Path) -> None:
 
 @pytest.fixture
 async def box(runtime: Runtime, project: Path) -> AsyncIterator[ProjectBox]:
-    box = ProjectBox(await runtime.open_project("default", project))
+    box = ProjectBox(await open_project(runtime, "default", project))
     yield box
     await box.close()
 
@@ -503,7 +503,7 @@ async def test_an_edit_during_a_cell_is_not_overwritten(box: ProjectBox, project
 async def test_two_conversations_have_copies_of_their_own(
     runtime: Runtime, box: ProjectBox, project: Path
 ) -> None:
-    other = ProjectBox(await runtime.open_project("default", project))
+    other = ProjectBox(await open_project(runtime, "default", project))
     try:
         await made(box, code("x = 1; open('one.txt', 'w').write('1')"), False)
         seen = await made(other, code("import os; 'x' in globals(), os.path.exists('one.txt')"))
@@ -659,8 +659,8 @@ async def test_a_project_that_is_too_large_is_asked_about_before_the_call(
 ) -> None:
     (project / "large").write_bytes(os.urandom(3 << 20))
     belongs(project)
-    sandbox = await runtime.open_project(
-        "default", project, narrower={"limits": {"workspace_max": "2MiB"}}
+    sandbox = await open_project(
+        runtime, "default", project, narrower={"limits": {"workspace_max": "2MiB"}}
     )
     box = ProjectBox(sandbox)
     try:
@@ -695,7 +695,7 @@ async def test_sockets_and_fifos_of_the_project_stay(
 
 
 async def test_nothing_is_left_of_the_copies(own_runtime: Runtime, project: Path) -> None:
-    box = ProjectBox(await own_runtime.open_project("default", project))
+    box = ProjectBox(await open_project(own_runtime, "default", project))
     await made(box, code("open('a', 'w').write('a')"), True)
     await made(box, write("b", "b"), False)
     await box.close()

@@ -20,13 +20,13 @@ from serving import Service, open_directory, service
 from test_agent_http_service import environment, read
 
 from sbx.agent.messages import Response
-from sbx.api import privileges, project_process
-from sbx.api.settings import ServiceSettings
+from sbx.api.server import privileges, project_process
+from sbx.api.server.settings import ServiceSettings
 from sbx.errors import BadRequest, Closed, Denied, InvalidPath, NotFound, TooLarge, Unavailable
-from sbx.isolation import pulse
-from sbx.runtime import project_calls
-from sbx.runtime.project_client import ProjectServerLink, RemoteBox
+from sbx.isolation.broker import pulse
 from sbx.runtime.runtime import Runtime
+from sbx.service.projects import calls as project_calls
+from sbx.service.projects.client import ProjectServerLink, RemoteBox
 from tests.tiers import rows
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")

@@ -14,11 +14,11 @@ from kept import ME, a_house, eventually, run
 
 from sbx.errors import BadRequest, Closed, Conflict, Denied, NotFound, Unavailable
 from sbx.protocol.runs import Run
-from sbx.runtime.house import House
-from sbx.runtime.project_boxes import Box
-from sbx.runtime.projects import Project, refusal
 from sbx.runtime.settings import Settings
-from sbx.runtime.store import projects as rows
+from sbx.service.projects.boxes import Box
+from sbx.service.projects.projects import Project, refusal
+from sbx.service.service import House
+from sbx.store import projects as rows
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.core

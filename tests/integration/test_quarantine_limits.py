@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from sbx import AsyncSandbox, Runtime
-from sbx.runtime.project_box import ProjectBox
-from sbx.runtime.project_changes import CodeChanges
 from sbx.runtime.settings import Settings
+from sbx.service.projects.box import ProjectBox
+from sbx.service.projects.changes import CodeChanges
+from sbx.service.projects.sandbox import open_project
 from sbx.workspace import quarantine
 from sbx.workspace.quarantine import QuarantineItem
 
@@ -43,7 +44,7 @@ async def box(runtime: Runtime, project: Path) -> AsyncIterator[AsyncSandbox]:
 
 @pytest.fixture
 async def tried(runtime: Runtime, project: Path) -> AsyncIterator[ProjectBox]:
-    box = ProjectBox(await runtime.open_project("default", project, narrower=SMALL))
+    box = ProjectBox(await open_project(runtime, "default", project, narrower=SMALL))
     yield box
     await box.close()
 
@@ -119,7 +120,7 @@ async def test_names_that_an_operator_added_are_quarantined_in_a_dry_run(project
     """The copy had the table without them: such a change was dropped without a word."""
     settings = Settings(host_executables_add=("deploy.ini",))
     async with Runtime(settings) as runtime:
-        tried = ProjectBox(await runtime.open_project("default", project))
+        tried = ProjectBox(await open_project(runtime, "default", project))
         changes = await act(tried, "open('deploy.ini', 'w').write('x')")
         there = await changes.compare()
         assert there.run is not None

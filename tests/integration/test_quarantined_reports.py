@@ -16,7 +16,7 @@ from sbx.agent.tools.registry import Tools
 from sbx.kernels import frames
 from sbx.protocol.events import run_from_json, run_to_json
 from sbx.protocol.runs import Quarantined, quarantine_notice
-from sbx.runtime.frontend import Cell, Frontend
+from sbx.runtime.run.frontend import Cell, Frontend
 
 PLANT = "open('.envrc', 'w').write('x')"
 WHY = ".envrc (direnv would obey it on the host)"

@@ -11,7 +11,7 @@ from kept import ME
 
 from sbx import AsyncSandbox, Runtime, Settings
 from sbx.policy import load
-from sbx.runtime.house import House
+from sbx.service.service import House
 from sbx.telemetry.audit import verify
 
 pytestmark = pytest.mark.core

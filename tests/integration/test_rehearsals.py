@@ -13,19 +13,19 @@ from places import short_directory
 from places import short_directory as open_directory
 
 from sbx import Runtime
-from sbx.api import privileges
-from sbx.api.settings import ServiceSettings
+from sbx.api.server import privileges
+from sbx.api.server.settings import ServiceSettings
 from sbx.client import Client
 from sbx.errors import Closed, Conflict, Denied, NotFound, TooLarge
-from sbx.isolation.launch import start_broker
+from sbx.isolation.broker.client import start_broker
 from sbx.policy import load
-from sbx.protocol.rehearsals import CHANGES_MAX, REHEARSALS_MAX
+from sbx.protocol.dry_runs import CHANGES_MAX, REHEARSALS_MAX
 from sbx.protocol.runs import Status
-from sbx.runtime.checkpoints import Checkpoint
 from sbx.runtime.conversation import Conversation
-from sbx.runtime.open_files import OpenFiles
-from sbx.runtime.rehearsals import Rehearsal
+from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.sandbox import AsyncSandbox
+from sbx.runtime.snapshots.checkpoints import Checkpoint
+from sbx.runtime.snapshots.dry_run import Rehearsal
 
 HANG = "touch made; sleep 50"
 

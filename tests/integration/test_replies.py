@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Broken, Conflict, Unavailable
-from sbx.runtime.access import Caller
-from sbx.runtime.replies import Replies, Reply
-from sbx.runtime.store import Store
-from sbx.runtime.store.idempotency import KeptReplies, Reservation, began
+from sbx.service.auth import Caller
+from sbx.service.idempotency import Replies, Reply
+from sbx.store import Store
+from sbx.store.idempotency import KeptReplies, Reservation, began
 from tests.fake_clock import FakeClock
 
 ME = Caller("me", "key")

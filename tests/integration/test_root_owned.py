@@ -18,9 +18,9 @@ from sbx.errors import BadRequest, Broken, Denied
 from sbx.isolation import userns
 from sbx.linux import renameat2
 from sbx.runtime import sandbox as sandboxes
-from sbx.runtime.house import House
-from sbx.runtime.project_boxes import Box
 from sbx.runtime.sandbox import AsyncSandbox
+from sbx.service.projects.boxes import Box
+from sbx.service.service import House
 
 pytestmark = pytest.mark.needs("root")
 OTHER = 4242

@@ -9,11 +9,12 @@ import pytest
 from places import OWNER, project_directories
 
 from sbx import Runtime
-from sbx.api import privileges
-from sbx.api.settings import ServiceSettings
+from sbx.api.server import privileges
+from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Denied
-from sbx.isolation.launch import Broker, start_broker
-from sbx.runtime.project_box import ProjectBox
+from sbx.isolation.broker.client import Broker, start_broker
+from sbx.service.projects.box import ProjectBox
+from sbx.service.projects.sandbox import open_project
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
 
@@ -51,7 +52,7 @@ async def test_a_project_of_a_named_owner_is_mapped(
     runtime: Runtime, top: Path, name: str, uid: int
 ) -> None:
     place = top / "work" / name
-    box = ProjectBox(await runtime.open_project("default", place))
+    box = ProjectBox(await open_project(runtime, "default", place))
     try:
         await box.allow_commands()  # else a cell runs on a copy
         assert (await box.start_run("open('made', 'w').write('x')").result()).ok
@@ -70,7 +71,7 @@ async def test_it_is_mapped_by_the_cold_path_as_well(runtime: Runtime, top: Path
     policy, _ = await runtime.decide("default")
     pool = policy.pool.model_copy(update={"start": "cold", "min_idle": 0, "max_idle": 0})
     cold = policy.model_copy(update={"pool": pool})
-    async with await runtime.open_project(cold, top / "work/root") as box:
+    async with await open_project(runtime, cold, top / "work/root") as box:
         assert (await box.start()).path == "cold"
         assert (await box.run("open('made', 'w').write('x')")).ok
         assert (await box.run("open('.git/config', 'w')")).status == "error"
@@ -90,7 +91,7 @@ async def test_what_the_settings_do_not_name_is_not_mapped(runtime: Runtime, top
                 )
             assert raised.value.code == "not_granted", source
     with pytest.raises(Denied):
-        await runtime.open_project("default", top / "work/strange")
+        await open_project(runtime, "default", top / "work/strange")
 
 
 def _first(**words: Any) -> Callable[[list[dict[str, Any]]], None]:
@@ -126,7 +127,7 @@ async def test_a_mapped_mount_is_what_was_mapped_at_its_own_place(
         return await order(broker, do, **words)
 
     monkeypatch.setattr(Broker, "order", changed)
-    async with await runtime.open_project("default", top / "work/root") as box:
+    async with await open_project(runtime, "default", top / "work/root") as box:
         with pytest.raises(Denied) as raised:
             await box.start()
     assert raised.value.code == "not_granted"
@@ -140,6 +141,6 @@ async def test_a_directory_is_let_go_with_its_sandbox(runtime: Runtime, top: Pat
         fds = Path(f"/proc/{process.pid}/fd")
         return [one for one in map(os.readlink, fds.iterdir()) if one == str(top / "work/root")]
 
-    async with await runtime.open_project("default", top / "work/root"):
+    async with await open_project(runtime, "default", top / "work/root"):
         assert held()
     assert not held()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sbx.protocol.runs import Cause, Run, RunError, Status
-from sbx.runtime.store import Store
-from sbx.runtime.store import runs as rows
-from sbx.runtime.store.runs import Begun, RunRow, Wanted
+from sbx.store import Store
+from sbx.store import runs as rows
+from sbx.store.runs import Begun, RunRow, Wanted
 
 BOX = "sandbox-1"
 OTHER = "sandbox-2"

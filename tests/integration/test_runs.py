@@ -13,11 +13,11 @@ import pytest_asyncio
 
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.protocol.runs import Cause, Event, InputRequest, Run, RunEnd, RunStart, Status, Stdout
-from sbx.runtime.access import Caller
-from sbx.runtime.context import Context
-from sbx.runtime.house import House
-from sbx.runtime.runs import Ask, RunHandle, Runs
+from sbx.runtime.run.context import Context
 from sbx.runtime.settings import Settings
+from sbx.service.auth import Caller
+from sbx.service.runs import Ask, RunHandle, Runs
+from sbx.service.service import House
 from tests.fake_clock import FakeClock
 
 ANN = Caller("ann", "key")
@@ -240,7 +240,7 @@ async def test_runs_share_the_room_for_output_and_the_greedy_one_is_ended(
 async def test_code_that_waits_is_bounded_in_all(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbx.runtime.runs._ASKED_MAX", 2000)
+    monkeypatch.setattr("sbx.service.runs._ASKED_MAX", 2000)
     first = await talk.begun()
     waiting = await talk.start("#" * 1500)
     with pytest.raises(Unavailable) as refused:

@@ -8,9 +8,9 @@ from kept import ME, a_house, begin, directories, eventually, printed, run, told
 
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.protocol.runs import Status
-from sbx.runtime.house import House
-from sbx.runtime.lifecycle import State
 from sbx.runtime.settings import Settings
+from sbx.service.lifecycle import State
+from sbx.service.service import House
 from tests.fake_clock import FakeClock
 
 HANG = "import time; print('on', flush=True); time.sleep(60)"

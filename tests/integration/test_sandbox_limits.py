@@ -9,8 +9,8 @@ import pytest
 from kept import ME, OTHER, a_house, begin, printed, run, told
 
 from sbx.errors import NotFound, Unavailable
-from sbx.runtime.access import Caller
-from sbx.runtime.lifecycle import State
+from sbx.service.auth import Caller
+from sbx.service.lifecycle import State
 
 HANG = "import time; print('on', flush=True); time.sleep(60)"
 

@@ -7,9 +7,9 @@ import pytest
 from kept import ME, OTHER, a_house, begin, directories, eventually, printed, run
 
 from sbx.errors import BadRequest, Conflict, NotFound
-from sbx.runtime.access import Caller
-from sbx.runtime.lifecycle import State
-from sbx.runtime.sandboxes import SessionIdentity
+from sbx.service.auth import Caller
+from sbx.service.lifecycle import State
+from sbx.service.sandboxes import SessionIdentity
 
 HANG = "import time; print('on', flush=True); time.sleep(60)"
 

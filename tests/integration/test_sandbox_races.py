@@ -10,8 +10,8 @@ from kept import ME, OTHER, a_house, begin, directories, eventually, printed, ru
 
 from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.runs import RunError, Status
-from sbx.runtime.lifecycle import State
-from sbx.runtime.sandboxes import SessionIdentity
+from sbx.service.lifecycle import State
+from sbx.service.sandboxes import SessionIdentity
 from tests.fake_clock import FakeClock
 
 HANG = "import time; print('on', flush=True); time.sleep(60)"

@@ -364,7 +364,7 @@ def test_it_ends_with_its_broker_and_serves_again_when_it_is_started_anew(top: P
         (broker,) = (
             one
             for one in psutil.Process(served.pid).children()
-            if "sbx.isolation.broker" in " ".join(one.cmdline())
+            if "sbx.isolation.broker.server" in " ".join(one.cmdline())
         )
         broker.kill()
         assert served.process.wait(60) == 70

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from places import short_directory
 
-from sbx.api import privileges
-from sbx.api.settings import ServiceSettings
+from sbx.api.server import privileges
+from sbx.api.server.settings import ServiceSettings
 from sbx.errors import BadRequest, Unavailable
 from sbx.linux import landlock
 

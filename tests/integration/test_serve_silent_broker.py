@@ -17,7 +17,7 @@ from service_process import END_S, Service, service
 pytestmark = [pytest.mark.core, pytest.mark.needs("namespaces")]
 _QUICK = """
 import runpy, sys
-from sbx.isolation import pulse, watchdog
+from sbx.isolation.broker import pulse, watchdog
 pulse.EVERY_S, pulse.ANSWER_S, watchdog.GRACE_S = 0.2, 1.0, 0.5
 sys.argv = ["sbx", *sys.argv[4:]]
 runpy.run_module("sbx", run_name="__main__")

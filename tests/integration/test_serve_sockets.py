@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from places import short_directory
 
-from sbx.api.settings import ServiceSettings
-from sbx.api.sockets import Listener, listen_on_tcp, listen_on_unix
+from sbx.api.server.settings import ServiceSettings
+from sbx.api.server.sockets import Listener, listen_on_tcp, listen_on_unix
 from sbx.errors import BadRequest, Conflict, Denied, Unavailable
 
 

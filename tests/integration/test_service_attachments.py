@@ -17,7 +17,7 @@ import sbx
 from sbx import Sandbox
 from sbx.client import Client
 from sbx.errors import Conflict, Denied, NotFound
-from sbx.protocol.attachments import Attachment
+from sbx.protocol.mounts import Attachment
 from tests.fake_clock import FakeClock
 
 LOOK = "import os; print(sorted(os.listdir('/mnt')) if os.path.isdir('/mnt') else None)"

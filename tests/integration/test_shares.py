@@ -13,7 +13,7 @@ from bay_calls import made, refused
 from live_app import Served, live
 from places import short_directory
 
-from sbx.api import limits, sse
+from sbx.api import middleware, sse
 
 SIZE = 8 << 20  # more than the sockets between take
 SSE = {"accept": "text/event-stream"}
@@ -103,7 +103,7 @@ async def test_a_slot_is_for_who_may_upload(
 async def test_slow_uploads_end_when_others_wait(
     served: Served, bob: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "HURRIED_AFTER_S", 0.3)
+    monkeypatch.setattr(middleware, "HURRIED_AFTER_S", 0.3)
     his = (await made(bob))["id"]
     async with contextlib.AsyncExitStack() as held:
         for owner in ("carol", "dave"):

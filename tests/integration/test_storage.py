@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from quota_disk import MIB, mounted
 
-from sbx.isolation import storage
+from sbx.isolation import project_quota
 from sbx.isolation.probe import Layer
 from sbx.linux import quota
 
@@ -69,8 +69,8 @@ def fill(path: Path, mebibytes: int) -> Callable[[], object]:
 
 
 def test_the_layer_is_found_there_and_nowhere_else(disk: Path) -> None:
-    assert storage.layer(str(disk)) == Layer("disk", True, "project quota of ext4")
-    elsewhere = storage.layer("/proc")
+    assert project_quota.layer(str(disk)) == Layer("disk", True, "project quota of ext4")
+    elsewhere = project_quota.layer("/proc")
     assert not elsewhere.found
     assert elsewhere.cause == "/proc lies on proc without project quotas"
     assert "prjquota" in (elsewhere.remedy or "")
@@ -82,13 +82,13 @@ def test_the_layer_is_found_there_and_nowhere_else(disk: Path) -> None:
 def test_bytes_end_at_the_limit_wherever_they_are_written(conversation: Path, where: str) -> None:
     assert as_stranger(fill(conversation / where, 12)) == "nothing"  # the control: no limit yet
     (conversation / where).unlink()
-    assert storage.charge(str(conversation), bytes_max=8 * MIB, inodes_max=100)
+    assert project_quota.charge(str(conversation), bytes_max=8 * MIB, inodes_max=100)
     assert as_stranger(fill(conversation / where, 12)) == "EDQUOT"
     assert (conversation / where).stat().st_blocks * 512 <= 8 * MIB
 
 
 def test_a_file_without_a_name_counts_as_long_as_it_is_open(conversation: Path) -> None:
-    assert storage.charge(str(conversation), bytes_max=8 * MIB, inodes_max=100)
+    assert project_quota.charge(str(conversation), bytes_max=8 * MIB, inodes_max=100)
 
     def hoard() -> None:
         held = []
@@ -104,7 +104,7 @@ def test_a_file_without_a_name_counts_as_long_as_it_is_open(conversation: Path) 
 
 
 def test_directories_and_files_count_alike(conversation: Path) -> None:
-    assert storage.charge(str(conversation), bytes_max=64 * MIB, inodes_max=30)
+    assert project_quota.charge(str(conversation), bytes_max=64 * MIB, inodes_max=30)
 
     def make() -> None:
         for number in range(30):
@@ -119,7 +119,7 @@ def test_two_conversations_do_not_share_a_limit(disk: Path, conversation: Path) 
     (other / "files").mkdir(parents=True)
     os.chown(other / "files", STRANGER, STRANGER)
     for one in (conversation, other):
-        assert storage.charge(str(one), bytes_max=8 * MIB, inodes_max=100)
+        assert project_quota.charge(str(one), bytes_max=8 * MIB, inodes_max=100)
         assert as_stranger(fill(one / "files/big", 7)) == "nothing"
 
 
@@ -127,14 +127,14 @@ def test_what_is_shared_is_charged_as_a_directory_of_its_own(disk: Path) -> None
     shared = disk / "shared"
     shared.mkdir()
     os.chown(shared, STRANGER, STRANGER)
-    assert storage.charge(str(shared), bytes_max=8 * MIB, inodes_max=100)
+    assert project_quota.charge(str(shared), bytes_max=8 * MIB, inodes_max=100)
     assert as_stranger(fill(shared / "big", 12)) == "EDQUOT"
 
 
 def test_limits_can_be_changed_and_files_come_in_by_way_of_staging(conversation: Path) -> None:
-    assert storage.charge(str(conversation), bytes_max=4 * MIB, inodes_max=100)
+    assert project_quota.charge(str(conversation), bytes_max=4 * MIB, inodes_max=100)
     assert as_stranger(fill(conversation / "files/big", 6)) == "EDQUOT"
-    assert storage.charge(str(conversation), bytes_max=16 * MIB, inodes_max=100)
+    assert project_quota.charge(str(conversation), bytes_max=16 * MIB, inodes_max=100)
     assert as_stranger(fill(conversation / "staging/big", 6)) == "nothing"
     (conversation / "staging/big").rename(conversation / "files/big")
 
@@ -142,12 +142,12 @@ def test_limits_can_be_changed_and_files_come_in_by_way_of_staging(conversation:
 def test_files_that_are_not_charged_are_not_half_charged(conversation: Path) -> None:
     """They could not be renamed within the workspace any more: EXDEV."""
     (conversation / "files/old").write_bytes(b"x")
-    assert not storage.charge(str(conversation), bytes_max=4 * MIB, inodes_max=100)
+    assert not project_quota.charge(str(conversation), bytes_max=4 * MIB, inodes_max=100)
     assert as_stranger(fill(conversation / "files/big", 6)) == "nothing"
 
 
 def test_an_upload_on_its_way_can_be_charged_to_nobody(conversation: Path) -> None:
-    assert storage.charge(str(conversation), bytes_max=4 * MIB, inodes_max=100)
+    assert project_quota.charge(str(conversation), bytes_max=4 * MIB, inodes_max=100)
     fd = os.open(conversation / "staging/upload", os.O_RDWR | os.O_CREAT)
     beside = os.open(conversation / "uploads", os.O_RDONLY)
     try:
@@ -164,7 +164,7 @@ def test_nobody_gets_out_of_a_project_in_a_user_namespace(
     conversation: Path, inherited: bool
 ) -> None:
     """As a jail is in one; its seccomp filter stands in the way of quotactl, and not of ioctl."""
-    assert storage.charge(str(conversation), bytes_max=4 * MIB, inodes_max=100)
+    assert project_quota.charge(str(conversation), bytes_max=4 * MIB, inodes_max=100)
     files = os.open(conversation / "files", os.O_RDONLY)
     own = quota.project(files)
 

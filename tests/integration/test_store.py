@@ -21,11 +21,11 @@ import pytest
 
 from sbx.errors import BadRequest, Broken, Closed, SbxError, Unavailable
 from sbx.protocol.changes import ChangesSetting
-from sbx.runtime.access import Caller
-from sbx.runtime.store import Store, chats, events, opening, worker
-from sbx.runtime.store import pending as pending_writes
-from sbx.runtime.store.migrations import APPLICATION_ID, Migration, migrate, shipped, version_of
-from sbx.runtime.store.pending import PendingWrites
+from sbx.service.auth import Caller
+from sbx.store import Store, chats, database, events, worker
+from sbx.store import pending as pending_writes
+from sbx.store.migrations import APPLICATION_ID, Migration, migrate, shipped, version_of
+from sbx.store.pending import PendingWrites
 
 NEWEST = shipped()[-1].version
 NEXT = NEWEST + 1
@@ -258,7 +258,7 @@ async def test_a_kept_write_does_not_undo_a_newer_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A retry continued with the writes that it had listed before the newer one came."""
-    monkeypatch.setattr(opening, "_BUSY_S", 0.1)
+    monkeypatch.setattr(database, "_BUSY_S", 0.1)
     monkeypatch.setattr(pending_writes, "_RETRY_S", 3600.0)  # the test flushes
     async with await Store.open(path) as store:
         await keep_and_write(store, path)
@@ -786,7 +786,7 @@ async def test_the_check_of_a_large_store_is_left_when_it_takes_too_long(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store_of_version(path, NEWEST)
-    monkeypatch.setattr(opening, "_CHECK_S", -1.0)
-    monkeypatch.setattr(opening, "_CHECK_STEPS", 1)
+    monkeypatch.setattr(database, "_CHECK_S", -1.0)
+    monkeypatch.setattr(database, "_CHECK_STEPS", 1)
     async with await Store.open(path):
         pass

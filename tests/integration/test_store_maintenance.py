@@ -21,12 +21,12 @@ from command import in_process, sbx
 from kept import ME, a_house, create, eventually, read
 
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError, Unavailable
-from sbx.runtime.maintenance import backup, place
-from sbx.runtime.maintenance.check import Directories, check, known_directories
-from sbx.runtime.maintenance.repair import repair
-from sbx.runtime.maintenance.salvage import SavedTable, salvage
-from sbx.runtime.store import Store, marks, opening
-from sbx.runtime.store.migrations import shipped
+from sbx.service.maintenance import backup, place
+from sbx.service.maintenance.check import Directories, check, known_directories
+from sbx.service.maintenance.repair import repair
+from sbx.service.maintenance.salvage import SavedTable, salvage
+from sbx.store import Store, database, marks
+from sbx.store.migrations import shipped
 
 ROWS = 3000
 T = TypeVar("T")
@@ -95,7 +95,7 @@ async def test_backup_of_a_writing_service_is_whole_and_holds_nothing_up(tmp_pat
         assert running.value.code == "service_running"
     assert [one.name for one in data.iterdir() if "backup" in one.name] == []
 
-    with closing(opening.connect(str(file))) as on:
+    with closing(database.connect(str(file))) as on:
         assert on.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
         assert on.execute("SELECT count(*) FROM idempotency").fetchone()[0] >= ROWS
         assert on.execute("PRAGMA journal_mode").fetchone()[0] == "delete"
@@ -206,7 +206,7 @@ async def test_backup_that_was_copied_over_a_store_with_a_log_is_refused(
     the service started."""
     path, log = data / "store.sqlite", data / "store.sqlite-wal"
     backup.backup(data, tmp_path / "backup", force=False)
-    with closing(opening.open_writing(path, shipped())) as on:
+    with closing(database.open_writing(path, shipped())) as on:
         marks.write_to_store(on, marks.following(marks.of_directory(data)))
         add_idempotency(on, 0, 5, 3000)
         shutil.copy(log, tmp_path / "log")
@@ -218,7 +218,7 @@ async def test_backup_that_was_copied_over_a_store_with_a_log_is_refused(
         await Store.of_data(data)
     assert refused.value.code == "store_is_backup"
     restore(data, path)
-    with closing(opening.connect(str(path))) as on:
+    with closing(database.connect(str(path))) as on:
         assert on.execute("SELECT count(*) FROM idempotency").fetchone()[0] == 0
     async with a_house(data, fast_path=False) as house:
         assert len((await house.sandboxes.list(ME)).items) == 1
@@ -252,7 +252,7 @@ async def test_restore_whose_new_store_cannot_be_written_changes_nothing(
 async def test_damaged_store_is_repaired_with_what_can_be_read(data: Path) -> None:
     """The hint was to begin with an empty store, and the files of all sandboxes went."""
     path = data / "store.sqlite"
-    with closing(opening.open_writing(path, shipped())) as on:
+    with closing(database.open_writing(path, shipped())) as on:
         add_idempotency(on, 0, ROWS)
         pages = pages_of(on, "idempotency")
     damaged = damage(path, pages[10:13])
@@ -299,16 +299,16 @@ def damage(path: Path, pages: list[int]) -> bytes:
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_around_any_damage_are_saved(tmp_path: Path, seed: int) -> None:
     path, fresh = tmp_path / "store", tmp_path / "fresh"
-    opening.make(path, shipped())
-    with closing(opening.open_writing(path, shipped())) as on:
+    database.make(path, shipped())
+    with closing(database.open_writing(path, shipped())) as on:
         add_idempotency(on, 0, ROWS)
         pages = pages_of(on, "idempotency")
     bad = pages[seed :: 7 + seed]
     damage(path, bad)
-    opening.make(fresh, shipped())
+    database.make(fresh, shipped())
     with (
-        opening.only_looking(path) as damaged,
-        closing(opening.open_writing(fresh, shipped())) as on,
+        database.only_looking(path) as damaged,
+        closing(database.open_writing(fresh, shipped())) as on,
     ):
         on.execute("PRAGMA foreign_keys = OFF")
         saved = salvage(damaged, on)

@@ -17,8 +17,8 @@ from sessions_calls import ensure, new_user
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sbx.api import attachments
-from sbx.api.native import terminals
+from sbx.api.server import websocket_protocol
+from sbx.api.v1 import terminals
 from sbx.protocol.terminals import MESSAGE_MAX, UNKNOWN
 
 pytestmark = pytest.mark.core
@@ -174,7 +174,7 @@ async def test_text_that_is_not_utf8_ends_the_connection_without_an_error_in_the
 async def test_what_nobody_reads_is_said_in_the_end(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbx.runtime.terminals._TYPING_S", 0.5)
+    monkeypatch.setattr("sbx.runtime.processes.terminals._TYPING_S", 0.5)
     terminal = await place.open(command="stty raw -echo; echo go; sleep 100")
     async with place.attach(terminal) as socket:
         await until(socket, b"go")
@@ -330,7 +330,7 @@ async def is_cut(writer: asyncio.StreamWriter) -> bool:
 async def test_who_leaves_and_reads_nothing_holds_no_connection(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attachments, "_GONE_S", 1.0)
+    monkeypatch.setattr(websocket_protocol, "_GONE_S", 1.0)
     terminal = await place.open(command="while :; do seq 1 100000; done")
     path = f"{place.path(terminal)}/attach"
     reader, writer = await asyncio.open_unix_connection(str(place.served.socket), limit=1 << 10)

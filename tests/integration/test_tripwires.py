@@ -16,8 +16,8 @@ from sbx import AsyncSandbox, Runtime, Settings
 from sbx.errors import Conflict, NotFound
 from sbx.policy import Policy, load
 from sbx.protocol.runs import Cause, Status
-from sbx.runtime.house import House
-from sbx.runtime.runs import Ask
+from sbx.service.runs import Ask
+from sbx.service.service import House
 
 pytestmark = pytest.mark.core
 

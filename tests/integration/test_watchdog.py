@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from sbx.isolation import watchdog
-from sbx.isolation.watchdog import Watchdog
+from sbx.isolation.broker import watchdog
+from sbx.isolation.broker.watchdog import Watchdog
 
 
 def test_child_is_killed_though_its_watchdog_has_ended() -> None:

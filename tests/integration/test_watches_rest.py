@@ -16,9 +16,9 @@ from typing import TypeVar
 
 import pytest
 
-from sbx.runtime.watches import _REST, _REST_MAX_S, Watches, _Watch
+from sbx.runtime.files.watch import _REST, _REST_MAX_S, Watches, _Watch
 from sbx.workspace.tree import Tree
-from sbx.workspace.watching import Watching
+from sbx.workspace.watch import Watching
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from sbx.workspace.measure import Enough
-from sbx.workspace.removal import remove_tree
+from sbx.workspace.disk_usage import Enough
+from sbx.workspace.rmtree import remove_tree
 from sbx.workspace.tree import Tree
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sbx.linux import libc
-from sbx.workspace.removal import empty_directory, remove_tree
+from sbx.workspace.rmtree import empty_directory, remove_tree
 
 PR_SET_DUMPABLE = 4
 NOBODY = 65534
@@ -120,7 +120,7 @@ def test_removes_many_names_in_bounded_memory(parent: int, tmp_path: Path) -> No
 def test_removes_more_full_directories_than_it_remembers(
     parent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbx.workspace.removal._REMEMBERED", 3)
+    monkeypatch.setattr("sbx.workspace.rmtree._REMEMBERED", 3)
     for number in range(20):
         (tmp_path / f"d/e/{number}/x/y").mkdir(parents=True)
     assert remove_tree(parent, "d", 30)

@@ -10,15 +10,15 @@ import pytest
 
 from sbx.errors import InvalidPath, NotFound, TooLarge, Unavailable
 from sbx.linux import libc
-from sbx.workspace import beneath
+from sbx.workspace import safe_open
 from sbx.workspace.tree import Tree
 
 BIG = 1 << 20
 
 
-@pytest.fixture(params=[beneath.by_openat2, beneath.by_walk], ids=["openat2", "walk"])
-def opener(request: pytest.FixtureRequest) -> beneath.Opener:
-    found: beneath.Opener = request.param
+@pytest.fixture(params=[safe_open.by_openat2, safe_open.by_walk], ids=["openat2", "walk"])
+def opener(request: pytest.FixtureRequest) -> safe_open.Opener:
+    found: safe_open.Opener = request.param
     return found
 
 
@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tree(root: Path, opener: beneath.Opener) -> Iterator[Tree]:
+def tree(root: Path, opener: safe_open.Opener) -> Iterator[Tree]:
     tree = Tree(os.open(root, os.O_PATH), view="/workspace", opener=opener)
     yield tree
     tree.close()
@@ -69,7 +69,7 @@ def test_write_from_a_body_that_breaks_off_keeps_what_was_there(tree: Tree, root
 
 
 def test_write_by_way_of_staging_shows_no_temporary_name(
-    tmp_path: Path, root: Path, opener: beneath.Opener
+    tmp_path: Path, root: Path, opener: safe_open.Opener
 ) -> None:
     (tmp_path / "staging").mkdir()
     staging = os.open(tmp_path / "staging", os.O_PATH)
@@ -103,7 +103,7 @@ def test_write_below_a_file_is_refused(tree: Tree) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
-def test_what_root_writes_belongs_to_the_jail(root: Path, opener: beneath.Opener) -> None:
+def test_what_root_writes_belongs_to_the_jail(root: Path, opener: safe_open.Opener) -> None:
     os.chown(root, 65534, 65534)
     tree = Tree(os.open(root, os.O_PATH), view="/w", owner=(65534, 65534), opener=opener)
     tree.write(("d", "f"), b"x", max_bytes=BIG)
@@ -113,7 +113,7 @@ def test_what_root_writes_belongs_to_the_jail(root: Path, opener: beneath.Opener
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of its own needs root")
 def test_write_to_a_full_disk_says_no_space_and_keeps_what_was_there(
-    root: Path, opener: beneath.Opener
+    root: Path, opener: safe_open.Opener
 ) -> None:
     def fill() -> None:
         libc.call("unshare", 0x20000)  # CLONE_NEWNS

@@ -8,8 +8,8 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-from sbx.runtime.attacks.attack import Class
-from sbx.runtime.attacks.catalogue import ALL
+from sbx.doctor.attacks.attack import Class
+from sbx.doctor.attacks.catalogue import ALL
 
 ESCAPE = Path(__file__).resolve().parents[1] / "escape"
 

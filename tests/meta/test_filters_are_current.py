@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from sbx.isolation.filters.loader import MACHINES, NAMES, file_of
+from sbx.isolation.seccomp.loader import MACHINES, NAMES, file_of
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -16,7 +16,7 @@ def test_file_is_what_the_table_compiles_to(name: str, machine: str) -> None:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(f"cannot compile: {error}")
-    from sbx.isolation.filters.listing import listing
+    from sbx.isolation.seccomp.listing import listing
 
     assert file_of(name, machine).read_text() == listing(name, machine), "run scripts/filters"
 

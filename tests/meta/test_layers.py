@@ -9,23 +9,45 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "sbx"
 ROWS = (
     {"cli", "adapters"},
-    {"sandbox"},  # the face that is embedded or connected
-    {"api", "client", "jupyter"},
+    {"sync"},
+    {"api", "jupyter", "doctor"},
+    {"cluster"},
+    {"service", "client"},
     {"agent"},
     {"runtime"},
-    {"kernels"},
+    {"kernels", "egress", "environments", "store"},
     {"isolation", "workspace"},
-    {"policy", "guest", "blocking", "settings_files", "forbidden_directories"},
-    {"linux", "protocol", "telemetry", "lately"},
-    {"errors", "clock"},
+    {"policy", "guest", "event_log", "run_methods", "settings_files", "forbidden_directories"},
+    {"linux", "protocol", "telemetry", "aio", "lately"},
+    {"errors"},
 )
 ONLY: dict[str, set[str]] = {  # tighter than their row
     "linux": set(),
     "guest": {"linux"},
-    "client": {"protocol", "errors", "blocking"},
-    "blocking": {"protocol", "errors"},
+    "client": {"protocol", "aio", "event_log", "run_methods", "errors"},
 }
-NEVER = {"agent": {"runtime"}}  # it is handed a sandbox
+NEVER = {"agent": {"runtime"}, "api": {"store"}}  # an agent receives its sandbox as an argument
+# Imports of `store` that the routers still have. The list only becomes shorter.
+NOT_YET = frozenset(
+    f"api/{name}.py may not import store"
+    for name in [
+        "agent_v1/agents",
+        "agent_v1/asked",
+        "agent_v1/chat",
+        "agent_v1/commands",
+        "agent_v1/messages",
+        "agent_v1/opening",
+        "agent_v1/talk",
+        "server/serve",
+        "sessions_v1/conversations",
+        "sessions_v1/files",
+        "sessions_v1/runs",
+        "sessions_v1/sessions",
+        "v1/admin",
+        "v1/bay/history",
+        "v1/files",
+    ]
+)
 ROW = {name: number for number, row in enumerate(ROWS) for name in row}
 SYSCALLS = {"ctypes", "fcntl"}
 FACES = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}  # they may import anything
@@ -42,14 +64,9 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, ...]]:
             yield from ((*source, alias.name) for alias in node.names)
 
 
-def home(name: str) -> str:
-    """`blocking_contexts` and the like are parts of `blocking`."""
-    return "blocking" if name.startswith("blocking_") else name
-
-
 def offences(path: Path, source: str) -> Iterator[str]:
     """Yield each import of the module that its row does not allow."""
-    package = home(path.parts[0].removesuffix(".py"))
+    package = path.parts[0].removesuffix(".py")
     if package not in ROW:
         yield f"{path} is in no row of the house"
         return
@@ -57,7 +74,7 @@ def offences(path: Path, source: str) -> Iterator[str]:
         if name[0] != "sbx":
             if name[0] in SYSCALLS and package != "linux":
                 yield f"{path} imports {name[0]}"
-        elif (other := home(name[1])) in ROW and other != package:
+        elif (other := name[1]) in ROW and other != package:
             if ROW[other] <= ROW[package]:
                 yield f"{path} imports {name[1]}, not below it"
             elif other not in ONLY.get(package, ROW) or other in NEVER.get(package, ()):
@@ -66,8 +83,9 @@ def offences(path: Path, source: str) -> Iterator[str]:
 
 def test_modules_import_their_own_package_and_lower_rows() -> None:
     assert len(MODULES) > 400
-    found = [line for path in MODULES for line in offences(path, (PACKAGE / path).read_text())]
-    assert not found, "\n".join(found)
+    lines = {line for path in MODULES for line in offences(path, (PACKAGE / path).read_text())}
+    assert not lines - NOT_YET, "\n".join(sorted(lines - NOT_YET))
+    assert not NOT_YET - lines, "remove these from NOT_YET"
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from sbx.agent.approval_records import MemoryRecords, Records
 from sbx.agent.approvals import Approvals, Pending, Place
 from sbx.errors import Conflict
 from sbx.protocol.approvals import Decision, Reach
-from sbx.runtime.store import Store, chats
-from sbx.runtime.store.approvals import StoredApprovals
-from sbx.runtime.store.chats import ChatRow
+from sbx.store import Store, chats
+from sbx.store.approvals import StoredApprovals
+from sbx.store.chats import ChatRow
 from tests.fake_clock import FakeClock
 from tests.tiers import examples
 

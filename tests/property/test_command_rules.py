@@ -11,7 +11,14 @@ import pytest
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
-from sbx.agent.tools.rules import Rule, check_prefix, matches, rule_for, simple_words, subject
+from sbx.agent.tools.approval_rules import (
+    Rule,
+    check_prefix,
+    matches,
+    rule_for,
+    simple_words,
+    subject,
+)
 from sbx.errors import BadRequest
 from tests.tiers import examples
 

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbx.egress import denials
+from sbx.egress.addresses import excused, reserved
+from sbx.egress.client_hello import HELLO_MAX, NoHello, read_hello
+from sbx.egress.denials import Gone, Refused
+from sbx.egress.hosts import NoHost, authority, canonical, is_address, written
+from sbx.egress.http_heads import HEAD_MAX, asked_of, read_head
+from sbx.egress.limits import Turns
+from sbx.egress.rules import Asked, Hello, judge
+from sbx.egress.secrets import Misplaced, Scan, Secret, Vault
+from sbx.egress.stream import Wire
 from sbx.policy import destinations
 from sbx.policy.model import Network, Rule
-from sbx.runtime.egress import refusals
-from sbx.runtime.egress.addresses import excused, reserved
-from sbx.runtime.egress.heads import HEAD_MAX, asked_of, read_head
-from sbx.runtime.egress.hello import HELLO_MAX, NoHello, read_hello
-from sbx.runtime.egress.hosts import NoHost, authority, canonical, is_address, written
-from sbx.runtime.egress.refusals import Gone, Refused
-from sbx.runtime.egress.rules import Asked, Hello, judge
-from sbx.runtime.egress.secrets import Misplaced, Scan, Secret, Vault
-from sbx.runtime.egress.terms import Turns
-from sbx.runtime.egress.wire import Wire
 
 letters = st.sampled_from(list("aZ09.-_%:[]@/\\ \t\n*xn" + "\u00fc\u3002\uff11\u00df\u200d\u0130"))
 pieces = st.sampled_from(
@@ -216,7 +216,7 @@ def test_no_division_into_pieces_lets_a_placeholder_out(
 
 @given(st.text(), st.text(max_size=50))
 def test_a_refusal_is_one_reply_whatever_it_says(reason: str, host: str) -> None:
-    reply = refusals.reply(Refused("rule", reason).verdict, Asked("GET", host, 1))
+    reply = denials.reply(Refused("rule", reason).verdict, Asked("GET", host, 1))
     http = h11.Connection(h11.CLIENT)
     http.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
     http.receive_data(reply)

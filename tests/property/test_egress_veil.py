@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sbx.runtime.egress.veil import Search, Sniffer, Veil
+from sbx.egress.veil import Search, Sniffer, Veil
 
 PLACEHOLDER = b"sbx-secret-0"
 values = st.text(

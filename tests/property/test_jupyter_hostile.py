@@ -15,11 +15,11 @@ from jupyter_client.session import Session
 from jupyter_kernel_test.msgspec_v5 import schema_fragments, validate_message
 
 from sbx.errors import BadRequest
-from sbx.jupyter import messages, requests
+from sbx.jupyter import parse, serialize
 from sbx.kernels import frames
 from sbx.protocol.runs import Status
-from sbx.runtime.frontend import CellEnd, Told
-from sbx.runtime.relay import RelayedRun
+from sbx.runtime.run.frontend import CellEnd, Told
+from sbx.runtime.run.relay import RelayedRun
 from tests.tiers import examples
 
 KEY = b"k" * 32
@@ -64,15 +64,15 @@ def executed(reply: frames.ExecuteReply) -> dict[str, Any]:
     live = RelayedRun("run", 1 << 20, nobody)
     live.replied(reply)
     end = CellEnd(live.finish(Status.OK), reply, live.payload, live.expressions)
-    return {**messages.executed(end, reply), "execution_count": 7}
+    return {**serialize.executed(end, reply), "execution_count": 7}
 
 
 SAID: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
     frames.ExecuteReply: executed,
-    frames.CompleteReply: lambda reply: messages.completed(reply, "print"),
-    frames.InspectReply: messages.inspected,
-    frames.IsCompleteReply: messages.is_complete,
-    frames.KernelReady: messages.kernel_info,
+    frames.CompleteReply: lambda reply: serialize.completed(reply, "print"),
+    frames.InspectReply: serialize.inspected,
+    frames.IsCompleteReply: serialize.is_complete,
+    frames.KernelReady: serialize.kernel_info,
 }
 
 
@@ -92,19 +92,19 @@ def said(draw: st.DrawFn) -> tuple[str, bytes]:
     return kind, encoded
 
 
-def told_by(kind: str, content: Any) -> messages.Message | None:
+def told_by(kind: str, content: Any) -> serialize.Message | None:
     """As the bridge does it. Raises frames.Malformed."""
     if isinstance(content, frames.InputRequest):
         return None  # of which only the words go on
     if isinstance(content, Told):
-        return messages.shown(content, 7)
+        return serialize.shown(content, 7)
     if (made := SAID.get(type(content))) is not None:
         kind = "kernel_info_reply" if kind == "ready" else kind
-        return messages.Message(kind, made(content))
+        return serialize.Message(kind, made(content))
     return None
 
 
-def as_a_client_reads_it(message: messages.Message) -> dict[str, Any]:
+def as_a_client_reads_it(message: serialize.Message) -> dict[str, Any]:
     ours = Session(key=KEY, pack=msgspec.json.encode)
     made = ours.msg(message.kind, dict(message.content), metadata=dict(message.metadata))
     parts = [*ours.serialize(made), *message.buffers]
@@ -151,21 +151,21 @@ PARTS = st.lists(st.binary(max_size=30), max_size=9) | st.lists(
 
 @given(PARTS)
 def test_bytes_are_a_request_or_not_heard(parts: list[bytes]) -> None:
-    with contextlib.suppress(requests.Malformed):
-        requests.read(Session(key=KEY), parts)
+    with contextlib.suppress(parse.Malformed):
+        parse.read(Session(key=KEY), parts)
 
 
 HEADER = st.fixed_dictionaries(
     {
         "msg_id": TEXT | LOOSE,
-        "msg_type": st.sampled_from(sorted(requests.SHAPES)) | TEXT | LOOSE,
+        "msg_type": st.sampled_from(sorted(parse.SHAPES)) | TEXT | LOOSE,
         "session": TEXT | JSON,
         "date": st.just("2026-01-01T00:00:00Z") | JSON,
         "version": st.just("5.4") | TEXT | JSON,
     },
     optional={"username": TEXT | JSON},
 )
-ASKED = {one.name for kind in requests.SHAPES.values() for one in msgspec.structs.fields(kind)}
+ASKED = {one.name for kind in parse.SHAPES.values() for one in msgspec.structs.fields(kind)}
 CONTENT = st.dictionaries(
     st.sampled_from(sorted(ASKED)), JSON | OBJECT | st.just("tail"), max_size=5
 )
@@ -180,8 +180,8 @@ def test_what_is_signed_is_a_request_of_its_shape_or_refused(
     session = Session(key=KEY)
     body = [json.dumps(part).encode() for part in (header, parent, metadata, content)]
     parts = [b"name", b"<IDS|MSG>", session.sign(body), *body, *buffers]
-    with contextlib.suppress(requests.Malformed, BadRequest):
-        request = requests.read(session, parts)
+    with contextlib.suppress(parse.Malformed, BadRequest):
+        request = parse.read(session, parts)
         msgspec.json.encode(request.header)
         assert isinstance(request.msg_id, str)
-        requests.shape(request)
+        parse.shape(request)

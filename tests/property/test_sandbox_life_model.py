@@ -28,11 +28,11 @@ from hypothesis.stateful import (
 
 from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.runs import Run, Status
-from sbx.runtime.access import Caller
-from sbx.runtime.house import House
-from sbx.runtime.lifecycle import TABLE, Act, State
-from sbx.runtime.runs import Ask, RunHandle
 from sbx.runtime.settings import Settings
+from sbx.service.auth import Caller
+from sbx.service.lifecycle import TABLE, Act, State
+from sbx.service.runs import Ask, RunHandle
+from sbx.service.service import House
 from tests.fake_clock import FakeClock
 from tests.tiers import examples
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbx.errors import SbxError
-from sbx.runtime.store import Store
+from sbx.store import Store
 from sbx.telemetry.audit import Audit, verify
 from tests.tiers import examples
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbx.workspace.changes import changes, doubtful, relative, with_digests
-from sbx.workspace.committing import commit
-from sbx.workspace.freezing import freeze
-from sbx.workspace.journal import Journal
-from sbx.workspace.removal import empty_directory
-from sbx.workspace.snapshot import Bounds, Scope, digest, look
-from sbx.workspace.telling import unified
+from sbx.workspace.rmtree import empty_directory
+from sbx.workspace.snapshots.apply import commit
+from sbx.workspace.snapshots.copy import freeze
+from sbx.workspace.snapshots.diff import unified
+from sbx.workspace.snapshots.journal import Journal
+from sbx.workspace.snapshots.manifest import changes, doubtful, relative, with_digests
+from sbx.workspace.snapshots.scan import Bounds, Scope, digest, look
 from sbx.workspace.tree import Tree
 from tests.tiers import examples
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbx.workspace import Files, Tree
-from sbx.workspace.replacing import replaced_bytes
+from sbx.workspace.edit import replaced_bytes
 from tests.tiers import examples
 
 NAMES = st.sampled_from(["a", "b.py", "ab", "ü.py", "x", "[c]", "a b"])

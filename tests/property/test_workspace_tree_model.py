@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbx.errors import NotFound
-from sbx.workspace import beneath
+from sbx.workspace import safe_open
 from sbx.workspace.tree import Relative, Tree
 from tests.tiers import examples
 
@@ -22,9 +22,9 @@ action = st.tuples(st.sampled_from(["write", "delete"]), path, st.binary(max_siz
 
 
 @settings(max_examples=examples(30))
-@given(st.lists(action, max_size=12), st.sampled_from([beneath.by_openat2, beneath.by_walk]))
+@given(st.lists(action, max_size=12), st.sampled_from([safe_open.by_openat2, safe_open.by_walk]))
 def test_tree_reads_what_was_written_last_and_nothing_else(
-    actions: list[tuple[str, Relative, bytes]], opener: beneath.Opener
+    actions: list[tuple[str, Relative, bytes]], opener: safe_open.Opener
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
         tree = Tree(os.open(root, os.O_PATH), view="/workspace", opener=opener)

@@ -130,9 +130,9 @@ class Measured:
             real(self, _traced(args, tracer.prefix()), *rest, **named)
 
         subprocess.Popen.__init__ = started  # type: ignore[method-assign]
-        from sbx.isolation import launch, watchdog
+        from sbx.isolation.broker import client, watchdog
 
-        launch._BOOT = f"{tracer.prefix()}; {launch._BOOT}"
+        client._BOOT = f"{tracer.prefix()}; {client._BOOT}"
         watchdog._BOOT = f"{tracer.prefix()}; {watchdog._BOOT}"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

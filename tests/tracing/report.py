@@ -24,14 +24,14 @@ WALLS_MIN = 95.0
 WALLS = (
     "sbx/isolation/*.py",
     "sbx/isolation/filters/*.py",
-    "sbx/guest/boot.py",
-    "sbx/guest/forked.py",
+    "sbx/guest/start/cold.py",
+    "sbx/guest/start/fork_child.py",
     "sbx/guest/guarded_*.py",
     "sbx/guest/hard_links.py",
     "sbx/guest/path_*.py",
-    "sbx/guest/seal.py",
+    "sbx/guest/start/lockdown.py",
     "sbx/guest/shares.py",
-    "sbx/guest/zygote.py",
+    "sbx/guest/start/zygote.py",
     "sbx/linux/capabilities.py",
     "sbx/linux/landlock.py",
     "sbx/linux/mounts.py",
@@ -40,12 +40,12 @@ WALLS = (
     "sbx/linux/prctl.py",
     "sbx/linux/seccomp*.py",
     "sbx/workspace/allowed_paths.py",
-    "sbx/workspace/beneath.py",
+    "sbx/workspace/safe_open.py",
     "sbx/workspace/paths.py",
     "sbx/forbidden_directories.py",
 )
 # They run on a host with cgroup v2 only, as the guest of tests/vm is.
-_V2 = ("sbx/isolation/cgroups/aside.py", "sbx/isolation/cgroups/v2.py")
+_V2 = ("sbx/isolation/cgroups/systemd_unit.py", "sbx/isolation/cgroups/v2.py")
 
 
 class FileCoverage(NamedTuple):

@@ -103,9 +103,9 @@ class Tracer:
         """Let a module that starts processes start them with this file."""
         names = frame.f_globals
         match names.get("__name__"):
-            case "sbx.isolation.launch" | "sbx.isolation.watchdog":
+            case "sbx.isolation.broker.client" | "sbx.isolation.broker.watchdog":
                 names["_BOOT"] = f"{self.prefix()}; {names['_BOOT']}"
-            case "sbx.isolation.spawn":
+            case "sbx.isolation.broker.spawn":
                 names["_start_bwrap"] = self._into_guests(names["_start_bwrap"])
 
     def prefix(self) -> str:

@@ -4,7 +4,7 @@ import errno
 import os
 from collections.abc import Callable
 
-from sbx.guest import seal
+from sbx.guest.start import lockdown
 
 
 def in_child(act: Callable[[int], object]) -> str:
@@ -18,7 +18,7 @@ def in_child(act: Callable[[int], object]) -> str:
         try:
             try:
                 outcome = str(act(writing))
-            except seal.SealError as error:
+            except lockdown.SealError as error:
                 outcome = f"{error.layer}: {errno.errorcode.get(error.errno or 0)}"
             except BaseException as error:  # noqa: BLE001  # a fork never returns into pytest
                 outcome = repr(error)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sbx.api.activation import Notifier, inherited_sockets
+from sbx.api.server.systemd import Notifier, inherited_sockets
 from sbx.errors import BadRequest
 
 _AS_SYSTEMD = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3, inheritable=True)
 os.environ["LISTEN_PID"], os.environ["LISTEN_FDS"] = str(os.getpid()), "1"
-from sbx.api.activation import inherited_sockets
+from sbx.api.server.systemd import inherited_sockets
 [one] = inherited_sockets()
 print(one.getsockname(), one.fileno(), os.get_inheritable(3), "LISTEN_FDS" in os.environ)
 """

@@ -11,7 +11,7 @@ from sbx.agent.compaction import IMAGES_TOLD, IMAGES_TOLD_SIZE
 from sbx.agent.messages import Image, Message, Response, ToolCall
 from sbx.agent.models import anthropic, openai
 from sbx.agent.models.replay import ReplayModel
-from sbx.agent.tools.own import tool
+from sbx.agent.tools.function_tool import tool
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolResult
 from sbx.errors import NotFound

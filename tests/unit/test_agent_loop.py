@@ -14,7 +14,7 @@ from sbx.agent.history import ENDED, INTERRUPTED, MemoryHistory
 from sbx.agent.messages import Image, Message, Response, ToolCall, Usage
 from sbx.agent.models.replay import Asked, ReplayModel
 from sbx.agent.step import BROKEN_OFF, GO_ON, Step
-from sbx.agent.tools.own import tool
+from sbx.agent.tools.function_tool import tool
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable

@@ -9,8 +9,8 @@ import pytest
 
 from sbx import settings_files
 from sbx.agent.budget import Budget
+from sbx.agent.copy_file import hand
 from sbx.agent.export import export_history, import_history
-from sbx.agent.handing import hand
 from sbx.agent.history import INTERRUPTED, MemoryHistory, mend
 from sbx.agent.messages import Message, Response, ToolCall, Usage
 from sbx.agent.models import TextDelta

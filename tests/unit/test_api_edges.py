@@ -12,14 +12,14 @@ from pydantic import BaseModel
 from starlette.types import Message, Scope
 
 from sbx import errors
-from sbx.api import limits, sse
+from sbx.api import middleware, sse
 from sbx.api.app import create_app
 from sbx.api.errors import documented, error_response, install, status_of
-from sbx.api.limits import HEADERS_MAX, JSON_MAX, Limits
-from sbx.api.settings import ServiceSettings
-from sbx.client.failures import error_of
-from sbx.isolation.launch import _broker_died
-from sbx.runtime.house import House
+from sbx.api.middleware import HEADERS_MAX, JSON_MAX, Limits
+from sbx.api.server.settings import ServiceSettings
+from sbx.client.errors import error_of
+from sbx.isolation.broker.client import _broker_died
+from sbx.service.service import House
 
 
 class Body(BaseModel):
@@ -220,7 +220,7 @@ async def stalled(before_s: float) -> AsyncIterator[bytes]:
 
 
 async def test_a_body_that_stops_coming_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "IDLE_S", 0.05)
+    monkeypatch.setattr(middleware, "IDLE_S", 0.05)
     reply = await call("POST", "/json", headers=[JSON], body=stalled(10))
     assert (reply.status, reply.code) == (408, "request_timeout")
     reply = await call("POST", "/v1/sandboxes/x/filesystem/upload", body=stalled(10))
@@ -228,10 +228,10 @@ async def test_a_body_that_stops_coming_times_out(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_body_that_drips_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "JSON_S", 0.05)
+    monkeypatch.setattr(middleware, "JSON_S", 0.05)
     reply = await call("POST", "/json", headers=[JSON], body=stalled(0.01))
     assert (reply.status, reply.code) == (408, "request_timeout")
-    monkeypatch.setattr(limits, "SLOW_AFTER_S", 0.05)
+    monkeypatch.setattr(middleware, "SLOW_AFTER_S", 0.05)
     reply = await call("POST", "/v1/sandboxes/x/filesystem/upload", body=stalled(0.01))
     assert (reply.status, reply.code) == (408, "request_timeout")
 
@@ -239,8 +239,8 @@ async def test_a_body_that_drips_times_out(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_body_that_came_fast_may_not_drip_ever_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "SLOW_AFTER_S", 0.05)
-    monkeypatch.setattr(limits, "SLOWEST", 1 << 20)
+    monkeypatch.setattr(middleware, "SLOW_AFTER_S", 0.05)
+    monkeypatch.setattr(middleware, "SLOWEST", 1 << 20)
 
     async def tired() -> AsyncIterator[bytes]:
         await asyncio.sleep(0.06)
@@ -254,7 +254,7 @@ async def test_a_body_that_came_fast_may_not_drip_ever_after(
 
 
 async def test_a_body_must_come_faster_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HURRIED_AFTER_S", 0.05)
+    monkeypatch.setattr(middleware, "HURRIED_AFTER_S", 0.05)
     waiting = [False]
 
     async def slow() -> AsyncIterator[bytes]:
@@ -286,7 +286,7 @@ async def test_a_body_must_come_faster_while_others_wait(monkeypatch: pytest.Mon
     ],
 )
 def test_no_id_makes_another_route_one_of_large_bodies(called: str) -> None:
-    assert limits._largest(called) == JSON_MAX  # what each route gets
+    assert middleware._largest(called) == JSON_MAX  # what each route gets
 
 
 def test_the_routes_of_files_and_only_they_are_not_bounded() -> None:
@@ -295,7 +295,7 @@ def test_the_routes_of_files_and_only_they_are_not_bounded() -> None:
     for path, operations in app.openapi()["paths"].items():
         for method, operation in operations.items():
             called = f"{method.upper()} {path}"
-            if limits._largest(called) is None:
+            if middleware._largest(called) is None:
                 streamed.add(called)
             kinds = operation.get("requestBody", {}).get("content", {}).keys()
             takes_files = kinds & {"multipart/form-data", "application/octet-stream"}

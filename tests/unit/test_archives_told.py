@@ -12,7 +12,7 @@ import pytest
 from sbx.errors import Conflict, TooLarge
 from sbx.kernels import frames
 from sbx.policy import load
-from sbx.runtime.archives import Archives
+from sbx.runtime.files.archives import Archives
 
 _BLOCK = 48 * 1024
 _WHOLE = base64.b64encode(bytes(_BLOCK)).decode()

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from sbx.isolation.argv import bwrap_argv, zygote_argv
-from sbx.isolation.filters import Filter
 from sbx.isolation.plan import Bind, DataFile, LaunchPlan, Seal, Tmpfs, ZygotePlan
+from sbx.isolation.seccomp import Filter
 
 PLAN = LaunchPlan(
     bwrap="/usr/bin/bwrap",
@@ -21,7 +21,7 @@ PLAN = LaunchPlan(
     ),
     files=(DataFile("/etc/passwd", "…"), DataFile("/etc/hosts", "…")),
     environment=(("HOME", "/workspace"), ("LANG", "C.UTF-8")),
-    command=("/root/.venv/bin/python", "-I", "/opt/sbx/sbx/guest/boot.py"),
+    command=("/root/.venv/bin/python", "-I", "/opt/sbx/sbx/guest/start/cold.py"),
     filter=Filter("default", b"", ""),
     seal=Seal(True, ("/",), ("/workspace",), (), (), None),
     walls=(),
@@ -95,7 +95,7 @@ def test_a_zygote_has_the_same_view_without_files_and_the_power_to_give_it_to_ot
         mount_points=("/workspace",),
         files=(DataFile("/etc/hosts", "…"),),
         environment=(("HOME", "/workspace"),),
-        command=("/opt/lab/bin/python", "-I", "/opt/sbx/sbx/guest/zygote.py"),
+        command=("/opt/lab/bin/python", "-I", "/opt/sbx/sbx/guest/start/zygote.py"),
         preload=("numpy",),
     )
     assert zygote_argv(plan, lambda index: f"/stage/{index}") == words(

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from sbx.cli.besieged import Siege
-from sbx.cli.examine import Verdict
+from sbx.doctor.attacks.attack import Attack, Class, End
+from sbx.doctor.attacks.catalogue import ALL
+from sbx.doctor.attacks.probe_program import MARK, outcomes
+from sbx.doctor.attacks.runner import Result, Trial
+from sbx.doctor.attacks.syscall_numbers import NUMBERS, numbers_of
+from sbx.doctor.host_check import Verdict
+from sbx.doctor.report import Siege
 from sbx.errors import Unavailable
-from sbx.isolation.filters.compiler import number_of
-from sbx.runtime.attacks.attack import Attack, Class, End
-from sbx.runtime.attacks.catalogue import ALL
-from sbx.runtime.attacks.inside import MARK, outcomes
-from sbx.runtime.attacks.numbers import NUMBERS, numbers_of
-from sbx.runtime.attacks.trial import Result, Trial
+from sbx.isolation.seccomp.compiler import number_of
 
 ONE = Attack("one", Class.FS, "mounts", "1", frozenset({"ENOENT"}))
 OTHER = Attack("other", Class.NET, "seccomp", "1")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbx.linux import openat2
-from sbx.workspace import beneath
+from sbx.workspace import safe_open
 
 
 def test_refusals_for_a_moment_are_tried_again(
@@ -29,20 +29,20 @@ def test_refusals_for_a_moment_are_tried_again(
     root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
     try:
         monkeypatch.setattr(openat2, "openat2", moving)
-        os.close(beneath.by_openat2(root, ("file",), os.O_RDONLY))
+        os.close(safe_open.by_openat2(root, ("file",), os.O_RDONLY))
         assert left == 0
         left = 1 << 30
         with pytest.raises(OSError, match="keeps changing") as raised:
-            beneath.by_openat2(root, ("file",), os.O_RDONLY)
+            safe_open.by_openat2(root, ("file",), os.O_RDONLY)
         assert raised.value.errno == errno.EAGAIN
     finally:
         os.close(root)
 
 
-@pytest.mark.parametrize("opener", [beneath.by_openat2, beneath.by_walk])
+@pytest.mark.parametrize("opener", [safe_open.by_openat2, safe_open.by_walk])
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_PATH, os.O_PATH | os.O_DIRECTORY])
 def test_link_is_opened_only_by_name_and_never_followed(
-    tmp_path: Path, opener: beneath.Opener, flags: int
+    tmp_path: Path, opener: safe_open.Opener, flags: int
 ) -> None:
     (tmp_path / "link").symlink_to("/etc")
     root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)

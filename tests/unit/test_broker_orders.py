@@ -13,10 +13,11 @@ from typing import Any, cast
 import pytest
 
 from sbx.errors import Broken, Unavailable
-from sbx.isolation import cgroups, staging
-from sbx.isolation.broker import PACKET_MAX, Broker, _Group, _Jail, _Sandbox
-from sbx.isolation.spawn import Started
-from sbx.isolation.zygotes import Zygote
+from sbx.isolation import cgroups
+from sbx.isolation.broker import bind_staging
+from sbx.isolation.broker.server import PACKET_MAX, Broker, _Group, _Jail, _Sandbox
+from sbx.isolation.broker.spawn import Started
+from sbx.isolation.broker.zygotes import Zygote
 from sbx.linux import procfs
 
 NO_LIMITS = cgroups.Limits()
@@ -348,7 +349,7 @@ def test_group_of_a_jail_that_stays_is_left_to_the_next_runtime(
     def stuck(name: str) -> None:
         raise OSError(16, "busy")
 
-    monkeypatch.setattr(staging, "clear", stuck)
+    monkeypatch.setattr(bind_staging, "clear", stuck)
     monkeypatch.setattr(Groups, "kill", lambda groups: groups._do("kill"))
     made = driven.sandbox()
     started = Started(0, -1, -1, -1)

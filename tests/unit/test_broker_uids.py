@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 
 from sbx.errors import Unavailable
-from sbx.isolation.broker import Broker, _Sandbox
+from sbx.isolation.broker.server import Broker, _Sandbox
+from sbx.isolation.broker.spawn import Started
+from sbx.isolation.broker.zygotes import Zygote
 from sbx.isolation.cgroups import SandboxGroup
-from sbx.isolation.spawn import Started
-from sbx.isolation.zygotes import Zygote
 
 FIRST = 1_900_000_000
 

@@ -4,10 +4,10 @@ from typing import Literal
 
 import pytest
 
-from sbx.api.agent.asked import deciding
+from sbx.api.agent_v1.asked import deciding
 from sbx.errors import Denied
 from sbx.protocol.approvals import Reach
-from sbx.runtime.access import SCOPES, Caller
+from sbx.service.auth import SCOPES, Caller
 
 
 def token(**bounds: str | None) -> Caller:

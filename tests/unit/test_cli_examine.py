@@ -1,6 +1,6 @@
 """What doctor concludes of hosts that this one is not."""
 
-from sbx.cli.examine import host_ids, verdict
+from sbx.doctor.host_check import host_ids, verdict
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.policy import load
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sbx.cli.inspection import changes, size, walls
+from sbx.cli.inspect_output import changes, size, walls
 
 
 def receipt(**chosen: Any) -> dict[str, Any]:

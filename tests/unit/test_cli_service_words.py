@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sbx.cli import moments, reach
+from sbx.cli import connect, moments
+from sbx.cli.cp import Place, _as_upload
 from sbx.cli.sandboxes import _narrower
 from sbx.cli.terminal import END_OF_INPUT, STDIN, InputLines, one_line
-from sbx.cli.transfer import Place, _as_upload
 from sbx.errors import BadRequest
 
 
@@ -59,20 +59,20 @@ def test_what_is_narrower_becomes_tables() -> None:
     ("text", "value"), [("90", 90.0), ("1.5", 1.5), ("10min", 600.0), ("2h", 7200.0)]
 )
 def test_a_time_is_seconds_or_has_a_unit(text: str, value: float) -> None:
-    assert reach.seconds(text, "--ttl") == value
+    assert connect.seconds(text, "--ttl") == value
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "nan", "inf", "soon", "5 parsecs", ""])
 def test_a_time_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="--ttl"):
-        reach.seconds(text, "--ttl")
+        connect.seconds(text, "--ttl")
 
 
 def test_ids_are_quoted_whole_and_never_a_part_of_the_path() -> None:
-    assert reach.of_sandbox("a/../b?c#d", "stop") == "/v1/sandboxes/a%2F..%2Fb%3Fc%23d/stop"
+    assert connect.of_sandbox("a/../b?c#d", "stop") == "/v1/sandboxes/a%2F..%2Fb%3Fc%23d/stop"
     for bare in ("", ".", ".."):
         with pytest.raises(BadRequest):
-            reach.of_sandbox(bare)
+            connect.of_sandbox(bare)
 
 
 def test_moments_are_told_from_now() -> None:

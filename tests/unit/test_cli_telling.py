@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from sbx.cli.asking import show_rehearsal
-from sbx.cli.telling import Telling
+from sbx.cli.agent_output import Telling
+from sbx.cli.approval_prompt import show_rehearsal
 from sbx.protocol.agent import RunEnd, TextDelta, ToolEnd, ToolOutput, ToolStart
 
 HOSTILE = "rm -rf x\rls       \x1b[8m\x1b]0;t\x07\u202e"

@@ -8,7 +8,7 @@ import pytest
 
 from sbx import errors
 from sbx.api.errors import error_response, status_of
-from sbx.client.failures import error_of
+from sbx.client.errors import error_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "sbx"
 HERE_ONLY = {"cli", "client", "guest"}  # what is raised there never travels

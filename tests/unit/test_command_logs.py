@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Broken, NotFound
-from sbx.runtime.command_log import piece_of
-from sbx.workspace.logs import CommandLogs, Ring
+from sbx.runtime.processes.command_log import piece_of
+from sbx.workspace.ring_files import CommandLogs, Ring
 
 NAME = "cmd-0123456789ab"
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from sbx.runtime.decisions import Decisions
-from sbx.runtime.egress import Decision
+from sbx.egress import Decision
+from sbx.service.egress_log import Decisions
 
 
 class Noted:

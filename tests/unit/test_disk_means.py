@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from sbx.errors import CannotEnforce
-from sbx.isolation import storage
+from sbx.isolation import project_quota
 from sbx.isolation.plan import Wall, decide_walls, slows_io
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.policy import load, narrow
-from sbx.runtime import quota
+from sbx.runtime.files import quota
 
 FOUND = Layer("disk", True, "project quota of xfs")
 MISSING = Layer("disk", False, "no quota: watched", "/data lies on btrfs", "mount it so")
@@ -35,7 +35,7 @@ MOUNTINFO = """\
 def with_layer(layer: Layer, **told: object) -> Capabilities:
     plain = {name: getattr(layer, name) for name in ("name", "found", "detail", "cause", "remedy")}
     disk = {"kind": "xfs", "source": "/dev/sda", "device": "8:0", **told}
-    return storage.with_disk(HOST, {"layer": plain, **disk}, "/data")
+    return project_quota.with_disk(HOST, {"layer": plain, **disk}, "/data")
 
 
 def test_the_receipt_says_which_of_the_two_is_in_force() -> None:
@@ -114,6 +114,6 @@ def test_a_rate_that_would_look_like_a_hang_or_is_none_is_refused(value: object)
 
 
 def test_the_file_system_is_named_by_its_device() -> None:
-    assert storage.kind_of("254:0", MOUNTINFO) == ("ext4", "/dev/vda")
-    assert storage.kind_of("0:25", MOUNTINFO) == ("overlay", "overlay")
-    assert storage.kind_of("9:9", MOUNTINFO) == ("a file system", "unknown")
+    assert project_quota.kind_of("254:0", MOUNTINFO) == ("ext4", "/dev/vda")
+    assert project_quota.kind_of("0:25", MOUNTINFO) == ("overlay", "overlay")
+    assert project_quota.kind_of("9:9", MOUNTINFO) == ("a file system", "unknown")

@@ -4,7 +4,7 @@ import pytest
 from starlette.requests import Request
 
 from sbx.api.downloads import _asked_range, _found, attachment
-from sbx.runtime.streams import FileStream
+from sbx.runtime.files.streams import FileStream
 from sbx.workspace import Entry, OpenFile
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sbx.runtime.egress.addresses import excused, reserved
-from sbx.runtime.egress.hosts import NoHost, authority, canonical, is_address, written
+from sbx.egress.addresses import excused, reserved
+from sbx.egress.hosts import NoHost, authority, canonical, is_address, written
 
 
 @pytest.mark.parametrize(

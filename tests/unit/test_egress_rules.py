@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from sbx.egress.resolver import own
+from sbx.egress.rules import Asked, Hello, Verdict, judge
 from sbx.policy.model import Network, Rule
-from sbx.runtime.egress.resolver import own
-from sbx.runtime.egress.rules import Asked, Hello, Verdict, judge
 
 NETWORK = Network(
     mode="proxy",

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from sbx.egress.secrets import Misplaced, Scan, Secret, Vault
+from sbx.egress.veil import Compressed, Sniffer
 from sbx.errors import Unavailable
-from sbx.runtime.egress.secrets import Misplaced, Scan, Secret, Vault
-from sbx.runtime.egress.veil import Compressed, Sniffer
 
 VALUE = 'tok/en+"with" <odd> letters'
 SECRET = Secret("CRM", "CRM_TOKEN", ("api.example.org", "*.eu.example.org"), "Authorization", VALUE)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from sbx.environments.installers import Choice, choose
+from sbx.environments.pythons import Python
+from sbx.environments.requirements import locked
+from sbx.environments.step_runner import Said, Steps
 from sbx.errors import Unavailable
-from sbx.runtime.environments.installers import Choice, choose
-from sbx.runtime.environments.pythons import Python
-from sbx.runtime.environments.requirements import locked
-from sbx.runtime.environments.steps import Said, Steps
 
 _PYTHON = Python((3, 12, 1), "/opt/python/bin/python3", "cpython", False, True, "24.0")
 

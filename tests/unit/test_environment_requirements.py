@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from sbx.errors import BadRequest
-from sbx.policy import Policy, load
-from sbx.runtime.environments.requirements import (
+from sbx.environments.requirements import (
     KERNEL,
     Locked,
     agreed,
@@ -18,6 +16,8 @@ from sbx.runtime.environments.requirements import (
     of_words,
     refuse_sources,
 )
+from sbx.errors import BadRequest
+from sbx.policy import Policy, load
 
 _SHA = "sha256:" + "ab" * 32
 _OTHER = "sha256:" + "cd" * 32

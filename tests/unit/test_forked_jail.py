@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sbx.guest import forked, frames
-from sbx.guest.forked import View
+from sbx.guest import frames
+from sbx.guest.start import fork_child
+from sbx.guest.start.fork_child import View
 from sbx.linux import landlock, prctl
 from tests.unit.in_child import exit_status, in_child
 
@@ -41,14 +42,14 @@ def test_other_process_says_what_was_agreed_or_the_jail_ends(
 ) -> None:
     ours, its = word
     ours.send(b"join 2")
-    assert forked._hear(its, b"join") == b"2"
+    assert fork_child._hear(its, b"join") == b"2"
     socket.send_fds(ours, [b"mounts"], [0])
-    fd = forked._hear_fd(its, b"mounts")
+    fd = fork_child._hear_fd(its, b"mounts")
     assert fd is not None
     os.close(fd)
     ours.send(b"mounts")
-    assert forked._hear_fd(its, b"mounts") is None
-    for hear in (forked._hear, forked._hear_fd):
+    assert fork_child._hear_fd(its, b"mounts") is None
+    for hear in (fork_child._hear, fork_child._hear_fd):
         ours.send(b"another")
         assert exit_status(lambda hear=hear: hear(its, b"join")) == 1  # type: ignore[misc]
 
@@ -58,8 +59,8 @@ def test_jail_without_a_boot_frame_ends_quietly() -> None:
     with its:
         with ours:
             ours.sendall(frames.encode("boot", {"walls": {}}))
-            assert forked._boot(its) == {"walls": {}}
-        assert exit_status(lambda: forked._boot(its)) == 0
+            assert fork_child._boot(its) == {"walls": {}}
+        assert exit_status(lambda: fork_child._boot(its)) == 0
 
 
 def test_parked_jail_ends_when_its_kernel_does(
@@ -68,14 +69,14 @@ def test_parked_jail_ends_when_its_kernel_does(
     ours, its = word
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as quiet:
         ours.close()
-        assert exit_status(lambda: forked._wait_parked(quiet, its)) == 1
+        assert exit_status(lambda: fork_child._wait_parked(quiet, its)) == 1
 
 
 def test_variables_of_the_sandbox_are_taken_and_its_time_zone() -> None:
     told = {"ids": [os.getuid(), os.getgid()], "environment": {"TZ": "XYZ-9", "NEW": "value"}}
 
     def act(report: int) -> str:
-        forked._become(told)
+        fork_child._become(told)
         return f"{os.environ['NEW']} {time.strftime('%Z')}"
 
     assert in_child(act) == "value XYZ"
@@ -89,7 +90,7 @@ def test_what_libraries_drew_before_the_fork_is_drawn_again() -> None:
 
         before = multiprocessing.current_process().authkey
         tempfile._get_candidate_names()  # type: ignore[attr-defined]
-        forked._renew_randomness()
+        fork_child._renew_randomness()
         changed = multiprocessing.current_process().authkey != before
         return f"{changed} {tempfile._name_sequence} {uuid._generate_time_safe}"  # type: ignore[attr-defined]
 
@@ -102,8 +103,8 @@ def test_what_libraries_drew_before_the_fork_is_drawn_again() -> None:
 def sealed(walls: dict[str, Any], like: dict[str, Any]) -> str:
     def act(report: int) -> int:
         prctl.set_no_new_privs()
-        domain = forked._Domain.of(like, scope_signals=False) if walls["landlock"] else None
-        return forked._seal(walls, domain, like, None)
+        domain = fork_child._Domain.of(like, scope_signals=False) if walls["landlock"] else None
+        return fork_child._seal(walls, domain, like, None)
 
     return in_child(act)
 
@@ -136,7 +137,7 @@ def test_domain_that_cannot_be_entered_is_named() -> None:
 
     def act(report: int) -> None:
         prctl.set_no_new_privs()
-        domain = forked._Domain.of(walls, scope_signals=False)
+        domain = fork_child._Domain.of(walls, scope_signals=False)
         assert domain is not None
         os.close(domain.fileno())
         domain.enter(walls)
@@ -157,7 +158,7 @@ def test_own_directory_keeps_the_mounts_and_links_of_the_zygote(tmp_path: Path) 
     kept = [f"{tmp_path}/{name}" for name in ("directory/below", "file", "link")]
 
     def act(report: int) -> str:
-        forked._own_view(View([(str(tmp_path), 1 << 20, "0755")], kept, {}))
+        fork_child._own_view(View([(str(tmp_path), 1 << 20, "0755")], kept, {}))
         names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
         return f"{' '.join(names)}: {(tmp_path / 'link').read_text()}"
 
@@ -180,13 +181,13 @@ def test_guard_that_cannot_be_sealed_names_what_it_lacks(
     ours, control = socket.socketpair()
     walls = {**WALLS, "guard": {"root": "/workspace", "link_prefixes": [], "fifos": False}}
     with ours, control:
-        pid, joining = forked._fork_guard(walls, control, word[0])
+        pid, joining = fork_child._fork_guard(walls, control, word[0])
         assert joining is not None
         with joining:
             assert joining.recv(16) == b""  # it has ended
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
         assert "seccomp" in refusal(ours)
-    assert forked._fork_guard(WALLS, control, word[0]) == (0, None)
+    assert fork_child._fork_guard(WALLS, control, word[0]) == (0, None)
 
 
 def test_kernel_after_another_process_of_its_jail_refuses_to_start(
@@ -198,7 +199,7 @@ def test_kernel_after_another_process_of_its_jail_refuses_to_start(
         fds = (its.fileno(), word[0].fileno(), os.dup(0))
 
         def act() -> None:
-            forked.become_kernel(fds, None, WALLS, ahead=False)  # type: ignore[arg-type]
+            fork_child.become_kernel(fds, None, WALLS, ahead=False)  # type: ignore[arg-type]
 
         assert exit_status(act) == 1
         os.close(fds[2])

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from sbx.guest import egress
+from sbx.guest.supervisor import proxy_relay
 
 SOCKET_S = 60
 
 
 @pytest.fixture
 def relayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["Relayed"]:
-    monkeypatch.setattr(egress, "_IDLE_S", 0.2)
+    monkeypatch.setattr(proxy_relay, "_IDLE_S", 0.2)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(egress, "SOCKET", "s")  # a short path, wherever the tests run
+    monkeypatch.setattr(proxy_relay, "SOCKET", "s")  # a short path, wherever the tests run
     made = Relayed()
     yield made
     made.close()
@@ -47,7 +47,7 @@ class Relayed:
         self._start(serve)
 
     def start(self) -> None:
-        self._start(lambda: egress.serve(self.listener))
+        self._start(lambda: proxy_relay.serve(self.listener))
 
     def connect(self) -> socket.socket:
         return socket.create_connection(self.listener.getsockname(), timeout=SOCKET_S)
@@ -141,7 +141,7 @@ def test_without_a_proxy_the_answer_says_so_in_http(relayed: Relayed) -> None:
 def test_more_connections_than_it_holds_wait_for_their_turn(
     relayed: Relayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(egress, "_MOST", 2)
+    monkeypatch.setattr(proxy_relay, "_MOST", 2)
     relayed.proxy(lambda peer: threading.Thread(target=echo_and_close, args=(peer.dup(),)).start())
     relayed.start()
     open_ones = [relayed.connect() for _ in range(5)]

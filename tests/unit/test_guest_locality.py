@@ -8,11 +8,11 @@ import pytest
 
 _SPREAD = """
 import sys
-from sbx.guest import locality
+from sbx.guest.start import memory_layout
 holes = [bytes(30) for _ in range(60_000)]
 del holes[::40]  # free places, on hundreds of pages
 if sys.argv[1] == "filled":
-    locality.fill()
+    memory_layout.fill()
 new = [bytes(30) for _ in range(1_000)]
 print(len({id(one) >> 12 for one in new}))
 """
@@ -32,9 +32,9 @@ def test_new_objects_lie_side_by_side_once_the_gaps_are_filled() -> None:
 
 _COLLAPSED = """
 import re
-from sbx.guest import locality
+from sbx.guest.start import memory_layout
 kept = bytearray(b"x" * (16 << 20))  # an mmap of its own, seven huge pages at least
-locality.collapse()
+memory_layout.collapse()
 sizes = re.findall(r"AnonHugePages: +(\\d+) kB", open("/proc/self/smaps").read())
 print(sum(map(int, sizes)) // 2048, set(kept) == {ord("x")})
 """

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sbx.guest import frames as guest
-from sbx.isolation.launch import End, Jail
+from sbx.isolation.broker.client import End, Jail
 from sbx.kernels import channel as channels
 from sbx.kernels import frames
 from sbx.kernels.channel import Channel, ChannelClosed

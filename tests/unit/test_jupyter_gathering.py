@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from sbx.jupyter.gathering import FULL, Gathering
-from sbx.jupyter.messages import Message
+from sbx.jupyter.serialize import Message
+from sbx.jupyter.stream_batching import FULL, Gathering
 
 CELL: Mapping[str, Any] = {"msg_id": "cell"}
 IDLE = Message("status", {"execution_state": "idle"})

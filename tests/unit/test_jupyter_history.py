@@ -4,8 +4,8 @@ from typing import Any
 
 from sbx.jupyter.comms import Comms
 from sbx.jupyter.history import LINES_MAX, OUTPUT_MAX, TEXT_MAX, History
-from sbx.jupyter.messages import Message
-from sbx.jupyter.requests import History as Asked
+from sbx.jupyter.parse import History as Asked
+from sbx.jupyter.serialize import Message
 
 
 def two_sessions() -> History:

@@ -8,12 +8,12 @@ import pytest
 from jupyter_client.session import DELIM, Session
 
 from sbx.errors import BadRequest, Conflict
-from sbx.jupyter import messages, requests
-from sbx.jupyter.messages import Message
-from sbx.jupyter.requests import Execute, Malformed, Request
+from sbx.jupyter import parse, serialize
+from sbx.jupyter.parse import Execute, Malformed, Request
+from sbx.jupyter.serialize import Message
 from sbx.kernels import frames
 from sbx.protocol.runs import Run, RunError, Status
-from sbx.runtime.frontend import CellEnd
+from sbx.runtime.run.frontend import CellEnd
 
 KEY = b"a key of these tests"
 
@@ -36,7 +36,7 @@ def bridge_session() -> Session:
 
 
 def request(kind: str, content: dict[str, Any]) -> Request:
-    return requests.read(bridge_session(), signed(kind, content))
+    return parse.read(bridge_session(), signed(kind, content))
 
 
 # -- what is shown ---------------------------------------------------------------------------------
@@ -83,17 +83,17 @@ def test_frames_become_the_messages_of_their_kind() -> None:
             Message("comm_close", {"comm_id": "c", "data": {}}, buffers=[]),
         ),
     ]
-    assert [messages.shown(frame, 3) for frame, _ in told] == [message for _, message in told]
+    assert [serialize.shown(frame, 3) for frame, _ in told] == [message for _, message in told]
 
 
 def test_a_result_without_a_number_has_that_of_its_cell() -> None:
-    message = messages.shown(frames.ExecuteResult({}, None), 3)
+    message = serialize.shown(frames.ExecuteResult({}, None), 3)
     assert message.content["execution_count"] == 3
 
 
 def test_buffers_of_a_comm_stay_bytes() -> None:
     told = frames.CommMsg("c", raw({}), raw({"version": "2"}), [b"hi", b"\xff" * 9])
-    message = messages.shown(told, 1)
+    message = serialize.shown(told, 1)
     assert message.metadata == {"version": "2"}
     assert message.buffers == [b"hi", b"\xff" * 9]
 
@@ -110,7 +110,7 @@ def test_buffers_of_a_comm_stay_bytes() -> None:
 )
 def test_parts_that_are_not_what_they_should_be_are_malformed(told: Any) -> None:
     with pytest.raises(frames.Malformed):
-        messages.shown(told, 1)
+        serialize.shown(told, 1)
 
 
 # -- what is answered ------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_a_reply_has_only_payloads_that_mean_something_outside() -> None:
     wishes = [{"source": "page", "data": {}}, {"source": "edit_magic", "filename": "/etc/passwd"}]
     reply = frames.ExecuteReply("ok", 4)
     end = cell_end(reply, payload=wishes, user_expressions={"x": {"status": "ok"}})
-    assert messages.executed(end, reply) == {
+    assert serialize.executed(end, reply) == {
         "status": "ok",
         "payload": [{"source": "page", "data": {}}],
         "user_expressions": {"x": {"status": "ok"}},
@@ -133,13 +133,13 @@ def test_a_reply_has_only_payloads_that_mean_something_outside() -> None:
 
 def test_an_error_in_a_reply_is_passed_on() -> None:
     reply = frames.ExecuteReply("error", 1, ename="E", evalue="v")
-    content = messages.executed(cell_end(reply), reply)
+    content = serialize.executed(cell_end(reply), reply)
     assert (content["status"], content["ename"], content["traceback"]) == ("error", "E", [])
 
 
 def test_the_cursor_of_a_completion_stays_in_the_code() -> None:
     reply = frames.CompleteReply("ok", ["a"], -5, 10**9)
-    assert messages.completed(reply, "abc") == {
+    assert serialize.completed(reply, "abc") == {
         "status": "ok",
         "matches": ["a"],
         "cursor_start": 0,
@@ -149,7 +149,7 @@ def test_the_cursor_of_a_completion_stays_in_the_code() -> None:
 
 
 def test_kernel_info_tells_no_version_that_is_none() -> None:
-    info = messages.kernel_info(frames.KernelReady("3.12.1rc2", "<script>"))
+    info = serialize.kernel_info(frames.KernelReady("3.12.1rc2", "<script>"))
     assert info["language_info"]["version"] == "3.12.1rc2"
     assert info["help_links"][0]["url"] == "https://docs.python.org/3.12"
     assert "script" not in json.dumps(info)
@@ -157,10 +157,10 @@ def test_kernel_info_tells_no_version_that_is_none() -> None:
 
 
 def test_a_refusal_says_the_sentence_and_the_hint() -> None:
-    content = messages.refused(Conflict("it is gone", hint="restart it"))
+    content = serialize.refused(Conflict("it is gone", hint="restart it"))
     assert content["ename"] == "Conflict"
     assert content["evalue"] == "it is gone (hint: restart it)"
-    assert messages.error(messages.ended(RunError("Timeout", "too long", "ours"))) == Message(
+    assert serialize.error(serialize.ended(RunError("Timeout", "too long", "ours"))) == Message(
         "error",
         {
             "ename": "Timeout",
@@ -177,7 +177,7 @@ def test_a_signed_message_is_read() -> None:
     asked = request("execute_request", {"code": "1", "stop_on_error": False, "of": "later"})
     assert (asked.names, asked.kind) == ((b"who",), "execute_request")
     assert asked.header["msg_type"] == "execute_request"
-    assert requests.shape(asked) == Execute("1", stop_on_error=False)
+    assert parse.shape(asked) == Execute("1", stop_on_error=False)
 
 
 def test_what_is_not_signed_with_the_key_is_not_read_nor_remembered() -> None:
@@ -186,16 +186,16 @@ def test_what_is_not_signed_with_the_key_is_not_read_nor_remembered() -> None:
     for signature in (b"", b"0" * 64, b"x" * 1_000_000):
         parts[2] = signature
         with pytest.raises(Malformed, match="not signed"):
-            requests.read(session, parts)
+            parse.read(session, parts)
     assert not session.digest_history
 
 
 def test_a_message_that_was_sent_again_is_not_read() -> None:
     session = bridge_session()
     parts = signed("execute_request", {"code": "1"})
-    requests.read(session, parts)
+    parse.read(session, parts)
     with pytest.raises(Malformed, match="Duplicate"):
-        requests.read(session, parts)
+        parse.read(session, parts)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_header_that_cannot_be_given_back_is_not_read(header: dict[str, Any]) 
     packed = [json.dumps({**told, **header}).encode(), b"{}", b"{}", b"{}"]
     parts = [b"who", DELIM, Session(key=KEY).sign(packed), *packed]
     with pytest.raises(Malformed):
-        requests.read(bridge_session(), parts)
+        parse.read(bridge_session(), parts)
 
 
 @pytest.mark.parametrize(
@@ -232,13 +232,13 @@ def test_a_header_that_cannot_be_given_back_is_not_read(header: dict[str, Any]) 
 )
 def test_a_message_without_its_parts_is_not_read(parts: list[bytes]) -> None:
     with pytest.raises(Malformed):
-        requests.read(bridge_session(), parts)
+        parse.read(bridge_session(), parts)
 
 
 @pytest.mark.parametrize("content", [[], 1, "x", None, float("nan")])
 def test_a_content_that_is_no_object_is_not_read(content: object) -> None:
     with pytest.raises(Malformed):
-        requests.read(bridge_session(), signed("execute_request", content))
+        parse.read(bridge_session(), signed("execute_request", content))
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ def test_a_content_that_is_no_object_is_not_read(content: object) -> None:
 )
 def test_a_request_of_another_shape_is_refused_in_words(kind: str, content: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=f"the content of {kind} is invalid"):
-        requests.shape(request(kind, content))
+        parse.shape(request(kind, content))
 
 
 def test_a_kind_that_nobody_knows_has_no_shape() -> None:
-    assert requests.shape(request("apply_request", {"x": 1})) is None
+    assert parse.shape(request("apply_request", {"x": 1})) is None

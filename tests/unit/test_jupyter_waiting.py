@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from sbx.jupyter import waiting
-from sbx.jupyter.requests import Request
-from sbx.jupyter.waiting import Asked, Waiting
+from sbx.jupyter import pending_requests
+from sbx.jupyter.parse import Request
+from sbx.jupyter.pending_requests import Asked, Waiting
 
 
 def asked(kind: str, size: int = 1) -> Asked:
@@ -39,8 +39,8 @@ async def test_those_of_one_kind_are_removed_and_others_keep_their_place() -> No
 async def test_who_sends_more_than_may_wait_waits(
     monkeypatch: pytest.MonkeyPatch, most: int, size: int
 ) -> None:
-    monkeypatch.setattr(waiting, "_MOST", most)
-    monkeypatch.setattr(waiting, "_BYTES_MAX", 80)
+    monkeypatch.setattr(pending_requests, "_MOST", most)
+    monkeypatch.setattr(pending_requests, "_BYTES_MAX", 80)
     line = Waiting()
     for kind in ("a", "b"):
         await line.put(asked(kind, size))

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from sbx.errors import Broken, CannotEnforce
-from sbx.isolation.launch import End, Jail
+from sbx.isolation.broker.client import End, Jail
 from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel
 

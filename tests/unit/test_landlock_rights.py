@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sbx.guest import seal
+from sbx.guest.start import lockdown
 from sbx.linux import landlock
 from sbx.linux.landlock import Domain, Files, Scope, Tcp
 
@@ -70,7 +70,7 @@ class Rules(landlock.Ruleset):
 )
 def test_connections_are_allowed_where_linux_asks_for_it(abi: int, expected: list[str]) -> None:
     rules = Rules(abi)
-    seal.allow_connections(rules, ["/tmp", "/dev/shm", "/there-is-no-such-path"])
+    lockdown.allow_connections(rules, ["/tmp", "/dev/shm", "/there-is-no-such-path"])
     assert rules.allowed == [(path, Files.RESOLVE_UNIX) for path in expected]
 
 

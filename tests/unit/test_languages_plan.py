@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from sbx.environments.directory import Environments
+from sbx.environments.record import ALGORITHM, FORMAT, Record
 from sbx.errors import BadRequest, Denied, InvalidPath, TooLarge
-from sbx.guest import script_files
+from sbx.guest.tools import script_files
 from sbx.isolation.plan import Interpreter
 from sbx.policy import Policy, load
 from sbx.policy.model import Filesystem, Limits, Mount
 from sbx.protocol.languages import LANGUAGES, check_arguments, check_language, language_of
-from sbx.runtime.environments.directory import Environments
-from sbx.runtime.environments.record import ALGORITHM, FORMAT, Record
-from sbx.runtime.languages import (
+from sbx.runtime.processes.languages import (
     Cache,
     Found,
     Tool,
@@ -25,7 +25,7 @@ from sbx.runtime.languages import (
     unavailable,
     view_of,
 )
-from sbx.runtime.scripts import Program, Script, check_script, plan_script
+from sbx.runtime.processes.scripts import Program, Script, check_script, plan_script
 
 DEFAULT = load("default")
 RUN = "run-0123456789ab"
@@ -218,7 +218,7 @@ def test_what_was_found_is_kept_for_a_while_and_not_without_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("sbx.runtime.languages.time.monotonic", lambda: now)
+    monkeypatch.setattr("sbx.runtime.processes.languages.time.monotonic", lambda: now)
     cache = Cache(kept_s=60, most=2)
     views = [view(tmp_path / name) for name in "abc"]
     assert cache.find(views[0]) == Found()
@@ -255,7 +255,7 @@ def test_node_is_told_its_share_of_memory_and_runs_our_launcher(language: str, n
         argv=(
             "/usr/bin/node",
             "--max-old-space-size=512",
-            "/opt/sbx/sbx/guest/script.cjs",
+            "/opt/sbx/sbx/guest/tools/script.cjs",
             language,
             f"{AT}/{name}",
             "a",

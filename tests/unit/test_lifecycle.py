@@ -3,7 +3,7 @@
 import pytest
 
 from sbx.errors import Conflict, NotFound
-from sbx.runtime.lifecycle import TABLE, Act, Facts, State, after, refusal, state_of
+from sbx.service.lifecycle import TABLE, Act, Facts, State, after, refusal, state_of
 
 
 def test_every_state_can_be_reached_from_idle() -> None:

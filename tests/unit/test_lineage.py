@@ -7,9 +7,9 @@ import pytest
 from manual_clock import ManualClock
 
 from sbx.errors import SbxError, Unavailable
-from sbx.isolation.launch import Jail, Zygote
-from sbx.kernels import zygotes
-from sbx.kernels.zygotes import Lineage
+from sbx.isolation.broker.client import Jail, Zygote
+from sbx.kernels.pool import zygotes
+from sbx.kernels.pool.zygotes import Lineage
 
 
 class PaperJail:

@@ -11,7 +11,7 @@ import pytest
 
 from sbx.linux import libc, openat2, seccomp, seccomp_notify
 from sbx.linux.seccomp_notify import Call
-from sbx.workspace import beneath
+from sbx.workspace import safe_open
 
 Fault = Callable[..., Any]
 
@@ -46,10 +46,10 @@ def test_open_that_a_signal_interrupts_is_made_again(
 
 
 def test_host_without_openat2_walks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert beneath.opener() is beneath.by_openat2
+    assert safe_open.opener() is safe_open.by_openat2
     openat2.supported.cache_clear()
     monkeypatch.setattr(libc, "syscall", failing(errno.ENOSYS, then=libc.syscall))
-    assert beneath.opener() is beneath.by_walk
+    assert safe_open.opener() is safe_open.by_walk
 
 
 def test_host_without_filters_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,5 +133,5 @@ def test_call_is_read_as_linux_tells_it(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("component", ["", ".", "..", "a/b", "a\0b"])
 def test_component_that_is_not_plain_is_no_name(component: str) -> None:
     with pytest.raises(OSError, match="plain path component") as raised:
-        beneath.encoded(component)
+        safe_open.encoded(component)
     assert raised.value.errno == errno.EINVAL

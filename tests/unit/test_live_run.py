@@ -27,7 +27,7 @@ from sbx.protocol.runs import (
     Stderr,
     Stdout,
 )
-from sbx.runtime.live import LiveRun, SharedRoom
+from sbx.runtime.run.active_run import LiveRun, SharedRoom
 
 ROOM = 10_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
-from sbx.api.uploads import Form, FormLimits, UploadSlots, read_form, set_aside
+from sbx.api.multipart import Form, FormLimits, UploadSlots, read_form, set_aside
 from sbx.errors import BadRequest, SbxError, TooLarge, Unavailable
 
 END = b"--B--\r\n"

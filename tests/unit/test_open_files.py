@@ -2,7 +2,7 @@
 
 import resource
 
-from sbx.api.serve import FILES_MAX
+from sbx.api.server.serve import FILES_MAX
 from sbx.linux.rlimits import raise_open_files
 
 

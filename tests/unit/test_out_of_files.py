@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from sbx import settings_files
 from sbx.api.errors import status_of
-from sbx.api.limits import Limits
+from sbx.api.middleware import Limits
 from sbx.errors import SbxError, Unavailable, out_of_files
-from sbx.runtime.context import _as_ours
+from sbx.runtime.run.context import _as_ours
 
 FULL = OSError(errno.EMFILE, "Too many open files")
 

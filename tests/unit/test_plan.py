@@ -7,7 +7,6 @@ import pytest
 
 from sbx.errors import CannotEnforce
 from sbx.isolation.argv import bwrap_argv, zygote_argv
-from sbx.isolation.filters import Filter
 from sbx.isolation.plan import (
     Bind,
     DataFile,
@@ -24,6 +23,7 @@ from sbx.isolation.plan import (
     zygote_plan,
 )
 from sbx.isolation.probe import Capabilities, Layer
+from sbx.isolation.seccomp import Filter
 from sbx.policy import Policy, load, narrow
 from sbx.policy.model import Filesystem, Mount
 
@@ -170,7 +170,7 @@ def test_a_zygote_is_shown_what_its_jails_are_and_nothing_of_any_conversation() 
     )
     assert zygote.mount_points == ("/workspace",)
     assert zygote.preload == ("numpy", "pandas", "matplotlib", "matplotlib.pyplot")
-    assert zygote.command[-1] == "/opt/sbx/sbx/guest/zygote.py"
+    assert zygote.command[-1] == "/opt/sbx/sbx/guest/start/zygote.py"
 
 
 def test_conversations_of_a_policy_share_a_zygote_and_host_directories_have_another() -> None:
@@ -217,7 +217,7 @@ def test_a_policy_s_environment_comes_last() -> None:
 
 
 def test_the_guest_is_started_isolated_from_its_surroundings() -> None:
-    command = ("/opt/lab/bin/python", "-I", "/opt/sbx/sbx/guest/boot.py")
+    command = ("/opt/lab/bin/python", "-I", "/opt/sbx/sbx/guest/start/cold.py")
     assert planned().command == command
 
 

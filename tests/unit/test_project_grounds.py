@@ -8,7 +8,7 @@ import pytest
 from places import short_directory
 
 from sbx.errors import BadRequest, Denied, SbxError
-from sbx.runtime.project_grounds import ProjectGrounds
+from sbx.service.projects.allowed_paths import ProjectGrounds
 from sbx.workspace.allowed_paths import OwnPaths
 
 OWNER = 4242

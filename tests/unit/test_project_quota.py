@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sbx.isolation import storage
+from sbx.isolation import project_quota
 from sbx.isolation.probe import Layer
 from sbx.linux import libc, quota
 
@@ -147,7 +147,7 @@ class Projects:
 @pytest.fixture
 def projects(monkeypatch: pytest.MonkeyPatch) -> Projects:
     projects = Projects()
-    monkeypatch.setattr(storage, "quota", projects)
+    monkeypatch.setattr(project_quota, "quota", projects)
     return projects
 
 
@@ -161,7 +161,7 @@ def conversation(tmp_path: Path) -> Path:
 def test_new_conversation_is_charged_and_its_files_last(
     projects: Projects, conversation: Path
 ) -> None:
-    assert storage.charge(str(conversation), bytes_max=MIB, inodes_max=9)
+    assert project_quota.charge(str(conversation), bytes_max=MIB, inodes_max=9)
     assert projects.order == ["uploads", "temparea", "generated", "staging", "files"]
     own = (1 << 31) + (conversation / "files").stat().st_ino % (1 << 30)
     assert set(projects.of.values()) == {own}
@@ -170,10 +170,10 @@ def test_new_conversation_is_charged_and_its_files_last(
 
 
 def test_charged_conversation_gets_new_limits_only(projects: Projects, conversation: Path) -> None:
-    storage.charge(str(conversation), bytes_max=MIB, inodes_max=9)
+    project_quota.charge(str(conversation), bytes_max=MIB, inodes_max=9)
     (conversation / "files/new").touch()
     before = dict(projects.of)
-    assert storage.charge(str(conversation), bytes_max=2 * MIB, inodes_max=10)
+    assert project_quota.charge(str(conversation), bytes_max=2 * MIB, inodes_max=10)
     assert projects.of == before
     assert [*projects.limits.values()] == [(2 * MIB, 10)]
 
@@ -184,19 +184,19 @@ def test_conversation_with_files_is_not_charged(
 ) -> None:
     (conversation / old).parent.mkdir(exist_ok=True)
     (conversation / old).touch()
-    assert not storage.charge(str(conversation), bytes_max=MIB, inodes_max=9)
+    assert not project_quota.charge(str(conversation), bytes_max=MIB, inodes_max=9)
     assert (projects.of, projects.limits) == ({}, {})
 
 
 def test_shared_directory_is_charged_as_a_whole(projects: Projects, tmp_path: Path) -> None:
-    assert storage.charge(str(tmp_path), bytes_max=MIB, inodes_max=9)
+    assert project_quota.charge(str(tmp_path), bytes_max=MIB, inodes_max=9)
     assert projects.order == [tmp_path.name]
 
 
 def test_symlink_is_no_directory_of_a_conversation(projects: Projects, tmp_path: Path) -> None:
     (tmp_path / "files").symlink_to("/etc")
     with pytest.raises(NotADirectoryError):
-        storage.charge(str(tmp_path), bytes_max=MIB, inodes_max=9)
+        project_quota.charge(str(tmp_path), bytes_max=MIB, inodes_max=9)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_symlink_is_no_directory_of_a_conversation(projects: Projects, tmp_path:
                     False,
                     "no quota: watched",
                     "{path} lies on {kind} without project quotas",
-                    storage.REMEDY,
+                    project_quota.REMEDY,
                 ),
             )
             for enforced in (False, errno.ENOSYS)
@@ -232,8 +232,8 @@ def test_symlink_is_no_directory_of_a_conversation(projects: Projects, tmp_path:
 def test_layer_is_there_where_linux_enforces_limits_that_this_process_may_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, projects: Projects, layer: Layer
 ) -> None:
-    monkeypatch.setattr(storage, "quota", projects)
-    found = {"path": str(tmp_path), "kind": storage.mounted(str(tmp_path)).kind}
+    monkeypatch.setattr(project_quota, "quota", projects)
+    found = {"path": str(tmp_path), "kind": project_quota.mounted(str(tmp_path)).kind}
     expected = Layer(
         layer.name,
         layer.found,
@@ -241,7 +241,7 @@ def test_layer_is_there_where_linux_enforces_limits_that_this_process_may_set(
         layer.cause and layer.cause.format(**found),
         layer.remedy,
     )
-    assert storage.layer(str(tmp_path)) == expected
+    assert project_quota.layer(str(tmp_path)) == expected
 
 
 # -- the disk --------------------------------------------------------------------------------------
@@ -256,5 +256,5 @@ def test_whole_disk_of_a_partition_is_the_one_that_io_limits_name(tmp_path: Path
     (tmp_path / "sda/dev").write_text("8:0\n")
     (devices / "8:0").symlink_to("../sda")
     (devices / "8:1").symlink_to("../sda/sda1")
-    disks = [storage.disk_of(device, str(devices)) for device in ("8:0", "8:1", "0:25")]
+    disks = [project_quota.disk_of(device, str(devices)) for device in ("8:0", "8:1", "0:25")]
     assert disks == ["8:0", "8:0", None]

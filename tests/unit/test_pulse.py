@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sbx.isolation import pulse
-from sbx.isolation.pulse import Pulse, Silence, answered, unanswered
+from sbx.isolation.broker import pulse
+from sbx.isolation.broker.pulse import Pulse, Silence, answered, unanswered
 
 
 def test_two_requests_in_a_row_without_an_answer_are_silence() -> None:

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from sbx.errors import Broken
-from sbx.runtime.reaper import ROUND_S, Reaper
-from sbx.runtime.reserve import Reserve
 from sbx.runtime.settings import Settings
+from sbx.service.reaper import ROUND_S, Reaper
+from sbx.service.reserve import Reserve
 from tests.fake_clock import FakeClock
 
 TOTAL = 10_000

@@ -9,11 +9,11 @@ import pytest
 from sbx.api.errors import status_of
 from sbx.errors import Unavailable, is_disk_full
 from sbx.protocol.runs import Run, Status
-from sbx.runtime import recording
-from sbx.runtime.reserve import Reserve, has_room, reserve_size
-from sbx.runtime.store import runs as rows
-from sbx.runtime.store.failures import translated
-from sbx.runtime.store.runs import Begun, RunRow, Wanted
+from sbx.service import recording
+from sbx.service.reserve import Reserve, has_room, reserve_size
+from sbx.store import runs as rows
+from sbx.store.errors import translated
+from sbx.store.runs import Begun, RunRow, Wanted
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@ import pytest
 
 from sbx.kernels import frames
 from sbx.protocol.runs import Cause, RunError, Status
-from sbx.runtime.relay import RelayedRun, Told
+from sbx.runtime.run.relay import RelayedRun, Told
 
 
 class Listener:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbx.runtime.live import as_left_standing
+from sbx.runtime.run.active_run import as_left_standing
 
 
 @pytest.mark.parametrize(

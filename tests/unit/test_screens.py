@@ -6,8 +6,8 @@ import time
 import pytest
 
 from sbx.protocol.terminals import TerminalScreen
-from sbx.runtime.emulator import Emulator
-from sbx.runtime.screens import KEPT, Screen
+from sbx.runtime.processes.emulator import Emulator
+from sbx.runtime.processes.terminal_screen import KEPT, Screen
 
 
 def shown(data: bytes, rows: int = 5, columns: int = 20) -> TerminalScreen:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sbx.guest import seal
+from sbx.guest.start import lockdown
 from sbx.linux import capabilities, landlock, prctl
 from tests.unit.in_child import in_child
 
@@ -34,7 +34,7 @@ WALLS = {
 def test_capabilities_that_are_left_are_noticed() -> None:
     def act(report: int) -> None:
         prctl.set_no_new_privs()
-        seal.check_unprivileged()
+        lockdown.check_unprivileged()
 
     assert in_child(act) == "capabilities: EPERM"
 
@@ -43,7 +43,7 @@ def test_capabilities_that_are_left_are_noticed() -> None:
 def test_a_process_that_may_gain_privileges_is_noticed() -> None:
     def act(report: int) -> None:
         capabilities.drop_all()
-        seal.check_unprivileged()
+        lockdown.check_unprivileged()
 
     assert in_child(act) == "no_new_privs: EPERM"
 
@@ -53,7 +53,7 @@ def test_a_process_without_privileges_passes() -> None:
     def act(report: int) -> None:
         capabilities.drop_all()
         prctl.set_no_new_privs()
-        seal.check_unprivileged()
+        lockdown.check_unprivileged()
 
     assert in_child(act) == "None"
 
@@ -64,7 +64,7 @@ def test_every_other_descriptor_is_closed() -> None:
     def act(report: int) -> bool:
         opened = [os.dup(report) for _ in range(9)]
         kept = {report, opened[1], opened[5]}
-        seal.close_all_but(sorted(kept))
+        lockdown.close_all_but(sorted(kept))
         return {fd for fd in range(3, max(opened) + 100) if is_open(fd)} == kept
 
     assert in_child(act) == "True"
@@ -81,7 +81,7 @@ def is_open(fd: int) -> bool:
 def test_limits_are_soft_and_hard_and_never_raised() -> None:
     def act(report: int) -> list[tuple[int, int]]:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 100))
-        seal.limit({"NOFILE": 64, "CORE": 1 << 30, "FSIZE": 4096})
+        lockdown.limit({"NOFILE": 64, "CORE": 1 << 30, "FSIZE": 4096})
         names = (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_FSIZE)
         return [resource.getrlimit(name) for name in names]
 
@@ -89,7 +89,7 @@ def test_limits_are_soft_and_hard_and_never_raised() -> None:
 
 
 def test_a_limit_that_linux_refuses_is_named() -> None:
-    assert in_child(lambda report: seal.limit({"NOFILE": -2})) == "rlimit NOFILE: EINVAL"
+    assert in_child(lambda report: lockdown.limit({"NOFILE": -2})) == "rlimit NOFILE: EINVAL"
 
 
 @needs_landlock
@@ -102,21 +102,21 @@ def test_a_domain_that_linux_refuses_is_named() -> None:
 
         return in_child(act)
 
-    assert entering(seal.enter_domain) == "landlock: EPERM"
-    assert entering(seal.enter_files_only_domain) == "landlock: EPERM"
+    assert entering(lockdown.enter_domain) == "landlock: EPERM"
+    assert entering(lockdown.enter_files_only_domain) == "landlock: EPERM"
 
 
 def test_without_landlock_no_domain_is_entered() -> None:
     walls = {**WALLS, "landlock": False, "files_only": []}
-    assert in_child(lambda report: seal.enter_domain(walls)) == "0"
-    assert in_child(lambda report: seal.enter_files_only_domain(walls)) == "None"
+    assert in_child(lambda report: lockdown.enter_domain(walls)) == "0"
+    assert in_child(lambda report: lockdown.enter_files_only_domain(walls)) == "None"
 
 
 def test_a_ruleset_that_cannot_be_completed_is_closed() -> None:
     def act(report: int) -> bool:
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(TypeError):
-            seal.ruleset({**WALLS, "guarded": None})
+            lockdown.ruleset({**WALLS, "guarded": None})
         return len(os.listdir("/proc/self/fd")) == before
 
     assert in_child(act) == "True"
@@ -125,17 +125,17 @@ def test_a_ruleset_that_cannot_be_completed_is_closed() -> None:
 def test_a_filter_that_linux_refuses_is_named() -> None:
     def act(report: int) -> None:
         prctl.set_no_new_privs()
-        seal.add_filter(INVALID)
+        lockdown.add_filter(INVALID)
 
     assert in_child(act) == "seccomp: EINVAL"
-    assert in_child(lambda report: seal.add_filter(None)) == "None"
+    assert in_child(lambda report: lockdown.add_filter(None)) == "None"
 
 
 def test_a_guard_that_cannot_be_joined_is_named() -> None:
     def act(report: int) -> None:
         prctl.set_no_new_privs()
         with socket.socket() as joining:
-            seal.join_guard(joining, INVALID)
+            lockdown.join_guard(joining, INVALID)
 
     assert in_child(act) == "path guard: EINVAL"
 
@@ -143,7 +143,7 @@ def test_a_guard_that_cannot_be_joined_is_named() -> None:
 def test_imports_are_forbidden_until_the_end_of_the_block() -> None:
     name = "this"
     sys.modules.pop(name, None)
-    with seal.forbid_imports(), pytest.raises(ImportError, match="before the seal"):
+    with lockdown.forbid_imports(), pytest.raises(ImportError, match="before the seal"):
         importlib.import_module(name)
     importlib.import_module("colorsys")
 
@@ -151,12 +151,12 @@ def test_imports_are_forbidden_until_the_end_of_the_block() -> None:
 @pytest.mark.parametrize(
     ("error", "layer", "number"),
     [
-        (seal.SealError("landlock", OSError(1, "no")), "landlock", 1),
+        (lockdown.SealError("landlock", OSError(1, "no")), "landlock", 1),
         (OSError(28, "full"), "seal", 28),
         (KeyError("walls"), "seal", 0),
     ],
 )
 def test_a_refusal_names_the_wall(error: Exception, layer: str, number: int) -> None:
-    told = seal.refusal(error)
+    told = lockdown.refusal(error)
     assert (told["layer"], told["errno"]) == (layer, number)
     assert type(error).__name__ in told["message"]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbx.isolation.filters import compiler
-from sbx.isolation.filters.table import AtLeast, HasAny, HasNone, In, NotIn, Refuse, Test
+from sbx.isolation.seccomp import compiler
+from sbx.isolation.seccomp.table import AtLeast, HasAny, HasNone, In, NotIn, Refuse, Test
 from sbx.linux import bpf
 from tests.tiers import examples
 

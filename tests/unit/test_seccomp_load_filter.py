@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Broken, CannotEnforce
-from sbx.isolation.filters import load_filter, loader
+from sbx.isolation.seccomp import load_filter, loader
 from sbx.linux import seccomp
 
 

@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 
-from sbx.isolation.filters import load_filter
-from sbx.isolation.filters.loader import MACHINES, NAMES
+from sbx.isolation.seccomp import load_filter
+from sbx.isolation.seccomp.loader import MACHINES, NAMES
 from sbx.linux import bpf
 
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -154,7 +154,7 @@ def test_strict_leaves_threads_and_accept(
 def test_calls_of_a_kernel_with_its_shell_are_allowed(machine: str) -> None:
     """Traced from IPython with numpy and pandas, pip, node, java, git and gcc."""
     pytest.importorskip("pyseccomp", reason="the numbers come from libseccomp")
-    from sbx.isolation.filters.compiler import number_of
+    from sbx.isolation.seccomp.compiler import number_of
 
     for call in NEEDED.split():
         number = number_of(call, machine)
@@ -182,8 +182,8 @@ ARGUMENTS = [
 def test_the_allowlist_is_what_default_leaves_of_it(machine: str) -> None:
     """Every number, also where no name is known: as default says, or it does not exist."""
     pytest.importorskip("pyseccomp", reason="the numbers of the calls come from libseccomp")
-    from sbx.isolation.filters.compiler import allowed_numbers
-    from sbx.isolation.filters.table import ALLOWLIST
+    from sbx.isolation.seccomp.compiler import allowed_numbers
+    from sbx.isolation.seccomp.table import ALLOWLIST
 
     named = {number for number, _ in allowed_numbers(ALLOWLIST, machine)}
     for number in range(700):
@@ -197,7 +197,7 @@ def test_the_allowlist_is_what_default_leaves_of_it(machine: str) -> None:
 
 
 def test_every_line_of_the_tables_has_its_reason_and_no_call_two_places() -> None:
-    from sbx.isolation.filters.table import ALLOWLIST, DEFAULT, TABLES
+    from sbx.isolation.seccomp.table import ALLOWLIST, DEFAULT, TABLES
 
     refusals = [rule for table in TABLES.values() for rule in table]
     said = [(one.calls, one.why) for one in refusals] + [(one.calls, one.why) for one in ALLOWLIST]

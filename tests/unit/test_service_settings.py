@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sbx import settings_files
-from sbx.api.settings import (
+from sbx.api.server.settings import (
     NOT_IN_WORKING_DIRECTORY,
     Found,
     ServiceSettings,

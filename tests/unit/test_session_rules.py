@@ -6,8 +6,9 @@ import pytest
 
 from sbx.errors import BadRequest
 from sbx.policy import load, narrow
-from sbx.runtime.lifecycle import State
-from sbx.runtime.sessions import (
+from sbx.service.lifecycle import State
+from sbx.service.models import SandboxView
+from sbx.service.sessions import (
     FileRules,
     SessionRules,
     SessionStatus,
@@ -16,7 +17,6 @@ from sbx.runtime.sessions import (
     session_id,
     status_of,
 )
-from sbx.runtime.views import SandboxView
 
 MIB = 1 << 20
 

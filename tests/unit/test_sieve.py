@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbx.cli.sieve import Sieve
+from sbx.cli.escape_filter import Sieve
 
 
 def passed(*pieces: bytes) -> bytes:

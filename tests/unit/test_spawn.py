@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from sbx.isolation import spawn
-from sbx.isolation.spawn import Start
+from sbx.isolation.broker import spawn
+from sbx.isolation.broker.spawn import Start
 
 UID = 1_900_000_123
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sbx.runtime.stop import Ladder, Why
+from sbx.runtime.run.termination import Ladder, Why
 
 TIMEOUT_S, GRACE_S = 60.0, 1.0
 

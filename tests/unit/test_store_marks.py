@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Unavailable
-from sbx.runtime.store import Store, marks
-from sbx.runtime.store.marks import Mark, following, judge, refusal
+from sbx.store import Store, marks
+from sbx.store.marks import Mark, following, judge, refusal
 
 STORE = Path("/var/lib/a b/store.sqlite")
 OURS, LATER, ANOTHER = Mark("a", 5), Mark("a", 6), Mark("b", 9)

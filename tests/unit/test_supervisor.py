@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sbx.guest import seal
+from sbx.guest.start import lockdown
 from sbx.linux import landlock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,10 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 _INTERRUPT = """
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
-from sbx.guest import frames, supervisor
+from sbx.guest import frames
+from sbx.guest.supervisor import pid1
 kernel_pid, kernel_fd = map(int, sys.argv[2:])
-supervising = supervisor.Supervisor(
-    socket.socketpair()[0], kernel_pid, {}, supervisor.OomScore()
+supervising = pid1.Supervisor(
+    socket.socketpair()[0], kernel_pid, {}, pid1.OomScore()
 )
 supervising.watch_kernel(kernel_fd)
 supervising._obey(frames.Frame("interrupt", {}))
@@ -78,5 +79,5 @@ def test_a_domain_that_cannot_be_made_leaves_no_descriptor(
     monkeypatch.setattr(landlock, "_add_rule", refuse)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="no memory"):
-        seal.ruleset({"read": ["/usr"], "write": [], "devices": [], "guarded": []})
+        lockdown.ruleset({"read": ["/usr"], "write": [], "devices": [], "guarded": []})
     assert len(os.listdir("/proc/self/fd")) == len(before)

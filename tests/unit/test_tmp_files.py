@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sbx.guest import tmp_files
+from sbx.guest.tools import tmp_files
 
 
 def listed(capsys: pytest.CaptureFixture[str], path: str, pattern: str) -> Any:

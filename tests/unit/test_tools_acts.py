@@ -11,10 +11,10 @@ import pytest
 
 from sbx.agent.messages import ToolCall
 from sbx.agent.tools import paths
+from sbx.agent.tools.execution import told
 from sbx.agent.tools.figures import Figure, can_be_shown
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.results import cut
-from sbx.agent.tools.running import told
 from sbx.errors import Denied, InvalidPath, SbxError
 from sbx.protocol.runs import Cause, Run, RunError, RunStart, Status, Stderr, Stdout
 from tests.unit.fake_toolbox import FakeToolbox, called, ended

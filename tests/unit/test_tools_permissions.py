@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from sbx.agent.tools.approval_rules import Rule
 from sbx.agent.tools.permissions import Mode, Permissions
 from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.rules import Rule
 from sbx.agent.tools.tool import Effect, Permission, Ruling, Tool, ToolDefinition
 
 TOOLS = Tools()

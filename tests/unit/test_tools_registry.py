@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from sbx.agent.messages import ToolCall
-from sbx.agent.tools.dialects import DIALECTS
-from sbx.agent.tools.own import tool
+from sbx.agent.tools.function_tool import tool
 from sbx.agent.tools.registry import Tools, builtin
+from sbx.agent.tools.schema_formats import DIALECTS
 from sbx.agent.tools.tool import Arguments, Call, Tool, ToolResult
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, Unavailable
 from tests.unit.fake_toolbox import FakeToolbox, called, ended

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Unavailable
-from sbx.runtime import uids
-from sbx.runtime.store import Store
-from sbx.runtime.store import sandboxes as rows
-from sbx.runtime.store.sandboxes import CargoRow
-from sbx.runtime.uids import own_uid
+from sbx.service import uids
+from sbx.service.uids import own_uid
+from sbx.store import Store
+from sbx.store import sandboxes as rows
+from sbx.store.sandboxes import CargoRow
 
 
 async def test_uid_of_a_cargo_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbx.kernels.upkeep import (
+from sbx.kernels.pool.scaling import (
     QUIET_S,
     Demand,
     Wear,

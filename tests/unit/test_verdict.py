@@ -5,8 +5,8 @@ import pytest
 from sbx.kernels.frames import ExecuteReply, Exited
 from sbx.policy.model import Limits
 from sbx.protocol.runs import Cause, Status
-from sbx.runtime import verdict
-from sbx.runtime.stop import Why
+from sbx.runtime.run import verdict
+from sbx.runtime.run.termination import Why
 
 TIMEOUT = (Status.TIMEOUT, None)
 OK, ERROR = (Status.OK, None), (Status.ERROR, None)

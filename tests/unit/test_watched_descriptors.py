@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from sbx.kernels.watcher import _is_greedy
+from sbx.kernels.memory_watcher import _is_greedy
 from sbx.linux import procfs
 
 _HOLD = """

@@ -8,11 +8,11 @@ import pytest
 
 from sbx.errors import Conflict, TooLarge
 from sbx.linux import inotify
-from sbx.workspace import Files, Tree, copying, replacing
-from sbx.workspace.expressions import Expression
+from sbx.workspace import Files, Tree, copy, edit
+from sbx.workspace.patterns import Expression
 from sbx.workspace.search import Grep
 from sbx.workspace.walk import Walk
-from sbx.workspace.watching import Watching
+from sbx.workspace.watch import Watching
 
 
 @pytest.fixture
@@ -86,10 +86,10 @@ def test_a_copy_beyond_a_bound_leaves_nothing(
     with pytest.raises(TooLarge) as refused:
         files.copy("d0", "copy")
     assert refused.value.code == "tree_too_large"
-    monkeypatch.setattr(copying, "ENTRIES_MAX", 2)
+    monkeypatch.setattr(copy, "ENTRIES_MAX", 2)
     with pytest.raises(TooLarge):
         Files(tree, None).copy("d0", "copy")
-    monkeypatch.setattr(copying, "DEADLINE_S", 0)
+    monkeypatch.setattr(copy, "DEADLINE_S", 0)
     with pytest.raises(TooLarge):
         Files(tree, None).copy("d0", "copy")
     assert sorted(os.listdir(tmp_path)) == ["d0", "d1", "d2", "d3"]
@@ -112,13 +112,13 @@ def test_what_a_replacement_would_be_too_large_for_is_never_made(
 def test_a_file_that_is_written_meanwhile_is_not_replaced(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = replacing.replaced_bytes
+    real = edit.replaced_bytes
 
     def slow(content: bytes, old: str, new: str, *, most: int) -> tuple[bytes | None, int]:
         (tmp_path / "d0" / "f0").write_text("somebody else's")
         return real(content, old, new, most=most)
 
-    monkeypatch.setattr(replacing, "replaced_bytes", slow)
+    monkeypatch.setattr(edit, "replaced_bytes", slow)
     with pytest.raises(Conflict) as refused:
         Files(tree, None).replace("d0/f0", "line", "x", count=None)
     assert refused.value.code == "file_changed"

@@ -4,7 +4,7 @@ import pytest
 
 from sbx.errors import BadRequest
 from sbx.protocol.changes import PREFIXES_MAX, checked_prefixes
-from sbx.workspace.changes import Change, Node, within
+from sbx.workspace.snapshots.manifest import Change, Node, within
 
 FILE = Node("file", 0o644, 1, 1)
 

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from sbx.errors import BadRequest
-from sbx.workspace.expressions import PATTERN_MAX, Expression, Glob
-from sbx.workspace.replacing import replaced_bytes
+from sbx.workspace.edit import replaced_bytes
+from sbx.workspace.patterns import PATTERN_MAX, Expression, Glob
 
 GLOBS = (
     ("*.py", "a.py", True),

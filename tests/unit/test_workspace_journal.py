@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sbx.workspace.journal import Entry, Journal, Record, unforgotten
-from sbx.workspace.rollback import roll_back
+from sbx.workspace.snapshots.journal import Entry, Journal, Record, unforgotten
+from sbx.workspace.snapshots.rollback import roll_back
 
 RECORD = Record(".sbx-" + "0" * 32, False, 1, None, None)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from sbx.workspace import mirroring
-from sbx.workspace.changes import Change
-from sbx.workspace.freezing import freeze, settle
-from sbx.workspace.journal import Journal
 from sbx.workspace.mirroring import Mirror
-from sbx.workspace.snapshot import Bounds, Scope
+from sbx.workspace.snapshots.copy import freeze, settle
+from sbx.workspace.snapshots.journal import Journal
+from sbx.workspace.snapshots.manifest import Change
+from sbx.workspace.snapshots.scan import Bounds, Scope
 from sbx.workspace.tree import Tree
 
 BOUNDS = Bounds(1 << 30)

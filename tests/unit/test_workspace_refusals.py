@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from sbx.errors import Conflict, Denied, InvalidPath, NotFound, SbxError, TooLarge, Unavailable
-from sbx.workspace.refusals import translate, translated
+from sbx.workspace.errors import translate, translated
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,22 @@ from typing import Literal
 import pytest
 
 from sbx.errors import Closed, Conflict, TooLarge
-from sbx.protocol.rehearsals import CHANGES_MAX, FileChange, from_json, to_json
-from sbx.workspace import snapshot
-from sbx.workspace.changes import Change, Manifest, Node, changes, missed, sparing, with_specials
-from sbx.workspace.committing import commit
-from sbx.workspace.freezing import freeze
-from sbx.workspace.journal import Journal
-from sbx.workspace.snapshot import Bounds, Scope, look
-from sbx.workspace.telling import DIFF_MAX, tell
+from sbx.protocol.dry_runs import CHANGES_MAX, FileChange, from_json, to_json
+from sbx.workspace.snapshots import scan
+from sbx.workspace.snapshots.apply import commit
+from sbx.workspace.snapshots.copy import freeze
+from sbx.workspace.snapshots.diff import DIFF_MAX, tell
+from sbx.workspace.snapshots.journal import Journal
+from sbx.workspace.snapshots.manifest import (
+    Change,
+    Manifest,
+    Node,
+    changes,
+    missed,
+    sparing,
+    with_specials,
+)
+from sbx.workspace.snapshots.scan import Bounds, Scope, look
 from sbx.workspace.tree import Tree
 
 BOUNDS = Bounds(1 << 30)
@@ -102,8 +110,8 @@ def test_a_file_that_is_made_shorter_while_it_is_copied_ends_there(
                 os.truncate(file, 0)
             return os.lseek(fd, at, whence)
 
-    monkeypatch.setattr(snapshot, "os", Hostile())
-    monkeypatch.setattr("sbx.workspace.freezing.clone", lambda *_: False)
+    monkeypatch.setattr(scan, "os", Hostile())
+    monkeypatch.setattr("sbx.workspace.snapshots.copy.clone", lambda *_: False)
     frozen(source, target)
     assert (tmp_path / "target" / "file").read_bytes() == b""
 

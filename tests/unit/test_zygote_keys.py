@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sbx.isolation.filters import load_filters
 from sbx.isolation.plan import Interpreter, Paths
 from sbx.isolation.probe import Capabilities, Layer
-from sbx.kernels.zygotes import Key, key_of
+from sbx.isolation.seccomp import load_filters
+from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load, narrow
 
 LAYERS = ("bwrap", "namespaces", "landlock", "seccomp", "memory", "tasks", "cpu")

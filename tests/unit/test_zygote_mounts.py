@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Broken
-from sbx.isolation.zygotes import _tree
+from sbx.isolation.broker.zygotes import _tree
 
 pytestmark = pytest.mark.needs("root")
 

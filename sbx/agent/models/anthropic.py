@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from sbx.agent.messages import Image, Message, Response, Stop, ToolCall, Usage
-from sbx.agent.models import wording
-from sbx.agent.models.asking import Building, SdkModel, read
-from sbx.agent.tools import dialects
+from sbx.agent.models import sanitize
+from sbx.agent.models.sdk_model import Building, SdkModel, read
+from sbx.agent.tools import schema_formats
 from sbx.agent.tools.tool import ToolDefinition
 
 _OUTPUT_MAX = 8192  # tokens; the API requires a number, and all current models support this one
@@ -40,9 +40,9 @@ class AnthropicModel(SdkModel):
             "extra_body": self._options,
         }
         if system:
-            request["system"] = wording.plain(system)
+            request["system"] = sanitize.plain(system)
         if tools:
-            request["tools"] = dialects.anthropic(tools)
+            request["tools"] = schema_formats.anthropic(tools)
         return request
 
     def _create(self, request: Json) -> Awaitable[Any]:
@@ -75,7 +75,7 @@ def told(messages: Sequence[Message], takes_images: bool) -> list[Json]:
 def _blocks(message: Message, takes_images: bool) -> list[Json]:
     """Return the content blocks of a message. An empty answer has none, because the API refuses an
     empty text."""
-    text, images = wording.images(message, takes_images)
+    text, images = sanitize.images(message, takes_images)
     texts = [{"type": "text", "text": text}] if text.strip() else []
     match message.role:
         case "assistant":
@@ -102,8 +102,8 @@ def _call(call: ToolCall) -> Json:
     return {
         "type": "tool_use",
         "id": call.id,
-        "name": wording.tool_name(call),
-        "input": wording.arguments(call),
+        "name": sanitize.tool_name(call),
+        "input": sanitize.arguments(call),
     }
 
 

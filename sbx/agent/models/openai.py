@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from sbx.agent.messages import Image, Message, Response, Stop, ToolCall, Usage
-from sbx.agent.models import wording
-from sbx.agent.models.asking import Building, SdkModel, read
+from sbx.agent.models import sanitize
 from sbx.agent.models.failures import bad_answer
-from sbx.agent.tools import dialects
+from sbx.agent.models.sdk_model import Building, SdkModel, read
+from sbx.agent.tools import schema_formats
 from sbx.agent.tools.tool import ToolDefinition
 
 Json = dict[str, Any]
@@ -38,7 +38,7 @@ class OpenAIModel(SdkModel):
             "extra_body": self._options,
         }
         if tools:
-            request["tools"] = dialects.openai(tools)
+            request["tools"] = schema_formats.openai(tools)
         return request
 
     def _create(self, request: Json) -> Awaitable[Any]:
@@ -57,13 +57,13 @@ class OpenAIModel(SdkModel):
 def told(system: str, messages: Sequence[Message], takes_images: bool) -> list[Json]:
     """Return the messages of a request. A tool message cannot contain images. So the images of tool
     results are in a user message after all results of the same answer."""
-    written: list[Json] = [{"role": "system", "content": wording.plain(system)}] if system else []
+    written: list[Json] = [{"role": "system", "content": sanitize.plain(system)}] if system else []
     shown: list[Image] = []
     for message in messages:
         if message.role != "tool" and shown:
             written.append(_user("[images of the results above]", shown))
             shown = []
-        text, images = wording.images(message, takes_images)
+        text, images = sanitize.images(message, takes_images)
         match message.role:
             case "user" | "summary":
                 written.append(_user(text, images))
@@ -97,11 +97,11 @@ def _assistant(message: Message, text: str) -> Iterator[Json]:
 def _call(call: ToolCall) -> Json:
     """Return the arguments as the model wrote them if they are an object. Some servers parse the
     arguments and fail on anything else."""
-    parsed = wording.arguments(call)
-    written = wording.plain(call.arguments)
+    parsed = sanitize.arguments(call)
+    written = sanitize.plain(call.arguments)
     is_valid = written.strip() and "malformed" not in parsed
     text = written if is_valid else msgspec.json.encode(parsed).decode()
-    function = {"name": wording.tool_name(call), "arguments": text}
+    function = {"name": sanitize.tool_name(call), "arguments": text}
     return {"id": call.id, "type": "function", "function": function}
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from sbx.agent.sandbox import LiveRun
 from sbx.agent.tools.tool import Emit
+from sbx.aio import to_the_end
 from sbx.errors import Broken, SbxError
-from sbx.isolation.patience import to_the_end
 from sbx.protocol.runs import Run, RunEnd, Stderr, Stdout
 
 if TYPE_CHECKING:

@@ -3,10 +3,10 @@
     /workspace/…, relative, /uploads/…    files of the sandbox, under its rules
     /tmp/…                                the tmpfs of the jail, through a small program inside
 
-The program (sbx/guest/tmp_files.py) receives its request as base64, so that no quoting of bash or
-Python can break out of it. It runs next to the kernel and shares only the files with the user's
-code. If commands are not allowed, or run in another jail than cells, the program runs as a cell.
-The cell neither reads nor leaves variables of the user, and it waits for its turn.
+The program (sbx/guest/tools/tmp_files.py) receives its request as base64, so that no quoting of
+bash or Python can break out of it. It runs next to the kernel and shares only the files with the
+user's code. If commands are not allowed, or run in another jail than cells, the program runs as a
+cell. The cell neither reads nor leaves variables of the user, and it waits for its turn.
 """
 
 import asyncio
@@ -177,7 +177,7 @@ def _start_program(sandbox: Sandbox, program: str) -> LiveRun:
 
 @cache
 def _program() -> str:
-    return resources.files("sbx.guest").joinpath("tmp_files.py").read_text(encoding="utf-8")
+    return resources.files("sbx.guest.tools").joinpath("tmp_files.py").read_text(encoding="utf-8")
 
 
 def _answer(run: Run, path: str) -> _Answer:

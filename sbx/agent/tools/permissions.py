@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sbx.agent.tools.rules import COMMAND_TOOL, Rule, matches, subject
+from sbx.agent.tools.approval_rules import COMMAND_TOOL, Rule, matches, subject
 from sbx.agent.tools.tool import Arguments, Effect, Permission, Ruling, Tool
 
 Mode = Literal["free", "project"]

@@ -7,9 +7,9 @@ import pytest
 from attacking import one_path
 
 from sbx import Runtime
+from sbx.doctor.attacks.attack import End
+from sbx.doctor.attacks.host_executables import HOST_EXECUTABLES, plant
 from sbx.policy import load
-from sbx.runtime.attacks.attack import End
-from sbx.runtime.attacks.host_executables import HOST_EXECUTABLES, plant
 from sbx.workspace import quarantine
 
 

@@ -9,7 +9,7 @@ from both_faces.faces import Box
 from sbx import Sandbox
 from sbx.agent.sandbox import Rehearses, Restores
 from sbx.errors import BadRequest, Conflict, NotFound
-from sbx.protocol.rehearsals import CHECKPOINTS_MAX, REHEARSALS_MAX, FileChange
+from sbx.protocol.dry_runs import CHECKPOINTS_MAX, REHEARSALS_MAX, FileChange
 from sbx.protocol.runs import Status
 
 WORK = """

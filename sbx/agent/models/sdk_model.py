@@ -1,0 +1,219 @@
+"""The shared part of both SDKs: one request, complete or streamed, with its deadline and its
+end."""
+
+import asyncio
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from sbx.agent.messages import Message, Response
+from sbx.agent.models import TextDelta
+from sbx.agent.models.failures import Failures, bad_answer, stream_broken
+from sbx.agent.models.http_client import bounded_client
+from sbx.agent.models.retries import Answer, unbroken
+from sbx.agent.tools.tool import ToolDefinition
+from sbx.errors import BadRequest, Unavailable
+
+T = TypeVar("T")
+
+
+class Building(ABC):
+    """Builds an answer from one object or from the pieces of a stream. The objects of the SDK are
+    not validated before."""
+
+    @abstractmethod
+    def whole(self, answer: object) -> None: ...
+
+    @abstractmethod
+    def add(self, piece: object) -> Sequence[str]:
+        """Return the texts in this piece of a stream."""
+        ...
+
+    @property
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Return whether the stream was complete if it ends here."""
+        ...
+
+    @abstractmethod
+    def response(self) -> Response: ...
+
+
+class SdkModel(ABC):
+    """A Model of one server, reached with an SDK.
+
+    A `base_url` of None means the URL of the provider. `timeout_s` is the maximum time of one
+    answer, including all retries. `pause_s` is the first pause before a broken stream is requested
+    again. `options` are added to each request unchanged: `temperature`, `max_tokens` and others.
+    Raise Unavailable `extra_missing`, BadRequest `invalid_settings`.
+    """
+
+    sdk: ClassVar[str]
+    client: ClassVar[str]
+    error: ClassVar[str]  # the base class of its errors
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        api_key: str,
+        base_url: str | None = None,
+        max_retries: int = 4,
+        timeout_s: float = 600.0,
+        pause_s: float = 0.5,
+        takes_images: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        module, key = _loaded(self.sdk), _checked_key(api_key)
+        self._name = name
+        self._takes_images = takes_images
+        root: type[Exception] = getattr(module, self.error)
+        self._failures = Failures(module, root, key)
+        self._retries, self._timeout_s, self._pause_s = max_retries, timeout_s, pause_s
+        self._options = dict(options or {})
+        self._client: Any = getattr(module, self.client)(
+            api_key=key,
+            base_url=_checked_url(base_url),
+            max_retries=max_retries,
+            http_client=bounded_client(timeout_s, root),
+        )
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def takes_images(self) -> bool:
+        return self._takes_images
+
+    async def complete(
+        self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
+    ) -> Response:
+        building = self._building()
+        building.whole(await self._send(_Question(system, messages, tools, False), self._end()))
+        return building.response()
+
+    def stream(
+        self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
+    ) -> Answer:
+        question, deadline = _Question(system, messages, tools, True), self._end()
+        return unbroken(lambda: self._attempt(question, deadline), self._retries, self._pause_s)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    @abstractmethod
+    def _request(
+        self,
+        system: str,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition],
+        takes_images: bool,
+    ) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _create(self, request: dict[str, Any]) -> Awaitable[Any]: ...
+
+    @abstractmethod
+    def _building(self) -> Building: ...
+
+    async def _send(self, question: "_Question", deadline: float) -> Any:
+        """Send a request. No setting states whether a model accepts images. If the model seems to
+        refuse the images, send the request again without them. Every request tries the images
+        again, because only one image may have been invalid."""
+        try:
+            return await self._failures.asked(self._put(question, self._takes_images), deadline)
+        except BadRequest as refusal:
+            if not (self._takes_images and question.has_images and _is_of_images(refusal)):
+                raise
+        return await self._failures.asked(self._put(question, False), deadline)
+
+    def _put(self, question: "_Question", takes_images: bool) -> Awaitable[Any]:
+        request = self._request(question.system, question.messages, question.tools, takes_images)
+        return self._create({**request, "stream": question.is_streamed})
+
+    async def _attempt(self, question: "_Question", deadline: float) -> Answer:
+        building = self._building()
+        pieces = await self._send(question, deadline)
+        try:
+            while (piece := await self._failures.heard(_next(pieces), deadline)) is not _END:
+                for text in building.add(piece):
+                    yield TextDelta(text)
+        finally:
+            await pieces.close()
+        if not building.is_complete:
+            raise stream_broken("the stream has no end")
+        yield building.response()
+
+    def _end(self) -> float:
+        return asyncio.get_running_loop().time() + self._timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    system: str
+    messages: Sequence[Message]
+    tools: Sequence[ToolDefinition]
+    is_streamed: bool
+
+    @property
+    def has_images(self) -> bool:
+        return any(message.images for message in self.messages)
+
+
+_END = object()
+_OF_IMAGES = ("image", "multimodal", "vision")
+
+
+def _is_of_images(refusal: BadRequest) -> bool:
+    return any(word in refusal.message.lower() for word in _OF_IMAGES)
+
+
+async def _next(pieces: AsyncIterator[object]) -> object:
+    return await anext(pieces, _END)
+
+
+def read(told: object, shape: type[T]) -> T:
+    """Convert data of a server to a type. Raise Unavailable `model_bad_answer`."""
+    with suppress(msgspec.ValidationError, RecursionError):
+        return msgspec.convert(told, shape, from_attributes=True)
+    raise bad_answer("it has an unknown form")
+
+
+def _loaded(sdk: str) -> ModuleType:
+    try:
+        return importlib.import_module(sdk)
+    except ImportError:
+        raise Unavailable(
+            f"this model needs the package {sdk}, which is not installed",
+            code="extra_missing",
+            hint="pip install 'sbx[agent]'",
+        ) from None
+
+
+def _checked_key(key: str) -> str:
+    key = key.strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise BadRequest("API_KEY must be printable ASCII", code="invalid_settings")
+    return key
+
+
+def _checked_url(url: str | None) -> str | None:
+    """Refuse a URL with a password: logs and errors contain the URL."""
+    with suppress(ValueError):
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc:
+            return url
+    raise BadRequest(
+        "BASE_URL must be an http or https URL, without a user or password",
+        code="invalid_settings",
+    )

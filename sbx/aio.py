@@ -1,0 +1,189 @@
+"""asyncio: work that must end, an event loop in a thread, the clock, and handles after a fork.
+
+Some work would leave something behind if its caller just went away. A thread cannot be stopped, and
+no caller owns the descriptors that it opens until it returns. Half a clean-up is worse than a late
+one. A cancelled caller of `to_the_end` therefore waits for the work, and is cancelled afterwards.
+All work that is awaited in this way has a time limit of its own.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+from sbx import errors
+
+T = TypeVar("T")
+_END_S = 15.0
+
+
+async def to_the_end(work: Awaitable[T]) -> T:
+    """The outcome of `work`, which is over when this returns or raises."""
+    task = asyncio.ensure_future(work)
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # told to nobody: the waiter has gone
+    raise cancelled
+
+
+async def in_thread(act: Callable[..., T], *arguments: Any) -> T:
+    """`act(*arguments)` in a worker thread of the loop, to its end."""
+    return await to_the_end(asyncio.get_running_loop().run_in_executor(None, act, *arguments))
+
+
+def check_process(pid: int, what: str = "sandbox") -> None:
+    """Raise Broken `used_after_fork` unless this is the process `pid`, which created the handle."""
+    if os.getpid() != pid:
+        raise errors.Broken(
+            f"this {what} belongs to the process from which this process was forked",
+            code="used_after_fork",
+            hint=f"create the {what} in the process that uses it",
+        )
+
+
+class Clock(Protocol):
+    """Seconds of the epoch, and waiting for them to pass."""
+
+    def now(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The host's own."""
+
+    def now(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class _Workers(ThreadPoolExecutor):
+    """Worker threads, and at the end of the process none: Python refuses new ones before it calls
+    what `atexit` holds, and closing has files to remove. Then the work is done in place."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:
+            done: Future[Any] = Future()
+            try:
+                done.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  # carried to whoever waits
+                done.set_exception(error)
+            return done
+
+
+class Loop:
+    """An event loop in a thread of its own. After a fork the child has no such thread: calls there
+    raise Broken `used_after_fork`."""
+
+    def __init__(self, name: str) -> None:
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._sources: set[AsyncGenerator[Any, None]] = set()
+        self._workers = _Workers(thread_name_prefix="sbx-worker")
+        self._loop.set_default_executor(self._workers)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is this process's, and not ended."""
+        return self.pid == os.getpid() and not self._loop.is_closed()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop and wait. An interrupted wait (Ctrl-C) cancels the work."""
+        future = self._begun(work)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                future.cancel()
+            raise
+
+    async def awaited(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop, awaited on another one. A cancelled wait cancels the work."""
+        return await asyncio.wrap_future(self._begun(work))
+
+    def _begun(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise errors.BadRequest(
+                "a synchronous call from sbx's own event loop would wait for itself",
+                code="would_block",
+                hint="in an async on_input, do it in a thread: await asyncio.to_thread(…)",
+            )
+        if not self.running:
+            work.close()
+            check_process(self.pid)
+            raise errors.Closed("sbx was closed", hint="make a new Sandbox")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def each(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
+        """What an asynchronous generator gives, as it is asked for; closed when nobody asks any
+        more, and with the loop."""
+        end: Any = object()
+
+        async def following() -> T:
+            self._sources.add(source)
+            return await anext(source, end)
+
+        try:
+            while (one := self.call(following())) is not end:
+                yield one
+        finally:
+            with suppress(errors.SbxError):  # the loop has ended, and the generator with it
+                self.call(self._close(source))
+
+    async def _close(self, source: AsyncGenerator[Any, None]) -> None:
+        self._sources.discard(source)
+        await source.aclose()
+
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run on the loop, and do not wait; nothing is done where the loop has ended."""
+        if self.running:
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+        else:
+            work.close()
+
+    def end(self, last: Coroutine[Any, Any, object]) -> None:
+        """Run `last`, then end the loop and its thread; again does nothing."""
+        if not self.running:
+            last.close()
+            return
+        future = asyncio.run_coroutine_threadsafe(last, self._loop)
+        try:
+            future.result(_END_S)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_END_S)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        with self._workers:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._finish())
+        self._loop.close()
+
+    async def _finish(self) -> None:
+        """What still runs now was started by nobody who waits: an abandoned stream, at most."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        # asyncio would close those within them at the same time, which none of them survives.
+        await asyncio.gather(*map(self._close, list(self._sources)), return_exceptions=True)
+        await self._loop.shutdown_asyncgens()

@@ -1,0 +1,189 @@
+"""What a request names, and whether its caller may: every route of the agent begins here."""
+
+import secrets
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Query, Request
+
+from sbx.api.agent_v1.agents import Agents
+from sbx.api.agent_v1.models import NewChat
+from sbx.api.auth import CallerDep, HouseDep
+from sbx.errors import BadRequest, Conflict, Denied, NotFound
+from sbx.protocol.approvals import Reach
+from sbx.service.auth import Caller
+from sbx.service.models import SandboxView
+from sbx.service.projects.projects import Project
+from sbx.service.service import House
+from sbx.service.sessions import SessionAsk, Sessions, check_id, session_id
+from sbx.store import chats
+from sbx.store.chats import ChatRow
+
+
+def agents_of(app: FastAPI) -> Agents:
+    """The agents of an app, made at the first call."""
+    state = app.state
+    if not hasattr(state, "agents"):
+        state.agents = Agents(state.house, state.agent_settings)
+    found: Agents = state.agents
+    return found
+
+
+async def _agents(request: Request) -> Agents:
+    found = agents_of(request.app)
+    await found.start()
+    return found
+
+
+AgentsDep = Annotated[Agents, Depends(_agents)]
+
+
+Named = Annotated[str | None, Query(max_length=400)]
+
+
+async def chat(
+    conversation_id: str,
+    caller: CallerDep,
+    house: HouseDep,
+    user_id: Named = None,
+    agent_id: Named = None,
+) -> ChatRow:
+    """Return the conversation with an agent in the URL. See `chat_of`."""
+    name = check_id("conversation_id", conversation_id)
+    return await chat_of(house, caller, name, user_id=user_id, agent_id=agent_id)
+
+
+ChatDep = Annotated[ChatRow, Depends(chat)]
+
+
+async def chat_of(
+    house: House,
+    caller: Caller,
+    conversation_id: str,
+    *,
+    user_id: str | None = None,
+    agent_id: str | None = None,
+) -> ChatRow:
+    """Return the one conversation with this id within the caller's bounds.
+
+    Several users and agents may each have one with the same id: `user_id` and `agent_id` choose.
+    Raises NotFound, Conflict `conversation_ambiguous`.
+    """
+    visible = [
+        row
+        for row in await chats.named(
+            house.store, caller.owner, conversation_id, user_id=user_id, agent_id=agent_id
+        )
+        if caller.sees(row.user_id, row.agent_id, conversation_id)
+    ]
+    if not visible:
+        raise no_conversation(conversation_id)
+    if len(visible) > 1:
+        raise Conflict(
+            f"several users or agents have a conversation {conversation_id}",
+            code="conversation_ambiguous",
+            hint="name one with the query parameters user_id and agent_id",
+            details={"conversation_id": conversation_id},
+        )
+    return visible[0]
+
+
+async def ensured(
+    house: House,
+    caller: Caller,
+    session: SandboxView,
+    conversation_id: str,
+    project_id: str | None = None,
+) -> tuple[ChatRow, Project | None]:
+    """The row of a conversation with an agent, made where there is none, and the project that it is
+    in: a token may go on there, and begins nothing in one. Raises NotFound, Conflict
+    `conversation_of_another`."""
+    now = house.clock.now()
+    row = ChatRow(
+        id=f"talk-{secrets.token_hex(8)}",
+        owner=caller.owner,
+        conversation_id=conversation_id,
+        user_id=session.user_id or "",
+        agent_id=session.agent_id or "",
+        created_at=now,
+        last_used_at=now,
+        business_domain_id=session.business_domain_id,
+        sandbox_id=session.id,
+        project_id=project_id,
+    )
+    kept = await chats.ensure(house.store, row)
+    if kept.project_id is None:
+        return kept, None
+    return kept, await house.projects.get(caller.owner, kept.project_id)
+
+
+async def project_of(house: House, caller: Caller, project_id: str) -> Project:
+    """Raises NotFound, also for whoever is bound to one user: a project is its owner's own."""
+    check_whole(caller, project_id)
+    return await house.projects.get(caller.owner, project_id)
+
+
+def check_whole(caller: Caller, project_id: str) -> None:
+    if caller.via == "token":
+        raise NotFound(f"there is no project {project_id[:80]!r}")
+
+
+async def session_of(
+    sessions: Sessions, caller: Caller, asked: NewChat, conversation_id: str
+) -> SandboxView:
+    """The session of the pair, ensured. Raises as `Sessions.ensure`, and BadRequest for another
+    `sandbox_session_id`."""
+    key = session_id(check_id("user_id", asked.user_id), check_id("agent_id", asked.agent_id))
+    if asked.sandbox_session_id not in (None, key):
+        raise BadRequest(
+            f"the session of this user and agent has the id {key}",
+            hint="leave sandbox_session_id out, or give this one",
+            details={"field": "sandbox_session_id", "session_id": key},
+        )
+    if not caller.sees(asked.user_id, asked.agent_id, conversation_id) or not caller.may("execute"):
+        raise no_conversation(conversation_id)
+    ask = SessionAsk(asked.user_id, asked.agent_id, asked.business_domain_id)
+    view, _ = await sessions.ensure(caller, ask)
+    return view
+
+
+def conversation_of(caller: Caller, asked: NewChat) -> str:
+    """The one that is named, else the one that a token is for, else a new one."""
+    named = asked.conversation_id
+    if named is None:
+        named = caller.conversation_id or f"conversation-{secrets.token_hex(8)}"
+    return check_id("conversation_id", named)
+
+
+def check_reads(caller: Caller, conversation_id: str) -> None:
+    """Whether the caller may read what was said. Raises NotFound."""
+    if not (caller.may("execute") or caller.may("files:read")):
+        raise no_conversation(conversation_id)
+
+
+def check_runs(caller: Caller, conversation_id: str) -> None:
+    """Whether the caller may say what an agent does. Raises NotFound."""
+    if not caller.may("execute"):
+        raise no_conversation(conversation_id)
+
+
+def deciding(caller: Caller) -> Reach:
+    """What the caller may decide. Raises Denied `forbidden`.
+
+    A token with the scope `execute` may approve within its bounds, also changes on the host: it is
+    the front end in which the user decides. Only an unbounded caller may have a decision remembered
+    as a rule. A token that must not approve is made without `execute`.
+    """
+    if not caller.may("execute"):
+        raise Denied(
+            "this token may not approve what an agent does",
+            code="forbidden",
+            hint="it takes the scope execute",
+        )
+    return Reach(caller.owner, caller.user_id, caller.agent_id, caller.conversation_id)
+
+
+def no_conversation(conversation_id: str) -> NotFound:
+    return NotFound(
+        f"there is no conversation {conversation_id[:80]!r} with an agent",
+        details={"conversation_id": conversation_id[:400]},
+    )

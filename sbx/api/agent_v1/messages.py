@@ -1,0 +1,159 @@
+"""What was said in a conversation: listed, exported, imported; and the runs of its agent."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel
+
+from sbx.agent.export import export_history, import_history
+from sbx.api import acts
+from sbx.api.agent_v1.asked import (
+    AgentsDep,
+    ChatDep,
+    Named,
+    chat_of,
+    check_reads,
+    check_runs,
+    ensured,
+    session_of,
+)
+from sbx.api.agent_v1.models import Limit, MessageBody, MessageList, NewChat
+from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.errors import documented
+from sbx.api.sessions_v1.asked import SessionsDep
+from sbx.errors import BadRequest, Conflict
+from sbx.service.sessions import check_id
+from sbx.store import agent_runs
+from sbx.store.agent_runs import AgentRunRow
+from sbx.store.messages import MessageRow
+
+router = APIRouter(prefix="/api/v1/conversations/{conversation_id}", tags=["agent"])
+_LAST = (1 << 63) - 1  # a number that a row can have
+Cursor = Annotated[str | None, Query(max_length=40)]
+
+
+class AgentRunBody(BaseModel):
+    """`interrupted`: the service ended while it went on, so there is no `reason`."""
+
+    run_id: str
+    status: Literal["running", "ended", "interrupted"]
+    model: str
+    max_steps: int
+    reason: str | None
+    usage: dict[str, int] | None
+    error: dict[str, Any] | None
+    started_at: float
+    ended_at: float | None
+
+
+class AgentRunList(BaseModel):
+    items: list[AgentRunBody]
+    next_cursor: str | None
+
+
+class Imported(BaseModel):
+    messages: int
+
+
+@router.get("/messages", response_model_exclude_unset=True, responses=documented(404))
+async def messages(
+    row: ChatDep, caller: CallerDep, agents: AgentsDep, limit: Limit = 50, cursor: Cursor = None
+) -> MessageList:
+    """The oldest first."""
+    check_reads(caller, row.conversation_id)
+    found, more = await agents.messages.page(row.id, after=number_of(cursor), limit=limit)
+    items = [_message(one) for one in found]
+    return MessageList(items=items, next_cursor=str(items[-1].seq) if more and items else None)
+
+
+@router.get("/runs", responses=documented(404))
+async def runs(
+    row: ChatDep, caller: CallerDep, house: HouseDep, limit: Limit = 50, cursor: Cursor = None
+) -> AgentRunList:
+    """How each run of its agent ended, the newest first."""
+    check_reads(caller, row.conversation_id)
+    before = number_of(cursor) or None
+    found = await agent_runs.of_chat(house.store, row.id, limit=limit, before=before)
+    more = len(found) == limit and found[-1].seq > 1
+    return AgentRunList(
+        items=[_run(one) for one in found], next_cursor=str(found[-1].seq) if more else None
+    )
+
+
+@router.get(
+    "/export",
+    response_class=Response,
+    responses={**documented(404), 200: {"content": {"application/json": {}}}},
+)
+async def export(row: ChatDep, caller: CallerDep, agents: AgentsDep) -> Response:
+    """All of it as one JSON document, which `import` takes."""
+    check_reads(caller, row.conversation_id)
+    told = await export_history(agents.history(row))
+    return Response(told.encode("utf-8", "backslashreplace"), media_type="application/json")
+
+
+@router.post(
+    "/import",
+    responses=documented(404, 409),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        }
+    },
+)
+async def import_(
+    conversation_id: str,
+    request: Request,
+    caller: CallerDep,
+    house: HouseDep,
+    agents: AgentsDep,
+    sessions: SessionsDep,
+    user_id: Named = None,
+    agent_id: Named = None,
+) -> Imported:
+    """Begin a conversation with what was exported from one. Nothing may be said in it yet; it is
+    made where `user_id` and `agent_id` say whose it is."""
+    name = check_id("conversation_id", conversation_id)
+    if user_id is None or agent_id is None:
+        row = await chat_of(house, caller, name, user_id=user_id, agent_id=agent_id)
+    else:
+        whose = NewChat(user_id=user_id, agent_id=agent_id, resume=True)
+        session = await session_of(sessions, caller, whose, name)
+        row, _ = await ensured(house, caller, session, name)
+    check_runs(caller, name)
+    text = (await request.body()).decode("utf-8", "replace")
+    if agents.chats.running(row.key) is not None:
+        raise Conflict("an agent runs in this conversation", code="run_in_progress")
+    count = await import_history(agents.history(row), text)
+    await acts.record(house, caller, "chat.import", name, messages=count)
+    return Imported(messages=count)
+
+
+def number_of(cursor: str | None) -> int:
+    """Where a page begins: a cursor is the number of what was last on the one before. Raises
+    BadRequest."""
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdecimal()) or int(cursor) > _LAST:
+        raise BadRequest("this is no cursor of ours", details={"field": "cursor"})
+    return int(cursor)
+
+
+def _message(row: MessageRow) -> MessageBody:
+    told = {**row.message, "seq": row.seq, "created_at": row.created_at}
+    return MessageBody(**told if row.covers is None else {**told, "covers": row.covers})
+
+
+def _run(row: AgentRunRow) -> AgentRunBody:
+    return AgentRunBody(
+        run_id=row.id,
+        status=row.status,
+        model=row.model,
+        max_steps=row.max_steps,
+        reason=row.reason,
+        usage=dict(row.usage) if row.usage is not None else None,
+        error=dict(row.error) if row.error is not None else None,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )

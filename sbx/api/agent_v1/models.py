@@ -1,0 +1,226 @@
+"""The bodies of the agent's routes, field by field. Times are seconds of the epoch."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, StringConstraints, model_validator
+
+from sbx.protocol.changes import PREFIXES_MAX
+from sbx.service.projects.projects import Project
+
+Limit = Annotated[int, Field(ge=1, le=200)]
+Name = Annotated[str, StringConstraints(max_length=400)]  # ids are judged by the runtime: 400
+Message = Annotated[str, StringConstraints(min_length=1, max_length=1 << 20)]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Command = Annotated[str, StringConstraints(max_length=10_000)]
+Path = Annotated[str, StringConstraints(max_length=4096)]
+Json = dict[str, Any]
+
+
+# -- chat ------------------------------------------------------------------------------------------
+
+
+class NewChat(BaseModel):
+    """`conversation_id`: made up where there is none, and told by every event. `model`: a name at
+    the configured provider; `max_steps`: null for the configured one. `resume`, without a message:
+    go on where an earlier run broke off."""
+
+    user_id: Name
+    agent_id: Name
+    business_domain_id: Name | None = None
+    conversation_id: Name | None = None
+    sandbox_session_id: Name | None = None
+    project_id: Name | None = None
+    message: Message | None = None
+    resume: bool = False
+    max_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    model: ModelName | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.resume != (self.message is None):
+            raise ValueError("message is missing" if not self.resume else "resume has no message")
+        return self
+
+
+class CommandsChange(BaseModel):
+    """`allowed`: commands are made without asking, and Python may start processes. `changes`:
+    whether changes of files are asked about; `ask_outside`: directories of the project in which
+    they are not. What is left out stays as it is."""
+
+    allowed: bool | None = None
+    changes: Literal["ask", "allow"] | None = None
+    ask_outside: Annotated[list[Path], Field(max_length=PREFIXES_MAX)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.allowed is None and self.changes is None and self.ask_outside is None:
+            raise ValueError("name allowed, changes or ask_outside")
+        return self
+
+
+class Commands(BaseModel):
+    """What is asked about in one conversation in a project."""
+
+    allowed: bool
+    changes: Literal["ask", "allow"]
+    ask_outside: list[str]
+
+
+class Aborted(BaseModel):
+    """`aborted` is false when nothing went on."""
+
+    aborted: bool
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+class CalledTool(BaseModel):
+    """A call as the model wrote it: `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Picture(BaseModel):
+    """Base64."""
+
+    media_type: str
+    data: str
+
+
+class MessageBody(BaseModel):
+    """`covers`: a summary stands for all messages up to this one."""
+
+    seq: int
+    role: Literal["user", "assistant", "tool", "summary"]
+    content: str
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    is_error: bool | None = None
+    images: list[Picture] | None = None
+    covers: int | None = None
+    created_at: float
+
+
+class MessageList(BaseModel):
+    items: list[MessageBody]
+    next_cursor: str | None
+
+
+# -- approvals -------------------------------------------------------------------------------------
+
+
+class Verdict(BaseModel):
+    """`remember`: allow this exact command from now on, or every one that begins with `prefix`."""
+
+    approved: bool
+    remember: Literal["exact", "prefix"] | None = None
+    prefix: Command | None = None
+
+    @model_validator(mode="after")
+    def _has_its_prefix(self) -> Self:
+        if self.remember == "prefix" and self.prefix is None:
+            raise ValueError("prefix is missing: the words that commands are to begin with")
+        return self
+
+
+class Decided(BaseModel):
+    tool_call_id: str
+    approved: bool
+    by: str
+    remembered: Literal["exact", "prefix"] | None
+
+
+class PendingBody(BaseModel):
+    tool_call_id: str
+    tool_name: str
+    tool_args: Json
+    conversation_id: str
+    created_at: float
+    expires_at: float
+    rehearsal: Json | None = None
+
+
+class PendingList(BaseModel):
+    items: list[PendingBody]
+    next_cursor: str | None
+
+
+class RuleBody(BaseModel):
+    """A command, or the words that commands begin with, allowed for one conversation or project."""
+
+    id: str
+    tool_name: str
+    kind: Literal["exact", "prefix"]
+    text: str
+    by: str
+    created_at: float
+    conversation_id: str | None = None
+    project_id: str | None = None
+
+
+class RuleList(BaseModel):
+    items: list[RuleBody]
+    next_cursor: str | None
+
+
+# -- projects --------------------------------------------------------------------------------------
+
+
+class NewProject(BaseModel):
+    """`working_directory` of the service's host; with the sandbox off, tools act on that host."""
+
+    name: Name
+    working_directory: Path
+    sandbox_enabled: bool = True
+
+
+class ProjectChange(BaseModel):
+    """What is left out stays as it is."""
+
+    name: Name | None = None
+    working_directory: Path | None = None
+    sandbox_enabled: bool | None = None
+
+
+class ProjectBody(BaseModel):
+    id: str
+    name: str
+    working_directory: str
+    sandbox_enabled: bool
+    created_at: float
+
+
+class ProjectList(BaseModel):
+    items: list[ProjectBody]
+    next_cursor: str | None
+
+
+def project_body(project: Project) -> ProjectBody:
+    return ProjectBody(
+        id=project.id,
+        name=project.name,
+        working_directory=project.working_directory,
+        sandbox_enabled=project.sandbox_enabled,
+        created_at=project.created_at,
+    )
+
+
+# -- tools -----------------------------------------------------------------------------------------
+
+
+class Invocation(BaseModel):
+    sandbox_session_id: Name
+    conversation_id: Name
+    arguments: Json = {}
+
+
+class Invoked(BaseModel):
+    """`result` is what a model would be told; a call that failed is a success of this request."""
+
+    tool_call_id: str
+    result: str
+    is_error: bool

@@ -1,0 +1,294 @@
+"""`sbx serve`: one process from its start to its end.
+
+    sockets      opened first, as whoever started it
+    privileges   as root: the broker is started, and the project server where the settings name
+                 owners of projects; then everything they need is given up
+    house        inside the event loop: store, sandboxes, runs
+    ready        systemd is told, and whoever watches
+    drain        SIGTERM, SIGINT: no new connection, agents are ended, requests and runs end, or
+                 are ended in time
+    end          the house closes: kernels end, files stay; the socket is removed
+
+The order is the point: capabilities and Landlock belong to a thread, so nothing of the loop, which
+makes threads, comes before they are dropped.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from sbx.agent.settings import AgentSettings, read_agent_settings
+from sbx.api.agent_v1 import Agents, agents_of
+from sbx.api.app import create_app
+from sbx.api.server import privileges, project_process
+from sbx.api.server.http_protocol import Connection
+from sbx.api.server.settings import ServiceSettings
+from sbx.api.server.sockets import Listener, described, listen_on_tcp, listen_on_unix
+from sbx.api.server.systemd import Notifier, inherited_sockets
+from sbx.api.sse import FOLLOWING
+from sbx.errors import BadRequest, Broken, SbxError
+from sbx.isolation.broker.client import BrokerProcess, start_broker
+from sbx.isolation.cgroups.systemd_unit import step_aside
+from sbx.linux.rlimits import raise_open_files
+from sbx.service.projects.client import ProjectProcess
+from sbx.service.service import House
+from sbx.store.runs import SERVICE_ENDED
+from sbx.telemetry import logs, metrics
+
+_log = logging.getLogger(__name__)
+_LAST_WORDS_S = 5.0
+_KEEP_ALIVE_S = 75
+_LOOK_S = 0.2  # how soon a second signal is seen
+_LOOPBACK = ("127.", "::1")
+_FAILURES = {
+    "broker_died": "the broker died, so the service could no longer start kernels",
+    "broker_silent": "the broker did not answer, so the service could no longer start kernels",
+    "project_server_died": "the project server died, so the service could no longer open projects",
+    "project_server_silent": "the project server did not answer: no project could be opened",
+}
+FILES_MAX = 1 << 20  # more are of no use, and some programs close every number up to the limit
+# TCP and the Unix socket have as many places each: half are for connections, and the rest for the
+# files that requests open.
+_FILES_A_CONNECTION = 4
+
+
+OnKey = Callable[[str, Path], None]
+
+
+def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, and return when all has ended.
+
+    `on_first_key` hears the key that is made at the first start, once, and where it is kept. To be
+    called with one thread, and no event loop. Raises what hinders the start: Conflict
+    (`already_running`, `data_dir_in_use`), Unavailable, Denied, BadRequest; Broken with a
+    code of `_FAILURES` when that ended it. `config`: the file that `--config` names, for the
+    settings of agents.
+    """
+    logs.configure(form=settings.log_format, level=settings.log_level)
+    metrics.enable()
+    root = os.geteuid() == 0
+    agent_settings = _agent_settings(config)
+    with ExitStack() as ending:
+        notifier = Notifier()
+        ending.callback(notifier.close)
+        files = raise_open_files(FILES_MAX)
+        if (most := max(1, files // _FILES_A_CONNECTION)) < settings.connections_max:
+            _log.warning("only %d files may be open, so only %d connections", files, most)
+            settings = settings.model_copy(update={"connections_max": most})
+        if settings.cgroups:
+            step_aside()
+        if root:
+            account = privileges.account_of(settings)
+            privileges.prepare_data(settings.data, account)
+        listeners = _listeners(settings)
+        for listener in listeners:
+            ending.callback(listener.close)
+        broker = project_server = None
+        if root:
+            undo = ending.enter_context(ExitStack())
+            if settings.project_dirs and settings.project_owners:
+                project_server = project_process.start(settings)
+                undo.callback(project_server.close)
+            broker = start_broker(
+                bwrap=str(settings.bwrap) if settings.bwrap else None,
+                uids=settings.uid_range,
+                groups=settings.cgroups,
+            )
+            undo.callback(broker.close)
+            made = {one.path.parent for one in listeners if one.path is not None}
+            writable = [settings.data, *sorted(made)]
+            # It maps no project: the broker of the project server does that.
+            mine = settings.model_copy(update={"project_owners": ()})
+            shown = privileges.confine(broker, mine, account, writable=writable)
+            privileges.drop(settings, account, writable=writable, shown=shown)
+            undo.pop_all()  # from here on the house ends it
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(
+                _serve(
+                    settings,
+                    agent_settings,
+                    listeners,
+                    (broker, project_server),
+                    notifier,
+                    on_first_key,
+                )
+            )
+
+
+def _agent_settings(config: Path | None) -> AgentSettings | SbxError:
+    """What is wrong with them is told to who wants to chat: all else needs no model."""
+    try:
+        return read_agent_settings(config=config)
+    except SbxError as error:
+        _log.warning("no agent can run: %s", error.message)
+        return error
+
+
+async def _serve(
+    settings: ServiceSettings,
+    agent_settings: AgentSettings | SbxError,
+    listeners: Sequence[Listener],
+    started: tuple[BrokerProcess | None, ProjectProcess | None],
+    notifier: Notifier,
+    on_first_key: OnKey,
+) -> None:
+    broker, project_server = started
+    async with House(settings, broker=broker, project_server=project_server) as house:
+        given = settings.api_key.get_secret_value() if settings.api_key else None
+        key = await house.access.first_key(given, settings.credentials_path)
+        if key is not None and given is None:
+            on_first_key(key, settings.credentials_path)
+        shown = [listener.shown for listener in listeners]
+
+        def ready() -> None:
+            notifier.ready(f"listening on {', '.join(shown)}")
+            _log.info("listening on %s", ", ".join(shown))
+
+        app = create_app(house, settings, agent_settings)
+        agents = agents_of(app)
+        await agents.start()
+        server = _Server(house, app, agents, settings, ready, notifier)
+        await server.serve(sockets=[listener.sock for listener in listeners])
+        if (failure := house.failure) is not None:
+            raise Broken(
+                _FAILURES.get(failure.code, failure.message),
+                code=failure.code,
+                hint="start the service again: sandboxes, projects and their files are kept",
+            )
+
+
+def _listeners(settings: ServiceSettings) -> list[Listener]:
+    """What systemd handed over, else the Unix socket; TCP beside it only where asked for."""
+    with ExitStack() as undo:
+        listeners = [described(sock) for sock in inherited_sockets()]
+        if not listeners:
+            listeners = [listen_on_unix(settings)]
+        for listener in listeners:
+            undo.callback(listener.close)
+        if settings.listen is not None:
+            listeners.append(listen_on_tcp(settings.listen))
+            host = listeners[-1].sock.getsockname()[0]
+            if not host.startswith(_LOOPBACK):
+                _log.warning("keys travel unencrypted to %s: put TLS before it", host)
+        if not listeners:
+            raise BadRequest("there is nothing to listen on", code="invalid_settings")
+        undo.pop_all()
+    return listeners
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, with signals that end the house as well, and the deadline of a drain."""
+
+    def __init__(
+        self,
+        house: House,
+        app: FastAPI,
+        agents: Agents,
+        settings: ServiceSettings,
+        ready: Callable[[], None],
+        notifier: Notifier,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=Connection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,  # whoever can connect could claim any address
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                limit_concurrency=settings.connections_max,
+                timeout_graceful_shutdown=None,  # `shutdown` has a deadline of its own
+            )
+        )
+        self._house = house
+        self._agents = agents
+        self._drain_s = settings.drain_timeout
+        self._ready = ready
+        self._notifier = notifier
+        self._until = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end: also when no kernel can be had any more, so that whoever runs the service
+        (systemd by Restart=) starts it anew."""
+        return await super().on_tick(counter) or self._house.failure is not None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no connection and no run any more, let end what goes on, and cut off the rest."""
+        self._until = time.monotonic() + self._drain_s
+        self._notifier.stopping()
+        _log.info("draining, for %g s at most", self._drain_s)
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._agents.close()  # who would start runs for minutes to come
+        runs = asyncio.create_task(self._house.runs.drain(self._drain_s))
+        while (going_on := self._going_on(runs)) and (left_s := self._left_s()):
+            await asyncio.wait(going_on, timeout=min(_LOOK_S, left_s))
+            if runs.done():
+                self._send_followers_away()
+        await self._cut_off(runs)
+        for connection in list(self.server_state.connections):
+            connection.transport.close()
+
+    def _going_on(self, runs: "asyncio.Task[bool]") -> "set[asyncio.Task[Any]]":
+        return {*self.server_state.tasks, *(() if runs.done() else (runs,))}
+
+    def _left_s(self) -> float:
+        return 0.0 if self.force_exit else max(0.0, self._until - time.monotonic())
+
+    def _send_followers_away(self) -> None:
+        """Whoever follows the events of a sandbox would do so for ever; all runs have ended."""
+        for connection in list(self.server_state.connections):
+            cycle = getattr(connection, "answering", None)
+            if cycle is not None and cycle.scope.get(FOLLOWING):
+                connection.transport.close()
+
+    async def _cut_off(self, runs: "asyncio.Task[bool]") -> None:
+        """End the kernels first: a request that waits for a run then has its outcome to tell."""
+        if going_on := self._going_on(runs):
+            _log.warning("%d runs and requests did not end in time", len(going_on))
+            await self._house.sandboxes.close(SERVICE_ENDED)
+            await asyncio.wait(going_on, timeout=_LAST_WORDS_S)
+        for task in (left := self._going_on(runs)):
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_LAST_WORDS_S)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The first asks for a drain, a second one ends it. None is raised again afterwards: the
+        house has to be closed yet."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)  # what is left has deadlines of its own
+
+    def _on_signal(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True

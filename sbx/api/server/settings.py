@@ -1,0 +1,374 @@
+"""What the operator of a service may choose, and where each choice came from.
+
+Sources, the first that names a setting wins:
+
+    command line → environment (SBX_*) → the user's sbx.toml
+        → .env, then sbx.toml of the working directory → default
+
+The user's `sbx.toml` is in the user's configuration directory (/etc/sbx for root). `--config` or
+SBX_CONFIG names another file, which replaces both. Only the service reads these files: a program
+that embeds sbx is not changed by where it was started. (`Settings.own_paths` is the exception.)
+
+The working directory may be a project: code in a sandbox, or the author of a cloned repository, can
+write its files. As root this includes files that belong to root, since a project of root may be
+mapped. So these files come last, and may set limits and logging only: not what
+`NOT_IN_WORKING_DIRECTORY` lists. They may raise a limit, but only one that the user does not set.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from platformdirs import user_data_path
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
+from sbx import settings_files
+from sbx.agent.settings import TABLE as AGENT_TABLE
+from sbx.agent.settings import AgentSettings
+from sbx.errors import BadRequest
+from sbx.protocol.addresses import default_socket
+from sbx.runtime.settings import Settings
+from sbx.service.sessions import TYPES
+
+PREFIX = "SBX_"
+_OTHER_NAMES = {
+    "policy_dirs": ("SBX_POLICIES",),
+    "api_key": ("BAY_API_KEY",),
+}
+_NO_SETTINGS = {  # variables of ours that choose nothing of these
+    "SBX_DEBUG",
+    "SBX_CONFIG",
+    *(f"SBX_AGENT_{name.upper()}" for name in AgentSettings.model_fields),
+}
+
+# Settings that a file of the working directory may not set, each with the reason: the author of the
+# file would decide this. tests/unit/test_service_settings.py lists the others, so that each new
+# setting needs a decision.
+NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
+    "bwrap": "which program the service executes on the host",
+    "environments": "which interpreters sbx executes and mounts",
+    "policy_dirs": "which policies sandboxes get, and so which host directories they see",
+    "sessions_policy": "which policy the sandboxes of sessions get",
+    "attach_dirs": "which host directories clients may attach",
+    "project_dirs": "which host directories clients may open as projects",
+    "project_owners": "whose directories the service maps for projects",
+    "host_executables_add": "which names of a project are protected",
+    "host_executables_remove": "which names of a project are not protected",
+    "allow_host_mode": "whether models may act on the host without a sandbox",
+    "cgroups": "whether Linux limits the memory and the processes of sandboxes",
+    "disk_quota": "whether Linux limits the disk space of sandboxes",
+    "uid_range": "which host users the code in sandboxes runs as",
+    "user": "which account the service runs as",
+    "data_dir": "where keys, records and the audit log are, and which keys are valid",
+    "socket": "where clients reach the service; code inside could connect to it there",
+    "socket_group": "which users may connect",
+    "socket_mode": "which users may connect",
+    "listen": "on which network address the service can be reached",
+    "api_key": "which key gives the operator's rights",
+    "cors_origins": "which web pages may call the service",
+    "history_max": "how much of the record of a sandbox is kept",
+    "tombstones_kept": "how long the record of a sandbox is kept",
+}
+
+
+def _octal(value: Any) -> Any:
+    """A mode as people write it, `0660`; TOML has it as 0o660, which is a number already."""
+    return int(value, 8) if isinstance(value, str) else value
+
+
+def _default_data_dir() -> Path:
+    return Path("/var/lib/sbx") if os.geteuid() == 0 else user_data_path("sbx")
+
+
+_Mode = Annotated[int, Field(ge=0, le=0o777)]
+
+
+class ServiceSettings(Settings):
+    """The settings of `sbx serve`: those of a runtime, and those of the service around it.
+
+    Durations in seconds, sizes in bytes. `user`: as root, the account (or `uid`, `uid:gid`) that
+    the process which parses HTTP becomes; None is the account `sbx` where there is one, else the
+    uid below `uid_range`. `connections_max`: at once over TCP, and as many on the Unix
+    socket; fewer where few files may be open.
+    `*_per_owner`: at once, for all that one owner's key and tokens do. `sessions_*`: what a session
+    of /api/v1 has, and a request may narrow.
+    Made from values alone; `read_settings` looks at the sources.
+    """
+
+    data_dir: Path | None = Field(default_factory=_default_data_dir)
+    socket: Path = Field(default_factory=default_socket)
+    socket_group: str | None = None
+    socket_mode: Annotated[_Mode | None, BeforeValidator(_octal)] = None
+    listen: str | None = None
+    user: str | None = None
+    api_key: SecretStr | None = None
+    cors_origins: tuple[str, ...] = ()
+    log_format: Literal["auto", "console", "json"] = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    drain_timeout: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    connections_max: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    uploads_at_once: Annotated[int, Field(ge=1, le=10_000)] = 8
+    uploads_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 2
+    downloads_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 64
+    followers_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 50
+    sessions_policy: str = "default"
+    sessions_ttl: Annotated[int, Field(ge=1)] = 7200
+    sessions_upload_size: Annotated[int, Field(ge=1)] = 100 << 20
+    sessions_upload_count: Annotated[int, Field(ge=1)] = 50
+    sessions_upload_types: tuple[str, ...] = TYPES
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @field_validator("listen")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            address(value)
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            scheme, _, rest = origin.partition("://")
+            if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:
+                raise ValueError(f"'{origin}' is no origin, as https://app.example.org is")
+        return value
+
+    @model_validator(mode="after")
+    def _paths_are_absolute(self) -> Self:
+        """Taken from the working directory now: nothing later depends on it."""
+        for name in ("socket", "data_dir", "environments"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, Path(os.path.abspath(path.expanduser())))
+        for name in ("attach_dirs", "project_dirs"):
+            absolute = (Path(os.path.abspath(path.expanduser())) for path in getattr(self, name))
+            object.__setattr__(self, name, tuple(absolute))
+        return self
+
+    @property
+    def data(self) -> Path:
+        """The data directory; a service always has one."""
+        assert self.data_dir is not None
+        return self.data_dir
+
+    @property
+    def projects_data(self) -> Path:
+        """Where the project server of a service that root started keeps copies of projects and its
+        quarantine: the service cannot write there."""
+        return self.data.with_name(f"{self.data.name}-projects")
+
+    @property
+    def private(self) -> tuple[Path, ...]:
+        """Whoever connects to the socket as its user is the operator."""
+        return (self.data, self.projects_data, self.socket)
+
+    @property
+    def credentials_path(self) -> Path:
+        """Where the first key is kept, 0600."""
+        return self.data / "credentials.json"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Settings, and by which source each was chosen; what is not in `sources` is a default.
+
+    `unknown` are names that look like settings of ours and are none, with their source.
+    """
+
+    settings: ServiceSettings
+    sources: Mapping[str, str]
+    unknown: tuple[tuple[str, str], ...] = ()
+
+
+def read_settings(
+    given: Mapping[str, Any] | None = None,
+    *,
+    config: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Found:
+    """All settings from all sources. `given` is the command line: None in it is not given.
+
+    Raises BadRequest `invalid_settings`, naming the setting and its source; NotFound for a
+    `config` that is not there; Denied `settings_not_private` for a file others could have written,
+    and `setting_not_allowed_here` for a setting of NOT_IN_WORKING_DIRECTORY in such a file.
+    """
+    environment = os.environ if environment is None else environment
+    directory = directory or Path.cwd()
+    config = config or _given_path(environment.get("SBX_CONFIG"))
+    layers = [
+        ("the command line", {k: v for k, v in (given or {}).items() if v is not None}, {}),
+        ("the environment", *_of_variables(environment)),
+        *_of_users_toml(config),
+    ]
+    file = directory / ".env"
+    dotenv = settings_files.dotenv(settings_files.read_in(directory, file.name) or "")
+    layers += _of_dotenv(file, dotenv)
+    if config is None and not settings_files.is_config_directory(directory):
+        layers += _of_toml_here(directory)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for source, found, names in layers:
+        for name, value in found.items():
+            if name not in sources:
+                values[name] = value
+                sources[name] = f"{source} ({names[name]})" if name in names else source
+    settings = _validated(values, sources)
+    unknown = [*_unknown(environment, "the environment"), *_unknown(dotenv, str(file))]
+    return Found(settings, sources, tuple(sorted(unknown)))
+
+
+def address(listen: str) -> tuple[str, int]:
+    """(host, port) of `127.0.0.1:8765` or `[::1]:8765`. Raises ValueError."""
+    host, colon, port = listen.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"'{listen}' is no address, as 127.0.0.1:8765 is")
+    return host, int(port)
+
+
+_Layer = tuple[str, dict[str, Any], dict[str, str]]  # source, values, names that are told
+
+
+def _validated(values: Mapping[str, Any], sources: Mapping[str, str]) -> ServiceSettings:
+    try:
+        return ServiceSettings(**values)
+    except BadRequest as error:
+        cause = error.__context__
+        if not isinstance(cause, ValidationError):
+            raise
+        first = cause.errors(include_url=False, include_input=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else "?"
+        source = sources.get(name, "its default")
+        said = first["msg"].removeprefix("Value error, ")
+        raise BadRequest(
+            f"the setting {name} of {source} is wrong: {said}",
+            code="invalid_settings",
+            hint="`sbx config` shows every setting and where it came from",
+            details={"setting": name, "source": source},
+        ) from None
+
+
+def _of_variables(variables: Mapping[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
+    values, names = {}, {}
+    for field in ServiceSettings.model_fields:
+        for variable in _variables_of(field):
+            if text := variables.get(variable):  # empty is not given
+                values[field], names[field] = _parsed(field, text), variable
+                break
+    return values, names
+
+
+def _variables_of(field: str) -> tuple[str, ...]:
+    return (f"{PREFIX}{field.upper()}", *_OTHER_NAMES.get(field, ()))
+
+
+def _parsed(field: str, text: str) -> Any:
+    """A list is written as JSON, or with colons between directories and commas between others."""
+    if "tuple" not in str(ServiceSettings.model_fields[field].annotation):
+        return text
+    if text.lstrip().startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text  # refused for what it is, under its name
+    return text.split(os.pathsep if field == "policy_dirs" else ",")
+
+
+def _of_users_toml(config: Path | None) -> list[_Layer]:
+    file = settings_files.read_users(config)
+    return [] if file is None else [(str(file[0]), _of_toml(*file), {})]
+
+
+def _of_dotenv(path: Path, variables: Mapping[str, str | None]) -> list[_Layer]:
+    values, names = _of_variables(variables)
+    if not settings_files.is_config_directory(path.parent):
+        _refuse_settings_here(path, values, names)
+    return [(str(path), values, names)]
+
+
+def _of_toml_here(directory: Path) -> list[_Layer]:
+    path = directory / settings_files.NAME
+    if (text := settings_files.read_in(directory, path.name)) is None:
+        return []
+    values = _of_toml(path, text, in_working_directory=True)
+    _refuse_settings_here(path, values, {})
+    return [(str(path), values, {})]
+
+
+def _of_toml(path: Path, text: str, *, in_working_directory: bool = False) -> dict[str, Any]:
+    values = settings_files.toml(path, text)
+    if values.pop(AGENT_TABLE, None) is not None and in_working_directory:
+        raise settings_files.not_allowed_here(
+            path,
+            AGENT_TABLE,
+            f"[{AGENT_TABLE}]",
+            "which model an agent asks, and in which sandbox it works",
+            f"put the table in {settings_files.config_directory() / settings_files.NAME}",
+        )
+    if "policies" in values:
+        values.setdefault("policy_dirs", values.pop("policies"))
+    for name in values.keys() - ServiceSettings.model_fields.keys():
+        raise BadRequest(
+            f"{path} names the setting {name}, which does not exist",
+            code="invalid_settings",
+            hint=_nearest(name, list(ServiceSettings.model_fields)),
+            details={"setting": name, "source": str(path)},
+        )
+    return values
+
+
+def _refuse_settings_here(path: Path, values: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Raise Denied for the first setting that a file of the working directory may not set."""
+    for name in values:
+        if (decision := NOT_IN_WORKING_DIRECTORY.get(name)) is not None:
+            raise settings_files.not_allowed_here(
+                path,
+                name,
+                names.get(name, name),
+                decision,
+                f"set it in {settings_files.config_directory() / settings_files.NAME} or in the"
+                f" environment ({_variables_of(name)[0]}), or name a TOML file with --config"
+                " (SBX_CONFIG)",
+            )
+
+
+def _unknown(variables: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
+    """Variables that begin like ours and choose nothing: a typo, most likely."""
+    known = {v for field in ServiceSettings.model_fields for v in _variables_of(field)}
+    return [
+        (name, source)
+        for name in variables
+        if name.startswith(PREFIX) and name not in known | _NO_SETTINGS
+    ]
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = get_close_matches(name, names, 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+
+
+def _given_path(text: str | None) -> Path | None:
+    return Path(text) if text else None

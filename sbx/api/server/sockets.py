@@ -1,0 +1,189 @@
+"""The sockets a service listens on, made so that nobody else can take their place or look in.
+
+A Unix socket lies in a directory that only its owner can write, and is 0600 from its first moment.
+One that a dead service left is removed; a living one is never touched.
+"""
+
+import errno
+import grp
+import os
+import socket
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sbx.api.server.settings import ServiceSettings, address
+from sbx.errors import BadRequest, Conflict, Denied, Unavailable
+from sbx.linux import locks
+
+_BACKLOG = 1024
+_ASK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listening socket. `path` and `identity` are those of a Unix socket of our own making."""
+
+    sock: socket.socket
+    shown: str
+    path: Path | None = None
+    identity: tuple[int, int] | None = None
+
+    def close(self) -> None:
+        """Close it, and remove its file unless somebody put another one there."""
+        self.sock.close()
+        if self.path is not None:
+            with suppress(OSError):
+                found = self.path.lstat()
+                if (found.st_dev, found.st_ino) == self.identity:
+                    self.path.unlink()
+
+
+def listen_on_unix(settings: ServiceSettings) -> Listener:
+    """Bind and listen. Raises Conflict `already_running` and `socket_path_taken`, Denied
+    `socket_directory_not_private`, BadRequest `invalid_settings`, Unavailable.
+
+    Only for a process with one thread: it changes the umask for a moment.
+    """
+    path = settings.socket
+    group = _group_id(settings.socket_group)
+    mode = settings.socket_mode
+    if mode is None:
+        mode = 0o600 if group is None else 0o660
+    try:
+        _make_directory(path.parent, group, mode)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not locks.try_lock(directory):
+                raise Conflict(
+                    f"another service is just starting in {path.parent}", code="already_running"
+                )
+            _remove_stale(path)
+            return _bound(path, group, mode)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise Unavailable(
+            f"no socket can be made at {path}: {error.strerror or error}",
+            code="socket_unavailable",
+            hint="choose another place with --socket",
+        ) from error
+
+
+def listen_on_tcp(listen: str) -> Listener:
+    """Bind and listen. Raises Unavailable `address_unavailable`."""
+    host, port = address(listen)
+    sock = None
+    try:
+        (family, kind, protocol, _, where), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise Unavailable(
+            f"nothing can listen on {listen}: {error.strerror or error}",
+            code="address_unavailable",
+            hint="choose another address with --listen",
+        ) from error
+    host, port = sock.getsockname()[:2]
+    return Listener(sock, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+
+def described(sock: socket.socket) -> Listener:
+    """A socket that somebody else opened and will remove."""
+    name = sock.getsockname()
+    return Listener(sock, str(name) if isinstance(name, str) else f"http://{name[0]}:{name[1]}")
+
+
+def _make_directory(path: Path, group: int | None, mode: int) -> None:
+    """Make it private, but let pass whom the socket itself is opened to."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        found = path.stat()
+        foreign = found.st_uid not in (0, os.geteuid())
+        if foreign or found.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
+            raise Denied(
+                f"{path} can be written by other users, who could put their own socket there",
+                code="socket_directory_not_private",
+                hint="choose a directory of your own for --socket, as in DIR/sbx/sbx.sock",
+            ) from None
+        return
+    passing = (0o710 if mode & 0o070 else 0o700) | (0o001 if mode & 0o007 else 0)
+    if group is not None:
+        os.chown(path, -1, group)
+    path.chmod(passing)
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise Conflict(
+            f"{path} is there and is no socket",
+            code="socket_path_taken",
+            hint="remove it, or choose another place with --socket",
+        )
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(_ASK_S)
+        try:
+            asking.connect(str(path))
+        except OSError as error:
+            if error.errno == errno.ECONNREFUSED:
+                path.unlink()
+                return
+            # A full backlog is a busy service, not a dead one.
+    raise Conflict(
+        f"a service answers at {path} already",
+        code="already_running",
+        hint="end it first, or choose another place with --socket and --data-dir",
+    )
+
+
+def _bound(path: Path, group: int | None, mode: int) -> Listener:
+    """A socket has its mode from its first moment: bind(2) takes it from the unbound one, so that
+    nothing is changed by a name which somebody could have made lead elsewhere."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0)
+    try:
+        os.fchmod(sock.fileno(), mode)
+        sock.bind(str(path))
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.umask(before)
+    found = path.lstat()
+    listener = Listener(sock, str(path), path, (found.st_dev, found.st_ino))
+    try:
+        if group is not None:
+            os.chown(path, -1, group, follow_symlinks=False)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _group_id(name: str | None) -> int | None:
+    if name is None:
+        return None
+    if name.isdecimal():
+        return int(name)
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise BadRequest(
+            f"the setting socket_group is wrong: this host has no group {name}",
+            code="invalid_settings",
+            hint=f"make it with: groupadd {name}",
+        ) from None

@@ -1,0 +1,147 @@
+"""What a request names, and whether its caller may: every route of a session begins here."""
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from sbx.api import acts
+from sbx.api.auth import CallerDep, HouseDep
+from sbx.errors import BadRequest, NotFound
+from sbx.runtime.settings import Settings
+from sbx.service.auth import Caller
+from sbx.service.models import SandboxView
+from sbx.service.service import House
+from sbx.service.sessions import FileRules, SessionRules, Sessions, check_id, unknown
+
+SUBDIR = "temparea"
+_UNITS = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))
+_HEADERS = ("conversation_id", "x-conversation-id")
+_PARAMETERS: list[dict[str, Any]] = [
+    {"name": "conversation_id", "in": "query", "schema": {"type": "string", "maxLength": 128}},
+    {"name": "subdir", "in": "query", "schema": {"type": "string", "enum": [SUBDIR]}},
+    {"name": "X-Conversation-Id", "in": "header", "schema": {"type": "string"}},
+]
+# For the OpenAPI document of routes that take them; see `conversation_of`.
+NAMES_CONVERSATION: dict[str, Any] = {"parameters": _PARAMETERS}
+
+
+def sessions(request: Request, house: HouseDep) -> Sessions:
+    """The sessions of the app, made at the first call."""
+    state = request.app.state
+    if not hasattr(state, "sessions"):
+        state.sessions = Sessions(house, _rules(state.settings))
+    found: Sessions = state.sessions
+    return found
+
+
+SessionsDep = Annotated[Sessions, Depends(sessions)]
+
+
+async def session(session_id: str, caller: CallerDep, sessions: SessionsDep) -> SandboxView:
+    """The session in the URL. Raises NotFound."""
+    return await sessions.get(caller, session_id)
+
+
+SessionDep = Annotated[SandboxView, Depends(session)]
+
+
+def demand(caller: Caller, view: SandboxView, scope: str, conversation: str | None = None) -> None:
+    """Raises NotFound beyond a token's bounds. Without a `conversation`: for all of them."""
+    within = (
+        caller.whole_sandbox
+        if conversation is None
+        else caller.sees(view.user_id, view.agent_id, conversation)
+    )
+    if not within or not caller.may(scope):
+        if conversation is None:
+            raise unknown(view.session_id or view.id)
+        raise no_conversation(conversation)
+
+
+async def record(
+    house: House, caller: Caller, what: str, view: SandboxView, **details: Any
+) -> None:
+    """Tell the audit log what was done to a session. Its id may be given again, that of its
+    sandbox never."""
+    await acts.record(house, caller, what, view.session_id or view.id, sandbox=view.id, **details)
+
+
+def conversation_of(request: Request) -> str | None:
+    """The conversation that a header or the query names, checked; None when neither does.
+
+    Raises BadRequest for a bad id, for two that differ, and for another `subdir`.
+    """
+    subdirs = [*request.query_params.getlist("subdir"), *_header(request, "subdir")]
+    for subdir in subdirs:
+        check_subdir(subdir)
+    named = [
+        *request.query_params.getlist("conversation_id"),
+        *(value for name in _HEADERS for value in _header(request, name)),
+    ]
+    return one_conversation(named)
+
+
+def one_conversation(named: list[str]) -> str | None:
+    """The id that all of these are. Raises BadRequest."""
+    if len(set(named)) > 1:
+        raise BadRequest(
+            "the request names two conversations", details={"field": "conversation_id"}
+        )
+    return check_id("conversation_id", named[0]) if named else None
+
+
+def demanded_conversation(request: Request) -> str:
+    """As `conversation_of`; raises BadRequest `conversation_required` when there is none."""
+    found = conversation_of(request)
+    if found is None:
+        raise conversation_required()
+    return found
+
+
+def check_subdir(subdir: str) -> None:
+    """Raises BadRequest for all but the one there is."""
+    if subdir != SUBDIR:
+        raise BadRequest(
+            f"subdir must be {SUBDIR}",
+            hint="leave it out: uploads have one place",
+            details={"field": "subdir", "available": [SUBDIR]},
+        )
+
+
+def conversation_required(*among: str) -> BadRequest:
+    return BadRequest(
+        "the conversation must be named",
+        code="conversation_required",
+        hint="send conversation_id as a query parameter or a header",
+        details={"field": "conversation_id", **({"available": list(among)} if among else {})},
+    )
+
+
+def no_conversation(name: str) -> NotFound:
+    return NotFound(f"there is no conversation {name}", details={"conversation_id": name})
+
+
+def _header(request: Request, name: str) -> list[str]:
+    """A header as the UTF-8 that it is. Raises BadRequest for what is none."""
+    try:
+        return [value.encode("latin-1").decode("utf-8") for value in request.headers.getlist(name)]
+    except UnicodeDecodeError:
+        raise BadRequest(f"the header {name} is not UTF-8", details={"field": name}) from None
+
+
+def _rules(settings: Settings) -> SessionRules:
+    """The operator's choices; a plain Settings has none of them."""
+    plain = SessionRules()
+    size = getattr(settings, "sessions_upload_size", plain.files.max_bytes)
+    unit, factor = next((one for one in _UNITS if size % one[1] == 0), ("KB", 1 << 10))
+    types = getattr(settings, "sessions_upload_types", plain.files.types)
+    return SessionRules(
+        policy=getattr(settings, "sessions_policy", plain.policy),
+        ttl_s=getattr(settings, "sessions_ttl", plain.ttl_s),
+        files=FileRules(
+            size=max(1, size // factor),
+            unit=unit,
+            count=getattr(settings, "sessions_upload_count", plain.files.count),
+            types=tuple(kind.lower().removeprefix(".") for kind in types),
+        ),
+    )

@@ -1,0 +1,59 @@
+"""Conversations: listed, told to a model, deleted."""
+
+from fastapi import APIRouter
+
+from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.errors import documented
+from sbx.api.sessions_v1.asked import SessionDep, demand, no_conversation, record
+from sbx.api.sessions_v1.models import ConversationBody, ConversationList, Prompt
+from sbx.service.sessions import check_id
+from sbx.store import uploads
+from sbx.workspace.prompt import uploads_told
+
+router = APIRouter(prefix="/api/v1/sessions/{session_id}/conversations", tags=["conversations"])
+
+
+@router.get("", responses=documented(404, 409))
+async def list_(view: SessionDep, caller: CallerDep, house: HouseDep) -> ConversationList:
+    """All of them, or the one that a token is for."""
+    found = await house.sandboxes.conversations(caller, view.id)
+    return ConversationList(
+        items=[
+            ConversationBody(
+                conversation_id=one.name,
+                created_at=one.created_at,
+                status=one.status,
+                files=one.files,
+                bytes=one.bytes,
+            )
+            for one in found
+            if caller.sees(view.user_id, view.agent_id, one.name)
+        ]
+    )
+
+
+@router.get("/{conversation_id}/prompt", responses=documented(404, 409))
+async def prompt(
+    conversation_id: str, view: SessionDep, caller: CallerDep, house: HouseDep
+) -> Prompt:
+    """What a model should be told of the files; made anew at each call."""
+    name = check_id("conversation_id", conversation_id)
+    demand(caller, view, "files:read", name)
+    if not await uploads.conversation_exists(house.store, view.id, name):
+        raise no_conversation(name)
+    async with house.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+        found = await use.conversation(name).uploads.list()
+    return Prompt(prompt=uploads_told(found))
+
+
+@router.delete("/{conversation_id}", status_code=204, responses=documented(404, 409))
+async def delete(
+    conversation_id: str, view: SessionDep, caller: CallerDep, house: HouseDep
+) -> None:
+    """End its kernel and remove its files for good; again, it does nothing. A token needs the
+    scopes `files:write` and `execute`, because runs end."""
+    name = check_id("conversation_id", conversation_id)
+    demand(caller, view, "files:write", name)
+    demand(caller, view, "execute", name)
+    await house.sandboxes.delete_conversation(caller, view.id, name)
+    await record(house, caller, "conversation.delete", view, conversation=name)

@@ -1,0 +1,267 @@
+"""What a user put into a conversation: up, listed, down again byte for byte, deleted."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+
+from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.downloads import SENT, files_response
+from sbx.api.errors import documented
+from sbx.api.multipart import Part, read_form, set_aside, slot
+from sbx.api.sessions_v1.asked import (
+    NAMES_CONVERSATION,
+    SessionDep,
+    SessionsDep,
+    check_subdir,
+    conversation_of,
+    conversation_required,
+    demand,
+    demanded_conversation,
+    no_conversation,
+    one_conversation,
+    record,
+)
+from sbx.api.sessions_v1.models import UploadBody, UploadList, upload_body
+from sbx.errors import BadRequest, NotFound
+from sbx.service.auth import Caller
+from sbx.service.models import SandboxView
+from sbx.service.service import House
+from sbx.service.sessions import unknown
+from sbx.store import uploads as rows
+from sbx.store.uploads import UploadRow
+from sbx.telemetry import metrics
+from sbx.workspace import Upload, UploadLimits, check_name
+from sbx.workspace.errors import not_found
+
+router = APIRouter(prefix="/api/v1/sessions/{session_id}/files", tags=["files"])
+_FORM: dict[str, Any] = {
+    **NAMES_CONVERSATION,
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "conversation_id": {"type": "string", "maxLength": 128},
+                        "subdir": {"type": "string", "enum": ["temparea"]},
+                    },
+                }
+            }
+        },
+    },
+}
+
+
+@router.post(
+    "/upload",
+    status_code=201,
+    responses=documented(404, 409, 413, 415, 429, 507),
+    openapi_extra=_FORM,
+)
+async def upload(
+    request: Request,
+    view: SessionDep,
+    caller: CallerDep,
+    house: HouseDep,
+    sessions: SessionsDep,
+) -> UploadBody:
+    """Put a file of any size into a conversation, which is made if need be; a file of its name is
+    replaced in one step. Name the conversation before the file: then nothing has to wait."""
+    limits = sessions.files(view).within(view.policy)
+    if (named := conversation_of(request)) is not None:
+        demand(caller, view, "files:write", named)
+    elif not caller.may("files:write"):
+        raise unknown(view.session_id or view.id)
+    async with slot(request, caller):
+        metrics.upload_began()
+        size = None
+        try:
+            taking = _Taking(request, caller, view, house, limits)
+            stored = await taking.stored()
+            size = stored.size
+        finally:
+            metrics.upload_ended(size)
+    return upload_body(stored)
+
+
+@router.get("", responses=documented(404, 409), openapi_extra=NAMES_CONVERSATION)
+async def list_(
+    request: Request, view: SessionDep, caller: CallerDep, house: HouseDep
+) -> UploadList:
+    """What was uploaded to a conversation, by name."""
+    name = demanded_conversation(request)
+    demand(caller, view, "files:read", name)
+    if not await rows.conversation_exists(house.store, view.id, name):
+        raise no_conversation(name)
+    async with house.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+        found = await use.conversation(name).uploads.list()
+    return UploadList(files=[one.name for one in found], items=[upload_body(one) for one in found])
+
+
+@router.get(
+    "/{name:path}",
+    response_class=Response,
+    responses={
+        **documented(404, 409, 416, 429),
+        **SENT,
+    },
+    openapi_extra=NAMES_CONVERSATION,
+)
+@router.head("/{name:path}", include_in_schema=False)
+async def download(
+    name: str, request: Request, view: SessionDep, caller: CallerDep, house: HouseDep
+) -> Response:
+    """The bytes of an upload, or a range of them. The conversation may be left out when only one of
+    the session has a file of this name."""
+    check_name(name)
+    conversation = conversation_of(request) or await _only_one(house, caller, view, name)
+    demand(caller, view, "files:read", conversation)
+    if not await rows.conversation_exists(house.store, view.id, conversation):
+        raise no_conversation(conversation)
+    async with house.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+        stream = await use.conversation(conversation).uploads.open_stream(name)
+    assert stream.upload is not None
+    return files_response(request, stream, name=name, etag=stream.upload.sha256)
+
+
+@router.delete(
+    "/{name:path}",
+    status_code=204,
+    responses=documented(404, 409),
+    openapi_extra=NAMES_CONVERSATION,
+)
+async def delete(
+    name: str, request: Request, view: SessionDep, caller: CallerDep, house: HouseDep
+) -> None:
+    check_name(name)
+    conversation = demanded_conversation(request)
+    demand(caller, view, "files:write", conversation)
+    if not await rows.conversation_exists(house.store, view.id, conversation):
+        raise no_conversation(conversation)
+    async with house.sandboxes.using(
+        caller, view.id, scope="files:write", starts=False, frees=True
+    ) as use:
+        await use.conversation(conversation).uploads.delete(name)
+    await rows.forget(house.pending, view.id, conversation, name)
+    await record(house, caller, "upload.delete", view, conversation=conversation, name=name)
+
+
+async def _only_one(house: House, caller: Caller, view: SandboxView, name: str) -> str:
+    """The conversation that has an upload of this name. Raises NotFound, and BadRequest
+    `conversation_required` when several have."""
+    found = []
+    for conversation in await rows.conversations_with(house.store, view.id, name):
+        if not caller.sees(view.user_id, view.agent_id, conversation):
+            continue
+        async with house.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+            try:
+                await use.conversation(conversation).uploads.get(name)
+            except NotFound:
+                continue  # the code cannot delete it, but an operator's hand can
+        found.append(conversation)
+    if not found:
+        raise not_found(f"/workspace/uploads/temparea/{name}")
+    if len(found) > 1:
+        raise conversation_required(*found)
+    return found[0]
+
+
+class _Taking:
+    """One upload on its way in: its form is read to the end before the file is kept."""
+
+    def __init__(
+        self,
+        request: Request,
+        caller: Caller,
+        view: SandboxView,
+        house: House,
+        limits: UploadLimits,
+    ) -> None:
+        named = conversation_of(request)
+        self._named = [named] if named is not None else []
+        self._parts = aiter(read_form(request))
+        self._caller = caller
+        self._view = view
+        self._house = house
+        self._limits = limits
+        self._fields: set[str] = set()
+
+    async def stored(self) -> Upload:
+        async with aclosing(self._parts):
+            file = await self._file()
+            assert file.filename is not None
+            check_name(file.filename)
+            if self._named:
+                return await self._put(file.filename, self._whole(file))
+            # Some clients send the file before they say where it goes.
+            directory, most = self._house.settings.data_dir, self._limits.max_file_size
+            async with set_aside(self._whole(file), directory, most) as chunks:
+                return await self._put(file.filename, chunks)
+
+    async def _file(self) -> Part:
+        """The part that is the file; what is before it is taken as fields."""
+        async for part in self._parts:
+            if part.name == "file" and part.filename is not None:
+                return part
+            await self._field(part)
+        missing = {"type": "missing", "loc": ("body", "file"), "msg": "Field required"}
+        raise RequestValidationError([missing])
+
+    async def _whole(self, file: Part) -> AsyncIterator[bytes]:
+        """The bytes of the file, then the rest of the form: one that is cut off leaves nothing."""
+        async for chunk in file.chunks():
+            yield chunk
+        async for part in self._parts:
+            await self._field(part)
+
+    async def _field(self, part: Part) -> None:
+        if part.name in self._fields or part.filename is not None:
+            raise BadRequest(
+                "the form must have one file, as `file`, and each field once",
+                details={"field": part.name[:100]},
+            )
+        self._fields.add(part.name)
+        if part.name == "conversation_id":
+            self._named.append(await part.text())
+            one_conversation(self._named)
+        elif part.name == "subdir":
+            check_subdir(await part.text())
+
+    async def _put(self, name: str, chunks: AsyncIterator[bytes]) -> Upload:
+        conversation = one_conversation(self._named)
+        if conversation is None:
+            raise conversation_required()
+        view, house = self._view, self._house
+        demand(self._caller, view, "files:write", conversation)
+        async with house.sandboxes.using(self._caller, view.id, scope="files:write") as use:
+            talk = use.conversation(conversation)
+            stored = await talk.uploads.put_stream(name, chunks, self._limits)
+            await rows.put(
+                house.pending,
+                UploadRow(
+                    sandbox_id=view.id,
+                    conversation=conversation,
+                    name=stored.name,
+                    size=stored.size,
+                    sha256=stored.sha256,
+                    uploaded_at=stored.uploaded_at,
+                    uploaded_by=self._caller.owner,
+                ),
+            )
+        await record(
+            house,
+            self._caller,
+            "upload.put",
+            view,
+            conversation=conversation,
+            name=stored.name,
+            size=stored.size,
+            sha256=stored.sha256,
+        )
+        return stored

@@ -1,0 +1,79 @@
+"""A token as a cookie: a browser then sends it by itself, and its scripts never see it."""
+
+import math
+from typing import Annotated
+
+import jwt
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, StringConstraints
+
+from sbx.api.acts import record
+from sbx.api.auth import COOKIE, HouseDep
+from sbx.api.errors import documented
+from sbx.errors import BadRequest, Denied
+
+router = APIRouter(prefix="/api/v1", tags=["login"])
+
+
+class Login(BaseModel):
+    token: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = None
+
+
+class LoggedIn(BaseModel):
+    """What the token is for; `expires_at` in seconds of the epoch."""
+
+    user_id: str | None
+    agent_id: str | None
+    conversation_id: str | None
+    scopes: list[str] | None
+    expires_at: float
+
+
+@router.post("/login", responses=documented())
+async def login(
+    request: Request, response: Response, house: HouseDep, asked: Login | None = None
+) -> LoggedIn:
+    """Keep a token, of the body or the Authorization header, as an HttpOnly cookie until it ends.
+
+    A key is refused: it speaks for its owner without bounds, and belongs to no browser.
+    """
+    token = (asked.token if asked is not None else None) or _bearer(request)
+    if token is None:
+        raise Denied("a token is needed", code="unauthorized", hint='send {"token": "…"}')
+    caller = await house.access.of_bearer(token)
+    if caller.via != "token":
+        raise BadRequest(
+            "a login takes a token, and this is a key",
+            hint="make a token for this user: sbx token create --user U",
+        )
+    assert caller.via_id is not None
+    await record(house, caller, "token.login", caller.via_id, user_id=caller.user_id)
+    ends = float(jwt.decode(token, options={"verify_signature": False})["exp"])
+    response.set_cookie(
+        COOKIE,
+        token,
+        max_age=max(0, math.floor(ends - house.clock.now())),
+        path="/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    response.headers["cache-control"] = "no-store"
+    return LoggedIn(
+        user_id=caller.user_id,
+        agent_id=caller.agent_id,
+        conversation_id=caller.conversation_id,
+        scopes=sorted(caller.scopes) if caller.scopes is not None else None,
+        expires_at=ends,
+    )
+
+
+@router.post("/logout", status_code=204, responses=documented())
+async def logout(response: Response) -> None:
+    """Forget the cookie. The token itself stays good until it ends or is revoked."""
+    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+
+
+def _bearer(request: Request) -> str | None:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return given.strip() or None if scheme.lower() == "bearer" else None

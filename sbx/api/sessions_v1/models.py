@@ -1,0 +1,231 @@
+"""The bodies of /api/v1, field by field. Times are seconds of the epoch, durations seconds."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, StringConstraints
+
+from sbx.protocol.events import run_to_json
+from sbx.protocol.languages import RunLanguage
+from sbx.protocol.runs import Run
+from sbx.service.models import SandboxView
+from sbx.service.sessions import FileRules, SessionAsk, SessionStatus, reason_of
+from sbx.workspace import Upload
+
+Limit = Annotated[int, Field(ge=1, le=200)]
+Count = Annotated[int, Field(ge=1, le=1 << 50)]
+Name = Annotated[str, StringConstraints(max_length=400)]  # ids are judged by the runtime: 400
+Unit = Literal["KB", "MB", "GB"]
+Status = Literal["pending", "running", "stopped", "error"]
+
+
+# -- sessions --------------------------------------------------------------------------------------
+
+
+class FileUploadConfig(BaseModel):
+    """What may be uploaded, of one file and of one conversation. KB is 1024 bytes."""
+
+    max_file_size: Count | None = None
+    max_file_size_unit: Unit = "MB"
+    max_file_count: Count | None = None
+    allowed_file_types: (
+        Annotated[
+            list[Annotated[str, StringConstraints(min_length=1, max_length=32)]],
+            Field(max_length=200),
+        ]
+        | None
+    ) = None
+
+
+class SessionConfig(BaseModel):
+    """What is left out is as the operator set it; what is given may only narrow that."""
+
+    session_id: Name | None = None
+    policy: Name | None = None
+    ttl: Count | None = None
+    env: dict[str, str] | None = None
+    file_upload_config: FileUploadConfig | None = None
+
+
+class NewSession(BaseModel):
+    user_id: Name
+    agent_id: Name
+    business_domain_id: Name | None = None
+    config: SessionConfig | None = None
+
+    def ask(self) -> SessionAsk:
+        config = self.config or SessionConfig()
+        files = config.file_upload_config
+        return SessionAsk(
+            user_id=self.user_id,
+            agent_id=self.agent_id,
+            business_domain_id=self.business_domain_id,
+            session_id=config.session_id,
+            policy=config.policy,
+            ttl_s=config.ttl,
+            env=config.env,
+            files=files.model_dump() if files is not None else None,
+        )
+
+
+class AllowedUploads(BaseModel):
+    max_file_size: int
+    max_file_size_unit: Unit
+    max_file_count: int
+    allowed_file_types: list[str]
+
+
+class SessionInfo(BaseModel):
+    """`conversations` are ids. `reason`: why the status is `error`; `recreated_because`: why an
+    earlier session of this id had to be replaced by this one, which began empty."""
+
+    policy: str
+    expires_at: float | None
+    conversations: list[str]
+    file_upload_config: AllowedUploads
+    reason: str | None = None
+    recreated_because: str | None = None
+
+
+class SessionBody(BaseModel):
+    session_id: str
+    status: Status
+    created_at: float
+    ttl: float | None
+    info: SessionInfo
+
+
+class SessionList(BaseModel):
+    items: list[SessionBody]
+    next_cursor: str | None
+
+
+class Extension(BaseModel):
+    extend_by: Annotated[int, Field(ge=-(1 << 50), le=1 << 50)]
+
+
+def shown(
+    view: SandboxView, status: SessionStatus, rules: FileRules, conversations: list[str]
+) -> SessionBody:
+    """A session as everyone sees it."""
+    assert view.session_id is not None
+    lives = view.expires_at
+    return SessionBody(
+        session_id=view.session_id,
+        status=status.value,
+        created_at=view.created_at,
+        ttl=round(lives - view.created_at, 3) if lives is not None else None,
+        info=SessionInfo(
+            policy=view.profile,
+            expires_at=lives,
+            conversations=conversations,
+            file_upload_config=AllowedUploads(**rules.to_json()),
+            reason=reason_of(view),
+            recreated_because=view.recreated_because,
+        ),
+    )
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+class UploadBody(BaseModel):
+    """`path` as the code inside sees it; `size` in bytes."""
+
+    name: str
+    size: int
+    sha256: str
+    path: str
+    uploaded_at: float
+
+
+class UploadList(BaseModel):
+    files: list[str]
+    items: list[UploadBody]
+
+
+def upload_body(upload: Upload) -> UploadBody:
+    return UploadBody(
+        name=upload.name,
+        size=upload.size,
+        sha256=upload.sha256,
+        path=upload.path,
+        uploaded_at=upload.uploaded_at,
+    )
+
+
+# -- conversations ---------------------------------------------------------------------------------
+
+
+class ConversationBody(BaseModel):
+    """`files` and `bytes`: what was uploaded and what the code wrote, together."""
+
+    conversation_id: str
+    created_at: float
+    status: Literal["idle", "ready", "busy"]
+    files: int
+    bytes: int
+
+
+class ConversationList(BaseModel):
+    items: list[ConversationBody]
+
+
+class Prompt(BaseModel):
+    prompt: str
+
+
+# -- execution -------------------------------------------------------------------------------------
+
+
+class Execution(BaseModel):
+    """`timeout` in seconds; without one 60, or the policy's wall_time where that is less."""
+
+    conversation_id: Name
+    code: str
+    language: RunLanguage = "python"
+    timeout: Annotated[float, Field(ge=1, le=3600)] = 60
+    stream: bool = False
+
+
+class RunErrorBody(BaseModel):
+    name: str
+    value: str
+    traceback: str
+
+
+class RunBody(BaseModel):
+    run_id: str
+    status: Literal["ok", "error", "interrupted", "timeout", "killed"]
+    cause: (
+        Literal["memory", "pids", "cpu", "disk", "output", "crashed", "tripwire", "descriptors"]
+        | None
+    )
+    stdout: str
+    stderr: str
+    result: str | None
+    outputs: list[dict[str, Any]]
+    error: RunErrorBody | None
+    execution_count: int | None
+    duration_ms: int
+    state_lost: bool
+    recorded: bool = True
+
+
+class Interruption(BaseModel):
+    conversation_id: Name
+
+
+class Interrupted(BaseModel):
+    """`interrupted` is false when nothing ran."""
+
+    interrupted: bool
+
+
+_NOT_OF_RUN = {"duration_ms", "recorded"}
+_OF_RUN = tuple(name for name in RunBody.model_fields if name not in _NOT_OF_RUN)
+
+
+def run_body(run: Run) -> dict[str, Any]:
+    """RunBody of a run. A dict: this is the hot path, and the values are our own."""
+    told = run_to_json(run, encoded=True)
+    return {**{name: told[name] for name in _OF_RUN}, "duration_ms": round(run.duration_s * 1000)}

@@ -1,0 +1,108 @@
+"""Running code in a conversation, interrupting it, following it."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from sbx.api import sse
+from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.encoding import encoded_event, encoded_run, event_form
+from sbx.api.errors import documented
+from sbx.api.sessions_v1.asked import SessionDep, demand, no_conversation
+from sbx.api.sessions_v1.models import Execution, Interrupted, Interruption, RunBody, run_body
+from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, reservation, streamed
+from sbx.errors import NotFound
+from sbx.protocol.runs import Event, RunEnd
+from sbx.service.models import SandboxView
+from sbx.service.runs import Ask, RunHandle
+from sbx.service.sessions import check_id
+from sbx.store import uploads
+
+router = APIRouter(prefix="/api/v1", tags=["execution"])
+_STREAM: dict[str, Any] = {"content": {sse.MEDIA_TYPE: {}}}
+
+
+@router.post(
+    "/sessions/{session_id}/execute",
+    response_model=RunBody,
+    responses={**documented(404, 409, 429), 200: _STREAM},
+    openapi_extra=TAKES_KEY,
+)
+async def execute(
+    asked: Execution, request: Request, view: SessionDep, caller: CallerDep, house: HouseDep
+) -> Response:
+    """Run code in a conversation, which is made if need be. Code that fails is a success of this
+    call: `status` tells."""
+    name = check_id("conversation_id", asked.conversation_id)
+    demand(caller, view, "execute", name)
+    ask = Ask(
+        kind=asked.language,
+        code=asked.code,
+        timeout_s=_timeout(asked, view),
+        reservation=reservation(request, caller),
+    )
+    start = partial(house.runs.start, caller, view.id, name, ask)
+    if asked.stream or sse.wanted(request):
+        return await streamed(
+            request, house, caller, asked, start, events=partial(_told, after=0), content=_content
+        )
+
+    async def work() -> Answer:
+        return 200, await _content(await start())
+
+    return await answered(request, house, caller, asked, work)
+
+
+@router.post("/sessions/{session_id}/interrupt", responses=documented(404, 409))
+async def interrupt(
+    asked: Interruption, view: SessionDep, caller: CallerDep, house: HouseDep
+) -> Interrupted:
+    """Interrupt what runs now in a conversation, as Ctrl-C would; the variables stay."""
+    name = check_id("conversation_id", asked.conversation_id)
+    demand(caller, view, "execute", name)
+    if not await uploads.conversation_exists(house.store, view.id, name):
+        raise no_conversation(name)
+    return Interrupted(interrupted=await house.runs.interrupt(caller, view.id, name))
+
+
+@router.get(
+    "/runs/{run_id}/events",
+    response_class=Response,
+    responses={**documented(404), 200: _STREAM},
+)
+async def follow(run_id: str, request: Request, caller: CallerDep, house: HouseDep) -> Response:
+    """The events of a run after `Last-Event-ID`, while it lives and for a minute after its end."""
+    if not caller.may("execute"):
+        raise NotFound(f"there is no run {run_id[:80]!r}")
+    handle = await house.runs.attach(caller, None, run_id)
+    return await sse.stream(_told(handle, sse.last_event_id(request)), request=request)
+
+
+def _timeout(asked: Execution, view: SandboxView) -> float:
+    """As asked for; what nobody asked for is never more than the policy allows."""
+    if "timeout" in asked.model_fields_set:
+        return asked.timeout
+    return min(asked.timeout, view.policy.limits.wall_time)
+
+
+async def _content(handle: RunHandle) -> bytes:
+    result = await handle.result()
+    return await encoded_run(result, run_body, recorded=handle.recorded)
+
+
+async def _told(handle: RunHandle, after: int) -> AsyncIterator[tuple[int, sse.Encoded]]:
+    async with aclosing(handle.events(after)) as events:
+        async for number, event in events:
+            yield number, await encoded_event(event, _as_json, recorded=handle.recorded)
+
+
+def _as_json(event: Event) -> dict[str, Any]:
+    """The end carries the reply's body."""
+    return (
+        {"type": event.type, **run_body(event.run)}
+        if isinstance(event, RunEnd)
+        else event_form(event)
+    )

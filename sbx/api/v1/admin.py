@@ -1,0 +1,216 @@
+"""The operator's: keys, tokens, and the sandboxes of everybody."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, Field, StringConstraints
+
+from sbx.api.acts import REVOKED, record, revoked
+from sbx.api.auth import HouseDep, OperatorDep
+from sbx.api.errors import documented, iso
+from sbx.api.v1.bay.models import Limit, SandboxResponse, Time, maybe
+from sbx.api.v1.bay.sandboxes import shown
+from sbx.service.auth import TOKEN_TTL_MAX_S
+from sbx.service.lifecycle import State
+from sbx.store.keys import KeyRecord
+from sbx.store.tokens import TokenRecord
+
+router = APIRouter(prefix="/v1/admin", tags=["operator"])
+_ERRORS = documented(404, 409)
+Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
+class NewKey(BaseModel):
+    owner: Name
+    name: Name | None = None
+    operator: bool = False
+
+
+class Lifted(BaseModel):
+    """False: it was not frozen."""
+
+    lifted: bool
+
+
+class KeyBody(BaseModel):
+    """A key without its text."""
+
+    id: str
+    owner: str
+    name: str | None
+    operator: bool
+    created_at: Time
+    last_used_at: Time | None
+    revoked_at: Time | None
+
+
+class MadeKey(KeyBody):
+    """`key` is the clear text: told now, and never again."""
+
+    key: str
+
+
+class KeyList(BaseModel):
+    items: list[KeyBody]
+
+
+class NewToken(BaseModel):
+    """`ttl_s` in seconds; `owner` null: the caller's own."""
+
+    owner: Name | None = None
+    user_id: Name
+    agent_id: Name | None = None
+    conversation_id: Name | None = None
+    scopes: list[str] | None = Field(None, max_length=16)
+    ttl_s: float = Field(3600, gt=0, le=TOKEN_TTL_MAX_S, allow_inf_nan=False)
+
+
+class TokenBody(BaseModel):
+    """A token without its text."""
+
+    id: str
+    owner: str
+    user_id: str
+    agent_id: str | None
+    conversation_id: str | None
+    scopes: list[str] | None
+    created_at: Time
+    expires_at: Time
+    revoked_at: Time | None
+
+
+class MadeToken(TokenBody):
+    """`token` is the clear text: told now, and never again."""
+
+    token: str
+
+
+class TokenList(BaseModel):
+    items: list[TokenBody]
+
+
+class OwnedSandbox(SandboxResponse):
+    owner: str
+
+
+class OwnedSandboxList(BaseModel):
+    items: list[OwnedSandbox]
+    next_cursor: str | None
+
+
+@router.get("/keys", responses=_ERRORS)
+async def keys(caller: OperatorDep, house: HouseDep) -> KeyList:
+    """Every key, the revoked ones too."""
+    return KeyList(items=[KeyBody(**_key(one)) for one in await house.access.keys()])
+
+
+@router.post("/keys", status_code=201, responses=_ERRORS)
+async def make_key(new: NewKey, caller: OperatorDep, house: HouseDep) -> MadeKey:
+    """A new key of an owner."""
+    made, text = await house.access.make_key(new.owner, new.name, operator=new.operator)
+    await record(house, caller, "key.create", made.id, owner=made.owner, operator=made.operator)
+    return MadeKey(**_key(made), key=text)
+
+
+@router.delete("/keys/{key_id}", status_code=204, responses={**_ERRORS, **REVOKED})
+async def revoke_key(key_id: str, caller: OperatorDep, house: HouseDep) -> Response:
+    """From now on it opens nothing."""
+    recorded = await house.access.revoke_key(key_id)
+    await record(house, caller, "key.revoke", key_id)
+    return revoked(recorded)
+
+
+@router.get("/tokens", responses=_ERRORS)
+async def tokens(
+    caller: OperatorDep, house: HouseDep, owner: Annotated[str | None, Query()] = None
+) -> TokenList:
+    """Every token, or those of one owner."""
+    found = await house.access.tokens(owner)
+    return TokenList(items=[TokenBody(**_token(one)) for one in found])
+
+
+@router.post("/tokens", status_code=201, responses=_ERRORS)
+async def make_token(new: NewToken, caller: OperatorDep, house: HouseDep) -> MadeToken:
+    """A new token for one user, perhaps one agent and one conversation."""
+    made, text = await house.access.make_token(
+        new.owner or caller.owner,
+        user_id=new.user_id,
+        agent_id=new.agent_id,
+        conversation_id=new.conversation_id,
+        scopes=new.scopes,
+        ttl_s=new.ttl_s,
+    )
+    await record(
+        house,
+        caller,
+        "token.create",
+        made.id,
+        owner=made.owner,
+        user_id=made.user_id,
+        agent_id=made.agent_id,
+        conversation_id=made.conversation_id,
+        scopes=None if made.scopes is None else sorted(made.scopes),
+        expires_at=made.expires_at,
+    )
+    return MadeToken(**_token(made), token=text)
+
+
+@router.delete("/tokens/{token_id}", status_code=204, responses={**_ERRORS, **REVOKED})
+async def revoke_token(token_id: str, caller: OperatorDep, house: HouseDep) -> Response:
+    """From now on it opens nothing."""
+    recorded = await house.access.revoke_token(token_id)
+    await record(house, caller, "token.revoke", token_id)
+    return revoked(recorded)
+
+
+@router.get("/sandboxes", responses=_ERRORS)
+async def sandboxes(
+    caller: OperatorDep,
+    house: HouseDep,
+    limit: Limit = 50,
+    cursor: str | None = None,
+    status: str | None = None,
+) -> OwnedSandboxList:
+    """The sandboxes of all owners, each with its own."""
+    state = State.named(status)
+    page = await house.sandboxes.list(
+        caller, limit=limit, cursor=cursor, state=state, all_owners=True
+    )
+    items = [OwnedSandbox(**dict(shown(one)), owner=one.owner) for one in page.items]
+    return OwnedSandboxList(items=items, next_cursor=page.next_cursor)
+
+
+@router.post("/sandboxes/{sandbox_id}/lift", responses=_ERRORS)
+async def lift(sandbox_id: str, caller: OperatorDep, house: HouseDep) -> Lifted:
+    """Let a sandbox start kernels again that was frozen, because a planted credential was used."""
+    lifted = await house.sandboxes.lift(caller, sandbox_id)
+    if lifted:
+        await record(house, caller, "sandbox.lift", sandbox_id)
+    return Lifted(lifted=lifted)
+
+
+def _key(key: KeyRecord) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "owner": key.owner,
+        "name": key.name,
+        "operator": key.operator,
+        "created_at": iso(key.created_at),
+        "last_used_at": maybe(key.last_used_at),
+        "revoked_at": maybe(key.revoked_at),
+    }
+
+
+def _token(token: TokenRecord) -> dict[str, Any]:
+    scopes = None if token.scopes is None else sorted(token.scopes)
+    return {
+        "id": token.id,
+        "owner": token.owner,
+        "user_id": token.user_id,
+        "agent_id": token.agent_id,
+        "conversation_id": token.conversation_id,
+        "scopes": scopes,
+        "created_at": iso(token.created_at),
+        "expires_at": iso(token.expires_at),
+        "revoked_at": maybe(token.revoked_at),
+    }

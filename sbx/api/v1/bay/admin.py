@@ -1,0 +1,115 @@
+"""What an operator and a client's set-up ask of the service itself: profiles, collection."""
+
+import asyncio
+import time
+from math import ceil
+
+from fastapi import APIRouter
+
+from sbx.api.acts import record
+from sbx.api.auth import CallerDep, HouseDep, OperatorDep
+from sbx.api.errors import documented
+from sbx.api.v1.bay.models import (
+    Collected,
+    Collection,
+    CollectorStatus,
+    Profile,
+    ProfileContainer,
+    ProfileList,
+    Resources,
+    TaskResult,
+    TaskStatus,
+)
+from sbx.environments.directory import Environments
+from sbx.policy import Policy, PolicyInfo, available, load
+from sbx.protocol.languages import RunLanguage
+from sbx.runtime.processes import languages
+from sbx.service.service import House
+
+router = APIRouter(prefix="/v1", tags=["operation"])
+_TASKS = ("idle_session", "expired_sandbox", "orphan_cargo", "orphan_container")
+_IMAGE = "sbx"
+
+
+@router.get("/profiles", responses=documented())
+async def profiles(caller: CallerDep, house: HouseDep, detail: bool = False) -> ProfileList:
+    """The policies that a sandbox can be made with, also under their other names."""
+    return ProfileList(items=await asyncio.to_thread(_profiles, house, detail))
+
+
+@router.post("/admin/gc/run", responses=documented(423))
+async def collect(
+    caller: OperatorDep, house: HouseDep, asked: Collection | None = None
+) -> Collected:
+    """Collect now what is idle, expired or left over."""
+    began = time.monotonic()
+    reports = await house.sandboxes.collect()
+    await record(house, caller, "gc.run", house.instance_id)
+    wanted = set(_TASKS if asked is None or asked.tasks is None else asked.tasks)
+    results = [
+        TaskResult(
+            task_name=report.task_name,
+            cleaned_count=report.cleaned_count,
+            skipped_count=report.skipped_count,
+            errors=list(report.errors),
+        )
+        for report in reports
+        if report.task_name in wanted
+    ]
+    return Collected(
+        results=results,
+        total_cleaned=sum(result.cleaned_count for result in results),
+        total_errors=sum(len(result.errors) for result in results),
+        duration_ms=round((time.monotonic() - began) * 1000),
+    )
+
+
+@router.get("/admin/gc/status", responses=documented())
+async def collector(caller: OperatorDep, house: HouseDep) -> CollectorStatus:
+    interval = house.settings.gc_interval
+    return CollectorStatus(
+        enabled=interval > 0,
+        is_running=house.sandboxes.collecting,
+        instance_id=house.instance_id,
+        interval_seconds=ceil(interval),
+        tasks={name: TaskStatus(enabled=True) for name in _TASKS},
+    )
+
+
+def _profiles(house: House, detail: bool) -> list[Profile]:
+    search = house.settings.policy_dirs
+    found = []
+    for info in available(search):
+        if info.problem is None:
+            policy = load(info.name, search=search)
+            found += [
+                _profile(name, info, policy, house, detail) for name in (info.name, *info.aliases)
+            ]
+    return found
+
+
+def _languages(policy: Policy, environments: Environments) -> list[RunLanguage]:
+    python: list[RunLanguage] = ["python"] if "python" in policy.capabilities else []
+    return [*python, *languages.available(policy, environments)]
+
+
+def _profile(name: str, info: PolicyInfo, policy: Policy, house: House, detail: bool) -> Profile:
+    resources = Resources(
+        cpus=policy.limits.cpu_quota, memory=f"{policy.limits.memory_max // (1 << 20)}m"
+    )
+    kernel = ProfileContainer(
+        name="kernel",
+        runtime_type="sbx",
+        capabilities=list(policy.capabilities),
+        resources=resources,
+    )
+    return Profile(
+        id=name,
+        image=_IMAGE,
+        resources=resources,
+        capabilities=list(policy.capabilities),
+        idle_timeout=ceil(house.settings.idle_timeout),
+        description=info.description or None,
+        containers=[kernel] if detail else None,
+        languages=_languages(policy, Environments(house.settings.environments)),
+    )

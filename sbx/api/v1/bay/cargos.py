@@ -1,0 +1,66 @@
+"""Cargos: workspaces with an id of their own, which outlive the sandboxes that use them."""
+
+from fastapi import APIRouter, Request, Response
+
+from sbx.api.acts import record
+from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.errors import documented, iso
+from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, encoded
+from sbx.api.v1.bay.models import CargoList, CargoResponse, Limit, NewCargo
+from sbx.service.sandboxes import CargoView
+
+router = APIRouter(prefix="/v1/cargos", tags=["cargos"])
+_DEFAULT_MB = 1024  # also told of a managed cargo, which its policy limits
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=CargoResponse,
+    responses=documented(409, 429),
+    openapi_extra=TAKES_KEY,
+)
+async def create(new: NewCargo, request: Request, caller: CallerDep, house: HouseDep) -> Response:
+    async def work() -> Answer:
+        size = _DEFAULT_MB if new.size_limit_mb is None else new.size_limit_mb
+        cargo = await house.sandboxes.create_cargo(caller, size_limit_mb=size)
+        await record(house, caller, "cargo.create", cargo.id, size_limit_mb=size)
+        return 201, encoded(_shown(cargo))
+
+    return await answered(request, house, caller, new, work)
+
+
+@router.get("", responses=documented())
+async def list_(
+    caller: CallerDep,
+    house: HouseDep,
+    limit: Limit = 50,
+    cursor: str | None = None,
+    managed: bool = False,
+) -> CargoList:
+    """Those from outside, or with `managed` those that sandboxes made for themselves."""
+    page = await house.sandboxes.cargos(caller, limit=limit, cursor=cursor, managed=managed)
+    return CargoList(items=[_shown(cargo) for cargo in page.items], next_cursor=page.next_cursor)
+
+
+@router.get("/{cargo_id}", responses=documented(404))
+async def get(cargo_id: str, caller: CallerDep, house: HouseDep) -> CargoResponse:
+    return _shown(await house.sandboxes.cargo(caller, cargo_id))
+
+
+@router.delete("/{cargo_id}", status_code=204, responses=documented(404, 409))
+async def delete(cargo_id: str, caller: CallerDep, house: HouseDep) -> None:
+    """Refused while a sandbox uses it."""
+    await house.sandboxes.delete_cargo(caller, cargo_id)
+    await record(house, caller, "cargo.delete", cargo_id)
+
+
+def _shown(cargo: CargoView) -> CargoResponse:
+    return CargoResponse(
+        id=cargo.id,
+        managed=cargo.managed_by is not None,
+        managed_by_sandbox_id=cargo.managed_by,
+        size_limit_mb=cargo.size_limit_mb or _DEFAULT_MB,
+        created_at=iso(cargo.created_at),
+        last_accessed_at=iso(cargo.last_accessed_at),
+    )

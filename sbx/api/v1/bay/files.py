@@ -1,0 +1,239 @@
+"""filesystem/*: the files of a sandbox, relative to its workspace."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sbx.api.acts import record
+from sbx.api.auth import CallerDep, HeldDep, HouseDep
+from sbx.api.downloads import SENT, files_response
+from sbx.api.errors import documented
+from sbx.api.middleware import CONTENT_MAX
+from sbx.api.multipart import Part, read_form, set_aside, slot
+from sbx.api.request_body import body_of, documented_body
+from sbx.api.v1.bay.idempotency import encoded, reply
+from sbx.api.v1.bay.models import DirectoryList, Done, FileContent, NewContent, Uploaded
+from sbx.errors import BadRequest, TooLarge
+from sbx.runtime.files.files import WorkspaceFiles
+from sbx.runtime.sandbox import DEFAULT_CONVERSATION
+from sbx.service.auth import Caller
+from sbx.service.sandboxes import InUse
+from sbx.service.service import House
+from sbx.service.using import Using
+from sbx.telemetry import metrics
+from sbx.workspace import Entry, resolve
+from sbx.workspace.errors import invalid_path, too_large
+
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/filesystem", tags=["files"])
+_ERRORS = documented(404, 409, 507)
+Path = Annotated[str, Query()]
+
+
+@router.get("/files", response_model=FileContent, responses=_ERRORS)
+async def read(sandbox_id: str, path: Path, caller: CallerDep, house: HouseDep) -> Response:
+    """The text of a file; a large one is downloaded."""
+    relative(path)
+    with _bays_limits():
+        async with _using(house, caller, sandbox_id, "files:read") as use:
+            content = await _text(use.conversation().files, path)
+    return reply(200, encoded({"content": content}))
+
+
+@router.put("/files", responses=_ERRORS, openapi_extra=documented_body(NewContent))
+async def write(sandbox_id: str, request: Request, caller: CallerDep, house: HouseDep) -> Done:
+    """Make or replace a file, with the directories it needs; a large one is uploaded."""
+    new = await body_of(request, NewContent)
+    relative(new.path)
+    with _bays_limits():
+        async with _using(house, caller, sandbox_id, "files:write") as use:
+            written = await use.conversation().files.write(new.path, new.content)
+    await _record(house, use, "file.write", path=new.path, size=written)
+    return Done()
+
+
+@router.delete("/files", responses=_ERRORS)
+async def delete(sandbox_id: str, path: Path, caller: CallerDep, house: HouseDep) -> Done:
+    """Delete a file, or a directory with all below it."""
+    relative(path)
+    async with _using(house, caller, sandbox_id, "files:write", frees=True) as use:
+        await use.conversation().files.delete(path)
+    await _record(house, use, "file.delete", path=path)
+    return Done()
+
+
+@router.get("/directories", response_model=DirectoryList, responses=_ERRORS)
+async def list_(sandbox_id: str, caller: CallerDep, house: HouseDep, path: Path = ".") -> Response:
+    """What lies in a directory: directories first, then by name; hidden names are left out."""
+    relative(path)
+    async with _using(house, caller, sandbox_id, "files:read") as use:
+        listing = await use.conversation().files.list(path)
+    shown = sorted(
+        (entry for entry in listing if not entry.name.startswith(".")),
+        key=lambda entry: (entry.kind != "directory", entry.name.lower(), entry.name),
+    )
+    entries = [_entry(entry) for entry in shown]
+    return reply(200, encoded({"entries": entries, "complete": listing.complete}))
+
+
+@router.post(
+    "/upload",
+    responses=documented(404, 409, 415, 429, 507),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "multipart/form-data": {
+                    "schema": {
+                        "type": "object",
+                        "required": ["file", "path"],
+                        "properties": {
+                            "file": {"type": "string", "format": "binary"},
+                            "path": {"type": "string"},
+                        },
+                    }
+                }
+            },
+        }
+    },
+)
+async def upload(sandbox_id: str, request: Request, caller: CallerDep, house: HouseDep) -> Uploaded:
+    """Put a file of any size at `path`. Send `path` before `file`: then nothing has to wait."""
+    with _bays_limits(), metrics.uploading() as counted:
+        async with (
+            _using(house, caller, sandbox_id, "files:write") as use,
+            slot(request, caller),
+        ):
+            form = aiter(read_form(request))
+            fields: dict[str, str] = {}
+            async with aclosing(form):
+                part = await _file_of(form, fields)
+                if "path" in fields:
+                    size = await use.conversation().files.write_stream(
+                        relative(fields["path"]), _to_the_end(part, form, fields)
+                    )
+                else:
+                    size = await _path_last(house, use, part, form, fields)
+        counted.size = size
+    await _record(house, use, "file.write", path=fields["path"], size=size)
+    return Uploaded(path=fields["path"], size=size)
+
+
+@router.get(
+    "/download",
+    response_class=Response,
+    responses={
+        **documented(404, 409, 416, 429, 507),
+        **SENT,
+    },
+)
+async def download(
+    sandbox_id: str,
+    path: Path,
+    request: Request,
+    caller: CallerDep,
+    house: HouseDep,
+    held: HeldDep,
+) -> Response:
+    """The bytes of a file of any size."""
+    relative(path)
+    use = await held.enter_async_context(_using(house, caller, sandbox_id, "files:read"))
+    stream = await held.enter_async_context(await use.conversation().files.open_stream(path))
+    return files_response(request, stream, name=stream.entry.name)
+
+
+def relative(path: str) -> str:
+    """`path`, which Bay's clients give relative to the workspace. Raises InvalidPath."""
+    if path.startswith("/"):
+        raise invalid_path("absolute_path", "the path must be relative to the workspace")
+    resolve(path)
+    return path
+
+
+def _using(
+    house: House, caller: Caller, sandbox_id: str, scope: str, *, frees: bool = False
+) -> Using:
+    """The bounds of a token are minded before a byte of the body is taken."""
+    return house.sandboxes.using(
+        caller, sandbox_id, scope=scope, frees=frees, conversation=DEFAULT_CONVERSATION
+    )
+
+
+async def _record(house: House, use: InUse, what: str, **details: Any) -> None:
+    named = {"conversation": DEFAULT_CONVERSATION, **details}
+    await record(house, use.caller, what, use.view.id, **named)
+
+
+async def _text(files: WorkspaceFiles, path: str) -> str:
+    """Raises TooLarge, and BadRequest `not_text` for bytes that are no UTF-8."""
+    async with await files.open_stream(path) as stream:
+        if stream.size > CONTENT_MAX:
+            raise too_large(path, CONTENT_MAX)
+        content = b"".join([chunk async for chunk in stream.chunks()])
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"{path} is not UTF-8 text", code="not_text", hint="download it") from None
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "path": entry.path,
+        "is_file": entry.kind == "file",
+        "is_dir": entry.kind == "directory",
+        "size": entry.size,
+        "modified_time": entry.modified_s,
+    }
+
+
+async def _file_of(form: AsyncIterator[Part], fields: dict[str, str]) -> Part:
+    """The part that is the file; the fields before it go to `fields`."""
+    async for part in form:
+        if part.filename is not None and part.name == "file":
+            return part
+        await _keep(part, fields)
+    raise BadRequest("the form has no file", hint="send the fields path and file")
+
+
+async def _to_the_end(
+    part: Part, form: AsyncIterator[Part], fields: dict[str, str]
+) -> AsyncIterator[bytes]:
+    """The bytes of the file, then the rest of the form: one that is cut off leaves nothing."""
+    async for chunk in part.chunks():
+        yield chunk
+    async for other in form:
+        await _keep(other, fields)
+
+
+async def _path_last(
+    house: House, use: InUse, part: Part, form: AsyncIterator[Part], fields: dict[str, str]
+) -> int:
+    """Some clients send the file before they say where it goes."""
+    directory, most = house.settings.data_dir, use.view.policy.limits.file_size_max
+    async with set_aside(_to_the_end(part, form, fields), directory, most) as chunks:
+        if "path" not in fields:
+            raise BadRequest("the form has no path", hint="send the fields path and file")
+        return await use.conversation().files.write_stream(relative(fields["path"]), chunks)
+
+
+async def _keep(part: Part, fields: dict[str, str]) -> None:
+    """Raises BadRequest for a second file or a second path: it cannot be told which is meant."""
+    if part.name not in ("path", "file"):
+        await part.skip()
+    elif part.name in fields or part.name == "file":
+        raise BadRequest(f"the form needs exactly one {part.name}, as a file is sent")
+    else:
+        fields[part.name] = await part.text()
+
+
+@contextmanager
+def _bays_limits() -> Iterator[None]:
+    """What is too large has one code in Bay."""
+    try:
+        yield
+    except TooLarge as error:
+        raise TooLarge(
+            error.message, code="quota_exceeded", hint=error.hint, details=error.details
+        ) from error

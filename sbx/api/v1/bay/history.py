@@ -1,0 +1,105 @@
+"""What was run in a sandbox, with the notes that people and programs make on it."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+
+from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.errors import documented, iso
+from sbx.api.v1.bay.models import (
+    Annotation,
+    HistoryEntry,
+    HistoryList,
+    execution_id,
+    python_body,
+    run_id_of,
+    shell_body,
+)
+from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.events import text_to_json
+from sbx.protocol.languages import Language
+from sbx.store.runs import RunRow
+
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/history", tags=["history"])
+
+# Bay's browser runs nothing here, so those two find nothing.
+Kind = Literal["python", "shell", "browser", "browser_batch"] | Language
+_NOT_TOLD: dict[str, Any] = {"output": None, "error": None}
+
+
+@router.get("", responses=documented(404))
+async def entries(
+    sandbox_id: str,
+    caller: CallerDep,
+    house: HouseDep,
+    exec_type: Kind | None = None,
+    success_only: bool = False,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    offset: Annotated[int, Query(ge=0, le=1 << 53)] = 0,
+    tags: Annotated[str | None, Query(max_length=4000)] = None,
+    has_notes: bool | None = None,
+    has_description: bool | None = None,
+) -> HistoryList:
+    """The runs that ended, the last one first; `tags` are several, of which one must be part."""
+    rows, total = await house.runs.entries(
+        caller,
+        sandbox_id,
+        exec_type=exec_type,
+        success_only=success_only,
+        limit=limit,
+        offset=offset,
+        tags=tags,
+        has_notes=has_notes,
+        has_description=has_description,
+    )
+    return HistoryList(entries=[_entry(row) for row in rows], total=total)
+
+
+@router.get("/last", responses=documented(404))
+async def last(
+    sandbox_id: str, caller: CallerDep, house: HouseDep, exec_type: Kind | None = None
+) -> HistoryEntry:
+    return _entry(await house.runs.last(caller, sandbox_id, exec_type=exec_type))
+
+
+@router.get("/{execution_id}", responses=documented(404))
+async def entry(
+    sandbox_id: str, execution_id: str, caller: CallerDep, house: HouseDep
+) -> HistoryEntry:
+    return _entry(await house.runs.entry(caller, sandbox_id, run_id_of(execution_id)))
+
+
+@router.patch("/{execution_id}", responses=documented(404))
+async def annotate(
+    sandbox_id: str, execution_id: str, noted: Annotation, caller: CallerDep, house: HouseDep
+) -> HistoryEntry:
+    return _entry(
+        await house.runs.annotate(
+            caller,
+            sandbox_id,
+            run_id_of(execution_id),
+            description=noted.description,
+            tags=noted.tags,
+            notes=noted.notes,
+        )
+    )
+
+
+def _entry(row: RunRow) -> HistoryEntry:
+    told = _NOT_TOLD
+    if row.run is not None:
+        told = python_body(row.run, None) if row.kind == "python" else shell_body(row.run, None)
+    return HistoryEntry(
+        id=execution_id(row.id),
+        exec_type=row.kind,
+        code=text_to_json(row.code),
+        success=row.success,
+        execution_time_ms=round(row.duration_ms or 0),
+        output=told["output"],
+        error=told["error"],
+        description=row.description,
+        tags=row.tags,
+        notes=row.notes,
+        created_at=iso(row.started_at),
+        context=None if row.context == DEFAULT_CONTEXT else row.context,
+    )

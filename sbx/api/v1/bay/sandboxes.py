@@ -1,0 +1,191 @@
+"""Sandboxes: made, listed, kept, stopped, deleted; and the events that tell their life."""
+
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sbx.api import sse
+from sbx.api.acts import record
+from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.errors import documented, iso
+from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, encoded
+from sbx.api.v1.bay.models import (
+    ContainerRuntime,
+    Done,
+    EventList,
+    Extension,
+    Limit,
+    NewSandbox,
+    SandboxEvent,
+    SandboxList,
+    SandboxResponse,
+    Stopped,
+    maybe,
+)
+from sbx.service.lifecycle import State
+from sbx.service.sandboxes import SandboxView
+
+router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
+_VERSION = version("sbx")
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=SandboxResponse,
+    responses=documented(404, 409, 429),
+    openapi_extra=TAKES_KEY,
+)
+async def create(new: NewSandbox, request: Request, caller: CallerDep, house: HouseDep) -> Response:
+    """A new sandbox. Nothing starts yet: its first use does."""
+
+    async def work() -> Answer:
+        view = await house.sandboxes.create(
+            caller,
+            profile=new.profile,
+            narrower=new.narrower,
+            env=new.env,
+            cargo_id=new.cargo_id,
+            ttl_s=new.ttl if new.ttl is not None and new.ttl > 0 else None,
+        )
+        await record(
+            house, caller, "sandbox.create", view.id, profile=view.profile, cargo=new.cargo_id
+        )
+        return 201, encoded(shown(view))
+
+    return await answered(request, house, caller, new, work)
+
+
+@router.get("", responses=documented())
+async def list_(
+    caller: CallerDep,
+    house: HouseDep,
+    limit: Limit = 50,
+    cursor: str | None = None,
+    status: str | None = None,
+) -> SandboxList:
+    """The caller's sandboxes by id; a status that does not exist is passed over, as in Bay."""
+    state = State.named(status)
+    page = await house.sandboxes.list(caller, limit=limit, cursor=cursor, state=state)
+    return SandboxList(items=[shown(view) for view in page.items], next_cursor=page.next_cursor)
+
+
+@router.get("/{sandbox_id}", responses=documented(404))
+async def get(sandbox_id: str, caller: CallerDep, house: HouseDep) -> SandboxResponse:
+    return shown(await house.sandboxes.get(caller, sandbox_id), containers=True)
+
+
+@router.post(
+    "/{sandbox_id}/extend_ttl",
+    response_model=SandboxResponse,
+    responses=documented(404, 409),
+    openapi_extra=TAKES_KEY,
+)
+async def extend_ttl(
+    sandbox_id: str, asked: Extension, request: Request, caller: CallerDep, house: HouseDep
+) -> Response:
+    """Later by `extend_by` seconds than it would have been, or than now if that is later."""
+
+    async def work() -> Answer:
+        view = await house.sandboxes.extend(caller, sandbox_id, asked.extend_by)
+        await record(house, caller, "sandbox.extend", view.id, by_s=asked.extend_by)
+        return 200, encoded(shown(view))
+
+    return await answered(request, house, caller, asked, work)
+
+
+@router.post("/{sandbox_id}/keepalive", responses=documented(404, 409))
+async def keepalive(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Done:
+    """Moves the idle deadline and nothing else."""
+    await house.sandboxes.keepalive(caller, sandbox_id)
+    return Done()
+
+
+@router.post("/{sandbox_id}/stop", responses=documented(404, 409))
+async def stop(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Stopped:
+    """Ends its kernels and keeps its files; the next use starts another kernel."""
+    await house.sandboxes.stop(caller, sandbox_id)
+    await record(house, caller, "sandbox.stop", sandbox_id)
+    return Stopped()
+
+
+@router.post("/{sandbox_id}/resume", responses=documented(404, 409, 429))
+async def resume(sandbox_id: str, caller: CallerDep, house: HouseDep) -> SandboxResponse:
+    """Starts its kernel now instead of at the next use."""
+    view = await house.sandboxes.resume(caller, sandbox_id)
+    await record(house, caller, "sandbox.resume", view.id)
+    return shown(view, containers=True)
+
+
+@router.delete("/{sandbox_id}", status_code=204, responses=documented(404, 409))
+async def delete(sandbox_id: str, caller: CallerDep, house: HouseDep) -> None:
+    """Ends it and all that is its own; a cargo from outside is kept."""
+    await house.sandboxes.delete(caller, sandbox_id)
+    await record(house, caller, "sandbox.delete", sandbox_id)
+
+
+@router.get(
+    "/{sandbox_id}/events",
+    response_model=EventList,
+    responses={
+        **documented(404),
+        200: {"content": sse.DOCUMENTED},
+    },
+)
+async def events(
+    sandbox_id: str,
+    request: Request,
+    caller: CallerDep,
+    house: HouseDep,
+    limit: Limit = 50,
+    cursor: Annotated[str | None, Query(pattern="^[0-9]{1,15}$")] = None,
+) -> Any:
+    """What became of it, and why; a stream that goes on where `Accept` asks for one."""
+    after = int(cursor) if cursor else sse.last_event_id(request)
+    if sse.wanted(request):
+        await house.sandboxes.get(caller, sandbox_id)
+        return await sse.stream(_followed(house, caller, sandbox_id, after), request=request)
+    page = await house.sandboxes.events(caller, sandbox_id, after=after, limit=limit)
+    return EventList(items=[_event(one) for one in page.items], next_cursor=page.next_cursor)
+
+
+async def _followed(
+    house: HouseDep, caller: CallerDep, sandbox_id: str, after: int
+) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+    async for event in house.sandboxes.follow(caller, sandbox_id, after=after):
+        yield event.seq, _event(event).model_dump(mode="json")
+
+
+def _event(row: Any) -> SandboxEvent:
+    return SandboxEvent(
+        id=row.seq, at=iso(row.at), type=row.type, cause=row.cause, details=row.details or {}
+    )
+
+
+def shown(view: SandboxView, *, containers: bool = False) -> SandboxResponse:
+    """A sandbox as Bay shows it; its one container is the kernel, and only while that lives."""
+    live = containers and view.state is State.READY
+    return SandboxResponse(
+        id=view.id,
+        status=str(view.state),
+        profile=view.profile,
+        cargo_id=view.cargo_id,
+        capabilities=list(view.policy.capabilities),
+        created_at=iso(view.created_at),
+        expires_at=maybe(view.expires_at),
+        idle_expires_at=maybe(view.idle_expires_at),
+        containers=[_kernel(view)] if live else None,
+    )
+
+
+def _kernel(view: SandboxView) -> ContainerRuntime:
+    return ContainerRuntime(
+        name="kernel",
+        runtime_type="sbx",
+        status="running",
+        version=_VERSION,
+        capabilities=list(view.policy.capabilities),
+        healthy=True,
+    )

@@ -1,0 +1,140 @@
+"""Resumable uploads into any conversation: in pieces with checksums, whatever connections break."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field, StringConstraints
+
+from sbx.api.acts import record
+from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.errors import documented
+from sbx.api.multipart import slot
+from sbx.api.v1.files import RAW, UploadBody, body_of, store_upload, talking, upload_body
+from sbx.protocol.files import PartialUpload
+from sbx.runtime.files.open_files import OpenFiles
+
+router = APIRouter(
+    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/partials", tags=["native"]
+)
+_ERRORS = documented(404, 409, 413, 415, 429, 507)
+Checksum = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class NewPartial(BaseModel):
+    """`size` in bytes. `upload`: it becomes an upload, and `path` is its name."""
+
+    path: Annotated[str, StringConstraints(max_length=16_384)]
+    size: Annotated[int, Field(ge=0, le=1 << 62)]
+    upload: bool = False
+
+
+class PartialBody(BaseModel):
+    """`offset` bytes of `size` are here; a piece has at most `piece_max` of them."""
+
+    id: str
+    path: str
+    size: int
+    offset: int
+    piece_max: int
+    expires_in_s: float
+
+
+class Whole(BaseModel):
+    """The SHA-256 of all of it."""
+
+    sha256: Checksum
+
+
+class Finished(BaseModel):
+    """`upload` is null for a file of the workspace."""
+
+    size: int
+    upload: UploadBody | None
+
+
+@router.post("", status_code=201, responses=_ERRORS)
+async def begin(
+    sandbox_id: str, conversation: str, new: NewPartial, caller: CallerDep, house: HouseDep
+) -> PartialBody:
+    """Begin one; nothing is seen of it before it is finished."""
+    async with talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
+        talk,
+        _,
+    ):
+        return _told(await talk.files.partials.begin(new.path, new.size, upload=new.upload))
+
+
+@router.get("/{partial_id}", responses=_ERRORS)
+async def get(
+    sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, house: HouseDep
+) -> PartialBody:
+    """How far it is: where to go on after a lost connection."""
+    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+        talk,
+        _,
+    ):
+        return _told(talk.files.partials.get(partial_id))
+
+
+@router.patch("/{partial_id}", responses=_ERRORS, openapi_extra=RAW)
+async def append(
+    sandbox_id: str,
+    conversation: str,
+    partial_id: str,
+    offset: Annotated[int, Query(ge=0, le=1 << 62)],
+    sha256: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")],
+    request: Request,
+    caller: CallerDep,
+    house: HouseDep,
+) -> PartialBody:
+    """Add a piece at the offset; one that does not come whole leaves nothing."""
+    async with (
+        talking(house, caller, sandbox_id, conversation, "files:write") as (talk, _),
+        slot(request, caller),
+    ):
+        body = body_of(request)
+        return _told(await talk.files.partials.append(partial_id, offset, sha256, body))
+
+
+@router.post("/{partial_id}/finish", responses=_ERRORS)
+async def finish(
+    sandbox_id: str,
+    conversation: str,
+    partial_id: str,
+    whole: Whole,
+    caller: CallerDep,
+    house: HouseDep,
+) -> Finished:
+    """Put it in its place in one step, if it is what its checksum says."""
+    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+        if talk.files.partials.is_upload(partial_id):
+            made = await store_upload(
+                house, caller, conversation, talk, view, partial=(partial_id, whole.sha256)
+            )
+            return Finished(size=made.size, upload=upload_body(made))
+
+        def store(opened: OpenFiles, path: str, content: Iterator[bytes]) -> tuple[str, int]:
+            return path, opened.files.write(path, content)
+
+        path, size = await talk.files.partials.finish(partial_id, whole.sha256, store)
+    told = {"path": path, "size": size}
+    await record(house, caller, "file.write", view.id, conversation=conversation, **told)
+    return Finished(size=size, upload=None)
+
+
+@router.delete("/{partial_id}", status_code=204, responses=_ERRORS)
+async def abort(
+    sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, house: HouseDep
+) -> None:
+    """Forget it and its bytes."""
+    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+        talk,
+        _,
+    ):
+        await talk.files.partials.abort(partial_id)
+
+
+def _told(partial: PartialUpload) -> PartialBody:
+    return PartialBody(**asdict(partial))

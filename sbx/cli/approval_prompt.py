@@ -1,0 +1,174 @@
+"""Ask the user at the terminal to approve tool calls."""
+
+import asyncio
+import sys
+import termios
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sbx.agent.approvals import Approvals
+from sbx.cli import report
+from sbx.cli.agent_output import Telling
+from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, one_line, write
+from sbx.errors import BadRequest, Conflict
+from sbx.protocol.agent import ToolStart
+from sbx.protocol.approvals import Reach, Remember
+
+_OUTPUT_LINES = 20
+_MARKS = {"added": "+", "changed": "~", "removed": "-"}
+
+Read = Callable[[], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    approved: bool
+    remember: Remember | None = None
+    prefix: str | None = None
+
+
+class Questions:
+    """The tool calls of one chat that wait for approval. The user is asked about one at a time."""
+
+    def __init__(
+        self, approvals: Approvals, reach: Reach, telling: Telling, read: Read | None
+    ) -> None:
+        """`read` returns a typed line. Without it, every call is denied."""
+        self._approvals = approvals
+        self._reach = reach
+        self._telling = telling
+        self._read = read
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()
+
+    def add(self, event: ToolStart) -> None:
+        """Ask about this call, after the calls before it."""
+        self._tasks[event.tool_call_id] = asyncio.create_task(self._ask(event))
+
+    def drop(self, tool_call_id: str) -> None:
+        """Stop asking about a call that is decided."""
+        if (task := self._tasks.pop(tool_call_id, None)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        pending, self._tasks = list(self._tasks.values()), {}
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _ask(self, event: ToolStart) -> None:
+        async with self._turn:
+            show_rehearsal(event, self._telling)
+            if self._read is None:
+                report.note("stdin is not a terminal, so the call is denied without a question")
+                await self._decide(event, Answer(False), by="nobody")
+                return
+            while True:
+                answer = await ask(event, self._read)
+                try:
+                    await self._decide(event, answer, by="you")
+                    return
+                except BadRequest as error:  # the words to remember are invalid
+                    report.error(error, as_json=False)
+
+    async def _decide(self, event: ToolStart, answer: Answer, *, by: str) -> None:
+        with suppress(Conflict):  # decided meanwhile, by its time-out or by Ctrl-C
+            await self._approvals.decide(
+                self._reach,
+                event.tool_call_id,
+                answer.approved,
+                remember=answer.remember,
+                prefix=answer.prefix,
+                by=by,
+            )
+
+
+def show_rehearsal(event: ToolStart, telling: Telling) -> None:
+    """Show the result of the dry run of a call, so that the user can decide."""
+    rehearsal = event.rehearsal
+    if rehearsal is None:
+        telling.head("this call had no dry run:", "a yes applies it to the files directly")
+        return
+    outcome = (
+        f"exit code {rehearsal['exit_code']}"
+        if rehearsal["exit_code"] is not None
+        else rehearsal["status"]
+    )
+    # For a tool that only writes a file, the diff shows everything.
+    if "path" not in event.tool_args:
+        network = "" if _is_cell(event) else ", without network"
+        telling.head(f"dry run on a copy of the files{network}:", str(outcome))
+    if rehearsal["output"]:
+        telling.block(rehearsal["output"], mark="|", most=_OUTPUT_LINES)
+    changes: Sequence[Mapping[str, Any]] = rehearsal["changes"]
+    telling.head("it would change no file" if not changes else "it would change:")
+    for change in changes:
+        show_change(change, telling)
+    for entry in rehearsal.get("host_executables", ()):
+        path, program = one_line(entry["path"]), one_line(entry["program"])
+        telling.block(f"{path}  (new, and {program} would obey it on this host)", mark="!")
+    if rehearsal["truncated"]:
+        telling.block("… and more changes that are not shown: a yes applies them, too")
+    for path in rehearsal.get("left_out", ()):
+        telling.block(
+            f"{one_line(path)}  (not in the copy: not a file, not readable, or attached)", mark="!"
+        )
+
+
+def _is_cell(event: ToolStart) -> bool:
+    return "code" in event.tool_args and event.tool_args.get("language", "python") == "python"
+
+
+def show_change(change: Mapping[str, Any], telling: Telling, *, most: int = sys.maxsize) -> None:
+    """Show one file and the first `most` lines of its diff. Show all lines if the user decides."""
+    sizes = (change["size_before"], change["size_after"])
+    size = " -> ".join(f"{count}" for count in sizes if count is not None)
+    path = one_line(change["path"])
+    telling.block(f"{path}  ({size} bytes)" if size else path, mark=_MARKS[change["kind"]])
+    if change["diff"]:
+        telling.block(change["diff"], mark="    ", most=most)
+
+
+async def ask(event: ToolStart, read: Read) -> Answer:
+    """Ask for yes, no, or always.
+
+    Discard text typed before the question. Changes of files cannot be allowed with "always",
+    except for the changes of a command.
+    """
+    forget_typed()
+    question = "Make these changes?" if event.rehearsal is not None else "Allow this?"
+    may_be_remembered = event.rehearsal is None or "command" in event.tool_args
+    choices = "[y]es, [n]o, [a]lways" if may_be_remembered else "[y]es, [n]o"
+    while True:
+        write(STDERR, f"{question} {choices}: ")
+        reply = await read()
+        match reply.strip().lower():
+            case "y" | "yes":
+                return Answer(True)
+            case "n" | "no":
+                return Answer(False)
+            case "a" | "always" if may_be_remembered:
+                return await _always(event, read)
+        if reply == END_OF_INPUT:
+            return Answer(False)
+
+
+async def _always(event: ToolStart, read: Read) -> Answer:
+    if "command" not in event.tool_args:
+        return Answer(True, "exact")
+    write(
+        STDERR,
+        "Press Enter to allow exactly this command, or type the first words of such commands: ",
+    )
+    reply = await read()
+    if reply == END_OF_INPUT:
+        return Answer(False)
+    words = reply.strip()
+    return Answer(True, "prefix", words) if words else Answer(True, "exact")
+
+
+def forget_typed() -> None:
+    with suppress(termios.error):
+        termios.tcflush(STDIN, termios.TCIFLUSH)

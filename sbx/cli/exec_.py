@@ -1,0 +1,159 @@
+"""`sbx exec`: one run in a sandbox of a running service."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sbx.cli import command, connect, exits, languages, terminal
+from sbx.errors import BadRequest, TooLarge
+from sbx.protocol.contexts import DEFAULT_CONTEXT
+
+if TYPE_CHECKING:
+    from sbx.cli.output import Face
+
+_STDIN_MAX = 1 << 20  # stdin is part of the JSON body of the request
+
+
+def execute(
+    sandbox_id: connect.Id,
+    file: Annotated[
+        str | None, typer.Argument(help="A file of code; - for stdin.", metavar="FILE")
+    ] = None,
+    args: languages.Arguments = None,
+    code: Annotated[
+        str | None, typer.Option("--code", "-c", help="The code itself.", metavar="CODE")
+    ] = None,
+    shell: Annotated[
+        bool, typer.Option("--shell", help="Run a bash script instead of Python.")
+    ] = False,
+    language: languages.Option = None,
+    conversation: connect.Conversation = "default",
+    context: Annotated[
+        str,
+        typer.Option(
+            help="The kernel of the conversation; created if it does not exist.", metavar="NAME"
+        ),
+    ] = "default",
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="The time limit; default and maximum: limits.wall_time of the policy.",
+            metavar="SECONDS",
+        ),
+    ] = None,
+    cwd: Annotated[
+        str | None,
+        typer.Option(help="For a command or script: the working directory.", metavar="DIR"),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="For a command or script: an environment variable. Repeatable.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    send_stdin: Annotated[
+        bool, typer.Option("--stdin", "-i", help="Pass stdin to the command or script.")
+    ] = False,
+    background: Annotated[
+        bool,
+        typer.Option(
+            "--background",
+            "-d",
+            help="With --shell: start the command, print its id, and exit; see sbx command. With "
+            "-i its stdin stays open, for sbx command write.",
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the whole result as one JSON document, at the end."),
+    ] = False,
+    as_events: Annotated[
+        bool, typer.Option("--events", help="Print each event as it occurs, as a line of JSON.")
+    ] = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
+) -> int:
+    """Run code in a sandbox, and stream its output.
+
+    Variables and files stay for the next run. The value of the last expression is shown, as in a
+    notebook. input() reads lines of stdin. Ctrl-C interrupts the run. A second Ctrl-C ends the
+    kernel, and its variables are lost.
+    """
+    from sbx.cli.run import code_of, variables
+
+    if as_json and as_events:
+        raise BadRequest("--json and --events exclude each other")
+    script = languages.chosen(language, file, args or (), shell=shell)
+    if not shell and script is None and (cwd or env or send_stdin):
+        raise BadRequest(
+            "--cwd, --env and --stdin are for a command",
+            hint="add --shell, or do it in the code: os.chdir, os.environ, input()",
+        )
+    if script is not None and context != DEFAULT_CONTEXT:
+        raise BadRequest(
+            "--context is for Python and commands: a script has no variables to isolate",
+            hint="omit --context",
+        )
+    text, from_stdin = code_of(file, code)
+    if background:
+        if not shell or as_events or timeout is not None or context != DEFAULT_CONTEXT:
+            raise BadRequest(
+                "--background needs --shell, and excludes --events, --timeout and --context",
+                hint="use sbx command stop to end it, and sbx command logs for its output",
+            )
+        return command.start(
+            socket,
+            key,
+            sandbox_id,
+            conversation,
+            text,
+            cwd=cwd,
+            env=variables(env or []),
+            stdin_open=send_stdin,
+            as_json=as_json,
+        )
+    if from_stdin and send_stdin:
+        raise BadRequest("stdin is already the script, so it cannot be the input, too")
+
+    from sbx.cli.output import Lines, Screen, Whole
+    from sbx.cli.run_driver import Visit
+
+    face: Face = Whole() if as_json else Lines() if as_events else Screen()
+    visit = Visit(
+        sandbox_id,
+        conversation,
+        text,
+        context=context,
+        shell=shell,
+        language=script,
+        args=tuple(args or ()),
+        timeout_s=timeout,
+        cwd=cwd,
+        env=variables(env or []),
+        stdin=_stdin() if send_stdin else None,
+        # The JSON formats do not show a prompt to a user at a terminal.
+        answers=not from_stdin and not ((as_json or as_events) and os.isatty(terminal.STDIN)),
+    )
+    return exits.for_run(connect.ask(socket, key, lambda client: visit.run(client, face)))
+
+
+def _stdin() -> str:
+    """Return all of stdin as text. Raise TooLarge, BadRequest."""
+    data = sys.stdin.buffer.read(_STDIN_MAX + 1)
+    if len(data) > _STDIN_MAX:
+        raise TooLarge(
+            f"stdin is longer than {_STDIN_MAX >> 20} MiB, the limit for a command",
+            code="stdin_too_large",
+            hint="copy it in with sbx cp, and let the command read the file",
+            details={"limit": _STDIN_MAX},
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(
+            "stdin is not UTF-8 text",
+            hint="copy it in with sbx cp, and let the command read the file",
+        ) from None

@@ -1,0 +1,100 @@
+"""`sbx attach`, `detach` and `lift`: actions of the operator on a live sandbox."""
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from sbx.cli import connect, exits, report
+from sbx.cli.terminal import STDOUT, one_line, write
+
+
+def attach(
+    sandbox_id: connect.Id,
+    source: Annotated[
+        str | None,
+        typer.Argument(help="A directory on the service's host.", metavar="SOURCE"),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(help="The path inside the sandbox; default: /mnt/NAME.", metavar="TARGET"),
+    ] = None,
+    writable: Annotated[
+        bool,
+        typer.Option("--write", help="Let code inside write to it, at /workspace/shared/NAME."),
+    ] = False,
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
+) -> int:
+    """Attach a directory of the host to a live sandbox, and print its path inside.
+
+    Without SOURCE, list the attached directories. This command is for the operator of the service:
+    the setting attach_dirs of the service lists the directories that may be attached. The directory
+    is read-only. It stays attached until sbx detach, the deletion of the sandbox, or the end of the
+    service. --write needs a policy with shared = true and host_executables = "allow", and an
+    existing directory in /workspace/shared of the sandbox.
+    """
+    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "attachments")
+    if source is None:
+        reply = connect.ask(socket, key, lambda client: client.request("GET", path))
+        return _listed(reply["items"], as_json=as_json)
+    request = {"source": os.path.abspath(source), "target": target, "read_only": not writable}
+    attachment = connect.ask(socket, key, lambda client: client.request("POST", path, json=request))
+    report.outcome(attachment, one_line(attachment["target"]), as_json=as_json)
+    return exits.Exit.OK
+
+
+def detach(
+    sandbox_id: connect.Id,
+    target: Annotated[
+        str, typer.Argument(help="The path inside, from sbx attach.", metavar="TARGET")
+    ],
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
+) -> int:
+    """Detach a directory. Files in it that are open stay open."""
+    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "attachments")
+    request = {"target": target}
+    connect.ask(socket, key, lambda client: client.request("DELETE", path, params=request))
+    report.outcome({"detached": target}, one_line(target), as_json=as_json)
+    return exits.Exit.OK
+
+
+def lift(
+    sandbox_id: connect.Id,
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
+) -> int:
+    """Unfreeze a sandbox that was frozen because code in it used a honeytoken.
+
+    This command is for the operator of the service. sbx logs shows which credential was used, and
+    where.
+    """
+    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "lift")
+    reply = connect.ask(socket, key, lambda client: client.request("POST", path))
+    if as_json:
+        report.document(reply)
+    elif reply["lifted"]:
+        write(STDOUT, f"{one_line(sandbox_id)}\n")
+    else:
+        report.note(f"{sandbox_id} was not frozen")
+    return exits.Exit.OK
+
+
+def _listed(items: list[dict[str, Any]], *, as_json: bool) -> int:
+    if as_json:
+        report.document({"attachments": items})
+    elif items:
+        from sbx.cli.tables import print_table
+
+        rows = [
+            (item["target"], item["source"], "read-only" if item["read_only"] else "writable")
+            for item in items
+        ]
+        print_table(("seen at", "directory", "access"), rows)
+    else:
+        report.note("nothing is attached")
+    return exits.Exit.OK

@@ -1,0 +1,144 @@
+"""A client of a terminal in a service: a WebSocket over the socket of all other calls.
+
+sbx/protocol/terminals.py has its messages and its close codes.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from sbx import errors
+from sbx.client.errors import error_of
+from sbx.client.http import Wire
+from sbx.protocol.terminals import MESSAGE_MAX, NOT_READ, PING_S, TYPED_MAX, UNKNOWN, check_size
+
+_CONNECT_S = 10.0
+_CLOSE_S = 1.0
+
+
+class RemoteAttached:
+    """One client of a terminal, until it leaves. `async for piece in attached` ends with the
+    terminal."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self.ended: tuple[int | None, str] | None = None
+
+    async def read(self) -> bytes:
+        """What is to be shown next: first the screen as it is, then what is written; nothing once
+        the terminal has ended and all of it was told. Raises Unavailable `connection_lost`."""
+        while self.ended is None:
+            try:
+                message = await self._socket.recv()
+            except ConnectionClosed as error:
+                raise _lost(error) from error
+            if isinstance(message, bytes):
+                return message
+            self.ended = _ended(message)
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        """Type these bytes. Raises Unavailable `connection_lost`, Conflict `terminal_not_read`.
+        What is typed at a terminal that has ended is lost."""
+        for start in range(0, len(data), TYPED_MAX):
+            await self._send(bytes(data[start : start + TYPED_MAX]))
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """As `RemoteTerminal.resize`: there is one size for all clients."""
+        check_size(rows, columns)
+        await self._send(json.dumps({"type": "resize", "rows": rows, "columns": columns}))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if data := await self.read():
+            return data
+        raise StopAsyncIteration
+
+    async def _send(self, message: bytes | str) -> None:
+        try:
+            await self._socket.send(message)
+        except ConnectionClosed as error:
+            if self.ended is None and not _is_end(error):
+                raise _lost(error) from error
+
+
+@asynccontextmanager
+async def attached(wire: Wire, path: str) -> AsyncIterator[RemoteAttached]:
+    """Connect, and leave at the end. Raises the error of the body, Unavailable
+    `service_unreachable`."""
+    socket = await _connected(wire, path)
+    try:
+        yield RemoteAttached(socket)
+    finally:
+        await socket.close()
+
+
+async def _connected(wire: Wire, path: str) -> ClientConnection:
+    address = wire.address
+    headers = {} if wire.authorization is None else {"authorization": wire.authorization}
+    options: dict[str, Any] = {
+        "additional_headers": headers,
+        "user_agent_header": None,
+        "compression": None,
+        "max_size": MESSAGE_MAX,
+        "open_timeout": _CONNECT_S,
+        "close_timeout": _CLOSE_S,
+        "ping_interval": PING_S,
+        "ping_timeout": PING_S,
+        "proxy": None,
+    }
+    try:
+        if address.path is not None:
+            return await unix_connect(address.path, f"ws://{address.host}{path}", **options)
+        scheme = "wss" if address.tls else "ws"
+        return await connect(f"{scheme}://{address.host}{path}", **options)
+    except InvalidStatus as error:
+        raise error_of(error.response.status_code, bytes(error.response.body)) from error
+    except (OSError, TimeoutError, InvalidHandshake) as error:
+        raise errors.Unavailable(
+            f"no terminal answers at {address.shown}: {error or 'it takes too long'}",
+            code="service_unreachable",
+            hint="start it with: sbx serve",
+            details={"address": address.shown},
+        ) from error
+
+
+def _ended(message: str) -> tuple[int | None, str]:
+    try:
+        told = json.loads(message)
+        if told["type"] == "ended":
+            code = told["exit_code"]
+            return (code if isinstance(code, int) else None), str(told["reason"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise errors.Broken("a terminal says what none of ours says", code="foreign_reply")
+
+
+def _is_end(error: ConnectionClosed) -> bool:
+    return error.rcvd is not None and error.rcvd.code == 1000
+
+
+def _lost(error: ConnectionClosed) -> errors.SbxError:
+    code = error.rcvd.code if error.rcvd is not None else None
+    if code == NOT_READ:
+        return errors.Conflict(
+            "what was typed is not read inside",
+            code="terminal_not_read",
+            hint="interrupt what runs there, or put the data in a file",
+        )
+    if code == UNKNOWN:
+        return errors.Denied(
+            "the key or token opens nothing any more",
+            code="unauthorized",
+            hint="attach again with another one",
+        )
+    said = "the service ended" if code == 1012 else f"the connection was lost: {error}"
+    return errors.Unavailable(
+        said, code="connection_lost", hint="attach again: the terminal may be there still"
+    )

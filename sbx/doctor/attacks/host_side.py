@@ -1,0 +1,163 @@
+"""host: things that code plants in its workspace for the runtime, outside, to trip over.
+
+The code plants; then the runtime does what a caller may ask of it at any time. It escaped when the
+answer has the bait's secret in it, when the bait was changed, or when there is no answer.
+"""
+
+import asyncio
+import io
+import zipfile
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from sbx import errors
+from sbx.doctor.attacks.attack import Attack, Class
+from sbx.doctor.attacks.decoys import Baits
+from sbx.runtime.sandbox import AsyncSandbox
+
+_ACT_S = 5.0
+_AT_MOST = 1 << 20
+_LINK = "os.symlink(HOST['file'], f'{WORK}/%s')"
+_DIRECTORY_LINK = "os.symlink(os.path.dirname(HOST['file']), f'{WORK}/%s')"
+_FIFO = "os.mkfifo(f'{WORK}/%s')"
+
+_PLANTED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "read by a link": (_LINK, ("read",)),
+    "read by a link to a directory": (_DIRECTORY_LINK, ("read", "bait")),
+    "read by a link that climbs": (
+        "os.symlink('../' * 40 + HOST['file'].lstrip('/'), f'{WORK}/%s')",
+        ("read",),
+    ),
+    "read by a magic link": (
+        "os.symlink('/proc/self/root' + HOST['file'], f'{WORK}/%s')",
+        ("read",),
+    ),
+    "read of a pipe that nobody writes": (_FIFO, ("read",)),
+    "download by a link": (_LINK, ("download",)),
+    "download of a pipe that nobody writes": (_FIFO, ("download",)),
+    "write by a link": (_LINK, ("write",)),
+    "write by a link to a directory": (_DIRECTORY_LINK, ("write", "bait")),
+    "write to a pipe that nobody reads": (_FIFO, ("write",)),
+    "list by a link to a directory": (_DIRECTORY_LINK, ("list",)),
+    "list of a tree with a link out of it": (
+        f"os.mkdir(f'{{WORK}}/%s'); {_DIRECTORY_LINK.replace('%s', '%s/out')}",
+        ("list",),
+    ),
+    "search of names by a link": (_DIRECTORY_LINK, ("find",)),
+    "search in files by a link": (_DIRECTORY_LINK, ("grep",)),
+    "search in a pipe that nobody writes": (
+        f"os.mkdir(f'{{WORK}}/%s'); {_FIFO.replace('%s', '%s/pipe')}",
+        ("grep",),
+    ),
+    "copy by a link": (_LINK, ("copy",)),
+    "copy of a tree with a link out of it": (
+        f"os.mkdir(f'{{WORK}}/%s'); {_LINK.replace('%s', '%s/out')}",
+        ("copy", "out"),
+    ),
+    "copy onto a link": (_LINK, ("copy onto",)),
+    "move into a link to a directory": (_DIRECTORY_LINK, ("move into",)),
+    "change of permissions by a link": (_LINK, ("chmod",)),
+    "replacement of text by a link": (_LINK, ("replace",)),
+    "removal by a link to a directory": (_DIRECTORY_LINK, ("delete", "bait")),
+    "removal of a tree with links out of it": (
+        f"os.mkdir(f'{{WORK}}/%s'); {_DIRECTORY_LINK.replace('%s', '%s/out')}",
+        ("delete",),
+    ),
+    "a directory made by a link to a directory": (_DIRECTORY_LINK, ("make", "made")),
+    "an archive of a tree with a link out of it": (
+        f"os.mkdir(f'{{WORK}}/%s'); {_LINK.replace('%s', '%s/out')}",
+        ("archive",),
+    ),
+}
+
+
+def _attacks() -> tuple[Attack, ...]:
+    made = []
+    for number, (name, (code, act)) in enumerate(_PLANTED.items()):
+        place = f"attack-host-{number}"
+        verb, *rest = act
+        path = "/".join((place, *rest))
+        made.append(
+            Attack(name, Class.HOST, "runtime", code.replace("%s", place), act=(verb, path))
+        )
+    return tuple(made)
+
+
+HOST_SIDE = _attacks()
+
+
+async def act_on(box: AsyncSandbox, attack: Attack, baits: Baits) -> str:
+    """What becomes of the host's own act on what was planted: an outcome, as in attack.py."""
+    before = _look(baits.file)
+    try:
+        async with asyncio.timeout(_ACT_S):
+            told = await _act(box, *attack.act)
+    except errors.Broken as error:
+        return error.code  # no refusal of ours
+    except errors.SbxError:
+        told = ""  # refused
+    except TimeoutError:
+        return "timeout"
+    if before == _look(baits.file):
+        return "ok" if baits.token in told else "held"
+    baits.lay_again()
+    return "ok"
+
+
+def _look(bait: Path) -> Any:
+    """The bait and what lies beside it, as the host has them."""
+    if not bait.exists():
+        return None
+    names = sorted(path.name for path in bait.parent.iterdir())
+    return names, bait.read_bytes(), bait.stat().st_mode
+
+
+async def _act(box: AsyncSandbox, verb: str, path: str) -> str:
+    """Do it; what a caller would be told, as text."""
+    files = box.files
+    match verb:
+        case "read":
+            return (await files.read_bytes(path))[:_AT_MOST].decode(errors="replace")
+        case "download":
+            stream = await files.open_stream(path)
+            try:
+                return str(await anext(aiter(stream.chunks()), b""))
+            finally:
+                stream.close()
+        case "write":
+            await files.write(path, "changed by the host side")
+        case "list":
+            return str(await files.list(path, max_depth=4))
+        case "find":
+            return str(await files.find("*", path))
+        case "grep":
+            return str(await files.grep("a", path))
+        case "copy":
+            await files.copy(path.partition("/")[0], f"{path.partition('/')[0]}-copy")
+            copied = f"{path.partition('/')[0]}-copy/{path.partition('/')[2]}".rstrip("/")
+            return (await files.read_bytes(copied)).decode(errors="replace")
+        case "copy onto":
+            await files.write("attack-source", "changed by the host side")
+            await files.copy("attack-source", path, overwrite=True)
+        case "move into":
+            await files.write("attack-source", "changed by the host side")
+            await files.move("attack-source", f"{path}/moved")
+        case "chmod":
+            await files.chmod(path, 0o600)
+        case "replace":
+            await files.replace(path, "secret", "changed")
+        case "delete":
+            await files.delete(path)
+        case "make":
+            await files.make_directory(path)
+        case "archive":
+            pieces = b""
+            async with aclosing(files.archive(path, format="zip")) as archive:
+                async for piece in archive:
+                    pieces += piece
+            with zipfile.ZipFile(io.BytesIO(pieces)) as packed:
+                return str([packed.open(name).read(_AT_MOST) for name in packed.namelist()])
+        case _:
+            raise AssertionError(verb)
+    return ""

@@ -1,0 +1,256 @@
+"""Examine this host: its layers, the policies that run here, and live checks in sandboxes."""
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sbx import errors
+from sbx.environments.directory import Environments
+from sbx.isolation.plan import decide_walls
+from sbx.isolation.probe import Capabilities, Layer
+from sbx.isolation.receipt import Receipt
+from sbx.policy import Policy, available, load, shipped_directory
+from sbx.protocol.languages import LANGUAGES
+from sbx.runtime.processes.languages import available as available_languages
+from sbx.runtime.processes.languages import how_to_get
+from sbx.runtime.runtime import Runtime
+from sbx.runtime.settings import Settings
+
+_GUEST_NEEDS = ("IPython", "ipykernel", "comm", "matplotlib_inline")
+_LIVE_POLICY = "default"
+# In this order, no check pays for the zygote of another.
+_PATHS: Mapping[str, Mapping[str, Any]] = {
+    "cold": {"pool": {"start": "cold"}},
+    "pool": {},
+    "fork": {"pool": {"max_idle": 0}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether one shipped policy can run here. `weaker` has pairs (wall, the weaker means)."""
+
+    policy: str
+    runs: bool
+    weaker: tuple[tuple[str, str], ...] = ()
+    lacks: tuple[str, ...] = ()
+    cause: str | None = None
+    remedy: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy,
+            "runs": self.runs,
+            "weaker": [{"wall": wall, "means": means} for wall, means in self.weaker],
+            "lacks": list(self.lacks),
+            "cause": self.cause,
+            "remedy": self.remedy,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The result of a live check by one path: a receipt or an error. The duration is in seconds."""
+
+    path: str
+    ok: bool
+    duration_s: float
+    receipt: Receipt | None = None
+    error: errors.SbxError | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "ok": self.ok,
+            "policy": _LIVE_POLICY,
+            "duration_s": round(self.duration_s, 3),
+            "receipt": self.receipt.to_dict() if self.receipt else None,
+            "error": self.error.to_dict() if self.error else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """Whether sandboxes of the policy `default` can run a language here.
+
+    `path` is the path of its program inside the sandbox. `remedy` is the way to install it.
+    """
+
+    language: str
+    path: str | None
+    remedy: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "language": self.language,
+            "available": self.path is not None,
+            "path": self.path,
+            "remedy": self.remedy,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    linux: str
+    machine: str
+    root: bool
+    layers: tuple[Layer, ...]
+    verdicts: tuple[Verdict, ...]
+    paths: tuple[Live, ...]
+    languages: tuple[Spoken, ...] = ()
+
+    @property
+    def live(self) -> Live:
+        """The check of the path `cold`, which is the fallback of all others."""
+        return next(check for check in self.paths if check.path == "cold")
+
+    @property
+    def ok(self) -> bool:
+        return self.live.ok and any(v.runs for v in self.verdicts if v.policy == _LIVE_POLICY)
+
+
+async def examine() -> Examination:
+    """Run all checks. A failed check is part of the result; raise only errors that the host did not
+    cause."""
+    settings = Settings()
+    async with Runtime(settings) as runtime:
+        capabilities = runtime.capabilities
+        return Examination(
+            linux=capabilities.linux,
+            machine=capabilities.machine,
+            root=capabilities.root,
+            layers=(*capabilities.layers, *_other_layers(capabilities, settings)),
+            verdicts=tuple(verdict(policy, capabilities) for policy in shipped()),
+            paths=tuple([await _live(runtime, path) for path in _PATHS]),
+            languages=await asyncio.to_thread(_languages, Environments(settings.environments)),
+        )
+
+
+def _languages(environments: Environments) -> tuple[Spoken, ...]:
+    programs = available_languages(load(_LIVE_POLICY), environments)
+    return tuple(
+        Spoken(language, programs[language].path)
+        if language in programs
+        else Spoken(language, None, how_to_get(language))
+        for language in LANGUAGES
+    )
+
+
+def verdict(policy: Policy, capabilities: Capabilities) -> Verdict:
+    """Return the verdict on one policy.
+
+    The function is pure, except for `lacks`: the modules of the preload list that are missing in
+    this environment.
+    """
+    try:
+        walls = decide_walls(policy, capabilities)
+    except errors.CannotEnforce as error:
+        return Verdict(policy.name, False, cause=error.message, remedy=error.hint)
+    weaker = tuple((wall.name, wall.means) for wall in walls if wall.weaker)
+    # The policy does not choose the disk limit's mechanism, so it is not among the planned walls.
+    disk = [layer for layer in capabilities.layers if layer.name == "disk" and not layer.found]
+    weaker += tuple((layer.name, layer.detail) for layer in disk)
+    lacks = () if policy.interpreter else _lacking(policy.preload)
+    return Verdict(policy.name, True, weaker, lacks)
+
+
+def host_ids(maps: Sequence[str], first: int, count: int) -> Layer:
+    """Return the layer that reports whether a root broker can switch to every uid of the range.
+
+    Only mapped ids exist, see user_namespaces(7), and a container may map only a few. `maps` are
+    the contents of uid_map and gid_map.
+    """
+    ids = range(first, first + count)
+    name = "host ids"
+    detail = f"{ids[0]} to {ids[-1]}, one for each sandbox"
+    if all(any(_covers(line, ids) for line in text.splitlines()) for text in maps):
+        return Layer(name, True, detail)
+    return Layer(
+        name,
+        False,
+        detail,
+        "the user namespace of this process (a container) does not map all of them",
+        "set SBX_UID_RANGE to a range within /proc/self/uid_map and gid_map, as [first, count]",
+    )
+
+
+def _covers(line: str, ids: range) -> bool:
+    inside, _, length = map(int, line.split())
+    return inside <= ids[0] and ids[-1] < inside + length
+
+
+def _other_layers(capabilities: Capabilities, settings: Settings) -> tuple[Layer, ...]:
+    layers = [_interpreter(), _broker(capabilities)]
+    if capabilities.root:
+        maps = [Path(f"/proc/self/{kind}_map").read_text() for kind in ("uid", "gid")]
+        layers.append(host_ids(maps, *settings.uid_range))
+    return tuple(layers)
+
+
+def _interpreter() -> Layer:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if lacking := _lacking(_GUEST_NEEDS):
+        return Layer(
+            "interpreter",
+            False,
+            f"Python {version} at {sys.executable}",
+            f"it lacks {', '.join(lacking)}",
+            f"run: {sys.executable} -m pip install ipykernel",
+        )
+    ipython = importlib.metadata.version("ipython")
+    return Layer(
+        "interpreter", True, f"Python {version} with IPython {ipython} at {sys.executable}"
+    )
+
+
+def _lacking(modules: Sequence[str]) -> tuple[str, ...]:
+    tops = dict.fromkeys(module.partition(".")[0] for module in modules)
+    return tuple(top for top in tops if importlib.util.find_spec(top) is None)
+
+
+def _broker(capabilities: Capabilities) -> Layer:
+    kind = "mount" if capabilities.root else "user and mount"
+    if capabilities.own_namespaces:
+        return Layer("broker", True, f"separate {kind} namespace, uid {os.geteuid()}")
+    return Layer(
+        "broker",
+        False,
+        f"no separate {kind} namespace",
+        "this host does not allow one; sandboxes that start cold do not need it",
+        "apply the remedy of the layer namespaces",
+    )
+
+
+def shipped() -> list[Policy]:
+    """Return the policies that sbx ships."""
+    shipped = shipped_directory().resolve()
+    names = [entry.name for entry in available() if entry.path.resolve().parent == shipped]
+    return [load(name) for name in names]
+
+
+async def _live(runtime: Runtime, path: str) -> Live:
+    started_at = time.monotonic()
+    receipt = None
+    try:
+        if path == "pool":
+            await runtime.warm(_LIVE_POLICY)
+            started_at = time.monotonic()
+        async with await runtime.create(_LIVE_POLICY, narrower=_PATHS[path]) as box:
+            run = await box.run("1 + 1")
+            receipt = box.receipt
+        took_s = time.monotonic() - started_at
+        if run.result != "2":
+            raise errors.Broken(f"1 + 1 ended as {run.status} with the result {run.result!r}")
+        if receipt is not None and receipt.path != path:
+            cause = receipt.fallback or "the setting fast_path (SBX_FAST_PATH) is off"
+            raise errors.Unavailable(f"the path {receipt.path} served instead: {cause}")
+    except errors.SbxError as error:
+        return Live(path, False, time.monotonic() - started_at, receipt, error)
+    return Live(path, True, took_s, receipt)

@@ -1,0 +1,223 @@
+"""`sbx doctor --attack`: run the built-in attacks in temporary sandboxes of the shipped policies on
+this host, and report which attacks the restrictions stopped."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sbx import errors
+from sbx.doctor.attacks.attack import End
+from sbx.doctor.attacks.decoys import Baits, laid_out
+from sbx.doctor.attacks.runner import Result, Trial, try_policy
+from sbx.doctor.host_check import Verdict, shipped, verdict
+from sbx.policy import Policy
+from sbx.runtime.runtime import Runtime
+
+# Cover each policy and each way to start a kernel, but not each combination: that would take more
+# than a minute. The same code builds the walls of a path for each policy, and the walls of a policy
+# for each path.
+PLAN = {
+    "default": ("pool", "fork", "cold"),
+    "strict": ("pool", "cold"),
+    "networked": ("pool",),
+    "data-science": ("pool",),  # and the policy notebook, which has the same walls
+}
+_LAST = "cold"  # every host supports this path
+_WHOLE_S = 120.0
+_AT_ONCE = 2  # a jail has at most one or two CPUs
+_LAYERS = (
+    *("namespaces", "mounts", "landlock", "seccomp", "privileges", "rlimits", "limits"),
+    "runtime",
+    "path guard",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Siege:
+    """The result of all trials. `refused` are the policies that do not run on this host, so they
+    were not attacked."""
+
+    trials: tuple[Trial, ...]
+    refused: tuple[Verdict, ...]
+    duration_s: float
+
+    @property
+    def escaped(self) -> list[tuple[Trial, Result]]:
+        return self._ended(End.ESCAPED)
+
+    @property
+    def unclear(self) -> list[tuple[Trial, Result]]:
+        return self._ended(End.UNCLEAR)
+
+    @property
+    def complete(self) -> bool:
+        """Whether each policy that runs here, including `default`, completed a trial, and no attack
+        has an unclear result."""
+        completed = {trial.policy for trial in self.trials if trial.error is None}
+        started = {trial.policy for trial in self.trials}
+        return "default" in completed and completed == started and not self.unclear
+
+    def _ended(self, end: End) -> list[tuple[Trial, Result]]:
+        return [(trial, result) for trial in self.trials for result in trial.ended(end)]
+
+    def tally(self, layer: str, policy: str) -> tuple[int, int]:
+        """Return how many attacks on a layer of a policy were tried, and how many it stopped."""
+        results = [
+            result
+            for trial in self.trials
+            if trial.policy == policy
+            for result in trial.results
+            if result.attack.layer == layer
+        ]
+        return len(results), sum(result.end is End.HELD for result in results)
+
+    def to_dict(self) -> dict[str, Any]:
+        policies = list(dict.fromkeys(trial.policy for trial in self.trials))
+        return {
+            "ok": self.complete and not self.escaped,
+            "complete": self.complete,
+            "duration_s": round(self.duration_s, 3),
+            "tried": sum(len(trial.results) for trial in self.trials),
+            "held": sum(len(trial.ended(End.HELD)) for trial in self.trials),
+            "escaped": [_finding(*finding) for finding in self.escaped],
+            "unclear": [_finding(*finding) for finding in self.unclear],
+            "layers": [
+                {"layer": layer, "policy": policy, "tried": tried, "held": stopped}
+                for layer in _LAYERS
+                for policy in policies
+                for tried, stopped in [self.tally(layer, policy)]
+            ],
+            "trials": [
+                {
+                    "policy": trial.policy,
+                    "path": trial.path,
+                    "duration_s": round(trial.duration_s, 3),
+                    "error": trial.error.to_dict() if trial.error else None,
+                    "outcomes": {result.attack.name: result.outcome for result in trial.results},
+                }
+                for trial in self.trials
+            ],
+            "refused": [refusal.to_dict() for refusal in self.refused],
+        }
+
+    def tables(self) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+        """Return a table of stopped attacks by layer and policy, and a table of the trials."""
+        policies = tuple(dict.fromkeys(trial.policy for trial in self.trials))
+        layers: list[tuple[str, ...]] = [
+            (layer, *(_cell(*self.tally(layer, policy)) for policy in policies))
+            for layer in _LAYERS
+        ]
+        trials: list[tuple[str, ...]] = [
+            (
+                trial.policy,
+                trial.path,
+                str(len(trial.results)),
+                str(len(trial.ended(End.HELD))),
+                str(len(trial.ended(End.ESCAPED))),
+                f"{trial.duration_s:.1f} s",
+            )
+            for trial in self.trials
+        ]
+        return [
+            (("layer", *policies), layers),
+            (("policy", "path", "attacks", "held", "escaped", "took"), trials),
+        ]
+
+    def sentences(self) -> list[str]:
+        """Return the lines that need attention, the worst first."""
+        lines = [
+            f"ESCAPED: {result.attack.name} ({result.attack.kind}, {result.attack.layer}):"
+            f" {trial.policy} by {trial.path} answered {result.outcome}"
+            for trial, result in self.escaped
+        ]
+        lines += [
+            f"unclear: {result.attack.name} ({result.attack.kind}): {trial.policy} by {trial.path}"
+            f" answered {result.outcome or 'nothing'}"
+            for trial, result in self.unclear
+        ]
+        lines += [
+            f"not tried: {trial.policy} by {trial.path}: {trial.error.message}"
+            for trial in self.trials
+            if trial.error is not None
+        ]
+        lines += [f"not tried: {refusal.policy}: {refusal.cause}" for refusal in self.refused]
+        return lines
+
+
+def _cell(tried: int, stopped: int) -> str:
+    if not tried:
+        return ""
+    return f"{stopped} held" if stopped == tried else f"{stopped} of {tried} held"
+
+
+def _finding(trial: Trial, result: Result) -> dict[str, Any]:
+    return {
+        "name": result.attack.name,
+        "class": str(result.attack.kind),
+        "layer": result.attack.layer,
+        "policy": trial.policy,
+        "path": trial.path,
+        "outcome": result.outcome,
+    }
+
+
+async def besiege() -> Siege:
+    """Attack every policy that this host can run. Failed trials are part of the result."""
+    started_at = time.monotonic()
+    with laid_out() as baits:
+        async with Runtime() as runtime:
+            verdicts = {policy.name: verdict(policy, runtime.capabilities) for policy in shipped()}
+            policies = [
+                policy for policy in shipped() if policy.name in PLAN and verdicts[policy.name].runs
+            ]
+            policies.sort(key=lambda policy: list(PLAN).index(policy.name))
+            trials = await _trials(runtime, policies, baits, started_at + _WHOLE_S)
+    refused = [verdicts[name] for name in PLAN if name in verdicts and not verdicts[name].runs]
+    return Siege(tuple(trials), tuple(refused), time.monotonic() - started_at)
+
+
+async def _trials(
+    runtime: Runtime, policies: Sequence[Policy], baits: Baits, deadline: float
+) -> list[Trial]:
+    """Run the trials of the plan. If a policy completed none of its paths, try the path `cold`."""
+    cells = [
+        (policy, PLAN[policy.name][number], number == 0)
+        for number in range(max(map(len, PLAN.values())))
+        for policy in policies
+        if number < len(PLAN[policy.name])
+    ]
+    trials = await _some_at_once(runtime, cells, baits, deadline)
+    completed = {trial.policy for trial in trials if trial.error is None}
+    remaining = [
+        (policy, _LAST, True)
+        for policy in policies
+        if policy.name not in completed and _LAST not in PLAN[policy.name]
+    ]
+    return trials + await _some_at_once(runtime, remaining, baits, deadline)
+
+
+async def _some_at_once(
+    runtime: Runtime, cells: Sequence[tuple[Policy, str, bool]], baits: Baits, deadline: float
+) -> list[Trial]:
+    """Start in the order of `cells`, so that each policy is attacked once before time runs out."""
+    semaphore = asyncio.Semaphore(_AT_ONCE)
+
+    async def run_trial(policy: Policy, path: str, runs: bool) -> Trial:
+        async with semaphore:
+            return await _in_time(runtime, policy, path, baits, deadline, runs=runs)
+
+    return list(await asyncio.gather(*(run_trial(*cell) for cell in cells)))
+
+
+async def _in_time(
+    runtime: Runtime, policy: Policy, path: str, baits: Baits, deadline: float, *, runs: bool
+) -> Trial:
+    started_at = time.monotonic()
+    try:
+        async with asyncio.timeout(deadline - started_at):
+            return await try_policy(runtime, policy, path, baits, runs=runs)
+    except TimeoutError:
+        error = errors.Unavailable(f"this host is too busy: {_WHOLE_S:.0f} s were not enough")
+        return Trial(policy.name, path, time.monotonic() - started_at, error=error)

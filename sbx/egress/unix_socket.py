@@ -1,0 +1,179 @@
+"""The way out of one sandbox whose policy has a proxy: from its first kernel until it is stopped.
+
+    host     an Egress (runtime/egress) listens on a Unix socket in a directory of the sandbox's own
+    jail     that directory is mounted read-only; PID 1 listens on the loopback and copies
+
+Values of secrets are read here, on the host, when the proxy opens, and handed to it and to nobody
+else. What it decides is told to `record`, and the last of it is kept in `log`.
+"""
+
+import asyncio
+import os
+import stat
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sbx import errors
+from sbx.aio import in_thread, to_the_end
+from sbx.isolation.plan import CERTIFICATES, WayOut
+from sbx.policy import Policy
+from sbx.workspace import DataDirectory
+
+if TYPE_CHECKING:
+    from sbx.egress import Decision, Egress, Secret
+
+_REMEMBERED = 1000
+_SECRET_MAX = 64 * 1024
+_SWEEP_S = 5.0
+
+
+class Outlet:
+    """See the module. Nothing of the proxy is imported before it is opened."""
+
+    def __init__(
+        self,
+        sandbox: str,
+        policy: Policy,
+        data: DataDirectory,
+        record: "Callable[[Decision], None]",
+        tripwires: Callable[[str], str | None] | None = None,
+    ) -> None:
+        self.log: deque[Decision] = deque(maxlen=_REMEMBERED)
+        self._sandbox = sandbox
+        self._policy = policy
+        self._data = data
+        self._record = record
+        self._tripwires = tripwires
+        self._opening = asyncio.Lock()
+        self._starts = 0
+        self._name: str | None = None
+        self._egress: Egress | None = None
+        self._way_out: WayOut | None = None
+
+    @asynccontextmanager
+    async def opened(self, owner: tuple[int, int] | None) -> AsyncIterator[WayOut]:
+        """The proxy, opened where it is not, for as long as a kernel starts with it. `owner`: the
+        ids of its jails, where those are not the runtime's own.
+
+        Raises Unavailable `secret_unusable`, `egress_unusable`.
+        """
+        self._starts += 1
+        try:
+            async with self._opening:
+                if self._way_out is None:
+                    try:
+                        self._way_out = await to_the_end(self._open(owner))
+                    except BaseException:
+                        await to_the_end(self._close())
+                        raise
+                way_out = self._way_out
+            yield way_out
+        finally:
+            self._starts -= 1
+
+    async def rest(self, in_use: Callable[[], bool]) -> None:
+        """As `close`, but for where a kernel starts with it, or lives with it as `in_use` says."""
+        async with self._opening:
+            if not self._starts and not in_use():
+                await to_the_end(self._close())
+
+    async def close(self) -> None:
+        """End every connection. Files and placeholders of this proxy are gone with it."""
+        async with self._opening:
+            await to_the_end(self._close())
+
+    async def _open(self, owner: tuple[int, int] | None) -> WayOut:
+        # What it imports takes its time, and nobody else is to wait for that.
+        egress = await in_thread(import_module, "sbx.egress")
+        self._name = self._data.new_name()
+        directory = self._data.egress_path(self._name)
+        self._egress = opened = await egress.Egress.open(
+            self._sandbox,
+            self._policy.network,
+            await in_thread(read_secrets, self._policy),
+            directory=directory,
+            owner=owner,
+            record=self._decided,
+            tripwires=self._tripwires,
+        )
+        certificates = opened.certificates
+        if certificates is not None:
+            await in_thread(_write_certificates, directory / CERTIFICATES, certificates)
+        return WayOut(
+            str(directory),
+            certificates=certificates is not None,
+            environment=tuple(sorted(opened.environment.items())),
+        )
+
+    async def _close(self) -> None:
+        egress, name = self._egress, self._name
+        self._egress = self._way_out = self._name = None
+        if egress is not None:
+            await egress.close()
+        if name is not None:
+            await in_thread(self._data.remove_egress, name, _SWEEP_S)
+
+    def _decided(self, decision: "Decision") -> None:
+        self.log.append(decision)
+        self._record(decision)
+
+
+def read_secrets(policy: Policy) -> "Mapping[str, Secret]":
+    """The secrets of a policy with their values, by name. Raises Unavailable `secret_unusable`;
+    no error has a value in it."""
+    if not policy.secrets:
+        return {}
+    from sbx.egress import Secret
+
+    found = {}
+    for name, secret in policy.secrets.items():
+        kind, _, where = secret.source.partition(":")
+        value = os.environ.get(where) if kind == "env" else _read(name, Path(where))
+        if not value:
+            raise _unusable(name, f"the runtime has no variable {where}, or an empty one")
+        found[name] = Secret(
+            name, secret.env, secret.hosts, secret.header, value, allow_plain=secret.allow_plain
+        )
+    return found
+
+
+def _read(name: str, path: Path) -> str:
+    """A regular file of bounded size: a FIFO could hold us forever."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise _unusable(name, f"{path} is not a regular file")
+            data = os.read(fd, _SECRET_MAX + 1)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _unusable(name, f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > _SECRET_MAX:
+        raise _unusable(name, f"{path} is too long")
+    try:
+        value = data.decode().strip()
+    except UnicodeDecodeError:
+        raise _unusable(name, f"{path} is not text") from None
+    if not value:
+        raise _unusable(name, f"{path} is empty")
+    return value
+
+
+def _unusable(name: str, why: str) -> errors.Unavailable:
+    return errors.Unavailable(
+        f"the secret {name} of the policy cannot be used: {why}",
+        code="secret_unusable",
+        hint="`from` in the policy says where the runtime finds it, on the host",
+    )
+
+
+def _write_certificates(path: Path, content: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(fd, "wb") as file:
+        os.fchmod(fd, 0o644)  # whatever the umask is; the directory keeps everybody else out
+        file.write(content)

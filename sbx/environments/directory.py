@@ -1,0 +1,334 @@
+"""The environments that there are, below one directory."""
+
+import errno
+import hashlib
+import os
+import stat
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+from pydantic_core import PydanticCustomError
+
+from sbx.environments.interpreter import interpreter_of
+from sbx.environments.manifest import Differences, contents, differences
+from sbx.environments.record import ALGORITHM, FORMAT, Environment, Record
+from sbx.errors import BadRequest, Conflict, Denied, NotFound, PolicyError, Unavailable
+from sbx.isolation.plan import Interpreter
+from sbx.linux import locks
+from sbx.policy import Policy
+from sbx.policy.checks import environment_name
+from sbx.workspace.rmtree import remove_tree
+
+RECORD = "environment.json"
+FILES = "files.json"
+_RECORD_MAX = 4 << 20
+_FILES_MAX = 512 << 20
+_REMOVAL_S = 300.0
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Environments:
+    """Those below `top`. Every method blocks; none runs anything."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = Path(os.path.abspath(top.expanduser()))
+
+    def all(self) -> list[Environment]:
+        """Those that are whole, by name. What else lies there is passed over."""
+        try:
+            names = sorted(os.listdir(self.top))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _unreadable(self.top, error) from error
+        found = []
+        for name in names:
+            with suppress(BadRequest, NotFound, Unavailable):
+                found.append(self.get(name))
+        return found
+
+    def get(self, name: str) -> Environment:
+        """The one of that name.
+
+        Raises BadRequest `invalid_environment` for what is no name, NotFound
+        `environment_not_found`, Denied `environment_not_private` when others could have changed
+        it, Unavailable `environment_broken`.
+        """
+        checked(name)
+        try:
+            with ExitStack() as held:
+                directory = _enter(held, self.top, name)
+                record = msgspec.json.decode(_read(directory, RECORD, _RECORD_MAX), type=Record)
+        except FileNotFoundError:
+            raise NotFound(
+                f"there is no environment {name}",
+                code="environment_not_found",
+                hint="`sbx env list` shows which there are",
+            ) from None
+        except OSError as error:
+            raise _unreadable(self.top / name, error) from error
+        except msgspec.DecodeError as error:
+            raise _broken(name, f"its record cannot be read: {error}") from error
+        if record.format != FORMAT or record.name != name:
+            raise _broken(name, "its record is of another version of sbx")
+        return Environment(self.top / name, record)
+
+    def interpreter(self, name: str, policy: str) -> Interpreter:
+        """What the kernels of `policy`, which names it, run.
+
+        Raises PolicyError `environment_unavailable`; Denied `environment_not_private`.
+        """
+        try:
+            found = self.get(name)
+        except NotFound:
+            raise PolicyError(
+                f"policy {policy} names the environment {name}, and there is none of that name",
+                code="environment_unavailable",
+                hint=f"make it: sbx env create {name} PACKAGE…; a service of root's is to be "
+                "started again after that",
+                details={"environment": name},
+            ) from None
+        except (BadRequest, Unavailable) as error:
+            raise PolicyError(
+                f"policy {policy} names the environment {name}: {error.message}",
+                code="environment_unavailable",
+                hint=error.hint,
+                details={"environment": name},
+            ) from error
+        if not os.path.exists(found.record.executable):
+            raise PolicyError(
+                f"the environment {name} was made of the Python {found.record.base}, which is not "
+                "there, or not for this process",
+                code="environment_unavailable",
+                hint="a service that was started before the environment was made has to be started "
+                f"again; where that Python is gone, sbx env remove {name} and create it again",
+                details={"environment": name},
+            )
+        return interpreter_of(found.record.executable, found.record.prefixes)
+
+    def verify(self, environment: Environment) -> Differences:
+        """Read every file again. Raises Unavailable `environment_broken` when what is to be
+        compared with was itself changed."""
+        with ExitStack() as held:
+            try:
+                directory = _enter(held, self.top, environment.name)
+                told = _read(directory, FILES, _FILES_MAX)
+                lock = _read(directory, "requirements.lock", _FILES_MAX)
+                now = contents(str(environment.venv)).entries
+            except OSError as error:
+                raise _unreadable(environment.path, error) from error
+        record = environment.record
+        for name, data, digest in ((FILES, told, record.digest), ("its lock", lock, record.lock)):
+            if record.algorithm != ALGORITHM or hashlib.new(ALGORITHM, data).hexdigest() != digest:
+                raise _broken(environment.name, f"{name} is not what it was")
+        return differences(msgspec.json.decode(told, type=dict[str, str]), now)
+
+    def claim(self, name: str) -> "Claim":
+        """The empty directory of a new environment, to be published or, without that, removed by
+        `end`. Of several who claim one name at once, one has it.
+
+        Raises Conflict `environment_exists`, `environment_in_the_making`; Unavailable.
+        """
+        checked(name)
+        try:
+            self.top.mkdir(mode=0o755, parents=True, exist_ok=True)
+            with ExitStack() as undo:
+                top = os.open(self.top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                undo.callback(os.close, top)
+                _check_private(top, self.top)
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=top)
+                directory = self._hold(top, name)
+                undo.callback(os.close, directory)
+                if _exists(RECORD, directory):
+                    raise Conflict(
+                        f"there is an environment {name} already",
+                        code="environment_exists",
+                        hint=f"choose another name, or remove it: sbx env remove {name}",
+                    )
+                claim = Claim(top, directory, name, self.top / name)
+                claim.clear()
+                undo.pop_all()
+                return claim
+        except OSError as error:
+            raise _unreadable(self.top / name, error) from error
+
+    def remove(self, name: str) -> None:
+        """Also one that a killed creation left. Raises NotFound, Conflict
+        `environment_in_the_making`, Unavailable when not all of it could be removed."""
+        checked(name)
+        try:
+            with ExitStack() as held:
+                top = os.open(self.top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                held.callback(os.close, top)
+                directory = self._hold(top, name)
+                held.callback(os.close, directory)
+                with suppress(FileNotFoundError):
+                    os.unlink(RECORD, dir_fd=directory)  # from here on there is none
+                whole = remove_tree(top, name, _REMOVAL_S)
+        except FileNotFoundError:
+            raise NotFound(
+                f"there is no environment {name}",
+                code="environment_not_found",
+                hint="`sbx env list` shows which there are",
+            ) from None
+        except OSError as error:
+            raise _unreadable(self.top / name, error) from error
+        if not whole:
+            raise Unavailable(
+                f"the environment {name} is gone, and not all of its files could be removed",
+                code="not_removed",
+                hint=f"remove what is left in {self.top}",
+            )
+
+    def _hold(self, top: int, name: str) -> int:
+        """Its directory, locked. What was removed while it was waited for is not it."""
+        directory = os.open(name, _DIRECTORY, dir_fd=top)
+        try:
+            held = locks.try_lock(directory)
+            ours, there = os.fstat(directory), os.stat(name, dir_fd=top, follow_symlinks=False)
+            if not held or (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
+                raise _in_the_making(name)
+        except FileNotFoundError:
+            os.close(directory)
+            raise _in_the_making(name) from None
+        except BaseException:
+            os.close(directory)
+            raise
+        return directory
+
+
+class Claim:
+    """The directory of an environment that is being made; see `Environments.claim`."""
+
+    def __init__(self, top: int, directory: int, name: str, path: Path) -> None:
+        self._top = top
+        self.directory = directory
+        self.name = name
+        self.path = path
+        self.published = False
+
+    def write(self, name: str, data: bytes) -> None:
+        """A file of it, on disk when this returns. Raises OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, 0o644, dir_fd=self.directory)
+        with open(fd, "wb") as file:
+            os.fchmod(fd, 0o644)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+
+    def publish(self, record: Record) -> Environment:
+        """From now on it is there. Raises OSError."""
+        self.write(f"{RECORD}.new", msgspec.json.encode(record) + b"\n")
+        os.fchmod(self.directory, 0o755)
+        os.rename(f"{RECORD}.new", RECORD, src_dir_fd=self.directory, dst_dir_fd=self.directory)
+        self.published = True
+        os.fsync(self.directory)
+        os.fsync(self._top)
+        return Environment(self.path, record)
+
+    def clear(self) -> None:
+        """Remove what a killed creation left: here, and whatever was on its way out."""
+        for name in os.listdir(self.directory):
+            remove_tree(self.directory, name, _REMOVAL_S, trash=self._top)
+        for name in os.listdir(self._top):
+            if name.startswith(".sbx-removed-"):
+                remove_tree(self._top, name, _REMOVAL_S)
+
+    def end(self) -> None:
+        """Remove what was not published, and let go."""
+        if not self.published:
+            remove_tree(self._top, self.name, _REMOVAL_S)
+        os.close(self.directory)
+        os.close(self._top)
+
+
+def check_there(policy: Policy, interpreter: Interpreter) -> None:
+    """Whether the environment that a sandbox was made with is there yet; one that was removed by
+    force is not. Raises PolicyError `environment_unavailable`. Looks at one path."""
+    if not os.path.lexists(interpreter.executable):
+        raise PolicyError(
+            f"the environment {policy.environment} was removed while this sandbox was in use",
+            code="environment_unavailable",
+            hint=f"create it again, then make a new sandbox: sbx env create {policy.environment} …",
+            details={"environment": policy.environment},
+        )
+
+
+def checked(name: str) -> str:
+    """A name that is one. Raises BadRequest `invalid_environment`."""
+    try:
+        return environment_name(name)
+    except PydanticCustomError as error:
+        raise BadRequest(
+            error.message(),
+            code="invalid_environment",
+            hint="as in science or data-2024; it becomes the name of a directory",
+        ) from None
+
+
+def _enter(held: ExitStack, top: Path, name: str) -> int:
+    """Open its directory, through one that nobody else could have changed."""
+    parent = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    held.callback(os.close, parent)
+    _check_private(parent, top)
+    directory = os.open(name, _DIRECTORY, dir_fd=parent)
+    held.callback(os.close, directory)
+    _check_private(directory, top / name)
+    return directory
+
+
+def _check_private(fd: int, path: Path) -> None:
+    """Who could write there could choose what every kernel runs before it is sealed."""
+    found = os.fstat(fd)
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+        raise Denied(
+            f"{path} could have been changed by others, so no environment in it is used",
+            code="environment_not_private",
+            hint=f"it must belong to whoever runs sbx, or root: chmod go-w {path}",
+        )
+
+
+def _read(directory: int, name: str, most: int) -> bytes:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "is no file")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, "is too large")
+    return data
+
+
+def _exists(name: str, directory: int) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _in_the_making(name: str) -> Conflict:
+    return Conflict(
+        f"the environment {name} is being made or removed by another process",
+        code="environment_in_the_making",
+        hint="wait until that has ended, or choose another name",
+    )
+
+
+def _broken(name: str, why: str) -> Unavailable:
+    return Unavailable(
+        f"the environment {name} cannot be used: {why}",
+        code="environment_broken",
+        hint=f"sbx env remove {name}, and create it again",
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"{path} cannot be used: {error.strerror or error}",
+        code="environment_broken",
+        hint="SBX_ENVIRONMENTS names the directory of environments",
+    )

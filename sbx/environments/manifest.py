@@ -1,0 +1,127 @@
+"""What a tree holds, file by file, and in what it differs from what it held."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sbx.environments.record import ALGORITHM
+from sbx.errors import Unavailable
+
+_FILES_MAX = 1_000_000
+_LISTED_MAX = 1000
+_SET_ID = stat.S_ISUID | stat.S_ISGID
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """`entries`: each path below the tree, and in one text what is there: size, whether it can be
+    executed and digest of a file, the target of a link."""
+
+    entries: Mapping[str, str]
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Paths, each list sorted; all are empty when a tree is what it was."""
+
+    changed: tuple[str, ...]
+    missing: tuple[str, ...]
+    added: tuple[str, ...]
+
+    @property
+    def none(self) -> bool:
+        return not (self.changed or self.missing or self.added)
+
+    def to_dict(self) -> dict[str, Any]:
+        """At most 1,000 paths of each kind."""
+        return {
+            "changed": self.changed[:_LISTED_MAX],
+            "missing": self.missing[:_LISTED_MAX],
+            "added": self.added[:_LISTED_MAX],
+        }
+
+
+def contents(top: str, go_on: Callable[[], bool] = lambda: True) -> Contents:
+    """Read every file below `top`, following no link. Blocks; ends early when `go_on` says no.
+
+    Raises OSError, and Unavailable `environment_too_large`.
+    """
+    entries: dict[str, str] = {}
+    files = size = 0
+    for path in _walk(top):
+        if not go_on():
+            break
+        if len(entries) >= _FILES_MAX:
+            raise Unavailable(
+                f"{top} holds more than {_FILES_MAX:,} files", code="environment_too_large"
+            )
+        said, length = _entry(path)
+        entries[_name(os.path.relpath(path, top))] = said
+        files += 1
+        size += length
+    return Contents(dict(sorted(entries.items())), files, size)
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> Differences:
+    """In what `now` is not `before`."""
+    return Differences(
+        changed=tuple(sorted(path for path in before.keys() & now if before[path] != now[path])),
+        missing=tuple(sorted(before.keys() - now)),
+        added=tuple(sorted(now.keys() - before)),
+    )
+
+
+def make_readable(top: str) -> None:
+    """Let everybody read what is below `top`, and only its owner write; no file is set-id.
+
+    The jails of a root runtime have uids of their own, and root's umask may be strict.
+    """
+    _permit(top)
+    for path in _walk(top, directories=True):
+        _permit(path)
+
+
+def _permit(path: str) -> None:
+    found = os.lstat(path).st_mode
+    if stat.S_ISLNK(found):
+        return
+    mode = stat.S_IMODE(found)
+    runs = stat.S_ISDIR(found) or mode & 0o111
+    wanted = (mode | (0o555 if runs else 0o444)) & ~(_SET_ID | 0o022)
+    if wanted != mode:
+        os.chmod(path, wanted)
+
+
+def _entry(path: str) -> tuple[str, int]:
+    mode = os.lstat(path).st_mode
+    if stat.S_ISLNK(mode):
+        return f"link {_name(os.readlink(path))}", 0
+    if not stat.S_ISREG(mode):
+        return "neither a file nor a link", 0
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        digest = hashlib.file_digest(file, ALGORITHM).hexdigest()
+        length = os.fstat(file.fileno()).st_size
+    return f"file {length} {'x' if mode & 0o111 else '-'} {digest}", length
+
+
+def _walk(top: str, *, directories: bool = False) -> Iterator[str]:
+    waiting = [top]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                    if directories:
+                        yield entry.path
+                else:
+                    yield entry.path
+
+
+def _name(path: str) -> str:
+    """As text that JSON takes, whatever bytes the name has."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,0 +1,10 @@
+"""The process that runs the user's cells: one IPython shell, its frames and its output.
+
+setup            turns a sealed process into a kernel: `start`, `serve`
+loop             reads requests, runs cells, writes replies
+shell            the IPython shell, its limits and its completions
+output           stdout, stderr and descriptors 1 and 2 as frames, in order
+comms            Jupyter's comms over frames
+system_commands  `!command`
+error_hints      explains an error that a wall caused
+"""

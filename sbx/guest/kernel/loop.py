@@ -1,0 +1,389 @@
+"""The kernel's loop: frames in, cells run, replies out.
+
+One asyncio loop runs while the kernel is idle and while a cell runs, so background tasks continue.
+One task answers requests in order and awaits the cell itself. Code that never suspends runs without
+a break, and code that awaits leaves the loop to other tasks. (ipykernel compiles every cell once
+more only to distinguish the two.) All cells run in the same context, so context variables persist.
+
+An interrupt (SIGINT) reaches only user code: the cell, a comm's handler, a `__repr__` that a
+completion calls. It is raised as KeyboardInterrupt in running user code. If the cell awaits, its
+task is cancelled, and the error is reported as KeyboardInterrupt as well. An idle kernel ignores
+it. User code cannot end this loop, and each request gets its reply.
+"""
+
+# IPython is typed only in part; only our side of it is checked here.
+# mypy: disable-error-code="misc,no-untyped-call,union-attr,no-any-return,arg-type,var-annotated"
+
+import asyncio
+import builtins
+import contextlib
+import getpass
+import os
+import platform
+import select
+import signal
+import socket
+import sys
+import threading
+from _signal import signal as set_handler  # type: ignore[import-not-found]  # no enum: 1 µs, not 9
+from collections import deque
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from typing import Any, NoReturn
+
+import IPython
+from IPython.core.error import StdinNotImplementedError
+from IPython.utils.tokenutil import token_at_cursor
+
+from sbx.guest.frames import Frame, FrameError, FrameReader, FrameWriter
+from sbx.guest.import_rules import ImportRules
+from sbx.guest.kernel import comms
+from sbx.guest.kernel.output import Output
+from sbx.guest.kernel.setup import KernelConfig
+from sbx.guest.kernel.shell import SandboxShell, describe, evaluated
+
+_CHUNK = 65536  # larger buffers are mapped and unmapped for every read: 30 µs
+_MATCHES_MAX = 10_000
+_BROKEN = 70  # EX_SOFTWARE: the loop's own task ended, which only a bug in sbx can cause
+
+
+class Inbox:
+    """Frames from the host, in order. Each `input_reply` is kept apart, for the code that asked."""
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self._sock = sock
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._reader = FrameReader()
+        self._reading = threading.Lock()
+        self._frames: deque[Frame] = deque()
+        self._answers: deque[str] = deque()
+        self._arrived: asyncio.Future[None] | None = None
+
+    async def get(self) -> Frame:
+        while not self._frames:
+            self._arrived = self._loop.create_future()
+            try:
+                await self._arrived
+            finally:
+                self._arrived = None
+        return self._frames.popleft()
+
+    def read(self) -> None:
+        """Read the available bytes without waiting. The end of the stream ends the process."""
+        with self._reading:
+            try:
+                data = self._sock.recv(_CHUNK, socket.MSG_DONTWAIT)
+                arrived = self._reader.feed(data)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:  # the host hung up and left something unread
+                os._exit(0)
+            except (OSError, FrameError):
+                os._exit(_BROKEN)
+            if not data:
+                os._exit(0)
+            for frame in arrived:
+                if frame.type == "input_reply":
+                    self._answers.append(str(frame.content.get("value", "")))
+                else:
+                    self._frames.append(frame)
+        if self._frames and self._arrived is not None:
+            if threading.get_ident() == self._thread:
+                self._wake()
+            else:
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def forget_answers(self) -> None:
+        """Drop answers before a question: they belong to a question that was interrupted."""
+        self.read()
+        self._answers.clear()
+
+    def wait_for_answer(self) -> str:
+        """Block this thread for an `input_reply`; other frames are queued."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        while not self._answers:
+            poll.poll(100)  # with a timeout: another thread may have read the answer
+            self.read()
+        return self._answers.popleft()
+
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+
+class Kernel:
+    """One shell on one socket. `comm_manager` and `shell` have the same names as in ipykernel.
+
+    Made before the process is sealed, perhaps long before: that needs no thread, no privilege and
+    no information about its future owner. `run` does the rest.
+    """
+
+    def __init__(self, sock: socket.socket, shell: SandboxShell) -> None:
+        self.shell = shell
+        self.comm_manager = comms.install(self._publish_comm)
+        self._sock = sock
+        self._writer = FrameWriter(sock)
+        self._writer.silence_forks()
+        self._output = Output(self._writer, sock)
+        self._loop = asyncio.new_event_loop()
+        self._inbox = Inbox(sock, self._loop)
+        self._pid = os.getpid()
+        self._interruptible = False
+        self._stdin_allowed = False
+        self._output_max: int | None = None
+        self._parent: dict[str, Any] = {}
+        self._ready = {"python": platform.python_version(), "ipython": IPython.__version__}
+        self._handlers: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+            "execute_request": self._execute,
+            "complete_request": self._complete,
+            "inspect_request": self._inspect,
+            "is_complete_request": self._is_complete,
+        }
+        shell.kernel = self
+        self._output.take_over()
+        builtins.input = self._input
+        getpass.getpass = self._getpass
+        asyncio.set_event_loop(self._loop)
+        # By its number: for a socket object, asyncio first tries a look-up, which fails slowly.
+        self._loop.add_reader(self._sock.fileno(), self._inbox.read)
+        self._task = self._loop.create_task(self._serve(), name="sbx-kernel")
+        self._task.add_done_callback(lambda _: os._exit(_BROKEN))
+        set_handler(signal.SIGINT, self._on_interrupt)
+
+    def run(self, config: KernelConfig, missing: dict[str, str]) -> NoReturn:
+        """Send `ready`, with the missing modules of the preload list, and serve.
+
+        This starts a second thread, so the process must be sealed.
+        """
+        self._output_max = config.output_max
+        rules = config.import_rules
+        self.shell.attach(
+            self._output.publish,
+            processes=config.processes,
+            mime_max=config.mime_max,
+            rules=None if rules is None else ImportRules.from_json(rules),
+        )
+        extra = {"preload_failed": missing} if missing else {}
+        self._writer.send("ready", {**self._ready, **extra})
+        self._output.start()
+        while True:
+            # A background task that exits or is interrupted ends the loop's run; others continue.
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                self._loop.run_forever()
+
+    async def _serve(self) -> NoReturn:
+        while True:
+            try:
+                await self._answer(await self._inbox.get())
+            except asyncio.CancelledError:  # user code cancelled all tasks, this one included
+                self._forget_cancellation()
+            except (BrokenPipeError, ConnectionResetError):  # the host hung up before the reply
+                os._exit(0)
+
+    async def _answer(self, frame: Frame) -> None:
+        handler = self._handlers.get(frame.type)
+        try:
+            serve_request = handler or self._comm_handler(frame)
+            reply = await self._in_reach_of_interrupts(serve_request, frame.content)
+        except BaseException as error:  # noqa: BLE001 - the boundary: the host always gets a reply
+            self._interruptible = False
+            reply = self._failure(frame, error)
+            if handler == self._execute:
+                self._output.publish("error", describe(error))
+            elif handler is None:  # as Jupyter reports errors of a comm's handler: on stderr
+                self._output.write("stderr", "\n".join([*describe(error)["traceback"], ""]))
+        if os.getpid() != self._pid:
+            os._exit(0)  # a fork by user code that reached the end of the cell
+        self._stdin_allowed = False
+        self._output.end_run()
+        if frame.id is not None:
+            self._reply(frame, reply)
+
+    def _reply(self, frame: Frame, reply: dict[str, Any]) -> None:
+        kind = frame.type.removesuffix("_request") + "_reply"
+        try:
+            self._writer.send(kind, reply, frame.id)
+        except FrameError as error:
+            self._writer.send(kind, self._failure(frame, error), frame.id)
+
+    def _failure(self, frame: Frame, error: BaseException) -> dict[str, Any]:
+        """Return the reply for a failure outside user code, in the shape of the request's kind."""
+        match frame.type:
+            case "complete_request":
+                nowhere = {"cursor_start": 0, "cursor_end": 0}
+                return {"status": "error", "matches": [], "metadata": {}, **nowhere}
+            case "inspect_request":
+                return {"status": "error", "found": False, "data": {}, "metadata": {}}
+            case "is_complete_request":
+                return {"status": "unknown", "indent": ""}
+            case "comm_open" | "comm_msg" | "comm_close":
+                return {"status": "error"}
+        count = self.shell.execution_count - 1
+        return {"status": "error", "execution_count": count, "payload": [], **describe(error)}
+
+    async def _in_reach_of_interrupts(
+        self,
+        handler: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]],
+        content: dict[str, Any],
+    ) -> dict[str, Any]:
+        set_handler(signal.SIGINT, self._on_interrupt)  # an earlier cell may have replaced it
+        try:
+            self._interruptible = True
+            return await handler(content)
+        finally:
+            self._interruptible = False
+            self._forget_cancellation()
+
+    def _forget_cancellation(self) -> None:
+        while self._task.cancelling():
+            self._task.uncancel()
+
+    def _on_interrupt(self, _signal: int, _frame: Any) -> None:
+        if os.getpid() != self._pid:
+            raise KeyboardInterrupt
+        if not self._interruptible:
+            return
+        running = asyncio.current_task(self._loop)
+        if running is self._task:
+            raise KeyboardInterrupt
+        # The cell awaits. The loop may sleep in epoll_wait, which continues after this handler.
+        self.shell.interrupted = True
+        self._loop.call_soon_threadsafe(self._cancel_cell)
+        if running is not None:  # a task that keeps the loop busy, perhaps one of the cell
+            raise KeyboardInterrupt
+
+    def _cancel_cell(self) -> None:
+        if self._interruptible:
+            self._task.cancel()
+
+    # --- Requests.
+
+    async def _execute(self, content: dict[str, Any]) -> dict[str, Any]:
+        shell = self.shell
+        code = str(content.get("code", ""))
+        silent = bool(content.get("silent"))
+        self._stdin_allowed = bool(content.get("allow_stdin"))
+        self._begin_run("execute_request", content)
+        shell.begin_cell()
+        failed_transform = None
+        try:
+            transformed = shell.transform_cell(code)
+        except Exception:  # noqa: BLE001 - IPython shows it as the cell's error
+            transformed, failed_transform = code, sys.exc_info()
+        result = None
+        try:
+            result = await shell.run_cell_async(
+                code,
+                store_history=bool(content.get("store_history", not silent)),
+                silent=silent,
+                transformed_cell=transformed,
+                preprocessing_exc_tuple=failed_transform,
+            )
+        finally:
+            if shell.has_hooks:
+                self._output.flush()  # the result must not wait for the hooks, which may draw
+            shell.events.trigger("post_execute")
+            if not silent:
+                shell.events.trigger("post_run_cell", result)
+        reply = {
+            "status": "ok",
+            "execution_count": shell.execution_count - 1,
+            "payload": shell.take_payload(),
+        }
+        error = result.error_before_exec or result.error_in_exec
+        if error is not None or shell.error_in_display:
+            reply.update(shell.last_error or describe(error), status="error")
+        elif expressions := content.get("user_expressions"):
+            reply["user_expressions"] = evaluated(shell, expressions)
+        return reply
+
+    def _begin_run(self, kind: str, content: dict[str, Any]) -> None:
+        """Set the output limit and the parent of a request. The front end's `msg_id` names it."""
+        name = content.get("msg_id")
+        self._parent = {"header": {"msg_id": name, "msg_type": kind}} if name else {}
+        limit = content.get("output_max")
+        self._output.begin_run(self._output_max if limit is None else int(limit))
+
+    def get_parent(self, _channel: object = None) -> dict[str, Any]:
+        """Return the front end's request that runs now, or ran last.
+
+        ipywidgets uses it: an `Output` shows the output with this id.
+        """
+        return self._parent
+
+    async def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
+        from IPython.core.completer import provisionalcompleter, rectify_completions
+
+        code = str(content.get("code", ""))
+        position = content.get("cursor_pos")
+        position = len(code) if position is None else int(position)
+        with provisionalcompleter():
+            candidates = self.shell.Completer.completions(code, position)
+            completions = list(islice(rectify_completions(code, candidates), _MATCHES_MAX))
+        types = [
+            {
+                "start": item.start,
+                "end": item.end,
+                "text": item.text,
+                "type": item.type,
+                "signature": item.signature,
+            }
+            for item in completions
+        ]
+        return {
+            "status": "ok",
+            "matches": [item.text for item in completions],
+            "cursor_start": completions[0].start if completions else position,
+            "cursor_end": completions[0].end if completions else position,
+            "metadata": {"_jupyter_types_experimental": types},
+        }
+
+    async def _inspect(self, content: dict[str, Any]) -> dict[str, Any]:
+        name = token_at_cursor(str(content.get("code", "")), int(content.get("cursor_pos", 0)))
+        level = int(content.get("detail_level") or 0)
+        try:
+            data = self.shell.object_inspect_mime(name, detail_level=level)
+        except KeyError:
+            return {"status": "ok", "found": False, "data": {}, "metadata": {}}
+        return {"status": "ok", "found": True, "data": data, "metadata": {}}
+
+    async def _is_complete(self, content: dict[str, Any]) -> dict[str, Any]:
+        status, indent = self.shell.check_complete(str(content.get("code", "")))
+        return {"status": status, "indent": indent if status == "incomplete" else ""}
+
+    def _comm_handler(self, frame: Frame) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
+        if frame.type not in {"comm_open", "comm_msg", "comm_close"}:
+            raise ValueError(f"a kernel does not support {frame.type!r}")
+
+        async def deliver(content: dict[str, Any]) -> dict[str, Any]:
+            self._begin_run(frame.type, content)
+            comms.deliver(self.comm_manager, frame.type, content)
+            return {"status": "ok"}
+
+        return deliver
+
+    def _publish_comm(self, kind: str, content: Any) -> None:
+        self._output.publish(kind, content)
+
+    # --- Questions to the user.
+
+    def _input(self, prompt: object = "", /) -> str:
+        return self._ask("input", str(prompt), password=False)
+
+    def _getpass(self, prompt: str = "Password: ", stream: Any = None, **_more: Any) -> str:
+        return self._ask("getpass", str(prompt), password=True)
+
+    def _ask(self, function: str, prompt: str, *, password: bool) -> str:
+        if not self._stdin_allowed:
+            raise StdinNotImplementedError(
+                f"{function}() cannot ask: the caller of this run does not answer questions."
+                " Put the value into the code instead."
+            )
+        self._inbox.forget_answers()
+        self._output.publish("input_request", {"prompt": prompt, "password": password})
+        answer = self._inbox.wait_for_answer()
+        if answer == "\x04":  # Ctrl-D, as Jupyter's frontends send it
+            raise EOFError
+        return answer

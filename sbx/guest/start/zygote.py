@@ -1,0 +1,296 @@
+"""The zygote of a policy: imports everything once, and forks jails on order.
+
+Run by path as `python -I`, in a view without a workspace. It reads no file that a user could have
+written, receives no user code, and holds no secret. It consists of two processes, because a fork
+copies the pages that it writes, and a small parent has few of them:
+
+    the keeper    PID 1, imports next to nothing; forks the supervisor of each jail, which is 1 MiB
+    the zygote    its child, has imported IPython and the policy's preload; forks each jail's kernel
+
+The whole protocol with the broker, in packets on the keeper's SOCK_SEQPACKET socket ORDERS_FD. The
+keeper passes the zygote's part on:
+
+    → {"preload": [module, …], "tmpfs": [[path, size, mode], …], "kept": [path, …], "walls": {…}}
+    ← {"ready": {"python": version, "missing": {module: why}}}  or  {"refused": sentence}
+    and from then on, for each jail:
+    → a number for it, with three fds: setup, control, kernel     see `sbx.guest.start.fork_child`
+      or the number and " now": a caller waits, so no work is done ahead
+    ← the number, with two pidfds: the supervisor's and the kernel's
+    ← the number, a space and the reason, if it could not be forked
+
+Jails have a number and not a name, because every later jail inherits the memory of this process.
+
+The zygote ends when that socket is closed, and closes it when it ends. The jails live on, and the
+keeper lives until the last of them has ended. When the keeper ends, everything ends. It ends with
+bubblewrap and the broker.
+
+The price of the speed is that the forked jails of a zygote share one hash seed and one address
+layout. This is why zygotes are renewed, and why policies can request the cold path.
+"""
+
+import os
+import sys
+
+sys.path.insert(0, __file__.rpartition("/sbx/guest/")[0])
+
+import contextlib
+import gc
+import json
+import select
+import signal
+import socket
+from array import array
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from sbx.guest.inherited_fds import ORDERS_FD
+from sbx.guest.start import fork_child, lockdown, memory_layout
+from sbx.linux import namespaces
+
+_PACKET_MAX = 1 << 17
+_FDS_SPACE = socket.CMSG_SPACE(3 * 4)
+
+
+def main() -> NoReturn:
+    lockdown.close_all_but((ORDERS_FD,))  # bubblewrap leaves the user namespace's descriptor open
+    orders = socket.socket(fileno=ORDERS_FD)
+    first = orders.recv(_PACKET_MAX)
+    if not first:
+        os._exit(0)
+    description = json.loads(first)
+    # A kernel is process 2 of its namespace. OpenSSL's random generator and other code detect a
+    # fork by the changed pid. So process 2 of this namespace must not be the zygote.
+    _fork_and_reap()
+    fork_child.ask_ahead(description["walls"])
+    memory_layout.fill()
+    gc.freeze()  # as below, for supervisors
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit statuses are not used: Linux reaps jails
+    keeper_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote_pid = os.fork()
+    if zygote_pid == 0:
+        orders.close()
+        keeper_end.close()
+        _be_zygote(zygote_end, description)
+    zygote_end.close()
+    zygote_fd = os.pidfd_open(zygote_pid)
+    _Keeper(orders, keeper_end, zygote_fd, fork_child.View.from_json(description)).serve()
+
+
+class _Keeper:
+    """PID 1: takes the orders, and forks supervisors."""
+
+    def __init__(
+        self, orders: socket.socket, zygote: socket.socket, zygote_fd: int, view: fork_child.View
+    ) -> None:
+        self._orders = orders
+        self._zygote = zygote
+        self._zygote_fd = zygote_fd
+        self._view = view
+        self._own = _own_pid_namespace()
+        self._has_forked = False
+        self._supervisors: dict[bytes, int] = {}
+
+    def serve(self) -> NoReturn:
+        poll = select.poll()
+        poll.register(self._orders, select.POLLIN)
+        poll.register(self._zygote, select.POLLIN)
+        # A process that the imports have started may keep the zygote's socket open.
+        poll.register(self._zygote_fd, select.POLLIN)
+        # No error here may end PID 1, because all jails would end with it.
+        with contextlib.suppress(Exception):
+            while True:
+                for fd, _ in poll.poll():
+                    self._handle(fd)
+        self._retire()
+
+    def _handle(self, fd: int) -> None:
+        if fd == self._orders.fileno():
+            self._obey()
+        elif fd == self._zygote.fileno():
+            self._hand_on()
+        else:
+            self._retire()  # the zygote has ended
+
+    def _obey(self) -> None:
+        order, fds = _receive(self._orders)
+        if not order:
+            self._retire()
+        number = order.partition(b" ")[0]
+        try:
+            if len(fds) != 3:
+                raise OSError("its sockets did not arrive")
+            self._fork(number, order, fds)
+        except OSError as error:
+            self._orders.send(number + f" {error}".encode())
+        for fd in fds:
+            os.close(fd)
+
+    def _fork(self, number: bytes, order: bytes, fds: Sequence[int]) -> None:
+        setup, control, kernel = fds
+        supervisor_end, kernel_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            namespaces.unshare(namespaces.Namespace.PID)  # for the next child, which is its PID 1
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    for sock in (self._orders, self._zygote, kernel_end):
+                        sock.detach()
+                    jail = (setup, control, supervisor_end.detach())
+                    fork_child.become_supervisor(jail, self._view, ahead=order == number)
+            finally:
+                namespaces.join(self._own, namespaces.Namespace.PID)
+            self._has_forked = True
+            self._supervisors[number] = pidfd = os.pidfd_open(pid)
+            _send(self._zygote, order, (kernel, kernel_end.fileno(), pidfd))
+        finally:
+            supervisor_end.close()
+            kernel_end.close()
+
+    def _hand_on(self) -> None:
+        packet, fds = _receive(self._zygote)
+        if not packet:
+            self._retire()
+        supervisor = self._supervisors.pop(packet.partition(b" ")[0], None)
+        fds = (supervisor, *fds) if supervisor is not None else fds
+        _send(self._orders, packet, fds if len(fds) == 2 else ())
+        for fd in fds:
+            os.close(fd)
+
+    def _retire(self) -> NoReturn:
+        self._orders.close()
+        self._zygote.close()
+        with contextlib.suppress(ProcessLookupError):  # it may hang, for example in an import
+            signal.pidfd_send_signal(self._zygote_fd, signal.SIGKILL)
+        if not self._has_forked:
+            os._exit(0)  # this ends the processes that the imports have started
+        while True:
+            try:
+                os.wait()  # with SIGCHLD ignored, this waits for the end of all children
+            except ChildProcessError:
+                os._exit(0)
+
+
+def _be_zygote(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
+    """Be the zygote, the large process and child of the keeper; see the top of this file."""
+    try:
+        _serve(keeper, description)
+    except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
+        os.write(2, f"the zygote failed: {error!r}\n".encode())
+    finally:
+        os._exit(1)
+
+
+def _serve(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
+    # Import everything that a kernel needs here, once for all forks.
+    from sbx.guest.kernel import setup
+
+    prepared = setup.prepare(description["preload"])
+    _rehearse(prepared.shell)
+    memory_layout.gather(lambda: _rehearse(prepared.shell))
+    _rehearse(prepared.shell)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a module may have changed it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if (refusal := _unfit(keeper.fileno())) is not None:
+        keeper.send(json.dumps({"refused": refusal}).encode())
+        os._exit(0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a module may have changed it
+    own = _own_pid_namespace()
+    gc.collect()
+    memory_layout.fill()
+    gc.freeze()  # a collection in a jail would write to every page of this process, and so copy it
+    memory_layout.collapse()
+    version = ".".join(map(str, sys.version_info[:3]))
+    keeper.send(json.dumps({"ready": {"python": version, "missing": prepared.missing}}).encode())
+    while True:
+        order, fds = _receive(keeper)
+        if not order:
+            os._exit(0)
+        number = order.partition(b" ")[0]
+        supervisor = fds[2]
+        try:
+            namespaces.join(supervisor, namespaces.Namespace.PID)  # for the next child
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    keeper.detach()
+                    fork_child.become_kernel(
+                        fds, prepared, description["walls"], ahead=order == number
+                    )
+            finally:
+                namespaces.join(own, namespaces.Namespace.PID)
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            keeper.send(number + f" {error}".encode())
+        else:
+            _send(keeper, number, (pidfd,))
+            os.close(pidfd)
+        for fd in fds:
+            os.close(fd)
+
+
+def _rehearse(shell: Any) -> None:
+    """Do the first work of each kernel, and leave no trace here."""
+    import asyncio
+
+    from sbx.guest.start import warmup
+
+    warmup.warm(shell, failing=True)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, tuple[int, ...]]:
+    """Return a packet and its fds; b"" at the end. On purpose simpler than socket.recv_fds."""
+    packet, ancillary, _, _ = sock.recvmsg(_PACKET_MAX, _FDS_SPACE)
+    return packet, tuple(memoryview(ancillary[0][2]).cast("i")) if ancillary else ()
+
+
+def _send(sock: socket.socket, packet: bytes, fds: tuple[int, ...]) -> None:
+    sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))])
+
+
+def _unfit(keeper_fd: int) -> str | None:
+    """Return why no kernel can be forked from this process, or None if it is fit.
+
+    A second thread would not exist in a child, and its locks would stay locked. Linux gives no user
+    namespace to a process with threads. The first fork ends the threads of OpenBLAS, which starts
+    them again on use.
+    """
+    _fork_and_reap()
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+        return "the modules it preloads leave a child process behind"
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"the modules it preloads start {threads - 1} threads, which a fork does not copy"
+    # A kernel closes its inherited files: a module would then use a number of another file.
+    if open_files := _open_files() - {0, 1, 2, keeper_fd}:
+        return f"the modules it preloads leave {len(open_files)} files open"
+    return None
+
+
+def _open_files() -> set[int]:
+    numbers = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
+            os.fstat(int(name))
+            numbers.add(int(name))
+    return numbers
+
+
+def _fork_and_reap() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return  # reaped by Linux
+
+
+def _own_pid_namespace() -> int:
+    return os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+
+
+main()

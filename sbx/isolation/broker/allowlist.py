@@ -1,0 +1,387 @@
+"""What a confined runtime may have of its broker, and the check of every order against it.
+
+A service that dropped root's rights has a broker that kept them. Before it drops, it says once what
+the jails of its policies are made of (`grants`, made from real plans). Whoever takes the service
+over later can order nothing else: the broker looks at each word of bwrap, at the command, the
+filter, the files and the source of every mount, and refuses with Denied `not_granted`.
+
+    options     the skeleton of bwrap's words is one of those that a plan has; only mounts, files
+                and variables differ, and each of these is one that a plan could have
+    sources     what the policies show, at their places, read-only; and of the data directory the
+                files of a conversation, and the directory of a proxy's socket, the only socket that
+                is ever shown: each opened beneath it with no symlink on the way, and mounted by the
+                open file: nothing that is swapped meanwhile is mounted
+    filter      the shipped one. A zygote demands it, and Landlock, of every jail that it forks
+    zygotes     no file of the data directory, no variable and no import that no policy names
+    attaching   read-only, and of the directories that the settings name for it, or below them
+    projects    a directory is mapped once for a sandbox: one below the directories that the
+                settings name, of an owner whom they name. Opened beneath them with no symlink on
+                the way, held open, and mounted with what lies below it at its place in /workspace
+
+What it can still do: start jails of any granted kind with any code, limits and variables inside,
+so without a policy's narrower limits and second filter; mix what several policies show; show a jail
+the files of any sandbox, which it can read and write itself; give a jail what it has open itself;
+show a granted project without the path guard and its quarantine; set the disk quota of any
+conversation; leave the sockets uncovered that lie in a directory which a policy mounts; and, in
+jails of the cold path, leave out Landlock and rlimits, which the boot frame brings. Such a jail has
+the namespaces, the uid of the range, no
+capability, the filter and the read-only view all the same. And it can end every sandbox.
+"""
+
+import os
+import platform
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from sbx.errors import Broken
+from sbx.isolation.broker import bind_staging
+from sbx.isolation.mapped import MappedProjects
+from sbx.isolation.mapped import denied as _denied
+from sbx.isolation.seccomp import load_filter
+from sbx.isolation.slots import DATA_FD
+from sbx.linux import openat2
+
+# No word of bwrap holds a NUL.
+_VIEW, _FILE, _VARIABLE, _DEVPTS = "\0view", "\0file", "\0variable", "\0devpts"
+_NAME = re.compile(r"[0-9a-f]{16}")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SIZE = re.compile(r"[1-9][0-9]*")
+_KEPT = re.compile(
+    r"sandboxes/[0-9a-f]{32}/(?:(shared)|[0-9a-f]{32}/(files|files/uploads|uploads))"
+    r"|(egress)/[0-9a-f]{32}|(quarantine)/[0-9a-f]{16}/inside"
+)
+_CHARGED = re.compile(r"sandboxes/[0-9a-f]{32}/(?:shared|[0-9a-f]{32})")
+_BINDS = ("--bind", "--ro-bind", "--bind-try", "--ro-bind-try")
+_BINDING = ("landlock", "read", "write", "devices", "filter")
+
+
+class Words(NamedTuple):
+    """bwrap's words, taken apart. `skeleton` has one mark in place of what differs."""
+
+    skeleton: tuple[str, ...]
+    binds: list[tuple[str, str, str]]
+    made: list[tuple[str, ...]]
+    tmpfs: list[tuple[str, str, str]]
+    files: list[tuple[str, str]]
+    variables: list[tuple[str, str]]
+    devpts: list[str]
+
+
+def take_apart(args: Sequence[str]) -> Words:
+    """Each option with all of its words, as bwrap reads them: a skeleton that is a known one has no
+    option but those known, and none that swallows a word of another."""
+    words = Words((), [], [], [], [], [], [])
+    skeleton: list[str] = []
+    at = 0
+    while at < len(args):
+        match list(args[at : at + 6]):
+            case ["--perms", mode, "--dir", path, *_]:
+                words.made.append(("--dir", mode, path))
+                mark, taken = _VIEW, 4
+            case ["--symlink", points_to, path, *_]:
+                words.made.append(("--symlink", points_to, path))
+                mark, taken = _VIEW, 3
+            case ["--perms", mode, "--size", size, "--tmpfs", path]:
+                words.tmpfs.append((mode, size, path))
+                mark, taken = _VIEW, 6
+            case [verb, source, target, *_] if verb in _BINDS:
+                words.binds.append((verb, source, target))
+                mark, taken = _VIEW, 3
+            case ["--dev-bind", place, "/dev/pts", *_]:
+                words.devpts.append(place)
+                mark, taken = _DEVPTS, 3
+            case ["--perms", "0444", "--file", fd, path, *_]:
+                words.files.append((fd, path))
+                mark, taken = _FILE, 5
+            case ["--setenv", name, value, *_]:
+                words.variables.append((name, value))
+                mark, taken = _VARIABLE, 3
+            case [word, *_]:
+                mark, taken = word, 1
+        if not (skeleton and skeleton[-1] == mark and mark[0:1] == "\0"):
+            skeleton.append(mark)
+        at += taken
+    return words._replace(skeleton=tuple(skeleton))
+
+
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """What one kind of start may be made of."""
+
+    skeletons: frozenset[Any]
+    binds: frozenset[Any]
+    made: frozenset[Any]
+    tmpfs: frozenset[Any]
+    files: frozenset[Any]
+    variables: frozenset[Any]
+    commands: frozenset[Any]
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> "_Grant":
+        return cls(**{name: frozenset(map(tuple, said)) for name, said in told.items()})
+
+    def without(self, tops: Sequence[str]) -> "_Grant":
+        """No source that whoever is confined could change."""
+        kinds = {one for one in self.binds if not one[1].startswith("/")}
+        fixed = {one for one in self.binds - kinds if not _is_below(os.path.realpath(one[1]), tops)}
+        return replace(self, binds=frozenset(kinds | fixed))
+
+
+class Confinement:
+    """Made once, of what `grants` gave, in the mount namespace of the broker."""
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        """Raises OSError when there is no data directory."""
+        self._jails = _Grant.of(told["jail"]).without(told["writable"])
+        self._zygotes = _Grant.of(told["zygote"]).without(told["writable"])
+        self._preload = frozenset(told["preload"])
+        self._walls = told["walls"]
+        self._filter = load_filter("default", platform.machine()).program.hex()
+        self._attachable = {
+            top: os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            for top in told.get("attachable", ())
+            if os.path.isdir(top) and not _is_below(os.path.realpath(top), told["writable"])
+        }
+        self._projects = MappedProjects(told.get("projects"), told["writable"])
+        self._data = told["data"]
+        self._data_fd = os.open(
+            self._data, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+
+    @contextmanager
+    def checked(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The order, with sources that cannot be swapped any more while this is entered.
+
+        Raises Denied.
+        """
+        with ExitStack() as held, _named():
+            match order["do"]:
+                case "launch":
+                    yield self._launch(order, held)
+                case "start_zygote":
+                    yield self._start_zygote(order)
+                case "enter":
+                    yield self._enter(order, held)
+                case "look_at_disk":
+                    yield {**order, "path": self._data}
+                case "charge":
+                    yield {**order, "path": self._charged(order["path"], held)}
+                case "attach":
+                    yield self._attach(order, held)
+                case "map_owner":
+                    with self._projects.mapping(order) as allowed:
+                        yield allowed
+                case "drop_sandbox":
+                    self._projects.forget(order["sandbox"])
+                    yield order
+                case "fork":
+                    _check_name(order["jail"])
+                    yield order
+                case _:
+                    yield order
+
+    def _launch(self, order: dict[str, Any], held: ExitStack) -> dict[str, Any]:
+        _check_name(order["jail"])
+        if order["filter"] != self._filter:
+            raise _denied("the filter is not the one that comes with sbx")
+        words = self._words(order, self._jails)
+        _check_variables(words.variables)
+        _check_all(words.devpts, [bind_staging.place(order["jail"], bind_staging.DEVPTS)], "devpts")
+        stage = self._stage(order, order["jail"], words, self._jails, held)
+        return {**order, "stage": stage}
+
+    def _start_zygote(self, order: dict[str, Any]) -> dict[str, Any]:
+        _check_name(order["zygote"])
+        words = self._words(order, self._zygotes)
+        _check_all(words.variables, self._zygotes.variables, "variable of a zygote")
+        stage = self._stage(order, order["zygote"], words, self._zygotes, None)
+        told = order["prepare"]
+        walls = told["walls"]
+        _check_all(told["preload"], self._preload, "module to import before the fork")
+        self._check_tmpfs(told["tmpfs"])
+        there = {one[-1] for one in (*words.binds, *words.made)}
+        _check_all(told["kept"], there, "place of a zygote's view")
+        if not any(all(walls[name] == like[name] for name in _BINDING) for like in self._walls):
+            raise _denied("the walls of the zygote are those of no policy")
+        prepare = {
+            "preload": told["preload"],
+            "tmpfs": told["tmpfs"],
+            "kept": told["kept"],
+            "walls": {**walls, "binding": True},
+        }
+        return {**order, "stage": stage, "prepare": prepare}
+
+    def _enter(self, order: dict[str, Any], held: ExitStack) -> dict[str, Any]:
+        self._check_tmpfs(order["tmpfs"])
+        _check_variables(order["environment"].items())
+        mounts = []
+        for mount in order["mounts"]:
+            if mount["mapped"]:
+                opened = self._projects.opened(
+                    order["sandbox"], mount["source"], mount["target"], held
+                )
+                mounts.append({**mount, "source": opened})
+                continue
+            kind, opened = self._open(mount["source"], held)
+            verb = "--bind" if mount["writable"] else "--ro-bind"
+            if (verb, kind, mount["target"]) not in self._jails.binds:
+                raise _denied(f"no policy shows {mount['source']} at {mount['target']}")
+            mounts.append({**mount, "source": opened, "mapped": False})
+        return {**order, "mounts": mounts}
+
+    def _attach(self, order: dict[str, Any], held: ExitStack) -> dict[str, Any]:
+        source = order["source"]
+        if order["read_only"] is not True or not isinstance(source, str):
+            raise _denied("what is attached is read-only")
+        for top, opened in self._attachable.items():
+            if source == top or source.startswith(f"{top}/"):
+                checked = {
+                    **order,
+                    "mask": True,
+                }  # whoever speaks for the runtime cannot leave it out
+                return {**checked, "source": _held_beneath(opened, source[len(top) :], held)}
+        raise _denied(f"{source} is in none of the directories that may be attached (attach_dirs)")
+
+    def _words(self, order: Mapping[str, Any], grant: _Grant) -> Words:
+        """bwrap's words and the command, all but the sources looked at."""
+        args = order["args"]
+        if not all(isinstance(one, str) and "\0" not in one for one in args):
+            raise _denied("an option of bwrap is no plain text")
+        words = take_apart(args)
+        if words.skeleton not in grant.skeletons:
+            raise _denied("the options of bwrap are not those of a jail")
+        if tuple(order["command"]) not in grant.commands:
+            raise _denied(f"no jail begins with the command {order['command']}")
+        made = [one for one in words.made if one not in _above_mapped(order, words)]
+        _check_all(made, grant.made, "directory or link")
+        _check_all([(mode, path) for mode, _, path in words.tmpfs], grant.tmpfs, "tmpfs")
+        if not all(_SIZE.fullmatch(size) for _, size, _ in words.tmpfs):
+            raise _denied("a tmpfs has no limit")
+        if [fd for fd, _ in words.files] != [str(DATA_FD + i) for i in range(len(words.files))]:
+            raise _denied("the files are not in order")
+        targets = [path for _, path in words.files]
+        files = list(zip(targets, order["files"], strict=True))
+        _check_all(files, grant.files, "file")
+        return words
+
+    def _stage(
+        self,
+        order: Mapping[str, Any],
+        name: str,
+        words: Words,
+        grant: _Grant,
+        held: ExitStack | None,
+    ) -> list[tuple[int, str, Any, bool]]:
+        """Every source looked at; what is to be staged, files of conversations by open files."""
+        staged = {
+            bind_staging.place(name, index): (index, source, expected, mapped)
+            for index, source, expected, mapped in order["stage"]
+            if type(index) is int and isinstance(source, str)
+        }
+        used: list[tuple[int, str, Any, bool]] = []
+        for verb, place, target in words.binds:
+            index, source, expected, mapped = staged.pop(place, (-1, place, None, False))
+            shown, opened = source, source
+            if mapped and held is not None:
+                opened = self._projects.opened(order["sandbox"], source, target, held)
+                used.append((index, opened, expected, True))
+                continue
+            if index >= 0 and held is not None and source.startswith(f"{self._data}/"):
+                shown, opened = self._open(source, held)
+            elif not source.startswith("/"):
+                raise _denied(f"{source} is no path")
+            if (verb, shown, target) not in grant.binds:
+                raise _denied(f"no policy shows {source} at {target}")
+            if index >= 0:
+                used.append((index, opened, expected, False))
+        if len(used) != len(order["stage"]):
+            raise _denied("something is staged that the jail does not show")
+        return used
+
+    def _open(self, source: str, held: ExitStack) -> tuple[str, str]:
+        """What of a conversation or sandbox this is, and a path that leads to it for good."""
+        relative = source.removeprefix(f"{self._data}/")
+        found = _KEPT.fullmatch(relative)
+        if found is None or relative == source:
+            raise _denied(f"{source} is nothing of a sandbox")
+        return found[1] or found[2] or found[3] or found[4], self._held(relative, held)
+
+    def _held(self, relative: str, held: ExitStack) -> str:
+        """A path that leads to this directory of the data directory for as long as `held` is."""
+        return _held_beneath(self._data_fd, relative, held)
+
+    def _charged(self, path: str, held: ExitStack) -> str:
+        """A conversation's directory, or what conversations share, held open."""
+        relative = path.removeprefix(f"{self._data}/")
+        if _CHARGED.fullmatch(relative) is None or relative == path:
+            raise _denied(f"{path} is nothing of a sandbox")
+        return self._held(relative, held)
+
+    def _check_tmpfs(self, told: Iterable[Sequence[Any]]) -> None:
+        for path, size, mode in told:
+            if (mode, path) not in self._zygotes.tmpfs or type(size) is not int or size <= 0:
+                raise _denied(f"no jail has a tmpfs {path} like that")
+
+
+def _held_beneath(top: int, relative: str, held: ExitStack) -> str:
+    try:
+        fd = openat2.openat2(
+            top,
+            (relative.strip("/") or ".").encode(),
+            os.O_PATH | os.O_DIRECTORY,
+            resolve=openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS,
+        )
+    except OSError as error:
+        raise _denied(f"{relative} cannot be shown: {error.strerror}") from error
+    held.callback(os.close, fd)
+    return f"/proc/self/fd/{fd}/."
+
+
+def _above_mapped(order: Mapping[str, Any], words: Words) -> set[tuple[str, ...]]:
+    """The directories that bwrap is told to make above mounts in a mapped workspace, where they are
+    already: `_stage` looks at each of these mounts, and no symlink leads to one."""
+    name = order.get("jail")
+    places = {bind_staging.place(name, one[0]) for one in order["stage"] if name and one[3] is True}
+    found: set[tuple[str, ...]] = set()
+    for _, place, target in words.binds:
+        above = os.path.dirname(target)
+        while place in places and above.startswith("/workspace/"):
+            found.add(("--dir", "0755", above))
+            above = os.path.dirname(above)
+    return found
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """No path by which the broker has a directory open means anything to anybody else."""
+    try:
+        yield
+    except Broken as error:
+        if error.code != "path_replaced":
+            raise
+        raise bind_staging.replaced("a directory of the sandbox") from error
+
+
+def _check_name(name: Any) -> None:
+    """It becomes a part of paths."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _denied("that is no name of a jail")
+
+
+def _check_variables(variables: Iterable[tuple[Any, Any]]) -> None:
+    for name, value in variables:
+        if not isinstance(value, str) or "\0" in value or not _VARIABLE_NAME.fullmatch(name):
+            raise _denied("that is no variable")
+
+
+def _check_all(said: Iterable[Any], granted: Iterable[Any], what: str) -> None:
+    for one in said:
+        if one not in granted:
+            raise _denied(f"no policy has the {what} {one}")
+
+
+def _is_below(path: str, tops: Sequence[str]) -> bool:
+    return any(path == top or path.startswith(f"{top}/") for top in tops)

@@ -1,0 +1,171 @@
+"""From the table to a program for one architecture.
+
+A program is: kill a foreign architecture, then a binary search for the number of the call, whose
+leaves answer or look at arguments first. Every block ends in an answer and jumps only forward
+within itself, so that blocks are put together by writing one after the other.
+"""
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
+from errno import ENOSYS, errorcode
+
+from sbx.isolation.seccomp.table import (
+    NEW_NUMBERS,
+    REVIEWED,
+    Allow,
+    AtLeast,
+    HasAny,
+    HasNone,
+    In,
+    Notify,
+    NotIn,
+    Refuse,
+    Test,
+)
+from sbx.linux import bpf
+from sbx.linux.seccomp import syscall_number
+
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+_UNREVIEWED = [bpf.answer(bpf.errno_action(ENOSYS))]
+_ALLOWED = [bpf.answer(bpf.ALLOW)]
+
+Span = tuple[int, bpf.Block]  # the first number of a range, and what to do up to the next one
+
+
+def compile_filter(
+    table: Iterable[Refuse | Notify], machine: str, only: Iterable[Allow] | None = None
+) -> bpf.Block:
+    """The program that enforces `table` on `machine`; with `only`, what neither names is ENOSYS.
+
+    Raises as `syscall_number`.
+    """
+    known = None if only is None else {n for n, _ in allowed_numbers(only, machine)}
+    decided = {n: _rules(rules) for n, _, rules in by_number(table, machine, known)}
+    spans = _spans(decided, machine, known)
+    return [
+        bpf.load_architecture(),
+        *bpf.jump_if("==", AUDIT_ARCH[machine], true=1),
+        bpf.answer(bpf.KILL_PROCESS),
+        bpf.load_number(),
+        *_search(spans),
+    ]
+
+
+def by_number(
+    table: Iterable[Refuse | Notify], machine: str, known: Container[int] | None = None
+) -> list[tuple[int, str, list[Refuse | Notify]]]:
+    """Number, name and rules of each call that the table names and `machine` has, in order.
+
+    Where only `known` calls exist at all, what the table asks of the arguments of another is moot.
+    """
+    rules_of: dict[str, list[Refuse | Notify]] = defaultdict(list)
+    for rule in table:
+        for name in rule.calls.split():
+            rules_of[name].append(rule)
+    numbered = ((number_of(name, machine), name, rules) for name, rules in rules_of.items())
+    return sorted(
+        (n, name, rules)
+        for n, name, rules in numbered
+        if n is not None and (known is None or n in known or any(not rule.when for rule in rules))
+    )
+
+
+def allowed_numbers(only: Iterable[Allow], machine: str) -> list[tuple[int, str]]:
+    """Number and name of each call of an allowlist that `machine` has, in order."""
+    named = {name for group in only for name in group.calls.split()}
+    numbered = ((number_of(name, machine), name) for name in named)
+    return sorted((n, name) for n, name in numbered if n is not None)
+
+
+def number_of(name: str, machine: str) -> int | None:
+    """The number of a call; None where `machine` has none. ValueError for a name nobody has."""
+    if name in NEW_NUMBERS:
+        return NEW_NUMBERS[name]
+    numbers = {known: syscall_number(name, known) for known in AUDIT_ARCH}
+    if set(numbers.values()) == {None}:
+        raise ValueError(f"no architecture has a call {name!r}, or libseccomp does not know it")
+    return numbers[machine]
+
+
+def _spans(refused: dict[int, bpf.Block], machine: str, known: Container[int] | None) -> list[Span]:
+    """All numbers from 0 up, with what to do; neighbours that agree are one span."""
+    spans: list[Span] = []
+
+    def add(first: int, block: bpf.Block) -> None:
+        if not spans or spans[-1][1] != block:
+            spans.append((first, block))
+
+    for first, last in REVIEWED[machine]:
+        for number in range(first, last + 1):
+            exists = known is None or number in known
+            add(number, refused.get(number, _ALLOWED if exists else _UNREVIEWED))
+        add(last + 1, _UNREVIEWED)
+    return spans
+
+
+def _search(spans: Sequence[Span]) -> bpf.Block:
+    if len(spans) == 1:
+        return spans[0][1]
+    middle = len(spans) // 2
+    low, high = _search(spans[:middle]), _search(spans[middle:])
+    return [*bpf.jump_if(">=", spans[middle][0], true=len(low)), *low, *high]
+
+
+def _rules(rules: Iterable[Refuse | Notify]) -> bpf.Block:
+    """The rules of one call in the order of the table; the first that fits answers."""
+    block: bpf.Block = []
+    for rule in rules:
+        refusal = [bpf.answer(_action(rule))]
+        for test in reversed(rule.when):
+            refusal = _test(test, otherwise=len(refusal)) + refusal
+        block += refusal
+        if not rule.when:
+            return block
+    return block + _ALLOWED
+
+
+def _action(rule: Refuse | Notify) -> int:
+    return bpf.NOTIFY if isinstance(rule, Notify) else bpf.errno_action(rule.errno)
+
+
+def _test(test: Test, otherwise: int) -> bpf.Block:
+    """Go on with the next instruction when `test` holds, else skip `otherwise` of them."""
+    load = [bpf.load_argument(test.argument)]
+    match test:
+        case HasAny(_, bits):
+            return load + bpf.jump_if("&", bits, false=otherwise)
+        case HasNone(_, bits):
+            return load + bpf.jump_if("&", bits, true=otherwise)
+        case AtLeast(_, value):
+            return load + bpf.jump_if(">=", value, false=otherwise)
+        case In(_, (*others, last), mask):
+            found = bpf.jump_if("==", last, false=otherwise)
+            for value in others:
+                found = bpf.jump_if("==", value, true=len(found)) + found
+        case NotIn(_, values, mask):
+            found = []
+            for value in values:
+                found = bpf.jump_if("==", value, true=otherwise + len(found)) + found
+    return load + ([bpf.mask(mask)] if mask != 0xFFFFFFFF else []) + found
+
+
+def describe(rule: Refuse | Notify) -> str:
+    """A rule for a reader of the listing: `EPERM if argument 1 has any of 0o6000`."""
+    conditions = " and ".join(f"argument {test.argument} {_condition(test)}" for test in rule.when)
+    outcome = "notify" if isinstance(rule, Notify) else errorcode[rule.errno]
+    return outcome + (f" if {conditions}" if conditions else "")
+
+
+def _condition(test: Test) -> str:
+    match test:
+        case HasAny(_, bits):
+            return f"has any of {bits:#x}"
+        case HasNone(_, bits):
+            return f"has none of {bits:#x}"
+        case AtLeast(_, value):
+            return f">= {value}"
+        case In(_, values, mask) | NotIn(_, values, mask):
+            shown = f"& {mask:#x} " if mask != 0xFFFFFFFF else ""
+            listed = ", ".join(f"{value:#x}" for value in values)
+            return f"{shown}{'in' if isinstance(test, In) else 'not in'} ({listed})"

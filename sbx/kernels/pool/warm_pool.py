@@ -1,0 +1,341 @@
+"""The kernels of one policy that are kept ready, warm and empty.
+
+    parked     for an existing workspace, which the kernel enters when it is taken
+    in berth   for a new sandbox: sealed in a cgroup and an empty workspace without an owner
+
+Neither kind has an owner or has run user code. A kernel that was handed out never comes back. A
+kernel that ends while it waits is dropped. Both kinds count towards the number of kernels to keep.
+The number of berths follows the recent demand for new sandboxes.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Protocol
+
+from sbx import errors
+from sbx.aio import to_the_end
+from sbx.isolation.broker.client import Zygote
+from sbx.kernels.kernel import Kernel
+from sbx.kernels.order import Order
+from sbx.kernels.pool import scaling
+from sbx.kernels.pool.zygotes import Clock, Key, Lineage
+
+_log = logging.getLogger(__name__)
+
+
+class Home(Protocol):
+    """A sandbox's cgroup and an empty workspace, made before they have an owner."""
+
+    @property
+    def order(self) -> Order:
+        """The order for a kernel that moves in."""
+
+    async def give_up(self) -> None:
+        """Remove all of it; its kernel has ended. Raise nothing: leftovers are swept later."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Berth:
+    """A sealed kernel in a home without an owner, for a new sandbox whose request equals `fits`."""
+
+    kernel: Kernel
+    home: Home
+    fits: object
+
+    async def give_up(self) -> None:
+        await destroy(self.kernel)
+        await self.home.give_up()
+
+
+@dataclass(frozen=True, slots=True)
+class Furnished:
+    """A kind of new sandbox that callers request, and the function that makes a home for it."""
+
+    fits: object
+    make: Callable[[], Awaitable[Home]]
+
+
+class Pool:
+    """Parked kernels, first in, first out, and their lineage.
+
+    `changed` is called when a jail was taken or has ended, so there may be work to do.
+    """
+
+    def __init__(
+        self, key: Key, lineage: Lineage, clock: Clock, changed: Callable[[], None]
+    ) -> None:
+        self.lineage = lineage
+        self._key = key
+        self._clock = clock
+        self._changed = changed
+        self._parked: deque[Kernel] = deque()
+        self._berths: deque[Berth] = deque()
+        self._watching: dict[Kernel, asyncio.Task[None]] = {}
+        self._furnished: Furnished | None = None
+        self._moving = asyncio.Lock()
+        self._moved = 0  # kernels that are neither parked nor in a berth yet
+        self._users = 0
+        self._closed = False
+        self.used_at = clock.time()
+        self.demand = scaling.Demand(0, 0, self.used_at)
+        self.new = scaling.Demand(0, 0, self.used_at)
+
+    @property
+    def parked(self) -> int:
+        """The number of waiting kernels, including those in a berth."""
+        return len(self._parked) + len(self._berths)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the pool should hold more kernels."""
+        return not self._closed and self.parked + self._moved < self.demand.target
+
+    @property
+    def lacks_berth(self) -> bool:
+        """Whether a parked kernel should move into a berth, or a berth that fits no request any
+        longer should be given up for one that does."""
+        if self._furnished is None or self._closed:
+            return False
+        return bool(self._parked) if self._has_room else self._is_foreign
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._berths) < min(self.new.target, self.demand.target)
+
+    @property
+    def _is_foreign(self) -> bool:
+        """Whether there are berths, but none that fits the last request.
+
+        Policies that differ only in limits share a pool. A policy that was changed leaves berths
+        that no caller will request.
+        """
+        furnished = self._furnished
+        return furnished is not None and bool(self._berths) and not self._fitting(furnished)
+
+    def _fitting(self, furnished: Furnished) -> list[Berth]:
+        return [berth for berth in self._berths if berth.fits == furnished.fits]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a caller is getting a kernel from this pool now, or one is being parked."""
+        return self._users > 0
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        self.used_at = self._clock.time()
+        with self._busy():
+            yield
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+
+    def take(self) -> Kernel | None:
+        """Hand a parked kernel over to the caller, or return None."""
+        kernel = self._take()
+        if kernel is not None:
+            self.demand = scaling.taken(self.demand, self.parked)
+        else:
+            self.demand = scaling.missed(self.demand, self._key.min_idle, self._key.max_idle)
+        self._changed()
+        return kernel
+
+    def _take(self) -> Kernel | None:
+        while self._parked:
+            kernel = self._parked.popleft()
+            self._watching.pop(kernel).cancel()
+            if kernel.alive:
+                return kernel
+            kernel.close()
+        return None
+
+    def take_berth(self, furnished: Furnished) -> Berth | None:
+        """Hand a berth that fits over to the caller. Return None without one.
+
+        The first call makes the pool keep berths.
+        """
+        self._furnished = furnished
+        for berth in self._fitting(furnished):
+            if berth.kernel.alive:
+                self._berths.remove(berth)
+                self._watching.pop(berth.kernel).cancel()
+                self.new = scaling.taken(self.new, len(self._berths))
+                self.demand = scaling.taken(self.demand, self.parked)
+                self._changed()
+                return berth
+        self.new = scaling.missed(self.new, self._key.min_idle, self._key.max_idle)
+        return None
+
+    async def expect(self, count: int, furnished: Furnished | None = None) -> None:
+        """Keep at least `count` kernels until a quiet time has shown that they are not needed.
+
+        With `furnished`, keep them in berths. Otherwise keep them parked, in addition to as many
+        berths as there is room for.
+        """
+        now, limit = self._clock.time(), self._key.max_idle
+        others: list[Berth] = []
+        if furnished is not None:
+            self._furnished = furnished
+            fitting = self._fitting(furnished)
+            others = [berth for berth in self._berths if berth not in fitting]
+            berths = min(limit, max(self.new.target, count + len(others)))
+            target = max(self.demand.target, berths)
+            others = others[: max(0, count + len(others) - berths)]
+        else:
+            berths = min(self.new.target, limit - count)
+            target = max(self.demand.target, berths + count)
+        self.new = scaling.Demand(berths, 0, now, self.new.filled)
+        self.demand = scaling.Demand(target, 0, now, self.demand.filled)
+        await self._give_up(others)
+        await self._give_up_berths(berths)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the right number of kernels waits in the right places."""
+        return not self.lacks and not self.lacks_berth and not self._moved
+
+    async def park(self) -> None:
+        """Fork one more kernel and park it, if the pool still lacks one by then.
+
+        Raise like `fork`. Raise Broken if the kernel died at once; its zygote is then ended, too.
+        """
+        with self._busy():
+            jail = await self.lineage.fork(ahead=True)
+            kernel = await Kernel.attach(jail)
+            if not kernel.alive or not self.lacks:
+                dead = not kernel.alive
+                await destroy(kernel)
+                if dead and not self._closed:
+                    error = errors.Broken("a kernel ended as it was parked", code="start_failed")
+                    await self.distrust(error, jail.zygote)
+                    raise error
+                return
+        self._parked.append(kernel)
+        self._begin_watching(kernel)
+        if not self.lacks and not self.demand.filled:
+            self.demand = scaling.Demand(self.demand.target, self.parked, self._clock.time(), True)
+
+    async def move_in(self, enter: Callable[[Kernel, Order], Awaitable[Kernel]]) -> None:
+        """Let a parked kernel enter a new home, if the pool still lacks a berth.
+
+        Raise like `enter` and like the function that makes the home. After an error nothing is
+        left, and no berth is made until a caller asks for one.
+        """
+        async with self._moving:
+            furnished = self._furnished
+            if furnished is None or not self.lacks_berth:
+                return
+            with self._busy():
+                if not self._has_room:
+                    await self._give_up([self._berths[0]])
+                    return
+                try:
+                    await self._move_into(await furnished.make(), furnished.fits, enter)
+                except BaseException:
+                    self._furnished = None
+                    raise
+
+    async def _move_into(
+        self, home: Home, fits: object, enter: Callable[[Kernel, Order], Awaitable[Kernel]]
+    ) -> None:
+        try:
+            if (kernel := self._take()) is not None:
+                self._moved += 1
+                try:
+                    await enter(kernel, home.order)
+                finally:
+                    self._moved -= 1
+        except BaseException:
+            await to_the_end(home.give_up())
+            raise
+        if kernel is None:
+            await to_the_end(home.give_up())
+            return
+        berth = Berth(kernel, home, fits)
+        if self._closed or not kernel.alive:
+            await to_the_end(berth.give_up())
+            return
+        self._berths.append(berth)
+        self._begin_watching(kernel, berth)
+        if len(self._berths) >= self.new.target and not self.new.filled:
+            now = self._clock.time()
+            self.new = scaling.Demand(self.new.target, len(self._berths), now, True)
+
+    async def settle(self) -> None:
+        """Reduce the targets to the recent demand."""
+        now = self._clock.time()
+        self.demand = scaling.settled(self.demand, self.parked, self._key.min_idle, now)
+        self.new = scaling.settled(self.new, len(self._berths), 0, now)
+        await self._give_up_berths(self.new.target)
+        await self.shrink(self.demand.target)
+
+    async def shrink(self, limit: int) -> None:
+        """Destroy the kernels beyond `limit`, berths last."""
+        beyond = min(len(self._parked), self.parked - limit)
+        await destroy(*(self._pop() for _ in range(beyond)))
+        await self._give_up_berths(limit)
+
+    async def _give_up_berths(self, limit: int) -> None:
+        await self._give_up(list(self._berths)[max(0, limit) :])
+
+    async def _give_up(self, ending: Sequence[Berth]) -> None:
+        for berth in ending:
+            self._berths.remove(berth)
+            self._watching.pop(berth.kernel).cancel()
+        await to_the_end(asyncio.gather(*(berth.give_up() for berth in ending)))
+
+    async def distrust(self, error: errors.SbxError, zygote: Zygote | None) -> None:
+        """End the zygote whose kernel failed, and all parked kernels."""
+        if zygote is not None:
+            await self.lineage.rest(error, zygote)
+        await self.shrink(0)
+
+    async def close(self) -> None:
+        """Destroy all parked kernels, end the zygote, and park nothing more."""
+        self._closed = True
+        try:
+            await self.shrink(0)
+        finally:
+            await self.lineage.close()
+
+    def _pop(self) -> Kernel:
+        kernel = self._parked.pop()
+        self._watching.pop(kernel).cancel()
+        return kernel
+
+    def _begin_watching(self, kernel: Kernel, berth: Berth | None = None) -> None:
+        watching = self._watch(kernel, berth)
+        self._watching[kernel] = asyncio.create_task(watching, context=Context())
+
+    async def _watch(self, kernel: Kernel, berth: Berth | None = None) -> None:
+        end = await kernel.jail.end()
+        _log.warning("a parked kernel ended: %s", end.stderr or "without a message")
+        del self._watching[kernel]
+        if berth is None:
+            self._parked.remove(kernel)
+            kernel.close()
+        else:
+            self._berths.remove(berth)
+            await to_the_end(berth.give_up())
+        self._changed()
+
+
+async def destroy(*kernels: Kernel) -> None:
+    """End kernels that no caller may get: close their sockets and end all their processes."""
+    ends = await to_the_end(
+        asyncio.gather(*(kernel.kill() for kernel in kernels), return_exceptions=True)
+    )
+    for end in ends:
+        if isinstance(end, errors.SbxError):
+            _log.warning("a jail did not end and is left to its cgroup: %s", end)
+        elif isinstance(end, BaseException):
+            raise end

@@ -1,0 +1,167 @@
+"""Where a runtime's workspaces lie, held by a lock so that nobody else uses or sweeps them.
+
+A runtime without a `data_dir` has a temporary directory of its own. One that was killed leaves it
+behind; the next runtime of the same user finds that nobody holds its lock any more and removes it,
+once what it was committing to a directory of the host is undone. It finds it by a record in the
+user's own data directory: code in a sandbox can make a directory that looks like one, with a
+journal of its choice in it, and a user may have a directory of such a name.
+In one with a `data_dir` sandboxes are left over by a killed runtime too, and removed by the next
+one: unless it keeps them, or there is a store, which names those that are kept.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+from sbx.errors import Conflict, SbxError, Unavailable
+from sbx.linux import locks
+from sbx.store import FILE_NAME, marks
+from sbx.workspace import DataDirectory
+from sbx.workspace.errors import translated
+from sbx.workspace.rmtree import remove_tree
+
+_PREFIX = "sbx-"
+LOCK = "lock"
+_UNHELD = "lock.new"
+_SWEEP_S = 5.0
+
+
+class Data:
+    """An open data directory; `close` lets go of it, and removes a temporary one."""
+
+    def __init__(self, path: Path | None, *, keep: bool = False) -> None:
+        """Open `path`, or a new temporary directory. With `keep` what lies in it stays.
+
+        Raises Conflict `data_dir_in_use`.
+        """
+        self._temporary = path is None
+        with ExitStack() as held, translated(str(path or tempfile.gettempdir())):
+            if path is None:
+                top = Path(tempfile.gettempdir())
+                _sweep()
+                path = _make_temporary(top)
+                held.callback(_remove, path)
+                if (record := _recorded(path)) is not None:
+                    held.callback(record.unlink, missing_ok=True)
+            self.directory = DataDirectory(path)
+            held.callback(self.directory.close)
+            name = path / (_UNHELD if self._temporary else LOCK)
+            held.enter_context(locked(name))
+            self.directory.sweep_egress(_SWEEP_S)
+            if self._temporary:
+                # Sweepers remove a directory whose file of this name is unlocked.
+                name.rename(path / LOCK)
+            elif not keep and not _has_store(path):
+                for sandbox in self.directory.sandboxes():
+                    if self.directory.roll_back(sandbox):
+                        self.directory.remove(sandbox, deadline_s=_SWEEP_S)
+                self.directory.sweep(_SWEEP_S)
+            self._held = held.pop_all()
+
+    def close(self) -> None:
+        self._held.close()
+
+
+@contextmanager
+def locked(
+    name: Path, refusal: Conflict | None = None, *, directory: bool = False
+) -> Iterator[None]:
+    """Hold the lock file of a data directory, or with `directory` the lock of a directory itself.
+    Raises OSError, and `refusal` if it is held; without one Conflict `data_dir_in_use`."""
+    kind = os.O_RDONLY | os.O_DIRECTORY if directory else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    lock = os.open(name, kind | os.O_CLOEXEC, 0o600)
+    try:
+        if not locks.try_lock(lock):
+            raise refusal or Conflict(
+                f"another runtime uses the data directory {name.parent}",
+                code="data_dir_in_use",
+                hint="give each runtime a data_dir of its own, or end the other one",
+            )
+        yield
+    finally:
+        os.close(lock)
+
+
+def _has_store(path: Path) -> bool:
+    return (path / FILE_NAME).exists() or (path / marks.FILE).exists()
+
+
+def _make_temporary(top: Path) -> Path:
+    try:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=top))
+    except OSError as error:
+        raise Unavailable(
+            f"no temporary directory can be made in {top}: {error.strerror}",
+            code="no_space",
+            hint="free some space, or set SBX_DATA_DIR or TMPDIR to another place",
+        ) from error
+    if os.geteuid() == 0:
+        path.chmod(0o711)  # jails of a root runtime have other uids, and pass through by name
+    return path
+
+
+def _records() -> Path:
+    """Raises RuntimeError where there is neither HOME nor an account."""
+    return user_data_path("sbx") / "temporary"
+
+
+def _recorded(path: Path) -> Path | None:
+    """Write the record of a temporary directory and return its path; None if the user has no
+    place for it: then no later runtime removes the directory."""
+    found = path.stat()
+    with suppress(OSError, RuntimeError):
+        records = _records()
+        records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        record = records / f"{found.st_dev}-{found.st_ino}"
+        record.write_text(str(path))
+        return record
+    return None
+
+
+def _sweep() -> None:
+    """Remove what runtimes of this user left when they were killed."""
+    with suppress(OSError, RuntimeError):
+        for record in _records().iterdir():
+            with suppress(OSError, ValueError):
+                _sweep_one(record)
+
+
+def _sweep_one(record: Path) -> None:
+    path = Path(record.read_text())
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        record.unlink()
+        return
+    if record.name != f"{found.st_dev}-{found.st_ino}" or found.st_uid != os.geteuid():
+        return  # another file system is mounted there now
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if locks.try_lock(lock) and _rolled_back(path):
+            _remove(path)
+            record.unlink()
+    finally:
+        os.close(lock)
+
+
+def _rolled_back(path: Path) -> bool:
+    """Whether no directory of the host needs what lies there, for a commit that was cut off."""
+    try:
+        with DataDirectory(path) as data:
+            done = [data.roll_back(sandbox) for sandbox in data.sandboxes()]
+            return all(done)
+    except SbxError:
+        return True  # it is not even a data directory
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        parent = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            remove_tree(parent, path.name, _SWEEP_S)
+        finally:
+            os.close(parent)

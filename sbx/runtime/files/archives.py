@@ -1,0 +1,285 @@
+"""Archives of a directory, down and up: made and read inside the walls, by a command of the guest.
+
+No archive is looked into on this side. Its bytes cross as text on the command's own streams (see
+sbx/guest/tools/archive.py), paced by whoever takes them, so there is no file in between: nothing to
+bound on a disk, nothing in the workspace, nothing to sweep after a crash. What the command says is
+bounded and checked like everything from inside.
+"""
+
+import asyncio
+import base64
+import binascii
+import json
+import signal
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sbx import errors
+from sbx.aio import to_the_end
+from sbx.isolation.plan import GUEST
+from sbx.kernels import frames
+from sbx.kernels.kernel import Command, Kernel, KernelDied
+from sbx.policy import Policy
+from sbx.protocol.files import Unpacked
+from sbx.runtime.run.checks import demand, demand_processes
+from sbx.workspace.errors import invalid_path, not_found
+
+ArchiveFormat = Literal["tar.gz", "zip"]
+Beside = Callable[[], AbstractAsyncContextManager[Kernel]]
+
+FORMATS = ("tar.gz", "zip")
+PACKED_MAX = 64 << 30  # bytes of content
+_ENTRIES_MAX = 1_000_000
+_BLOCK = 48 * 1024  # bytes, as the guest takes them
+_LINE_MAX = 128 * 1024
+_WINDOW = 1 << 20  # bytes of text on their way out
+_AHEAD = 16  # blocks on their way in
+_COUNT_MAX = 1 << 53  # of what is told: any reader's numbers hold that
+_SILENCE_S = 60.0  # of the guest, while it has something to do
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLimits:
+    """The limits of one archive: all bytes of its files, its entries, the bytes of one file."""
+
+    bytes: int
+    entries: int
+    file_bytes: int
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """Return the limits as arguments of the command."""
+        return str(self.bytes), str(self.entries), str(self.file_bytes)
+
+    def exceeded(self, name: object) -> errors.TooLarge:
+        """Return the error for the limit of this name, which comes from inside: only the name is
+        used."""
+        match name:
+            case "entries":
+                message, limit = f"more than {self.entries} entries", self.entries
+            case "file_bytes":
+                message, limit = f"a file of more than {self.file_bytes} bytes", self.file_bytes
+            case _:
+                name, message, limit = "bytes", f"more than {self.bytes} bytes", self.bytes
+        return errors.TooLarge(
+            f"the archive holds {message}",
+            code="archive_too_large",
+            hint="send or ask for a smaller directory, or use a policy with higher limits",
+            details={"limit": limit, "limit_name": name},
+        )
+
+
+class Archives:
+    """Packs and unpacks in one conversation; `beside` gives the kernel in whose jail it is done."""
+
+    def __init__(self, policy: Policy, beside: Beside) -> None:
+        self._policy = policy
+        self._beside = beside
+
+    def check(self, form: str = "tar.gz") -> None:
+        """Raises Denied `processes_denied`, `capability_not_supported`, BadRequest
+        `unknown_format`."""
+        demand(self._policy, "filesystem")
+        demand_processes(self._policy)
+        if form not in FORMATS:
+            raise errors.BadRequest(
+                f"an archive is one of {', '.join(FORMATS)}, not {form[:20]!r}",
+                code="unknown_format",
+                hint="tar.gz keeps symlinks and permissions",
+                details={"field": "format"},
+            )
+
+    async def pack(self, path: str, form: ArchiveFormat) -> AsyncGenerator[bytes, None]:
+        """The bytes of an archive of the directory `path` (as the code inside sees it).
+
+        Raises NotFound, InvalidPath `not_a_directory`, Conflict `stopped`, and whatever it is, when
+        the archive is not whole.
+        """
+        limits = ArchiveLimits(PACKED_MAX, _ENTRIES_MAX, PACKED_MAX)
+        words = ("pack", path, form, *limits.words)
+        async with (
+            self._command(words, stdin="", window=_WINDOW) as command,
+            aclosing(_lines(command)) as lines,
+        ):
+            whole = True
+            async for line in lines:
+                if line.startswith("{"):
+                    _told(line, path, limits)
+                    return
+                piece = _decoded(line)
+                # Only the last block may be short: a flood of lines would bring next to nothing.
+                if not whole or len(piece) > _BLOCK:
+                    raise _failed("it sent a block that is none")
+                whole = len(piece) == _BLOCK
+                yield piece
+        raise _failed("it ended without a word")
+
+    async def unpack(self, path: str, chunks: AsyncIterable[bytes]) -> Unpacked:
+        """Unpack what `chunks` brings into the directory `path`, which is made where it is missing.
+
+        What was unpacked before a failure stays. Raises BadRequest `not_an_archive`, TooLarge
+        `archive_too_large`, Denied `file_not_permitted`, Unavailable `no_space`, Conflict
+        `stopped`.
+        """
+        most = self._policy.limits
+        limits = ArchiveLimits(most.workspace_max, most.workspace_files, most.file_size_max)
+        words = ("unpack", path, *limits.words)
+        async with self._command(words, stdin=None, window=_WINDOW) as command:
+            ahead = asyncio.BoundedSemaphore(_AHEAD)
+            sending = asyncio.ensure_future(_send(command, chunks, ahead))
+            try:
+                return await _taken(command, sending, ahead, path, limits)
+            finally:
+                sending.cancel()
+                await asyncio.wait([sending])
+
+    @asynccontextmanager
+    async def _command(
+        self, words: tuple[str, ...], *, stdin: str | None, window: int
+    ) -> AsyncGenerator[Command, None]:
+        async with self._beside() as kernel:
+            interpreter = kernel.jail.plan.command[0]
+            argv = [interpreter, "-I", f"{GUEST}/sbx/guest/tools/archive.py", *words]
+            command = await kernel.spawn(argv, "/", {}, stdin=stdin, window=window)
+            try:
+                yield command
+            except KernelDied:
+                raise errors.Conflict(
+                    "the kernel ended before the archive did",
+                    code="stopped",
+                    hint="try again; a workspace beyond its limits also ends its kernel",
+                ) from None
+            finally:
+                await to_the_end(command.signal(signal.SIGKILL))
+
+
+async def _send(command: Command, chunks: AsyncIterable[bytes], ahead: asyncio.Semaphore) -> None:
+    """Feed all of `chunks`, a block at a time, as far ahead as it may be."""
+    held = bytearray()
+
+    async def block(data: bytes) -> None:
+        await ahead.acquire()
+        await command.write(base64.b64encode(data).decode("ascii") + "\n")
+
+    async for chunk in chunks:
+        held += chunk
+        while len(held) >= _BLOCK:
+            await block(bytes(held[:_BLOCK]))
+            del held[:_BLOCK]
+    if held:
+        await block(bytes(held))
+    await command.write("\n")
+
+
+async def _taken(
+    command: Command,
+    sending: "asyncio.Future[None]",
+    ahead: asyncio.Semaphore,
+    path: str,
+    limits: ArchiveLimits,
+) -> Unpacked:
+    """Listen until it says what it did. A sender that fails ends it; one that is merely slow is
+    for whoever sends to time."""
+    async with aclosing(_lines(command, sending)) as lines:
+        async for line in lines:
+            if line == "+":
+                try:
+                    ahead.release()
+                except ValueError:
+                    raise _failed("it took what was not sent") from None
+            elif line.startswith("{"):
+                told = _told(line, path, limits)
+                return Unpacked(told["entries"], told["bytes"], told["skipped"])
+            else:
+                raise _failed("it said what it should not")
+    raise _failed("it ended without a word")
+
+
+async def _lines(
+    command: Command, sending: "asyncio.Future[None] | None" = None
+) -> AsyncGenerator[str, None]:
+    """What it says, line by line, until it ends. It may be silent while `sending` still waits for
+    whoever sends; what that raises is raised. Raises KernelDied, Conflict `archive_failed`."""
+    held = ""
+    while (told := await _heard(command, sending)) is not None:
+        await command.took(len(told.text.encode()))
+        if told.name != "stdout":
+            continue
+        held += told.text
+        *lines, held = held.split("\n")
+        if len(held) > _LINE_MAX:
+            raise _failed("it said more than a line holds")
+        for line in lines:
+            yield line
+
+
+async def _heard(command: Command, sending: "asyncio.Future[None] | None") -> frames.Output | None:
+    """What it says next; None at its end."""
+    hearing = asyncio.ensure_future(command.next())
+    try:
+        if sending is not None:
+            either: set[asyncio.Future[Any]] = {hearing, sending}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        if not hearing.done():
+            await asyncio.wait({hearing}, timeout=_SILENCE_S)
+        if not hearing.done():
+            raise _failed(f"it said nothing for {_SILENCE_S:g} s")
+        told = hearing.result()
+        return None if isinstance(told, frames.Exited) else told
+    finally:
+        if not hearing.done():
+            hearing.cancel()
+            await asyncio.wait({hearing})
+
+
+def _decoded(line: str) -> bytes:
+    try:
+        return base64.b64decode(line, validate=True)
+    except (binascii.Error, ValueError):
+        raise _failed("it said what is no base64") from None
+
+
+def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
+    """What it says of its work; raises what it says of its failure, in words of ours only."""
+    try:
+        told = json.loads(line)
+        if "error" not in told:
+            counted = {name: int(told[name]) for name in ("entries", "bytes", "skipped")}
+            return {name: min(max(0, count), _COUNT_MAX) for name, count in counted.items()}
+        word = str(told["error"])
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise _failed("its last word is none of ours") from None
+    match word:
+        case "not_found":
+            raise not_found(path)
+        case "not_a_directory":
+            raise invalid_path("not_a_directory", f"'{path}' is no directory")
+        case "not_permitted":
+            raise errors.Denied(
+                f"'{path}' or something in it does not permit that",
+                code="file_not_permitted",
+                hint="uploads are read-only inside; choose another directory",
+            )
+        case "too_large":
+            raise limits.exceeded(told.get("limit"))
+        case "not_an_archive":
+            raise errors.BadRequest(
+                "what was sent is no archive that can be read, or not all of one",
+                code="not_an_archive",
+                hint="send a tar, tar.gz, tar.bz2, tar.xz or zip",
+            )
+        case "no_space":
+            raise errors.Unavailable("there is no space left for the archive", code="no_space")
+    raise _failed("the work inside failed")
+
+
+def _failed(why: str) -> errors.Conflict:
+    return errors.Conflict(
+        f"the archive could not be finished: {why}",
+        code="archive_failed",
+        hint="the code inside may have been in its way; try again",
+    )

@@ -1,0 +1,295 @@
+"""By which means a conversation's files keep to their size, and the one that is ours: look, and
+kill.
+
+    quota     linux refuses what goes beyond: sbx.isolation.project_quota. Nothing is looked at
+    watched   the files are looked at while anything runs, and the kernel that made them grow is
+              ended; between two looks they can grow, and what is there then stays
+
+A look walks the files and asks the jail's processes for files that have no name any more. It comes
+every half second, and sooner when the file system has lost as much room as the files had left: so
+who writes fast is found fast. Not seen are unlinked files on their way through a socket, and by an
+unprivileged runtime those that are mapped and not open.
+
+The quarantine of a directory of the host is measured as well. It has no quota, and its content
+counts with the files.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import ClassVar
+from weakref import WeakKeyDictionary
+
+from sbx import errors
+from sbx.aio import to_the_end
+from sbx.kernels.kernel import Kernel
+from sbx.linux import procfs
+from sbx.policy.model import Limits
+from sbx.protocol.runs import Cause
+from sbx.runtime.files.files import OpenFiles
+from sbx.telemetry.background import background_context
+from sbx.workspace import Tree, Usage
+from sbx.workspace.disk_usage import Enough
+
+_log = logging.getLogger(__name__)
+_PERIOD_S = 0.5
+_TICK_S = 0.1  # each is a call of a thread and of statvfs(2), 60 µs
+_SHORT_CELL_S = 0.02  # what is written within it shows at the next look, and to nothing before
+_STEP = 64 << 20  # may be written before the first look of a kernel: it knows nothing yet
+_STEP_FILES = 5_000
+_HELD_S = 0.1
+_NAMES = 5  # of a workspace, which are there before anything is put into it
+_ROUND_S = 10.0
+_ENTRIES = 200_000
+_SCAN_S = 0.4
+_SCAN_MAX_S = 3.2  # of a tree so deep, or so wide, that 0.4 s did not do
+
+
+class Shared:
+    """What the watches of one conversation share: what is `tolerated`, which of them `stir`, having
+    done something since their last look, and which did while a limit was crossed."""
+
+    def __init__(self) -> None:
+        self.tolerated = (0, 0)
+        self.stir: set[DiskWatch] = set()
+        self.suspects: set[DiskWatch] = set()
+        self.looking = asyncio.Lock()  # so that what another one is ended for is not seen as growth
+
+    def forget(self, watch: "DiskWatch") -> None:
+        self.stir.discard(watch)
+        self.suspects.discard(watch)
+
+
+class DiskWatch:
+    """Watches one conversation's files for one kernel; best effort, between two looks they can
+    grow.
+
+    What is beyond the limits already is tolerated as long as it does not grow: the next run may be
+    the one that deletes. Between runs there is no look at the files while the jail does nothing.
+    Of several kernels over the same files every one ends that did something between its last look
+    and the one that found them beyond the limits: who wrote what is not known.
+    """
+
+    def __init__(self, limits: Limits, shared: Shared | None = None) -> None:
+        self._limits = limits
+        self._shared = shared or Shared()
+        self._busy = 0
+        self._active = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, kernel: Kernel, opened: OpenFiles) -> None:
+        """From now on watch what this kernel does, until `close`; nothing where Linux does."""
+        if _limited(opened) or opened.quarantine is not None:
+            looking = self._look(kernel, opened)
+            self._task = asyncio.create_task(looking, context=background_context())
+
+    def run_began(self) -> None:
+        """Look often, until as many `run_ended` were called."""
+        self._busy += 1
+        self._active.set()
+        self._shared.stir.add(self)
+
+    def run_ended(self) -> None:
+        self._busy -= 1
+
+    def leave(self) -> None:
+        """As `close`, at once; only while it does not look."""
+        task, self._task = self._task, None
+        self._shared.forget(self)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Stop watching; the next `watch` keeps what is tolerated."""
+        task, self._task = self._task, None
+        self._shared.forget(self)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _look(self, kernel: Kernel, opened: OpenFiles) -> None:
+        limits, shared = self._limits, self._shared
+        rounds = _Rounds.of_this_loop()
+        room, scan_s = _Room(_STEP, _STEP_FILES), _SCAN_S
+        await self._active.wait()
+        while True:
+            self._active.clear()
+            shared.stir.add(self)
+            await room.last(opened)
+            async with shared.looking:
+                began = time.monotonic()
+                most = max(limits.workspace_max, shared.tolerated[0])
+                most_files = max(limits.workspace_files + _NAMES, shared.tolerated[1])
+                enough = Enough(most, most_files)
+                used, quiet = await _measured(kernel, opened, scan_s, enough)
+                if used.bytes > most or used.inodes > most_files:
+                    shared.suspects |= shared.stir
+                if self in shared.suspects:
+                    shared.forget(self)
+                    await to_the_end(self._end(kernel, opened))
+                    return
+                scan_s = _SCAN_S if used.complete else min(_SCAN_MAX_S, 2 * scan_s)
+                within = used.inodes <= limits.workspace_files + _NAMES
+                if within and used.bytes <= limits.workspace_max:
+                    shared.tolerated = (0, 0)
+                left = most - used.bytes, most_files - used.inodes
+                room = _Room(*left, taking_s=time.monotonic() - began)
+            if not self._busy and not self._active.is_set():
+                shared.stir.discard(self)
+            if not self._busy:
+                with rounds.asking(quiet, self._active.set):
+                    await self._active.wait()
+
+    async def _end(self, kernel: Kernel, opened: OpenFiles) -> None:
+        """End it at once, and see then how much there is to tolerate: a look that stopped as soon
+        as it knew enough did not tell."""
+        await kernel.kill(Cause.DISK)
+        used, _ = await _measured(kernel, opened, _SCAN_MAX_S, None)
+        self._shared.tolerated = (used.bytes, used.inodes)
+
+
+class _Room:
+    """How much the file system may lose before the next look, whoever takes it: as much as the
+    files had left at the last one, which took `taking_s`."""
+
+    def __init__(self, left: int, files_left: int, *, taking_s: float = 0.0) -> None:
+        self._left = left
+        self._files_left = files_left
+        self._tick_s = max(_TICK_S, min(_PERIOD_S, taking_s))  # a slow tree is not walked all day
+        self._at_first: tuple[int, int] | None = None
+
+    async def last(self, opened: OpenFiles) -> None:
+        """Return when it is time to look. Not at once is anything asked: most cells are over soon,
+        and should not share the interpreter with a thread that is of no use to them."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _PERIOD_S
+        await asyncio.sleep(_SHORT_CELL_S)
+        while (wait_s := due - loop.time()) > 0:
+            if await self._is_taken(opened):
+                return
+            await asyncio.sleep(min(self._tick_s, wait_s))
+
+    async def _is_taken(self, opened: OpenFiles) -> bool:
+        trees = _limited(opened)
+        fd = trees[0].fd if trees else _quarantine(opened).fd
+        try:
+            told = await opened.call(lambda: os.fstatvfs(fd))
+        except OSError:
+            return False
+        free = told.f_bfree * told.f_frsize, told.f_ffree
+        if self._at_first is None:
+            self._at_first = free
+        taken, files_taken = (a - b for a, b in zip(self._at_first, free, strict=True))
+        return taken > self._left or files_taken > self._files_left
+
+
+class _Quiet:
+    """Whether a jail did nothing since this was made; what a run left behind may still write."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        inside = kernel.processes()
+        # Of PID 1 and the kernel alone, PID 1 has nothing to do by itself.
+        self._inside = inside[1:] if len(inside) == 2 else inside
+        self._seen = self._look()
+
+    def lasts(self) -> bool:
+        return bool(self._seen) and self._look() == self._seen
+
+    def _look(self) -> list[tuple[bytes, ...]]:
+        return [procfs.activity(pid) for pid in self._inside]
+
+
+class _Rounds:
+    """Asks every idle jail of one event loop now and then whether it still is: one timer for all
+    of them, 15 µs each."""
+
+    _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, "_Rounds"]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._asked: dict[_Quiet, Callable[[], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of_this_loop(cls) -> "_Rounds":
+        return cls._of.setdefault(asyncio.get_running_loop(), cls())
+
+    @contextmanager
+    def asking(self, quiet: _Quiet, stirred: Callable[[], None]) -> Iterator[None]:
+        """Until the end of the block, call `stirred` when `quiet` lasts no longer."""
+        self._asked[quiet] = stirred
+        self._arm()
+        try:
+            yield
+        finally:
+            del self._asked[quiet]
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_ROUND_S, self._go)
+
+    def _go(self) -> None:
+        self._timer = None
+        for quiet, stirred in self._asked.items():
+            if not quiet.lasts():
+                stirred()
+        if self._asked:
+            self._arm()
+
+
+async def _measured(
+    kernel: Kernel, opened: OpenFiles, scan_s: float, enough: Enough | None
+) -> tuple[Usage, _Quiet]:
+    """What the files take, and what is quiet as long as that is so. Where they cannot be looked at,
+    they take nothing: the next look may."""
+    try:
+        used, quiet, unlinked = await opened.call(lambda: _look(kernel, opened, scan_s, enough))
+        if unlinked is None:
+            unlinked = await kernel.unlinked(os.fstat(_limited(opened)[0].fd).st_dev)
+    except (OSError, errors.SbxError) as error:
+        _log.warning("a workspace could not be measured: %s", error)
+        return Usage(0, 0, complete=False), _Quiet(kernel)
+    return replace(used, bytes=used.bytes + unlinked[0], files=used.files + unlinked[1]), quiet
+
+
+def _look(
+    kernel: Kernel, opened: OpenFiles, scan_s: float, enough: Enough | None
+) -> tuple[Usage, _Quiet, tuple[int, int] | None]:
+    """The larger of what the conversation and what all conversations keep; what is quiet, taken
+    before the look, as what is written meanwhile is for the next one; and the bytes and the number
+    of unlinked files, None where only the broker may look."""
+    quiet = _Quiet(kernel)
+    trees = _limited(opened)
+    aside = [] if opened.quarantine is None else [opened.quarantine.tree]
+    looks, extra = (
+        [tree.measure(max_entries=_ENTRIES, deadline_s=scan_s, enough=enough) for tree in some]
+        for some in (trees, aside)
+    )
+    used = Usage(
+        max((one.bytes for one in looks), default=0) + sum(one.bytes for one in extra),
+        max((one.inodes for one in looks), default=0) + sum(one.inodes for one in extra),
+        complete=all(one.complete for one in (*looks, *extra)),
+    )
+    if not trees:  # files without a name may be of the directory, which has no limit
+        return used, quiet, (0, 0)
+    try:
+        device = os.fstat(trees[0].fd).st_dev
+        unlinked = procfs.unlinked_of(kernel.processes(), device, _HELD_S)
+    except PermissionError:
+        return used, quiet, None
+    return used, quiet, unlinked
+
+
+def _limited(opened: OpenFiles) -> list[Tree]:
+    """Return the trees of the files, where they have a limit and Linux does not keep it."""
+    if opened.measured is None or opened.has_quota:
+        return []
+    return [opened.measured] if opened.shared is None else [opened.measured, opened.shared]
+
+
+def _quarantine(opened: OpenFiles) -> Tree:
+    assert opened.quarantine is not None
+    return opened.quarantine.tree

@@ -1,0 +1,336 @@
+"""The files of a conversation for asyncio: every call in a worker thread, none blocks the loop."""
+
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+)
+from contextlib import aclosing
+from pathlib import Path
+from typing import TypeVar
+
+from sbx import errors
+from sbx.aio import to_the_end
+from sbx.policy import Policy
+from sbx.protocol.files import Change, Copied, Kind, Matches, Unpacked
+from sbx.runtime.files.archives import ArchiveFormat, Archives, Beside
+from sbx.runtime.files.long_calls import long_call
+from sbx.runtime.files.open_files import Identity, OpenFiles, Ready, open_files
+from sbx.runtime.files.resumable_uploads import Partials
+from sbx.runtime.files.streams import FileStream, opened_stream
+from sbx.runtime.honeytokens import Tripwires, look, reader_of
+from sbx.runtime.run.checks import demand
+from sbx.workspace import Entry, Files, Listing, OpenFile, Upload, UploadLimits, Uploads
+from sbx.workspace.watch import Watching
+
+__all__ = [
+    "Identity",
+    "OpenFiles",
+    "Ready",
+    "WorkspaceFiles",
+    "WorkspaceUploads",
+    "open_files",
+]
+
+T = TypeVar("T")
+
+
+class WorkspaceFiles:
+    """The files as the code inside sees them. Paths are relative to /workspace, or absolute.
+
+    Every method raises InvalidPath for a path that leads out, NotFound `file_not_found`, TooLarge,
+    Unavailable `no_space`, and Denied where the policy offers no `filesystem`.
+    """
+
+    def __init__(
+        self,
+        open_files: Callable[[], Awaitable[OpenFiles]],
+        policy: Policy,
+        beside: Beside,
+    ) -> None:
+        """`beside`: the kernel in whose jail archives are made and read."""
+        self.tripwires: Tripwires | None = None
+        self._open = open_files
+        self._policy = policy
+        self._archives = Archives(policy, beside)
+        self.partials = Partials(self._opened, policy)
+
+    async def read(self, path: str) -> str:
+        """The text of a file. Raises BadRequest `not_text` when it is not UTF-8."""
+        content = await self.read_bytes(path)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise errors.BadRequest(
+                f"{path} is not UTF-8 text ({len(content)} bytes)",
+                code="not_text",
+                hint="use read_bytes",
+            ) from None
+
+    async def read_bytes(self, path: str) -> bytes:
+        content = await self._call(lambda files: files.read(path))
+        await look(self.tripwires, "a download", content)
+        return content
+
+    async def write(self, path: str, content: str | bytes) -> int:
+        """Write a file in one step, with the directories it needs; its size in bytes."""
+        data = _encoded(content)
+        await look(self.tripwires, "a file that came in", data)
+        return await self._call(lambda files: files.write(path, data))
+
+    async def open_stream(self, path: str) -> FileStream:
+        """Open a file of any size to be read in pieces; the caller closes it."""
+        opened = await self._opened()
+        reader = await reader_of(self.tripwires, "a download")
+        with opened.in_use():
+            return await opened_stream(opened, lambda: (opened.files.open(path), None), reader)
+
+    async def write_stream(
+        self, path: str, chunks: AsyncIterable[bytes], *, max_bytes: int | None = None
+    ) -> int:
+        """`write`, from a source of any size; cancelled or failed, it leaves what was there."""
+        opened = await self._opened()
+        reader = await reader_of(self.tripwires, "a file that came in")
+        intake = opened.files.writing(path, max_bytes=max_bytes)
+        return await opened.intakes.fill(
+            opened, intake, reader.pieces(chunks) if reader else chunks
+        )
+
+    async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
+        return await self._call(lambda files: files.list(path, max_depth=max_depth))
+
+    async def stat(self, path: str) -> Entry:
+        return await self._call(lambda files: files.stat(path))
+
+    async def delete(self, path: str) -> bool:
+        """Delete a file, or a directory with all below it; False if that goes on later."""
+        return await self._call(lambda files: files.delete(path))
+
+    async def make_directory(self, path: str) -> None:
+        await self._call(lambda files: files.make_directory(path))
+
+    async def find(
+        self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
+    ) -> Listing:
+        """What lies below a directory and has a name, or with a `/` in the pattern a path, like
+        `*.py` or `src/**/test_*`; `complete` is False where a limit cut it."""
+        return await self._long_call(
+            lambda files: files.find(pattern, path, kind=kind, max_results=max_results)
+        )
+
+    async def grep(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        include: str | None = None,
+        max_matches: int = 1000,
+    ) -> Matches:
+        """The lines of text files that have `pattern`: plain text, or with `regex` an expression of
+        RE2's. `include`: only files whose name, or path, is like this. See `Matches`."""
+        return await self._long_call(
+            lambda files: files.grep(
+                pattern,
+                path,
+                regex=regex,
+                ignore_case=ignore_case,
+                include=include,
+                max_matches=max_matches,
+            )
+        )
+
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Move or rename. `overwrite`: a file may replace a file. Raises Conflict `file_exists`."""
+        await self._call(lambda files: files.move(source, target, overwrite=overwrite))
+
+    async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
+        """Copy a file, or a directory with all below it. Raises as `move`, and TooLarge."""
+        return await self._long_call(lambda files: files.copy(source, target, overwrite=overwrite))
+
+    async def replace(self, path: str, old: str, new: str, *, count: int | None = 1) -> int:
+        """Replace a text that the file has `count` times (None: once at least), in one step; how
+        often it was. Raises Conflict `replace_count`, `file_changed`."""
+        return await self._call(lambda files: files.replace(path, old, new, count=count))
+
+    async def chmod(self, path: str, mode: int) -> None:
+        """Set permissions, 0 to 0o777. Raises Denied `set_id_refused`, `file_not_permitted`."""
+        await self._call(lambda files: files.chmod(path, mode))
+
+    async def watch(
+        self, path: str = ".", *, recursive: bool = True
+    ) -> AsyncGenerator[Change, None]:
+        """What changes in a directory, and with `recursive` below it, from the `started` on that
+        comes first, until the conversation ends. Raises Unavailable `too_many_watches`."""
+        opened = await self._opened()
+
+        def begin() -> tuple[str, Watching]:
+            base, places = opened.files.places(path)
+            return base, Watching(places if recursive else places[:1], recursive=recursive)
+
+        async with aclosing(opened.watches.follow(opened, begin)) as changes:
+            async for change in changes:
+                yield change
+
+    async def archive(
+        self, path: str = ".", *, format: ArchiveFormat = "tar.gz"
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of an archive of a directory, as they are packed, inside. An end without an
+        error is a whole archive. Starts the kernel; raises Denied `processes_denied`."""
+        self._archives.check(format)
+        opened = await self._opened()
+        view = opened.files.view(path)
+        async with aclosing(self._archives.pack(view, format)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def unpack(self, source: bytes | AsyncIterable[bytes], path: str = ".") -> Unpacked:
+        """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside; files of the same
+        names are replaced. Starts the kernel; raises Denied `processes_denied`, BadRequest
+        `not_an_archive`, TooLarge `archive_too_large`; what was unpacked until then stays."""
+        self._archives.check()
+        opened = await self._opened()
+        view = opened.files.view(path, into=True)
+        return await self._archives.unpack(view, _streamed(source))
+
+    async def _call(self, act: Callable[[Files], T]) -> T:
+        opened = await self._opened()
+        return await opened.call(lambda: act(opened.files))
+
+    async def _long_call(self, act: Callable[[Files], T]) -> T:
+        """To its end, also when the caller goes: its turn lasts as long as it has the thread."""
+        opened = await self._opened()
+        with opened.in_use():
+            async with long_call():
+                return await to_the_end(opened.call(lambda: act(opened.files)))
+
+    async def _opened(self) -> OpenFiles:
+        demand(self._policy, "filesystem")
+        return await self._open()
+
+
+class WorkspaceUploads:
+    """What a user put into the conversation, read-only inside at /workspace/uploads/temparea."""
+
+    def __init__(self, open_files: Callable[[], Awaitable[OpenFiles]], policy: Policy) -> None:
+        self.tripwires: Tripwires | None = None
+        self._open = open_files
+        self._limits = _upload_limits(policy)
+
+    async def put(self, path: str | Path, name: str | None = None) -> Upload:
+        """Copy a file of the host in, under its own name or another; the same name replaces.
+
+        Raises NotFound, InvalidPath, and for each limit an error that names it.
+        """
+        source = Path(path)
+        target = source.name if name is None else name
+        return await self._call(lambda uploads: uploads.put(target, source, self._limits))
+
+    async def put_bytes(self, name: str, content: bytes) -> Upload:
+        data = _encoded(content)
+        await look(self.tripwires, "an upload", data)
+        return await self._call(lambda uploads: uploads.put(name, data, self._limits))
+
+    async def put_stream(
+        self, name: str, chunks: AsyncIterable[bytes], limits: UploadLimits | None = None
+    ) -> Upload:
+        """Store what `chunks` brings, of any size, within `limits` (None: the policy's).
+
+        Raises as `put`; cancelled or failed, it leaves what was there.
+        """
+        opened, uploads = await self._opened()
+        reader = await reader_of(self.tripwires, "an upload")
+        intake = uploads.putting(name, self._limits if limits is None else limits)
+        return await opened.intakes.fill(
+            opened, intake, reader.pieces(chunks) if reader else chunks
+        )
+
+    async def put_partial(
+        self, partials: Partials, id: str, sha256: str, limits: UploadLimits | None = None
+    ) -> Upload:
+        """Store what came in pieces; raises as `put_stream` and `Partials.finish`."""
+
+        def store(opened: OpenFiles, path: str, content: Iterator[bytes]) -> Upload:
+            uploads = self._uploads_of(opened)
+            name = path.rpartition("/")[2]
+            return uploads.put(name, content, self._limits if limits is None else limits)
+
+        return await partials.finish(id, sha256, store)
+
+    async def get(self, name: str) -> Upload:
+        return await self._call(lambda uploads: uploads.get(name))
+
+    async def open_stream(self, name: str) -> FileStream:
+        """Open an upload to be read in pieces; the caller closes it."""
+        opened, uploads = await self._opened()
+        reader = await reader_of(self.tripwires, "a download")
+        with opened.in_use():
+            return await opened_stream(opened, lambda: _opened_upload(uploads, name), reader)
+
+    async def list(self) -> tuple[Upload, ...]:
+        return await self._call(lambda uploads: uploads.list())
+
+    async def read_bytes(self, name: str) -> bytes:
+        most = self._limits.max_file_size or (1 << 62)
+        content = await self._call(lambda uploads: uploads.read(name, max_bytes=most))
+        await look(self.tripwires, "a download", content)
+        return content
+
+    async def delete(self, name: str) -> None:
+        await self._call(lambda uploads: uploads.delete(name))
+
+    async def _call(self, act: Callable[[Uploads], T]) -> T:
+        opened, uploads = await self._opened()
+        return await opened.call(lambda: act(uploads))
+
+    async def _opened(self) -> tuple[OpenFiles, Uploads]:
+        opened = await self._open()
+        return opened, self._uploads_of(opened)
+
+    def _uploads_of(self, opened: OpenFiles) -> Uploads:
+        if (uploads := opened.uploads) is None:
+            raise errors.Denied(
+                "the uploads of this sandbox are a directory of the host, and read-only",
+                code="uploads_mounted",
+                hint="put the file into that directory",
+            )
+        return uploads
+
+
+async def _streamed(source: bytes | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    if isinstance(source, bytes | bytearray | memoryview):
+        yield bytes(source)
+        return
+    async for chunk in source:
+        yield chunk
+
+
+def _opened_upload(uploads: Uploads, name: str) -> tuple[OpenFile, Upload]:
+    file = uploads.open(name)
+    try:
+        return file, uploads.described(name, file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _encoded(content: str | bytes) -> bytes:
+    """Raises BadRequest `invalid_content` for neither bytes nor text that UTF-8 can carry."""
+    try:
+        return content.encode() if isinstance(content, str) else bytes(memoryview(content))
+    except (UnicodeEncodeError, TypeError) as error:
+        raise errors.BadRequest(
+            f"the content of a file is text or bytes: {error}",
+            code="invalid_content",
+            hint="encode the text yourself, with the error handler you want",
+        ) from None
+
+
+def _upload_limits(policy: Policy) -> UploadLimits:
+    asked = policy.uploads
+    types = None if asked.allowed_types == "any" else frozenset(asked.allowed_types)
+    return UploadLimits(asked.max_file_size, asked.max_file_count, asked.total_max, types)

@@ -1,0 +1,269 @@
+"""What a conversation's files are while they are open: descriptors, and whoever uses them now."""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sbx.isolation.broker.bind_staging import replaced
+from sbx.isolation.plan import GuardPaths, Wall
+from sbx.policy import Policy
+from sbx.runtime.files.streams import Intakes
+from sbx.runtime.files.watch import Watches
+from sbx.workspace import (
+    ConversationFiles,
+    DataDirectory,
+    Files,
+    HostDirectory,
+    Tree,
+    Uploads,
+)
+from sbx.workspace.allowed_paths import Check
+from sbx.workspace.host_executable_links import ENTRIES_MAX, ExecutableLinks
+from sbx.workspace.paths import UPLOADS, UPLOADS_APART
+from sbx.workspace.quarantine import HostProtection, Quarantine
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+Identity = tuple[int, int]  # device and inode
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a start of a jail finds in a directory of the host, and by what each path is known: its
+    owner may put another one there before it is mounted. `guard` is None for other workspaces."""
+
+    identities: Mapping[str, Identity]
+    guard: GuardPaths | None = None
+
+
+@dataclass(slots=True, eq=False)
+class OpenFiles:
+    """What a conversation's files are, held open: for the host's calls, and for its jail's mounts.
+
+    `uploads` is None where a directory of the host is mounted as the uploads, `measured` where the
+    files are not ours to limit; where it `has_quota`, linux does, and `disk` says so in a receipt.
+    `shared` is what conversations share, if they do. `left_out` are the paths inside that a live
+    kernel sees and the jail of this dry run does not. `identities` are (device, inode) of host
+    directories by path. `mapped`: the files belong to another host uid than the jail's.
+    """
+
+    files: Files
+    uploads: Uploads | None
+    measured: Tree | None
+    files_path: Path
+    uploads_path: Path
+    own: ConversationFiles
+    shared_path: Path | None = None
+    shared_read_only: bool = False
+    host_directory: HostDirectory | None = None
+    quarantine: Quarantine | None = None
+    protection: HostProtection | None = None
+    identities: Mapping[str, Identity] = field(default_factory=dict)
+    held: ExitStack = field(default_factory=ExitStack)
+    working: set[asyncio.Future[Any]] = field(default_factory=set)
+    untouched: bool = False
+    shared: Tree | None = None
+    has_quota: bool = False
+    disk: Wall | None = None
+    intakes: Intakes = field(default_factory=Intakes)
+    watches: Watches = field(default_factory=Watches)
+    users: int = 0
+    left_out: list[str] = field(default_factory=list)
+    mapped: bool = False
+    looking: threading.Lock = field(default_factory=threading.Lock)
+
+    async def call(self, act: Callable[[], T]) -> T:
+        """`act` in a worker thread. A call that is cancelled leaves its thread at work, and what
+        is open here stays open for it: a descriptor closed too early is soon that of another file.
+        """
+        work = asyncio.get_running_loop().run_in_executor(None, act)
+        self.working.add(work)
+        work.add_done_callback(self.working.discard)
+        return await asyncio.shield(work)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Within it nothing here is put away."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call or a file on its way in needs what is open here."""
+        return self.users > 0 or bool(self.working) or self.intakes.filling
+
+    @property
+    def any_guard(self) -> GuardPaths | None:
+        """A guard of this kind, as far as a zygote has to know it."""
+        return GuardPaths("") if self.quarantine is not None else None
+
+    async def prepare(self) -> Ready:
+        """See to the mount points and look at what is there, before each start of a jail.
+
+        Before the first one there is nothing to see in a workspace of our own: to open it was to
+        see to it, no jail has run in it since, and no API removes a mount point.
+        """
+        if self.untouched:
+            self.untouched = False
+            return Ready(self.identities)
+        return await self.call(self._prepare)
+
+    def _prepare(self) -> Ready:
+        self.own.prepare(shared=self.shared_path is not None)
+        if self.host_directory is None or self.quarantine is None:
+            return Ready(self.identities)
+        links = self.look_at_links()
+        if not links.complete:
+            _log.warning(
+                "%s has more than %d entries: a link from a host executable to a file there may be"
+                " unprotected",
+                self.host_directory.path,
+                ENTRIES_MAX,
+            )
+        inside = str(self.quarantine.inside)
+        found = os.stat(inside)
+        guard = GuardPaths(inside, None if links.complete else ENTRIES_MAX)
+        return Ready({**self.identities, inside: (found.st_dev, found.st_ino)}, guard)
+
+    def look_at_links(self) -> ExecutableLinks:
+        """Find the targets of host executables, and write the rules of the path guards. Blocks as
+        `HostDirectory.find_links`. Raises OSError.
+
+        The start of a kernel and the watch of the links do this in two threads. A call waits for an
+        earlier one, so that the rules of the later walk remain.
+        """
+        assert self.host_directory is not None
+        assert self.quarantine is not None
+        with self.looking:
+            links = self.host_directory.find_links()
+            rules = self.host_directory.rules.to_json()
+            self.quarantine.set_rules({"rules": rules, "linked": sorted(links.linked)})
+        return links
+
+    def put_away(self) -> None:
+        """Close what is not busy. A stream that is read has a descriptor of its own."""
+        assert not self.busy
+        self.held.close()
+
+    async def close(self) -> None:
+        self.watches.stop()
+        await self.intakes.stop()
+        if self.working:
+            await asyncio.wait(self.working)
+        self.held.close()
+
+
+def open_files(
+    data: DataDirectory,
+    sandbox: str,
+    conversation: str,
+    policy: Policy,
+    host: tuple[int, int],
+    workspace: Path | None,
+    uploads: Path | None,
+    *,
+    protection: HostProtection,
+    new: bool = True,
+    check: Check | None = None,
+    mapped: bool = False,
+    owner_uid: int | None = None,
+) -> OpenFiles:
+    """Open the files of a conversation: of a `new` one, or of one in which jails have run.
+
+    `sandbox` and `conversation` are opaque names, `host` the uid and gid of its jails,
+    `protection` is about host executables of a `workspace`. `check` refuses directories of the host
+    by their descriptors. `mapped`: jails see the owner of the `workspace` as `host`, and files that
+    are made from outside get the owner that the directory has on disk. `owner_uid`: the owner of
+    the `workspace` from which the caller chose `host` and `mapped`.
+
+    Raises Denied `directory_forbidden` and `workspace_owned_by_root`, NotFound, InvalidPath, and
+    Broken `path_replaced` for a workspace of another owner.
+    """
+    owner = host if host[0] != os.geteuid() else None
+    largest = policy.limits.file_size_max
+    with ExitStack() as held:
+        own = data.conversation(sandbox, conversation, owner=owner)
+        held.callback(own.close)
+        identities: dict[str, Identity] = {}
+        put: Uploads | None = own.uploads
+        uploads_path, uploads_tree = own.uploads_path, own.uploads.tree
+        if uploads is not None:
+            mounted = held.enter_context(
+                closing(HostDirectory.open(uploads, jail_uid=host[0], read_only=True))
+            )
+            if check is not None:
+                check(mounted.fd, read_only=True)
+            identities[str(mounted.path)] = mounted.identity()
+            put, uploads_path, uploads_tree = None, mounted.path, mounted.tree(view=UPLOADS)
+            held.callback(uploads_tree.close)
+        if workspace is None:
+            shared = data.shared(sandbox, owner=owner) if policy.shared else None
+            if shared is not None:
+                held.callback(shared.close)
+            opened = OpenFiles(
+                files=Files(
+                    own.files,
+                    uploads_tree,
+                    shared,
+                    max_bytes=largest,
+                    total_max_bytes=policy.limits.workspace_max,
+                ),
+                uploads=put,
+                measured=own.files,
+                files_path=own.files_path,
+                uploads_path=uploads_path,
+                own=own,
+                shared_path=data.shared_path(sandbox) if shared is not None else None,
+                shared=shared,
+                identities=identities,
+                untouched=new and shared is None,
+            )
+        else:
+            directory = HostDirectory.open(workspace, jail_uid=host[0], mapped=mapped)
+            held.callback(directory.close)
+            # The uid of the jail was chosen by path: another user may have exchanged the directory.
+            if owner_uid is not None and directory.owner[0] != owner_uid:
+                raise replaced(str(workspace))
+            if check is not None:
+                check(directory.fd, read_only=False)
+            identities[str(directory.path)] = directory.identity()
+            tree = directory.tree(owner=directory.owner if mapped else owner)
+            held.callback(tree.close)
+            quarantine = None
+            if policy.host_executables != "allow":
+                directory.set_patterns(add=protection.add, remove=protection.remove)
+                store = protection.quarantines
+                quarantine = Quarantine.open(store, directory.path, directory.fd, owner)
+                held.callback(quarantine.close)
+            uploads_tree.view = UPLOADS_APART
+            opened = OpenFiles(
+                files=Files(
+                    tree,
+                    uploads_tree,
+                    uploads_apart=True,
+                    max_bytes=largest,
+                    host=directory if quarantine is not None else None,
+                ),
+                uploads=put,
+                measured=None,
+                files_path=directory.path,
+                uploads_path=uploads_path,
+                own=own,
+                host_directory=directory,
+                quarantine=quarantine,
+                protection=protection,
+                identities=identities,
+                mapped=mapped,
+            )
+        opened.held.push(held.pop_all())
+        return opened

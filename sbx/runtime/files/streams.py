@@ -1,0 +1,181 @@
+"""Files on their way in and out for asyncio, a chunk at a time: as little memory for any size.
+
+Each step is a short call in a worker thread, so a slow peer holds no thread, and the next chunk is
+asked for only when the last one is on its way: the disk slows the sender, the reader the disk.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+
+from sbx import errors
+from sbx.aio import to_the_end
+from sbx.workspace import Entry, OpenFile, Upload
+from sbx.workspace.streams import CHUNK, Intake
+
+if TYPE_CHECKING:
+    from sbx.runtime.honeytokens import Reader
+
+T = TypeVar("T")
+
+
+class Threads(Protocol):
+    """Whose worker threads are used; what is open there stays open for a step that runs."""
+
+    async def call(self, act: Callable[[], T]) -> T: ...
+
+
+async def opened_stream(
+    threads: Threads,
+    act: Callable[[], tuple[OpenFile, Upload | None]],
+    reader: "Reader | None" = None,
+) -> "FileStream":
+    """The stream of the file that `act` opens, each piece of which `reader` sees first. Cancelled,
+    it leaves none open."""
+    opening = asyncio.ensure_future(threads.call(act))
+    try:
+        file, upload = await to_the_end(opening)
+    except asyncio.CancelledError:
+        if not opening.cancelled() and opening.exception() is None:
+            opening.result()[0].close()
+        raise
+    name = file.path.rpartition("/")[2]
+    entry = Entry(name, file.path, "file", file.size, file.modified_s)
+    return FileStream(entry, upload, file, threads, reader)
+
+
+@dataclass(slots=True, eq=False)
+class FileStream:
+    """A file held open for reading; close it, best by `async with`.
+
+    It is the file of that moment: one that replaces it, or its removal, changes nothing here.
+    `upload` is there when the file is one.
+    """
+
+    entry: Entry
+    upload: Upload | None
+    _file: OpenFile
+    _threads: Threads
+    _reader: "Reader | None" = None
+
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    @property
+    def modified_s(self) -> float:
+        return self._file.modified_s
+
+    async def chunks(
+        self, start: int = 0, length: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes from `start`, `length` of them or all, in pieces of bounded size."""
+        pieces = self._file.chunks(start, length)
+        while piece := await to_the_end(self._threads.call(lambda: next(pieces, b""))):
+            if self._reader is not None:
+                self._reader.read(piece)
+            yield piece
+
+    def close(self) -> None:
+        """While none of its chunks is on its way; a second time does nothing."""
+        self._file.close()
+
+    async def aclose(self) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+class Intakes:
+    """The files that are on their way in to one conversation; `stop` gives them all up."""
+
+    def __init__(self) -> None:
+        self._filling: set[asyncio.Task[Any]] = set()
+        self._stopped = False
+
+    async def fill(self, threads: Threads, intake: Intake[T], chunks: AsyncIterable[bytes]) -> T:
+        """Feed all of `chunks` to `intake`; its outcome. Cancelled or failed, it leaves nothing.
+
+        Raises what either of them raises, and Closed when the conversation ends before.
+        """
+        if self._stopped:
+            raise _closed()
+        feeding = asyncio.ensure_future(_feed(threads, intake, chunks))
+        self._filling.add(feeding)
+        try:
+            await asyncio.wait([feeding])
+        except asyncio.CancelledError:
+            feeding.cancel()
+            await to_the_end(asyncio.wait([feeding]))
+            raise
+        finally:
+            self._filling.discard(feeding)
+        if feeding.cancelled():
+            raise _closed()
+        return feeding.result()
+
+    @property
+    def filling(self) -> bool:
+        return bool(self._filling)
+
+    async def stop(self) -> None:
+        """Nothing is on its way any more when this returns, and nothing begins."""
+        self._stopped = True
+        if filling := tuple(self._filling):
+            for task in filling:
+                task.cancel()
+            await asyncio.wait(filling)
+
+
+async def _feed(threads: Threads, intake: Intake[T], chunks: AsyncIterable[bytes]) -> T:
+    def step(chunk: bytes | None) -> tuple[bool, Any]:
+        try:
+            intake.send(chunk)
+        except StopIteration as end:  # which no future carries
+            return True, end.value
+        return False, None
+
+    async def send(chunk: bytes | None) -> tuple[bool, Any]:
+        return await to_the_end(threads.call(lambda: step(chunk)))
+
+    try:
+        await send(None)
+        async with aclosing(_gathered(chunks)) as pieces:
+            async for piece in pieces:
+                await send(piece)
+        over, outcome = await send(None)
+        assert over
+        return cast("T", outcome)
+    finally:
+        await to_the_end(threads.call(intake.close))
+
+
+async def _gathered(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """The same bytes in pieces of about CHUNK: a step costs as much for a small one."""
+    held = bytearray()
+    async for chunk in chunks:
+        held += chunk
+        if len(held) >= CHUNK:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+def _closed() -> errors.Closed:
+    return errors.Closed(
+        "the conversation ended while a file was on its way in",
+        hint="send it again, to a conversation that is there",
+    )

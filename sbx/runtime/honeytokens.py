@@ -1,0 +1,300 @@
+"""Fake credentials and host names, planted in a sandbox so that their use gives an attacker away.
+
+    planted   in variables, and in a file below /tmp that AWS_SHARED_CREDENTIALS_FILE names; each
+              value is this sandbox's own, and the same in all of its kernels
+    watched   what kernels and commands write (`guard`), files through the API (`reader`), and what
+              the proxy can read (`at_proxy`); a value is found across pieces and lines too, in
+              any case, also as base64 or hexadecimal digits. What is packed is not looked into:
+              an archive, a compressed body
+    sprung    once: `on_sprung` ends every kernel; none starts until `lift`
+
+Nobody who does what a sandbox is for has a use for these values, but code that prints all its
+variables meets them as well: `watch` in the policy says where that is to count.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import string
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sbx import errors
+from sbx.aio import in_thread
+from sbx.kernels import frames
+from sbx.kernels.kernel import Kernel
+from sbx.policy.model import Tripwire
+from sbx.workspace.secret_files import secret_at
+
+CREDENTIALS = "/tmp/.aws/credentials"  # noqa: S108  # inside
+CODE = "tripwire"
+_ALPHABET = string.ascii_letters + string.digits
+_STREAMS_MAX = 256  # commands at once of which the last piece is remembered
+_SHOWN_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Sprung:
+    """What was used (`wire`, the name of a variable or of a host), where, and when."""
+
+    wire: str
+    where: str
+    at: float
+
+
+class Tripwires:
+    """Those of one sandbox. From one event loop; `find` from any thread."""
+
+    def __init__(
+        self, policy: Tripwire, sandbox: str, key: Path, on_sprung: Callable[[Sprung], None]
+    ) -> None:
+        """`key`: where the secret lies, or is made, that the values come from."""
+        self._policy = policy
+        self._sandbox = sandbox
+        self._key = key
+        self._on_sprung = on_sprung
+        self._planting = asyncio.Lock()
+        self._needles: Mapping[str, str] = {}
+        self._host = ""
+        self._search: Callable[[bytes], Any] | None = None
+        self.longest = 0
+        self.environment: Mapping[str, str] = {}
+        self.files: Mapping[str, str] = {}
+        self.sprung: Sprung | None = None
+
+    async def plant(self) -> None:
+        """Know the values. Raises Unavailable `secret_unusable`."""
+        async with self._planting:
+            if not self.environment:
+                key = await in_thread(secret_at, self._key)
+                self._know(partial(_drawn, key, self._sandbox))
+
+    def _know(self, draw: Callable[[str, int], str]) -> None:
+        import re2  # here, for who plants nothing has no use for it
+
+        host = f"db-{draw('host', 12).lower()}.{self._policy.host_suffix}"
+        wires = {name: _value_of(name, draw(name, 40), host) for name in self._policy.env}
+        pair = (_access_key(draw("file", 16)), draw("file-secret", 40))
+        in_file = dict(zip(("access key of the file", "secret of the file"), pair, strict=True))
+        secrets = {name: secret for name, (_, secret) in wires.items()} | in_file
+        # In any case: programs write names of hosts small, and with them what was put into one.
+        needles = {
+            form.lower(): name for name, secret in secrets.items() for form in _forms(secret)
+        }
+        self._needles, self._host = needles, host
+        # One pass, whatever the number of needles; each of them is of letters, digits and `.+/`.
+        secrets_in = "|".join(map(re2.escape, needles))
+        pattern = f"(?i)({secrets_in})|{re2.escape(host)}"
+        self._search = re2.compile(pattern.encode()).search
+        self.longest = max(map(len, (*needles, host)))
+        self.environment = {name: shown for name, (shown, _) in wires.items()}
+        if self._policy.file:
+            self.environment = {**self.environment, "AWS_SHARED_CREDENTIALS_FILE": CREDENTIALS}
+            self.files = {
+                CREDENTIALS: "[default]\n"
+                f"aws_access_key_id = {pair[0]}\naws_secret_access_key = {pair[1]}\n"
+            }
+
+    # -- used -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises Conflict `tripwire` once one has sprung."""
+        if self.sprung is not None:
+            raise refusal(self.sprung.wire, self.sprung.where)
+
+    def lift(self) -> None:
+        """Let kernels start again; the values stay."""
+        self.sprung = None
+
+    def find(self, text: str) -> str | None:
+        """Which of them this holds."""
+        if self._search is None:
+            return None
+        found = self._search(_unbroken(text).encode(errors="replace"))
+        if found is None:
+            return None
+        return self._needles[found[1].decode().lower()] if found[1] is not None else self._host
+
+    def at_proxy(self, text: str) -> str | None:
+        """Which of them a host name, a header or a piece of a body holds; it springs by that."""
+        return self._seen(text, "network", "a request to the proxy")
+
+    def guard(self, kernel: Kernel) -> None:
+        """Watch all that a kernel and its commands write."""
+        if "output" in self._policy.watch:
+            kernel.on_output = _Output(self).hear
+
+    def reader(self, what: str) -> "Reader | None":
+        """For one file on its way in or out; None where files are not watched."""
+        return Reader(self, what) if "files" in self._policy.watch else None
+
+    def _seen(self, text: str, kind: str, where: str) -> str | None:
+        if kind not in self._policy.watch:
+            return None
+        name = self.find(text)
+        if name is not None and self.sprung is None:
+            self.sprung = Sprung(name, where, time.time())
+            self._on_sprung(self.sprung)
+        return name
+
+
+class Reader:
+    """A file that is read piece by piece. Remembers so much of the last piece as could begin a
+    value."""
+
+    def __init__(self, wires: Tripwires, what: str) -> None:
+        self._wires = wires
+        self._what = what
+        self._tail = ""
+        self._loop = asyncio.get_running_loop()
+
+    def read(self, piece: bytes) -> None:
+        """Raises Conflict `tripwire` when a value is complete with this piece."""
+        text = self._tail + _unbroken(piece.decode("latin-1"))
+        if self._wires._seen(text, "files", self._what) is not None:
+            self._wires.check()
+        self._tail = text[-(self._wires.longest - 1) :]
+
+    async def pieces(self, source: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """The same pieces, each passed on once it was read."""
+        async for piece in source:
+            self.read(piece)
+            yield piece
+
+    def passed(self, source: Iterator[bytes]) -> Iterator[bytes]:
+        """The same in a worker thread; what springs does so in the loop that this was made in."""
+        for piece in source:
+            text = self._tail + _unbroken(piece.decode("latin-1"))
+            if (name := self._wires.find(text)) is not None:
+                self._loop.call_soon_threadsafe(self._wires._seen, text, "files", self._what)
+                raise refusal(name, self._what)
+            self._tail = text[-(self._wires.longest - 1) :]
+            yield piece
+
+
+async def reader_of(wires: Tripwires | None, what: str) -> Reader | None:
+    """For one file; None where nothing is planted, or files are not watched."""
+    if wires is None:
+        return None
+    await wires.plant()
+    return wires.reader(what)
+
+
+async def look(wires: Tripwires | None, what: str, content: bytes) -> None:
+    """Raises Conflict `tripwire` for a file that has a planted value."""
+    if (reader := await reader_of(wires, what)) is not None:
+        reader.read(content)
+
+
+class _Output:
+    """What one kernel writes, by its streams: those of the cell, and those of each command."""
+
+    def __init__(self, wires: Tripwires) -> None:
+        self._wires = wires
+        self._tails: dict[tuple[str | None, str], str] = {}
+
+    def hear(self, frame: frames.Frame) -> bool:
+        """Whether it holds a value; then nobody is shown it."""
+        content = frame.content
+        match content:
+            case frames.Stream(name, text):
+                return self._goes_on((None, name), text)
+            case frames.Output(name, text):
+                return self._goes_on((frame.id, name), text)
+            case frames.Tty(data):
+                return self._goes_on((frame.id, "tty"), data.decode("latin-1"))
+            case frames.Exited():
+                for key in [key for key in self._tails if key[0] == frame.id]:
+                    del self._tails[key]
+        told = "\n".join(_texts(msgspec.structs.astuple(content)))
+        return self._found(told)
+
+    def _goes_on(self, key: tuple[str | None, str], text: str) -> bool:
+        text = self._tails.pop(key, "") + _unbroken(text)
+        self._tails[key] = text[-(self._wires.longest - 1) :]
+        if len(self._tails) > _STREAMS_MAX:
+            del self._tails[next(iter(self._tails))]
+        return self._found(text)
+
+    def _found(self, text: str) -> bool:
+        return self._wires._seen(text, "output", "an output") is not None
+
+
+def refusal(wire: str, where: str) -> errors.Conflict:
+    """What everything gets that would start something in a sandbox whose trip-wire was sprung."""
+    return errors.Conflict(
+        f"this sandbox is frozen: {wire[:_SHOWN_MAX]}, a planted credential, was used in {where}",
+        code=CODE,
+        hint="look at what ran in it; an operator may lift this (sbx lift), or delete it",
+        details={"wire": wire, "where": where},
+    )
+
+
+def _unbroken(text: str) -> str:
+    """Without the ends of lines: `base64` and `xxd` write lines that are shorter than a value."""
+    return text.replace("\n", "").replace("\r", "")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a message from inside, each whole. Raises Malformed for more than one may be.
+
+    What is JSON is decoded first: a kernel may write any letter as an escape.
+    """
+    match value:
+        case str():
+            yield value
+        case msgspec.Raw():
+            loose = frames.loose(value)
+            yield loose if isinstance(loose, str) else json.dumps(loose, ensure_ascii=False)
+        case dict():
+            for name, one in value.items():
+                yield name
+                yield from _texts(one)
+        case list() | tuple():
+            for one in value:
+                yield from _texts(one)
+
+
+def _drawn(key: bytes, sandbox: str, name: str, length: int) -> str:
+    """Letters and digits that only this key gives for this sandbox and name. None of them is
+    written otherwise in JSON or a URL."""
+    made = hashlib.shake_256(hmac.digest(key, f"{sandbox}\0{name}".encode(), "sha256"))
+    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in made.digest(length))
+
+
+def _value_of(name: str, secret: str, host: str) -> tuple[str, str]:
+    """What the variable holds, shaped as its name says, and the part of it that is looked for."""
+    if name.endswith("_ACCESS_KEY_ID"):
+        key = _access_key(secret[:16])
+        return key, key
+    if name.endswith(("_URL", "_URI", "_DSN")):
+        return f"postgresql://app:{secret[:24]}@{host}:5432/app", secret[:24]
+    if name.startswith(("GITHUB_", "GH_")):
+        token = f"ghp_{secret[:36]}"
+        return token, token
+    return secret, secret
+
+
+def _access_key(secret: str) -> str:
+    return f"AKIA{secret.upper()}"
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """As itself, in hexadecimal, and in base64 wherever it may begin within three bytes: without
+    the letters that also depend on what stands beside it."""
+    raw = secret.encode()
+    yield secret
+    yield raw.hex()
+    for before in range(3):
+        encoded = base64.b64encode(b"\0" * before + raw).decode()
+        start = (before * 8 + 5) // 6
+        end = (before + len(raw)) * 8 // 6
+        yield encoded[start:end]

@@ -1,0 +1,304 @@
+"""Directories of the host that were attached to a sandbox while it lives.
+
+Each is seen in every kernel of the sandbox, whichever path it came by, and in those that start
+later, until it is detached or the sandbox is closed; a service keeps them for a sandbox that it
+closes and opens again, for as long as its own process lives. How it is done is known to
+`sbx.isolation.broker.live_mounts`.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sbx import errors
+from sbx.aio import in_thread, to_the_end
+from sbx.isolation.broker.live_mounts import refuse_without_namespaces
+from sbx.kernels.kernel import Kernel
+from sbx.policy.checks import mount_source
+from sbx.protocol.mounts import Attachment
+from sbx.runtime.grounds import Grounds
+from sbx.runtime.snapshots.dry_run_view import is_inert
+from sbx.workspace.allowed_paths import Check
+
+_log = logging.getLogger(__name__)
+TOP = "/mnt"
+SHARED = "/workspace/shared"
+ATTACHED_MAX = 32
+_TARGET = re.compile(rf"(?:{TOP}|{SHARED})/[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    """`identity`: (device, inode) of the source."""
+
+    told: Attachment
+    identity: tuple[int, int]
+
+    @property
+    def target(self) -> str:
+        return self.told.target
+
+
+class Attachments:
+    """Those of one sandbox. Its methods may be called concurrently from one event loop."""
+
+    def __init__(
+        self,
+        shares: bool,
+        *,
+        guarded: bool,
+        possible: bool,
+        check: Check,
+        grounds: Grounds | None = None,
+    ) -> None:
+        """`shares`: whether there is a /workspace/shared. `guarded`: whether the policy keeps host
+        executables from code inside, so that nothing is attached to be written to. `possible`:
+        whether the broker has power over the mounts of a jail that lives. `check` refuses
+        directories that no sandbox may see. `grounds`: where sources may lie; None is anywhere."""
+        self._shares = shares
+        self._guarded = guarded
+        self._possible = possible
+        self._check = check
+        self._grounds = grounds
+        self._lock = asyncio.Lock()
+        self._there: dict[str, _Attached] = {}
+        self._kernels: dict[Kernel, set[str]] = {}  # what each of them shows; the live ones
+        self._dry_runs: set[Kernel] = set()  # which see nothing that is attached later
+
+    @property
+    def there(self) -> tuple[Attachment, ...]:
+        """What is attached, by the path inside."""
+        return tuple(self._there[target].told for target in sorted(self._there))
+
+    async def attach(
+        self, source: str | Path, target: str | None = None, *, read_only: bool = True
+    ) -> Attachment:
+        """Show the directory `source` at `target`, `/mnt/NAME` unless it is said: with the name
+        that it has. Without set-id bits and devices, and read-only.
+
+        What is to be written to goes to `/workspace/shared/NAME`, an empty directory that was made
+        there before, by a policy that shares: elsewhere Landlock lets nothing be written. What
+        belongs to root is never attached so.
+
+        Raises BadRequest `invalid_target` and `invalid_source`, Denied `directory_forbidden`,
+        `attachment_not_guarded`,
+        `source_of_root` and `not_granted`, Conflict `already_attached`, `too_many_attached` and
+        `target_moved`, Unavailable `attach_unavailable`, `attach_failed` and `sockets_not_masked`.
+        It is seen nowhere then.
+        """
+        path = Path(source)
+        target = target or f"{TOP}/{_name_of(path)}"
+        self._check_target(target, read_only=read_only)
+        if not self._possible:
+            raise refuse_without_namespaces()
+        if self._grounds is not None:
+            self._grounds.check(path, read_only=read_only)
+        identity = await in_thread(_identity, path, read_only, self._check, self._grounds)
+        if not read_only and self._guarded:
+            raise errors.Denied(
+                f"code inside could create files in {path} that programs of the host obey",
+                code="attachment_not_guarded",
+                hint="attach it read-only, or make it the workspace; a policy with"
+                ' host_executables = "allow" allows it',
+            )
+        told = Attachment(str(path), target, read_only)
+        return await to_the_end(self._attach(_Attached(told, identity)))
+
+    async def detach(self, target: str) -> None:
+        """Show it no more: what is open of it stays open. Raises NotFound `not_attached`, and what
+        the broker does."""
+        await to_the_end(self._detach(target))
+
+    async def welcome(self, kernel: Kernel) -> None:
+        """Show a kernel that has started what is attached. It ends where that fails."""
+        self._register(kernel)
+        if self._there or self._lock.locked():
+            try:
+                async with self._lock:
+                    for one in self._there.values():
+                        await self._show(one, kernel)
+            except BaseException:
+                await to_the_end(kernel.kill())
+                raise
+
+    async def welcome_dry_run(self, kernel: Kernel, written: Sequence[Path]) -> list[str]:
+        """Show the kernel of a dry run the attachments through which it cannot act on anything,
+        and return the paths of the others. It ends where that fails.
+
+        An attachment is shown when it is read-only, holds no socket and no FIFO, and live code
+        cannot make one there. `written`: further directories that live code writes to.
+        """
+        self._dry_runs.add(kernel)
+        self._register(kernel)
+        left_out = []
+        if self._there or self._lock.locked():
+            try:
+                async with self._lock:
+                    attached = list(self._there.values())
+                    sources = [Path(one.told.source) for one in attached if not one.told.read_only]
+                    sources += written
+                    for one in attached:
+                        if await in_thread(_is_inert, one, sources):
+                            await self._show(one, kernel)
+                        else:
+                            left_out.append(one.target)
+            except BaseException:
+                await to_the_end(kernel.kill())
+                raise
+        return left_out
+
+    def _register(self, kernel: Kernel) -> None:
+        self._kernels = {one: shown for one, shown in self._kernels.items() if one.alive}
+        self._kernels[kernel] = set()
+        self._dry_runs &= self._kernels.keys()
+
+    async def _attach(self, one: _Attached) -> Attachment:
+        async with self._lock:
+            if one.target in self._there:
+                raise errors.Conflict(
+                    f"something is attached at {one.target} already",
+                    code="already_attached",
+                    hint="detach it first, or choose another name",
+                )
+            if len(self._there) >= ATTACHED_MAX:
+                raise errors.Conflict(
+                    f"a sandbox has at most {ATTACHED_MAX} directories attached",
+                    code="too_many_attached",
+                    details={"limit": ATTACHED_MAX},
+                )
+            try:
+                for kernel in self._live():
+                    if kernel not in self._dry_runs:
+                        await self._show(one, kernel)
+            except BaseException:
+                for kernel in self._live():
+                    with suppress(errors.SbxError):
+                        await self._hide(one.target, kernel)
+                raise
+            self._there[one.target] = one
+            return one.told
+
+    async def _detach(self, target: str) -> None:
+        async with self._lock:
+            if target not in self._there:
+                raise not_attached(target)
+            for kernel in self._live():
+                await self._hide(target, kernel)
+            del self._there[target]
+
+    async def _show(self, one: _Attached, kernel: Kernel) -> None:
+        shown = self._kernels.get(kernel, set())
+        if one.target in shown:
+            return
+        try:
+            told = one.told
+            rule = kernel.jail.plan.unix_sockets
+            masked = await kernel.jail.attach(
+                told.source,
+                told.target,
+                read_only=told.read_only,
+                expected=one.identity,
+                mask=rule != "any",
+                partly=rule == "none",
+            )
+            if masked:
+                _log.info("%d sockets and FIFOs of %s are covered", masked, told.source)
+        except errors.Broken as error:
+            if kernel.alive or error.code == "path_replaced":
+                raise
+        else:
+            shown.add(one.target)
+
+    async def _hide(self, target: str, kernel: Kernel) -> None:
+        shown = self._kernels.get(kernel, set())
+        if target not in shown:
+            return
+        try:
+            await kernel.jail.detach(target)
+        except errors.Broken:
+            if kernel.alive:
+                raise
+        shown.discard(target)
+
+    def _live(self) -> list[Kernel]:
+        return [kernel for kernel in self._kernels if kernel.alive]
+
+    def _check_target(self, target: str, *, read_only: bool) -> None:
+        if not _TARGET.fullmatch(target):
+            raise errors.BadRequest(
+                f"nothing can be attached at {target!r}",
+                code="invalid_target",
+                hint=f"{TOP}/NAME or {SHARED}/NAME: letters, digits and ._- with a letter first",
+            )
+        shared = target.startswith(f"{SHARED}/")
+        if shared and not self._shares:
+            raise errors.BadRequest(
+                f"this sandbox has no {SHARED}",
+                code="invalid_target",
+                hint=f"attach at {TOP}/NAME, or use a policy with shared = true",
+            )
+        if not read_only and not shared:
+            raise errors.BadRequest(
+                f"at {target} nothing can be written, by Landlock's rules",
+                code="invalid_target",
+                hint=f"what is to be written to goes to {SHARED}/NAME",
+            )
+
+
+def not_attached(target: str) -> errors.NotFound:
+    return errors.NotFound(f"nothing is attached at {target[:200]!r}", code="not_attached")
+
+
+def _name_of(source: Path) -> str:
+    return _NOT_IN_A_NAME.sub("-", source.name).lstrip("._-")[:64] or "attached"
+
+
+def _is_inert(one: _Attached, written: Sequence[Path]) -> bool:
+    """Return whether a dry run may see it. Below /workspace Landlock lets FIFOs be written to."""
+    if not one.told.read_only or not one.target.startswith(f"{TOP}/"):
+        return False
+    return is_inert(Path(one.told.source), one.identity, written)
+
+
+def _identity(
+    source: Path, read_only: bool, check: Check, grounds: Grounds | None
+) -> tuple[int, int]:
+    try:
+        how = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(source, how) if grounds is None else grounds.open(source)
+        try:
+            check(fd, read_only=read_only, guarded=False)
+            found = os.fstat(fd)
+        finally:
+            os.close(fd)
+        mount_source(str(source))
+    except ValueError as error:
+        raise _unusable(source, str(error)) from None
+    except OSError as error:
+        raise _unusable(source, os.strerror(error.errno) if error.errno else str(error)) from None
+    if not source.is_absolute() or str(source) != os.path.normpath(source):
+        raise _unusable(source, "it is no absolute path without . and ..")
+    if not stat.S_ISDIR(found.st_mode):
+        raise _unusable(source, "it is no directory")
+    if not read_only and found.st_uid == 0:
+        raise errors.Denied(
+            f"{source} belongs to root, and nothing inside may write to it",
+            code="source_of_root",
+            hint="attach it read-only, or give the directory to another user",
+        )
+    return found.st_dev, found.st_ino
+
+
+def _unusable(source: Path, why: str) -> errors.BadRequest:
+    return errors.BadRequest(
+        f"{source} cannot be attached: {why}",
+        code="invalid_source",
+        hint="name a directory of the host by its own absolute path, and not by a symlink",
+    )

@@ -1,0 +1,159 @@
+"""A sandbox without an owner: its cgroup, its host uid and one empty conversation, made ahead.
+
+Most of what a new sandbox waits for depends on its policy only. So a kernel may enter such a home
+and seal itself before anybody asks; who then makes a sandbox by this policy gets all of it at once.
+Nobody's files were ever in it, nothing of a user's has run in it, and it is given out once.
+"""
+
+import asyncio
+import logging
+import secrets
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sbx.aio import in_thread, to_the_end
+from sbx.errors import SbxError
+from sbx.isolation.broker.client import Host
+from sbx.isolation.plan import Interpreter
+from sbx.kernels.kernel import Kernel
+from sbx.kernels.order import Order
+from sbx.kernels.pool.warm_pool import Berth, Furnished, destroy
+from sbx.kernels.pool.zygotes import Key
+from sbx.policy import Policy
+from sbx.runtime.files.open_files import OpenFiles, open_files
+from sbx.runtime.files.quota import limited
+from sbx.runtime.resources import Means
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Home:
+    """See the module. `group` is its name at the broker, `directory` and `conversation` are opaque
+    names below the data directory. `opened` and `kernel` are there until they are taken."""
+
+    means: Means
+    group: str
+    host: Host
+    directory: str
+    conversation: str
+    files_path: Path
+    opened: OpenFiles | None
+    order: Order
+    kernel: Kernel | None = None
+    key: Key | None = None
+
+    def take_files(self) -> OpenFiles | None:
+        """The open files of its conversation, for the first who asks; then None."""
+        taken, self.opened = self.opened, None
+        return taken
+
+    def take_kernel(self) -> Kernel | None:
+        """Its kernel, for the first who asks, if it still lives; then None."""
+        taken, self.kernel = self.kernel, None
+        if taken is not None and not taken.alive:
+            taken.close()
+            return None
+        return taken
+
+    async def leave(self) -> None:
+        """End what nobody has taken. Group and directory are the owner's to remove."""
+        await self.end_kernel()
+        if (opened := self.take_files()) is not None:
+            await opened.close()
+
+    async def end_kernel(self) -> None:
+        """End the kernel, where nobody has taken it."""
+        if (kernel := self.take_kernel()) is not None:
+            await destroy(kernel)
+
+    async def leave_group(self) -> None:
+        """The same, and the group with it."""
+        await self.leave()
+        await self.means.broker.drop_sandbox(self.group)
+
+    async def give_up(self) -> None:
+        """Remove all of it, where nobody became its owner; what cannot be removed is swept."""
+        try:
+            await self.leave()
+        except (SbxError, OSError) as error:
+            _log.warning("a home that nobody had is left over: %s", error)
+        finally:
+            await _remove(self.means, self.group, self.directory)
+
+
+async def make_home(means: Means, policy: Policy, interpreter: Interpreter) -> Home:
+    """Raises what the broker does, and OSError; nothing is left then."""
+    making = asyncio.ensure_future(_make(means, policy, interpreter))
+    try:
+        return await to_the_end(making)
+    except asyncio.CancelledError:
+        if not making.cancelled() and making.exception() is None:
+            await to_the_end(making.result().give_up())
+        raise
+
+
+async def _make(means: Means, policy: Policy, interpreter: Interpreter) -> Home:
+    group = f"home-{secrets.token_hex(6)}"
+    directory, conversation = means.data.new_name(), means.data.new_name()
+    means.homes.add(directory)
+    opened = None
+    try:
+        host = await means.broker.make_sandbox(group, means.group_limits(policy))
+        ids = (host.uid, host.gid)
+        opened = await asyncio.to_thread(
+            open_files,
+            means.data,
+            directory,
+            conversation,
+            policy,
+            ids,
+            None,
+            None,
+            protection=means.protection,
+        )
+        await limited(means, policy, opened)
+        ready = await opened.prepare()
+        order = means.order(group, policy, means.paths(opened, ready, interpreter), ready, None)
+    except BaseException:
+        try:
+            if opened is not None:
+                await opened.close()
+        finally:
+            await _remove(means, group, directory)
+        raise
+    return Home(means, group, host, directory, conversation, opened.files_path, opened, order)
+
+
+async def _remove(means: Means, group: str, directory: str) -> None:
+    """Each whatever becomes of the other; from then on a collection may remove the directory."""
+    try:
+        try:
+            await means.broker.drop_sandbox(group)
+        finally:
+            await in_thread(means.data.remove, directory)
+    except (SbxError, OSError) as error:
+        _log.warning("a home that nobody had is left over: %s", error)
+    finally:
+        means.homes.discard(directory)
+
+
+def furnished(means: Means, loaded: Policy, decided: Policy, of: Interpreter) -> Furnished | None:
+    """How homes for new sandboxes by this policy are made; None for one that a request has changed,
+    and where a sandbox has parts of its own around it that cannot be made ahead."""
+    if decided != loaded or decided.network.mode != "none" or decided.environment is not None:
+        return None
+    if decided.tripwire.enabled:
+        return None
+    return Furnished((decided, of), partial(make_home, means, decided, of))
+
+
+def home_of(berth: Berth | None, key: Key | None) -> Home | None:
+    """The home with its kernel, which are the caller's from here on. `key`: of its next ones."""
+    if berth is None:
+        return None
+    home = berth.home
+    assert isinstance(home, Home)
+    home.kernel, home.key = berth.kernel, key
+    return home

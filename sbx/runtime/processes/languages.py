@@ -1,0 +1,303 @@
+"""Which languages a policy's jails can run, found on the host in what such a jail is shown.
+
+    find     look: bash, node, deno, java with its compiler, go; nothing below a workspace
+    serving  decide: which of what was found serves a language, if any (pure)
+    Languages  both for one sandbox: the tool of a language, or what to install
+
+What was found is kept for a while, so that a program that was installed meanwhile is found without
+a restart. TypeScript can also be had from the workspace: from a compiler in its node_modules, which
+is only ever run inside.
+"""
+
+import asyncio
+import os
+import re
+import stat
+import subprocess
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from sbx.environments.directory import Environments
+from sbx.environments.interpreter import own_interpreter
+from sbx.errors import BadRequest, SbxError
+from sbx.isolation.plan import Interpreter
+from sbx.policy import Policy
+from sbx.protocol.languages import LANGUAGES, Language
+
+STRIPS_TYPES = (22, 13)  # the first Node.js whose node:module has stripTypeScriptTypes
+COMPILERS = ("node_modules/typescript/package.json", "node_modules/esbuild/package.json")
+_PLACES = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/go/bin")
+_KEPT_S = 60.0
+_KEPT_MAX = 64
+_LINKS_MAX = 40  # linux gives up there, too: path_resolution(7)
+_ASK_S = 10.0
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_INSTALL: dict[Language, tuple[str, str, str]] = {  # what it needs, its package, how to get it
+    "bash": ("bash", "bash", "install bash on the host"),
+    "javascript": ("node or deno", "nodejs", "install nodejs (or deno) on the host"),
+    "typescript": (
+        "deno, Node.js 22.13 or newer, or a compiler in node_modules",
+        "nodejs",
+        "install nodejs 22.13 or newer (or deno) on the host, or put the npm package typescript "
+        "into node_modules of the workspace",
+    ),
+    "java": ("java with its compiler", "default-jdk", "install default-jdk on the host"),
+    "go": ("go", "golang", "install golang on the host"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a jail is shown of the host's programs: `shown` are pairs of a path inside and of where
+    it lies on the host; `places` are the directories inside in which programs are looked for."""
+
+    shown: tuple[tuple[str, str], ...]
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Paths of programs, as they are inside; None for what is not there. `node_version` None where
+    it is unknown."""
+
+    bash: str | None = None
+    node: str | None = None
+    node_version: tuple[int, ...] | None = None
+    deno: str | None = None
+    java: str | None = None
+    go: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """What runs a language: `name` is bash, node, deno, java or go, `path` its path inside."""
+
+    name: str
+    path: str
+
+
+def view_of(policy: Policy, interpreter: Interpreter) -> View:
+    """What jails of this policy are shown."""
+    shown = [(path, path) for path in policy.filesystem.read]
+    shown += [(mount.target, mount.source) for mount in policy.filesystem.mount]
+    shown += [(prefix, prefix) for prefix in interpreter.prefixes]
+    tops = [mount.target for mount in policy.filesystem.mount]
+    mounted = [place for top in tops for place in (f"{top}/bin", top)]
+    beside_python = interpreter.executable.rpartition("/")[0]
+    return View(tuple(shown), tuple(dict.fromkeys((beside_python, *mounted, *_PLACES))))
+
+
+def serving(language: Language, found: Found, *, compiler: bool = False) -> Tool | None:
+    """What runs this language; None when nothing does. `compiler`: the workspace has one for
+    TypeScript. Node.js goes before Deno, because that is what most scripts are written for."""
+    match language:
+        case "bash":
+            return _tool("bash", found.bash)
+        case "javascript":
+            return _tool("node", found.node) or _tool("deno", found.deno)
+        case "typescript":
+            strips = found.node_version is not None and found.node_version >= STRIPS_TYPES
+            node = found.node if strips or compiler else None
+            return _tool("node", node) or _tool("deno", found.deno)
+        case "java":
+            return _tool("java", found.java)
+        case "go":
+            return _tool("go", found.go)
+
+
+def _tool(name: str, path: str | None) -> Tool | None:
+    return Tool(name, path) if path is not None else None
+
+
+def how_to_get(language: Language) -> str:
+    """What to do for a language that is not there, in a sentence's part."""
+    return _INSTALL[language][2]
+
+
+def unavailable(language: Language, available: Sequence[str]) -> BadRequest:
+    """BadRequest `language_unavailable`, with what to install."""
+    needs, package, how = _INSTALL[language]
+    return BadRequest(
+        f"{language} cannot be run here: it needs {needs}",
+        code="language_unavailable",
+        hint=how,
+        details={"language": language, "install": package, "available": list(available)},
+    )
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+def find(view: View) -> Found:
+    """Look now. Blocks: it asks a Node.js for its version, 10 s at most."""
+    node = _program("node", view) or _program("nodejs", view)
+    java = _program("java", view)
+    return Found(
+        bash=_inside(_program("bash", view)),
+        node=_inside(node),
+        node_version=_version(node[1]) if node is not None else None,
+        deno=_inside(_program("deno", view)),
+        # A runtime without javac, which lies beside the real java, cannot run a source file.
+        java=_inside(java) if java and _runs(os.path.dirname(java[1]) + "/javac") else None,
+        go=_inside(_program("go", view)),
+    )
+
+
+def _inside(program: tuple[str, str] | None) -> str | None:
+    return program[0] if program is not None else None
+
+
+def _program(name: str, view: View) -> tuple[str, str] | None:
+    """Its path inside, and the real file on the host."""
+    for place in view.places:
+        real = _real(f"{place}/{name}", view)
+        if real is not None and _runs(real):
+            return f"{place}/{name}", real
+    return None
+
+
+def _real(inside: str, view: View) -> str | None:
+    """The host's file behind a path inside; None where a link on the way leads to what a jail is
+    not shown, or does not see at the same place."""
+    path = inside
+    for _ in range(_LINKS_MAX):
+        host = _on_host(path, view)
+        if host is None:
+            return None
+        if not os.path.islink(host):
+            real = os.path.realpath(host)  # through directories that are links
+            roots = (os.path.realpath(source) for _, source in view.shown)
+            return real if any(_below(real, root) for root in roots) else None
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(host)))
+    return None
+
+
+def _on_host(path: str, view: View) -> str | None:
+    for target, source in view.shown:
+        if _below(path, target):
+            return source + path[len(target) :]
+    return None
+
+
+def _below(path: str, top: str) -> bool:
+    return PurePosixPath(path).is_relative_to(top)
+
+
+def _runs(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def _version(real: str) -> tuple[int, ...] | None:
+    """Only of a file that nobody but root and this user can have written: it is run here."""
+    try:
+        said = os.stat(real)
+        if said.st_uid not in (0, os.geteuid()) or said.st_mode & _WRITABLE_BY_OTHERS:
+            return None
+        told = subprocess.run(
+            [real, "--version"],
+            env={},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_ASK_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.match(rb"v(\d{1,4})\.(\d{1,4})\.(\d{1,4})", told)
+    return tuple(int(part) for part in match.groups()) if match else None
+
+
+class Cache:
+    """What was found, by view: `most` of them, for `kept_s` seconds each."""
+
+    def __init__(self, *, kept_s: float = _KEPT_S, most: int = _KEPT_MAX) -> None:
+        self._kept_s = kept_s
+        self._most = most
+        self._found: OrderedDict[View, tuple[float, Found]] = OrderedDict()
+        self._changing = threading.Lock()
+
+    def find(self, view: View) -> Found:
+        """As the function; looks only where nothing is kept. Blocks as that."""
+        now = time.monotonic()
+        with self._changing:
+            kept = self._found.get(view)
+            if kept is not None and now - kept[0] < self._kept_s:
+                return kept[1]
+        found = find(view)
+        with self._changing:
+            self._found[view] = (now, found)
+            self._found.move_to_end(view)
+            while len(self._found) > self._most:
+                self._found.popitem(last=False)
+        return found
+
+    def kept(self, view: View) -> Found | None:
+        """What is known without looking."""
+        kept = self._found.get(view)
+        return kept[1] if kept is not None and time.monotonic() - kept[0] < self._kept_s else None
+
+
+_cache = Cache()
+
+
+def available(policy: Policy, environments: Environments) -> dict[Language, Tool]:
+    """The languages that jails of this policy can run by themselves, and by what; none where it
+    lets nothing start a process, or names an environment that is not there. What another
+    interpreter that is named by its path brings is not looked for. Blocks as `find`.
+    """
+    if not policy.processes or "shell" not in policy.capabilities:
+        return {}
+    interpreter = _interpreter_of(policy, environments)
+    if interpreter is None:
+        return {}
+    found = _cache.find(view_of(policy, interpreter))
+    tools = {language: serving(language, found) for language in LANGUAGES}
+    return {language: tool for language, tool in tools.items() if tool is not None}
+
+
+def _interpreter_of(policy: Policy, environments: Environments) -> Interpreter | None:
+    if policy.interpreter is None:
+        return own_interpreter()
+    if (name := policy.environment) is None:
+        return Interpreter(policy.interpreter, ())
+    try:
+        return environments.interpreter(name, policy.name)
+    except SbxError:
+        return None
+
+
+class Languages:
+    """The languages of one sandbox."""
+
+    def __init__(self, policy: Policy, interpreter: Interpreter) -> None:
+        self._view = view_of(policy, interpreter)
+
+    async def tool(self, language: Language, has_file: Callable[[str], Awaitable[bool]]) -> Tool:
+        """What runs this language. `has_file` tells of the workspace.
+
+        Raises BadRequest `language_unavailable`.
+        """
+        found = _cache.kept(self._view)
+        if found is None:
+            found = await asyncio.to_thread(_cache.find, self._view)
+        tool = serving(language, found)
+        if tool is None and language == "typescript" and found.node is not None:
+            for path in COMPILERS:
+                if await _is_there(has_file, path):
+                    return Tool("node", found.node)
+        if tool is None:
+            raise unavailable(language, [one for one in LANGUAGES if serving(one, found)])
+        return tool
+
+
+async def _is_there(has_file: Callable[[str], Awaitable[bool]], path: str) -> bool:
+    try:
+        return await has_file(path)
+    except SbxError:
+        return False

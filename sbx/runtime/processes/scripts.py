@@ -1,0 +1,144 @@
+"""A script in another language, as what PID 1 of a jail has to do for it. Pure.
+
+The code goes into a file below /tmp, which the started process writes itself, inside: never into
+the arguments, where its length would have a limit and every process could read it, and never
+through standard input, which is the script's own. Caches and configuration lie below /tmp, too.
+
+A runtime that sizes itself by the machine would see the host's memory and CPUs: the cgroup is not
+shown inside. So each is told what the policy gives, and a program that wants more gets its own
+language's error before linux kills it.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from sbx.isolation.plan import GUEST
+from sbx.policy import Policy
+from sbx.protocol.languages import Language, check_arguments
+from sbx.runtime.processes.languages import Tool
+from sbx.runtime.run import checks
+
+NODE_SCRIPT = f"{GUEST}/sbx/guest/tools/script.cjs"
+_TMP = "/tmp"  # noqa: S108  # the jail's own, a fresh tmpfs
+_MIB = 1 << 20
+_HEAP_SHARE = 0.5  # of memory_max; the rest is for the kernel, /tmp, threads, compilers, code
+_BUILD = 'go build -o "$0.out" "$0" && exec "$0.out" "$@"'  # `go run` would not tell the exit code
+_NAMES: Mapping[Language, str] = {
+    "bash": "script.sh",
+    "javascript": "script.mjs",
+    "typescript": "script.mts",
+    "java": "Main.java",
+    "go": "main.go",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What was asked for, checked. `env` is the caller's, and goes before what we set."""
+
+    code: str
+    language: Language
+    args: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    stdin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A process to be started inside, and the files below /tmp that it writes first."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    stdin: str
+    files: tuple[tuple[str, str], ...] = ()
+
+
+def check_script(
+    policy: Policy,
+    code: str,
+    language: Language,
+    *,
+    args: Sequence[str],
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    stdin: str | None,
+) -> Script:
+    """Raises Denied `capability_not_supported` and `processes_denied`, BadRequest `invalid_code`,
+    `invalid_arguments` and `invalid_env`, TooLarge `code_too_large`, InvalidPath."""
+    checks.demand_processes(policy)
+    checks.demand(policy, "shell")
+    checks.check_text(code, "code")
+    if stdin is not None:
+        checks.check_text(stdin, "stdin")
+    return Script(
+        code=code,
+        language=language,
+        args=check_arguments(args),
+        cwd=checks.directory(cwd),
+        env=checks.environment(env or {}),
+        stdin=stdin or "",
+    )
+
+
+def plan_script(script: Script, tool: Tool, policy: Policy, run_id: str) -> Program:
+    """What is to be started for a script, which lies in a directory named after its run."""
+    name = _NAMES[script.language]
+    directory = f"{_TMP}/.{run_id}"
+    path = f"{directory}/{name}"
+    files = [(path, script.code)]
+    cpus = max(1, math.ceil(policy.limits.cpu_quota))
+    heap_mib = max(16, int(policy.limits.memory_max * _HEAP_SHARE) // _MIB)
+    env: dict[str, str] = {}
+    match tool.name:
+        case "bash":
+            words = [tool.path, path]
+        case "node":
+            words = [tool.path, f"--max-old-space-size={heap_mib}"]
+            words += [NODE_SCRIPT, script.language, path]
+        case "deno":
+            files.append((f"{directory}/imports.json", _imports(script.cwd, name)))
+            words = [tool.path, "run", "--allow-all", "--no-prompt", "--quiet", "--no-lock"]
+            words += [f"--import-map={directory}/imports.json"]
+            words += [f"--v8-flags=--max-old-space-size={heap_mib}", path]
+            env = {"DENO_DIR": f"{_TMP}/.cache/deno", "DENO_NO_UPDATE_CHECK": "1"}
+        case "java":
+            words = [tool.path, f"-Xmx{heap_mib}m", f"-XX:ActiveProcessorCount={cpus}"]
+            words += ["-XX:+UseSerialGC", "-XX:-UsePerfData", f"-Djava.util.prefs.userRoot={_TMP}"]
+            words += [path]
+            env = {"CLASSPATH": f"{script.cwd}/lib/*:{script.cwd}/jars/*"}
+        case _:
+            words = ["/bin/bash", "-c", _BUILD, path]
+            env = _go_environment(tool, heap_mib, cpus, offline=policy.network.mode == "none")
+    return Program(
+        argv=(*words, *script.args),
+        cwd=script.cwd,
+        env={**env, **script.env},
+        stdin=script.stdin,
+        files=tuple(files),
+    )
+
+
+def _go_environment(tool: Tool, heap_mib: int, cpus: int, *, offline: bool) -> dict[str, str]:
+    return {
+        "PATH": f"{tool.path.rpartition('/')[0]}:/usr/local/bin:/usr/bin:/bin",
+        "GOCACHE": f"{_TMP}/.cache/go-build",
+        "GOPATH": f"{_TMP}/.cache/go",
+        "GOENV": "off",  # it would lie in the workspace's home
+        "GOTOOLCHAIN": "local",
+        "GOTELEMETRY": "off",
+        "GOFLAGS": "-buildvcs=false",
+        "GOMAXPROCS": str(cpus),
+        "GOMEMLIMIT": f"{heap_mib}MiB",
+        **({"GOPROXY": "off"} if offline else {}),
+    }
+
+
+def _imports(cwd: str, name: str) -> str:
+    """An import map by which `./x.ts` is a file beside where the script runs, not beside itself."""
+    beside = f"file://{quote(cwd.rstrip('/'))}/"
+    return json.dumps({"imports": {"./": beside, f"./{name}": f"./{name}"}})

@@ -1,0 +1,188 @@
+"""The last screen of a terminal, for whoever attaches to it later: what to write to a terminal so
+that it shows the same.
+
+The emulator (pyte) takes about 0.9 s for a MiB, so none is fed as output comes. Bytes are kept as
+they are, up to `KEPT` of them; of older ones only the modes that they set. When somebody asks, a
+worker thread draws the last screen and what came since, and that is the new last screen: bytes
+again, which take no more room than what is shown.
+
+What was written is hostile. Only sequences that are known, with as many numbers as they have,
+reach the emulator; nothing it is told may cost much more than a letter, and there is a bound on
+the whole of it. Nothing in it is ever answered.
+"""
+
+import asyncio
+import re
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from sbx.protocol.terminals import TerminalScreen
+
+KEPT = 128 << 10
+_RAW_MAX = 4096  # so little is told as it was written: whoever opened the terminal loses no line
+_RESIZED = 64  # bytes that a change of the size counts as
+_MODES_MAX = 64
+_PIECE_MAX = 1 << 14
+_UNFINISHED_MAX = 4096
+
+_MODE = re.compile(rb"\x1b(?:\[\?[\d;]{1,40}[hl]|[=>])")
+_FINISHED = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-OQ-WYZ\\`-~])"
+)
+# What a terminal would answer, and what hides what stands on it.
+_NOT_RAW = re.compile(
+    rb"\x1b\[[?>=]?[\d;]*[cn]|\x1b\[\?[\d;]*\$p|\x1b[Z\]P_^X]|\x05|\x1b\[\?(?:47|1047|1049)h"
+)
+
+# One for all, and none that others wait for: each of several drawers would slow the loop down.
+_drawer = ThreadPoolExecutor(1, "sbx-screens")
+
+_Parts = list[bytearray | tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A screen as bytes for a terminal of the same size, and as text."""
+
+    data: bytes
+    shown: TerminalScreen
+
+
+class Screen:
+    """What a terminal was told, and what is to be seen of it. Belongs to one event loop."""
+
+    def __init__(self, rows: int, columns: int, drawing: asyncio.Lock | None = None) -> None:
+        """`drawing` is held by the one that is drawn, of all that share it."""
+        self.size = (rows, columns)
+        self._drawn = b""
+        self._drawn_size = self.size
+        self._modes: dict[bytes, None] = {}  # set by what was dropped, the last ones last
+        self._since: deque[bytearray | tuple[int, int]] = deque()
+        self._held = 0
+        self._told = 0
+        self._drawing = drawing or asyncio.Lock()
+
+    def add(self, data: bytes) -> None:
+        """The terminal is told this."""
+        self._told += len(data)
+        last = self._since[-1] if self._since else None
+        if isinstance(last, bytearray) and len(last) + len(data) <= _PIECE_MAX:
+            last += data
+        else:
+            self._since.append(bytearray(data[-KEPT:]))
+        self._held += min(len(data), KEPT)
+        self._drop()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """From now on it has this size."""
+        self.size = (rows, columns)
+        self._since.append(self.size)
+        self._held += _RESIZED
+        self._drop()
+
+    async def drawn(self) -> tuple[bytes, TerminalScreen]:
+        """What draws it, with what was written until now; and what is to be seen then.
+
+        Nothing is awaited between the moment that it is of and the return: what is added from then
+        on follows it without a gap.
+        """
+        async with self._drawing:
+            taken = list(self._since)
+            self._since.clear()
+            held, self._held = self._held, 0
+            modes, self._modes = b"".join(self._modes), {}
+            unfinished = _unfinished(taken)
+            before, size = self._drawn, self._drawn_size
+            loop = asyncio.get_running_loop()
+            try:
+                result = await loop.run_in_executor(_drawer, _draw, before, size, modes, taken)
+            except asyncio.CancelledError:
+                # The next one draws it anew, from what there was.
+                self._since.extendleft(reversed(taken))
+                self._held += held
+                self._modes = {**_modes_of(modes), **self._modes}
+                if unfinished:
+                    self._since.insert(len(taken), bytearray(unfinished))
+                    self._held += len(unfinished)
+                self._drop()
+                raise
+            self._drawn = result.data
+            self._drawn_size = (result.shown.rows, result.shown.columns)
+            if unfinished:
+                self._since.appendleft(bytearray(unfinished))
+                self._held += len(unfinished)
+            return result.data + self._later(), result.shown
+
+    async def told(self) -> bytes:
+        """As `drawn`, for whoever comes to a terminal of which there is little to tell: then it is
+        told as it was written, which leaves what stands on his own screen."""
+        raw = self._later()
+        if self._told <= _RAW_MAX and self._told == len(raw) and not _NOT_RAW.search(raw):
+            return raw
+        return (await self.drawn())[0]
+
+    def _later(self) -> bytes:
+        return b"".join(part for part in self._since if isinstance(part, bytearray))
+
+    def _drop(self) -> None:
+        dropped = False
+        while self._held > KEPT:
+            part = self._since.popleft()
+            dropped = True
+            if isinstance(part, tuple):
+                self._drawn_size = part
+                self._held -= _RESIZED
+                continue
+            self._held -= len(part)
+            for found in _MODE.finditer(part):
+                self._modes.pop(found[0], None)
+                self._modes[bytes(found[0])] = None
+            while len(self._modes) > _MODES_MAX:
+                del self._modes[next(iter(self._modes))]
+        if dropped and self._since and isinstance(first := self._since[0], bytearray):
+            # It may begin within a sequence or a letter: at a line's end it does not.
+            cut = first.find(b"\n", 0, 4096)
+            del first[: cut + 1]
+            self._held -= cut + 1
+
+
+def _modes_of(data: bytes) -> dict[bytes, None]:
+    return {bytes(found[0]): None for found in _MODE.finditer(data)}
+
+
+def _unfinished(parts: _Parts) -> bytes:
+    """Take off what the end of the last part begins only: a sequence, or a letter of UTF-8."""
+    if not parts or not isinstance(last := parts[-1], bytearray):
+        return b""
+    cut = len(last)
+    start = last.rfind(b"\x1b", max(0, cut - _UNFINISHED_MAX))
+    if start >= 0 and _FINISHED.match(last, start) is None:
+        cut = start
+    else:
+        for back in range(1, min(4, len(last) + 1)):
+            byte = last[-back]
+            if byte >= 0xC0:
+                whole = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+                cut = len(last) - back if back < whole else cut
+                break
+            if byte < 0x80:
+                break
+    taken = bytes(last[cut:])
+    del last[cut:]
+    return taken
+
+
+def _draw(before: bytes, size: tuple[int, int], modes: bytes, parts: _Parts) -> Drawn:
+    """In a thread: the screen `before`, and what came since."""
+    from sbx.runtime.processes.emulator import Emulator  # 15 ms, for who has a terminal
+
+    emulator = Emulator(*size)
+    emulator.feed(before)
+    emulator.feed(modes)
+    for part in parts:
+        if isinstance(part, tuple):
+            emulator.resize(*part)
+        else:
+            emulator.feed(bytes(part))
+    return Drawn(emulator.redraw(), emulator.shown())

@@ -1,0 +1,123 @@
+"""What the sandboxes of a runtime share, and what each of them asks of it for its kernels."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sbx.isolation.broker.client import Broker
+from sbx.isolation.plan import (
+    Filters,
+    GroupLimits,
+    Interpreter,
+    Paths,
+    WayOut,
+    plan,
+    slows_io,
+)
+from sbx.isolation.probe import Capabilities
+from sbx.kernels.order import Order
+from sbx.kernels.pool.factory import Starter
+from sbx.kernels.pool.zygotes import Key
+from sbx.policy import Policy
+from sbx.runtime.files.open_files import OpenFiles, Ready
+from sbx.workspace import DataDirectory
+from sbx.workspace.allowed_paths import OwnPaths
+from sbx.workspace.quarantine import HostProtection
+
+_MIME_MAX = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a runtime has, and every sandbox of it uses. `homes`: directories of sandboxes that
+    nobody owns yet, which no store knows of; `copies`: those of frozen copies. `confined`: the
+    broker gives jails no uid but those of its range."""
+
+    broker: Broker
+    starter: Starter
+    data: DataDirectory
+    filters: Filters
+    guest: Path
+    grace_s: float
+    own_paths: OwnPaths
+    homes: set[str] = field(default_factory=set)
+    copies: set[str] = field(default_factory=set)
+    disk_quota: str = "auto"
+    protection: HostProtection = field(default_factory=lambda: HostProtection(Path()))
+    confined: bool = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the host can do, as the broker found it."""
+        assert self.broker.capabilities is not None
+        return self.broker.capabilities
+
+    def paths_of_any(self, interpreter: Interpreter, policy: Policy) -> Paths:
+        """Those of any workspace of ours, as far as a zygote has to know them."""
+        shared = "" if policy.shared else None
+        return Paths("", "", interpreter, str(self.guest), shared)
+
+    def paths(
+        self,
+        opened: OpenFiles,
+        ready: Ready,
+        interpreter: Interpreter,
+        way_out: WayOut | None = None,
+    ) -> Paths:
+        """Where a jail finds what it is to see of these files."""
+        return Paths(
+            files=str(opened.files_path),
+            uploads=str(opened.uploads_path),
+            interpreter=interpreter,
+            guest=str(self.guest),
+            shared=str(opened.shared_path) if opened.shared_path is not None else None,
+            shared_read_only=opened.shared_read_only,
+            host_directory=opened.host_directory is not None,
+            guard=ready.guard,
+            host_uploads=str(opened.uploads_path) in opened.identities,
+            way_out=way_out,
+            disk=opened.disk,
+            mapped=opened.mapped,
+        )
+
+    def order(
+        self, group: str, policy: Policy, paths: Paths, ready: Ready, key: Key | None
+    ) -> Order:
+        """A kernel by this policy, in the sandbox that the broker knows as `group`."""
+        planned = plan(policy, self.capabilities, paths, self.filters)
+        return Order(
+            sandbox=group,
+            plan=planned,
+            identities=ready.identities,
+            config=_config(policy, planned.writable_home),
+            key=key,
+            pooled=policy.pool.max_idle > 0,
+        )
+
+    def group_limits(self, policy: Policy) -> GroupLimits:
+        """What all jails of one sandbox may use up together."""
+        limits, disk = policy.limits, self.broker.disk
+        io: tuple[tuple[str, int | None, int | None], ...] = ()
+        if slows_io(policy) and disk is not None and self.capabilities.layer("io").found:
+            rates = (limits.io_read_max, limits.io_write_max)
+            read, write = (None if rate == math.inf else int(rate) for rate in rates)
+            io = ((disk, read, write),)
+        return GroupLimits(limits.memory_max, limits.tasks_max, limits.cpu_quota, io)
+
+
+def _config(policy: Policy, home: str) -> dict[str, Any]:
+    rules = policy.imports
+    return {
+        "preload": list(policy.preload),
+        "import_rules": {
+            "allow": None if rules.allow == "any" else list(rules.allow),
+            "forbid": list(rules.forbid),
+        },
+        "processes": policy.processes,
+        "user": policy.user,
+        "home": home,
+        "output_max": policy.limits.output_max,
+        "mime_max": _MIME_MAX,
+        "cwd": "/workspace",
+    }

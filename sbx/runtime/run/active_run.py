@@ -1,0 +1,391 @@
+"""A run while it goes on: its events so far for whoever follows it, and its result at the end.
+
+A run is driven by a task of its own, whether or not anybody listens; a listener reads the events
+that were recorded, from the first on. What is recorded is bounded by the policy's `output_max`.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from sys import getsizeof
+from typing import Any
+
+from sbx.errors import Conflict
+from sbx.kernels import frames
+from sbx.protocol.bundles import text_of
+from sbx.protocol.runs import (
+    Cause,
+    Clear,
+    Display,
+    Error,
+    Event,
+    InputRequest,
+    MimeBundle,
+    Quarantined,
+    Result,
+    Run,
+    RunEnd,
+    RunError,
+    RunStart,
+    Status,
+    Stderr,
+    Stdout,
+)
+from sbx.runtime.run.stdin import Stdin
+
+_EVENT_SIZE = 200  # bytes, about; its text not counted
+_PART_SIZE = 200  # bytes, about, of a part of a bundle; its text or its JSON not counted
+_NO_ROOM = RunError(
+    "OutputLimit", "the runs of this service hold too much output together, and this one most", ""
+)
+
+
+@dataclass(slots=True)
+class _Shown:
+    """One thing on the screen: text of a stream, or a bundle."""
+
+    texts: list[str] = field(default_factory=list)
+    bundle: MimeBundle | None = None
+    display_id: str | None = None
+    at: int = 0
+
+
+@dataclass(slots=True)
+class SharedRoom:
+    """How many bytes the events of all live runs of a service may take up together: so many runs at
+    `output_max` could not be held. Where they are used up, a run goes on within `share` bytes."""
+
+    most: int
+    share: int
+    used: int = 0
+
+
+class LiveRun:
+    """Collects the frames of one run.
+
+    `over` says that more came than `output_max` bytes, or than there is `shared` room for; `begun`
+    that it waits no more (`on_begun` is told), `questions` how often the code has asked for input;
+    `halted` why somebody ends it, from the moment they begin to.
+    """
+
+    def __init__(self, run_id: str, output_max: int) -> None:
+        self.run_id = run_id
+        self.over = False
+        self.begun = False
+        self.questions = 0
+        self.halted: RunError | None = None
+        self.on_begun: Callable[[], None] | None = None
+        self.stdin: Stdin | None = None
+        self.shared: SharedRoom | None = None
+        self.pass_on: Callable[[], Awaitable[None]] | None = None  # awaited after each `add`
+        self.quarantined: Callable[[], tuple[Quarantined, ...]] = tuple
+        self._taken = 0
+        self._crowded = False
+        self._cut = False
+        self._room = output_max
+        self._received = 0
+        self._events: list[Event] = [RunStart(run_id)]
+        self._screen: list[_Shown] = []
+        self._updates: dict[str, tuple[int, MimeBundle]] = {}  # the last of each, and when
+        self._clear_pending = False
+        self._printed: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._result: str | None = None
+        self._error: RunError | None = None
+        self._execution_count: int | None = None
+        self._started = time.monotonic()
+        self._changed: asyncio.Event | None = None  # both are made by the first who waits
+        self._ended: asyncio.Event | None = None
+        self._outcome: Run | BaseException | None = None
+
+    async def result(self) -> Run:
+        """Wait for the end of the run; raises why, where it could not even be started."""
+        await self.ended()
+        return self._had()
+
+    async def ended(self) -> None:
+        """Wait for the end of the run, whatever it is."""
+        if not self.done:
+            self._ended = self._ended or asyncio.Event()
+            await self._ended.wait()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began, its wait for a kernel not counted."""
+        return time.monotonic() - self._started
+
+    @property
+    def done(self) -> bool:
+        return self._outcome is not None
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Every event from the first on; ends after the RunEnd."""
+        position = 0
+        while await self._goes_on(position):
+            yield self._events[position]
+            position += 1
+
+    async def numbered(self, after: int = 0) -> AsyncGenerator[tuple[int, Event], None]:
+        """The events after the one of this number, the first of all being 1; ends after the RunEnd.
+
+        Whoever comes back gets what was missed: a number stands for the same event each time.
+        """
+        position = max(0, after)
+        while await self._goes_on(position):
+            position += 1
+            yield position, self._events[position - 1]
+
+    async def since(self, after: int, most: int) -> list[Event]:
+        """At most so many of the events after the first `after`, once there is one; none when there
+        will be none. Raises as `result` where the run could not be started."""
+        await self._goes_on(after)
+        return self._events[after : after + most]
+
+    async def _goes_on(self, position: int) -> bool:
+        """Wait for the event at this position; False when there will be none, and what `result`
+        raises, where the run could not even be started."""
+        while position >= len(self._events):
+            if self.done:
+                await self.result()
+                return False
+            self._changed = self._changed or asyncio.Event()
+            self._changed.clear()
+            await self._changed.wait()
+        return True
+
+    def add(self, frame: frames.Frame) -> None:
+        """Record what a frame tells. Raises frames.Malformed for a bundle that is none."""
+        if self.over:
+            return
+        self._room -= frame.cost  # the whole frame, so that empty ones count too
+        event = self._event(frame.content)
+        parts = 0
+        if event is not None:
+            self._tell(event)
+            if isinstance(event, Display | Result):
+                parts = len(event.data) + len(event.metadata)
+        size = frame.size + _PART_SIZE * parts
+        self._received += size
+        self._take(size + _EVENT_SIZE)
+        self.over = self._room < 0 or isinstance(frame.content, frames.OutputLimit) or self._crowded
+
+    async def write(self, text: str | None) -> None:
+        """Feed the standard input of a command that was started with it open; None closes it.
+        Raises Conflict `stdin_closed` and `stdin_full`, BadRequest, TooLarge."""
+        if self.stdin is None or self.done:
+            raise Conflict(
+                f"{self.run_id} has no open standard input",
+                code="stdin_closed",
+                hint="start a command with stdin_open=True, and write while it runs",
+            )
+        await self.stdin.write(text)
+
+    def give_room_back(self) -> None:
+        """What it holds is counted elsewhere from now on, or not held any more."""
+        if self.shared is not None:
+            self.shared.used -= self._taken
+            self.shared = None
+
+    def finish(
+        self,
+        status: Status,
+        *,
+        cause: Cause | None = None,
+        exit_code: int | None = None,
+        state_lost: bool = False,
+        error: RunError | None = None,
+    ) -> Run:
+        """Make the result, tell it as the last event, and wake everybody.
+
+        `error` says why the run was ended by us; the traceback of what that raised stays with it.
+        A run has one end: where it had it already, that is the result, or is raised.
+        """
+        if self._outcome is not None:
+            return self._had()
+        if self._crowded and cause is Cause.OUTPUT:
+            error = _NO_ROOM
+        if error is not None and self._error is not None:
+            error = replace(error, traceback=self._error.traceback)
+        self._apply_updates()
+        shown = [part.bundle for part in self._screen if part.bundle is not None]
+        run = Run(
+            run_id=self.run_id,
+            status=status,
+            cause=cause,
+            stdout="".join(self._printed["stdout"]),
+            stderr="".join(self._printed["stderr"]),
+            text=_as_text(self._screen),
+            result=self._result,
+            outputs=tuple(shown),
+            error=error or self._error,
+            exit_code=exit_code,
+            execution_count=self._execution_count,
+            duration_s=self.elapsed_s,
+            state_lost=state_lost,
+            truncated=self.over or self._cut,
+            quarantined=self.quarantined(),
+        )
+        self._screen.clear()  # the run may be kept for a while
+        self._updates.clear()
+        self._printed.clear()
+        self._tell(RunEnd(run))
+        self._end(run)
+        return run
+
+    def _had(self) -> Run:
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        assert self._outcome is not None
+        return self._outcome
+
+    def fail(self, error: BaseException) -> None:
+        """The run could not be started at all: an error of ours, raised to whoever waits."""
+        if not self.done:
+            self._end(error)
+
+    def replied(self, reply: frames.Reply) -> None:
+        """The last frame. Raises frames.Malformed where what is in it is looked at, and is none."""
+        if not isinstance(reply, frames.ExecuteReply):
+            return
+        self._execution_count = reply.execution_count
+        if reply.status == "error" and self._error is None:
+            self._error = RunError(reply.ename, reply.evalue, "\n".join(reply.traceback))
+
+    def restart_clock(self) -> None:
+        """The run waited in its queue, or for a kernel: its time counts from now."""
+        self._started = time.monotonic()
+        self.begun = True
+        if self.on_begun is not None:
+            self.on_begun()
+
+    @property
+    def held(self) -> int:
+        """About how many bytes its events and its result take up, once it has ended."""
+        run = self._outcome
+        size = _EVENT_SIZE * len(self._events) + 2 * self._received  # once as read, once as shown
+        if isinstance(run, Run):
+            size += getsizeof(run.stdout) + getsizeof(run.stderr) + getsizeof(run.text)
+        return size
+
+    def _take(self, size: int) -> None:
+        if self.shared is not None:
+            self._taken += size
+            self.shared.used += size
+            too_much = self.shared.used > self.shared.most
+            self._crowded = too_much and self._taken > self.shared.share
+
+    def _end(self, outcome: Run | BaseException) -> None:
+        self._outcome = outcome
+        if self._ended is not None:
+            self._ended.set()
+        if self._changed is not None:
+            self._changed.set()
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+        if self._changed is not None:
+            self._changed.set()
+
+    def _event(self, content: Any) -> Event | None:
+        match content:
+            case frames.Stream(name, text) | frames.Output(name, text):
+                return self._printed_text(name, text)
+            case frames.UpdateDisplayData():
+                return self._updated(content)
+            case frames.DisplayData():
+                return self._displayed(content)
+            case frames.ExecuteResult():
+                data = frames.kept(content.data)
+                self._cut |= content.cut
+                self._show(_Shown(bundle=data))
+                self._result = _plain(data)
+                return Result(data, frames.kept_object(content.metadata), content.execution_count)
+            case frames.Error():
+                traceback = "\n".join(content.traceback)
+                self._error = RunError(content.ename, content.evalue, traceback)
+                return Error(self._error)
+            case frames.ClearOutput(wait):
+                self._clear_pending = True
+                if not wait:
+                    self._clear()
+                return Clear(wait)
+            case frames.InputRequest(prompt, password):
+                self.questions += 1
+                return InputRequest(prompt, password)
+        return None
+
+    def _printed_text(self, name: str, text: str) -> Event:
+        text = self._in_room(text)
+        self._printed[name].append(text)
+        self._show(_Shown([text]))
+        return Stdout(text) if name == "stdout" else Stderr(text)
+
+    def _in_room(self, text: str) -> str:
+        """What of it is within the limit, which its frame is counted in already."""
+        if self._room >= 0:
+            return text
+        encoded = text.encode(errors="replace")
+        return encoded[: max(0, len(encoded) + self._room)].decode(errors="ignore")
+
+    def _displayed(self, content: frames.DisplayData) -> Event:
+        data = frames.kept(content.data)
+        self._cut |= content.cut
+        display_id = content.transient.get("display_id")
+        self._show(_Shown(bundle=data, display_id=display_id, at=len(self._events)))
+        return Display(data, frames.kept_object(content.metadata), display_id)
+
+    def _updated(self, content: frames.UpdateDisplayData) -> Event:
+        data = frames.kept(content.data)
+        self._cut |= content.cut
+        display_id = content.transient.get("display_id")
+        if display_id is not None:
+            self._updates[display_id] = (len(self._events), data)
+        return Display(data, frames.kept_object(content.metadata), display_id, update=True)
+
+    def _apply_updates(self) -> None:
+        """Once, at the end: thousands of displays times thousands of updates would be minutes."""
+        for shown in self._screen:
+            at, bundle = self._updates.get(shown.display_id or "", (-1, {}))
+            if at > shown.at:
+                shown.bundle = bundle
+
+    def _show(self, shown: _Shown) -> None:
+        if self._clear_pending:
+            self._clear()
+        if shown.bundle is None and self._screen and self._screen[-1].bundle is None:
+            self._screen[-1].texts += shown.texts
+        else:
+            self._screen.append(shown)
+
+    def _clear(self) -> None:
+        self._clear_pending = False
+        self._screen.clear()
+
+
+def _plain(bundle: MimeBundle) -> str | None:
+    return text_of(bundle, "text/plain")
+
+
+def as_left_standing(text: str) -> str:
+    """Without what a progress bar wrote before it went back to the start of its line."""
+    if "\r" not in text:
+        return text
+    return "\n".join(_last_of(line) for line in text.split("\n"))
+
+
+def _last_of(line: str) -> str:
+    written = line.rstrip("\r")
+    return written.rpartition("\r")[2] + line[len(written) :]
+
+
+def _as_text(screen: list[_Shown]) -> str:
+    """What a person would have read, each shown thing on lines of its own."""
+    parts: list[str] = []
+    for shown in screen:
+        if shown.bundle is None:
+            parts.append(as_left_standing("".join(shown.texts)))
+            continue
+        if parts and parts[-1] and not parts[-1].endswith("\n"):
+            parts.append("\n")
+        parts.append((_plain(shown.bundle) or "") + "\n")
+    return "".join(parts)

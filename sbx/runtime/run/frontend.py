@@ -1,0 +1,263 @@
+"""What a Jupyter front end does with a context beyond runs: cells with Jupyter's options, questions
+to the kernel, comms, and whatever the kernel shows while nobody asked.
+
+    told     everything published, in order: by a cell, by a comm's handler, or by a thread or task
+             that an earlier cell left behind
+    ended    the kernel is gone without having been stopped; why, in words
+
+A kernel that ends is not replaced unasked, as a run's would be: the front end decides. Until then
+every request raises Conflict `kernel_gone`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import msgspec
+
+from sbx import errors
+from sbx.aio import to_the_end
+from sbx.kernels import frames
+from sbx.kernels.kernel import Kernel
+from sbx.protocol.runs import Run, RunError, Status, quarantine_notice
+from sbx.runtime.run import checks
+from sbx.runtime.run.between import Between
+from sbx.runtime.run.context import Context, kernel_gone
+from sbx.runtime.run.questions import OnInput
+from sbx.runtime.run.relay import RelayedRun, Tell, Told, told
+
+__all__ = ("Cell", "CellEnd", "CommKind", "Frontend", "Tell", "Told")
+
+_log = logging.getLogger(__name__)
+CommKind = Literal["comm_open", "comm_msg", "comm_close"]
+_QUESTION_S = 10.0  # for a completion and its like; then it is interrupted, as a cell is
+_COMM_MAX = 64 << 20  # bytes of a comm's message as JSON
+_STOPPED_FOR_GOOD = (Status.TIMEOUT, Status.KILLED)
+_STOPPED = RunError("KernelStopped", "the kernel was stopped meanwhile", "")
+_RESTARTED = RunError("KernelRestarted", "the kernel was restarted meanwhile", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is to be executed, as `execute_request` says it. `msg_id` is that of the request, which
+    libraries ask for inside."""
+
+    code: str
+    silent: bool = False
+    store_history: bool = True
+    user_expressions: Mapping[str, str] = field(default_factory=dict)
+    msg_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CellEnd:
+    """`run` as that of any other cell: status, cause, the error in words. `reply` is the kernel's
+    own; None where it ended first, or was ended. The rest is what is in the reply, decoded."""
+
+    run: Run
+    reply: frames.ExecuteReply | None
+    payload: Sequence[Mapping[str, Any]] = ()
+    user_expressions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class Frontend:
+    """See the module. Requests are served in their order; `interrupt`, `restart` and `stop` are not
+    kept waiting by them.
+
+    `told` is awaited for each frame, however long it takes, which slows this kernel and no other;
+    frames.Malformed raised in it ends the kernel. Of one context one front end is in use at a time.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        told: Tell,
+        ended: Callable[[RunError], None],
+    ) -> None:
+        self._context = context
+        self._tell = told
+        self._ended = ended
+        self._kernel: Kernel | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._between: Between | None = None
+        self._asked: set[RelayedRun] = set()
+        self._fatal: RunError | None = None
+        self._changing = asyncio.Lock()
+
+    async def start(self) -> frames.KernelReady:
+        """Start the kernel, or say of the one that lives. Raises as `Context.start`."""
+        async with self._changing:
+            return await self._start()
+
+    async def execute(
+        self, cell: Cell, *, on_input: OnInput | None = None, timeout: float | None = None
+    ) -> CellEnd:
+        """Run a cell to its end; with `on_input` it may ask. Raises Denied, TooLarge, BadRequest,
+        Closed, Conflict `kernel_gone`. Cancelling the call interrupts the cell."""
+        timeout_s = self._context.checked(cell.code, timeout)
+        for text in (*cell.user_expressions, *cell.user_expressions.values(), cell.msg_id):
+            checks.check_text(text, "expression")
+        content = {
+            "code": cell.code,
+            "silent": cell.silent,
+            "store_history": cell.store_history and not cell.silent,
+            "user_expressions": dict(cell.user_expressions),
+            "allow_stdin": on_input is not None,
+            "output_max": self._context.output_max,
+            "msg_id": cell.msg_id,
+        }
+        run, live = await self._ask("execute_request", content, timeout_s, on_input)
+        reply = cast("frames.ExecuteReply | None", live.reply)
+        return CellEnd(run, reply, live.payload, live.expressions)
+
+    async def complete(self, code: str, cursor: int) -> frames.CompleteReply:
+        content = {"code": code, "cursor_pos": cursor}
+        return cast("frames.CompleteReply", await self._question("complete_request", content))
+
+    async def inspect(self, code: str, cursor: int, detail: int) -> frames.InspectReply:
+        content = {"code": code, "cursor_pos": cursor, "detail_level": detail}
+        return cast("frames.InspectReply", await self._question("inspect_request", content))
+
+    async def is_complete(self, code: str) -> frames.IsCompleteReply:
+        content = {"code": code}
+        return cast("frames.IsCompleteReply", await self._question("is_complete_request", content))
+
+    async def comm(
+        self,
+        kind: CommKind,
+        content: Mapping[str, object],
+        metadata: Mapping[str, object],
+        buffers: Sequence[bytes],
+        msg_id: str = "",
+    ) -> None:
+        """Hand a comm's message to the kernel and wait until its handler is done, as long as a cell
+        may take. Raises as `execute`."""
+        timeout_s = self._context.checked("", None)
+        _check_comm([content, metadata, msg_id], buffers)
+        message = {
+            **content,
+            "metadata": metadata,
+            "buffers": buffers,  # bytes are sent as base64
+            "output_max": self._context.output_max,
+            "msg_id": msg_id,
+        }
+        run, live = await self._ask(kind, message, timeout_s)
+        if live.reply is None:
+            raise _gone_in(run)
+        if run.error is not None and run.status in _STOPPED_FOR_GOOD:  # no reply would say it
+            await told(self._tell, frames.Stream("stderr", f"{run.error.value}\n"))
+
+    async def interrupt(self) -> bool:
+        """Interrupt what runs now, a cell or a comm's handler; False when nothing does."""
+        return await self._context.interrupt()
+
+    async def restart(self) -> frames.KernelReady:
+        """A clean namespace over the same files; what runs or waits ends as interrupted."""
+        async with self._changing:
+            await self._stop(_RESTARTED)
+            return await self._start()
+
+    async def stop(self) -> None:
+        """End the kernel; files stay. `ended` is not told."""
+        async with self._changing:
+            await to_the_end(self._stop(_STOPPED))
+
+    # -- requests -------------------------------------------------------------------------------
+
+    async def _question(self, kind: str, content: Mapping[str, Any]) -> frames.Reply:
+        self._context.checked(content["code"], None)
+        run, live = await self._ask(kind, content, _QUESTION_S)
+        if live.reply is None:
+            raise _gone_in(run)
+        return live.reply
+
+    async def _ask(
+        self,
+        kind: str,
+        content: Any,
+        timeout_s: float,
+        on_input: OnInput | None = None,
+    ) -> tuple[Run, RelayedRun]:
+        kernel, between = self._kernel, self._between
+        if kernel is None or between is None:
+            raise kernel_gone()
+        live = self._context.new_relayed(self._tell)
+        self._asked.add(live)
+        try:
+            self._context.start_asked(live, kernel, (kind, content), timeout_s, on_input)
+            run = await self._context.awaited(live)
+            if notice := quarantine_notice(run.quarantined):
+                await told(self._tell, frames.Stream("stderr", notice))
+            return run, live
+        finally:
+            self._asked.discard(live)
+            self._fatal = self._fatal or live.fatal
+            between.begin_anew()
+
+    # -- the kernel -----------------------------------------------------------------------------
+
+    async def _start(self) -> frames.KernelReady:
+        kernel, _ = await self._context.ready()
+        if kernel is not self._kernel:
+            await self._let_go()
+            self._kernel = kernel
+            self._fatal = None
+            self._between = Between(self._context, kernel, self._tell)
+            self._watch = asyncio.create_task(self._watch_over(kernel))
+        return kernel.versions
+
+    async def _stop(self, why: RunError) -> None:
+        await self._let_go()
+        await self._context.halt(why)
+
+    async def _let_go(self) -> None:
+        watch, between = self._watch, self._between
+        self._kernel = self._watch = self._between = None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait([watch])
+        if between is not None:
+            await between.close()
+
+    async def _watch_over(self, kernel: Kernel) -> None:
+        """Until it has ended; then tell, once all that went on in it has been told its end."""
+        words = await self._context.ended(kernel)
+        self._kernel = None
+        asked = list(self._asked)
+        for live in asked:
+            await live.ended()
+        told_by = (live.fatal for live in asked)
+        words = self._fatal or next(filter(None, told_by), None) or words
+        try:
+            self._ended(words)
+        except Exception:  # noqa: BLE001  # the border to who listens
+            _log.exception("a front end could not be told that its kernel ended")
+
+
+def _check_comm(told: object, buffers: Sequence[bytes]) -> None:
+    """Raises BadRequest `invalid_comm`, TooLarge `comm_too_large`."""
+    try:
+        encoded = msgspec.json.encode(told)
+        bad = frames.nested_deeper(encoded, frames.DEPTH_MAX)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        bad = True
+    if bad:
+        raise errors.BadRequest(
+            "the message of a comm is not JSON that a kernel can be sent",
+            code="invalid_comm",
+            hint=f"text that UTF-8 can carry, nested at most {frames.DEPTH_MAX} levels deep",
+        )
+    size = len(encoded) + sum(map(len, buffers)) * 4 // 3
+    if size > _COMM_MAX:
+        raise errors.TooLarge(
+            f"the message of a comm of {size} bytes is longer than the limit of {_COMM_MAX} bytes",
+            code="comm_too_large",
+            hint="put the data in a file of the workspace and read it from there",
+            details={"limit": _COMM_MAX},
+        )
+
+
+def _gone_in(run: Run) -> errors.Conflict:
+    return kernel_gone(run.error.value if run.error is not None else "the kernel ended meanwhile")

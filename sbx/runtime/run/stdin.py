@@ -1,0 +1,68 @@
+"""The standard input of a command that was left open: fed by whoever started it, bounded."""
+
+from sbx.errors import Conflict
+from sbx.kernels.kernel import Command
+from sbx.protocol.commands import STDIN_MAX
+from sbx.runtime.run import checks
+
+
+class Stdin:
+    """Holds what is written before the command runs, and hands the rest on at once.
+
+    What the command does not read is held for it inside, at most STDIN_MAX bytes: nothing here ever
+    waits for it.
+    """
+
+    def __init__(self, early: str = "") -> None:
+        """`early` is what the command reads first."""
+        self._command: Command | None = None
+        self._early: list[str | None] = [early] if early else []
+        self._early_size = 0
+        self._over = False
+
+    @property
+    def open(self) -> bool:
+        """Whether it may be written to, as far as is known here."""
+        return not self._over and (self._command is None or self._command.reads)
+
+    async def write(self, text: str | None) -> None:
+        """Feed it; None is its end. All of the text, or nothing where this raises.
+
+        Raises Conflict `stdin_closed`, and `stdin_full` while the command does not read what it
+        has; BadRequest `invalid_code`, TooLarge.
+        """
+        if text is not None:
+            checks.check_text(text, "stdin", STDIN_MAX)
+        if not self.open:
+            raise Conflict(
+                "the command reads no more: its standard input is closed", code="stdin_closed"
+            )
+        command = self._command
+        held = self._early_size if command is None else command.unread
+        size = 0 if text is None else len(text.encode())
+        if held + size > STDIN_MAX:
+            raise Conflict(
+                f"the command has not read {held} bytes that it was given already",
+                code="stdin_full",
+                hint="write on once it reads, or put the data into a file of the workspace",
+                details={"limit": STDIN_MAX, "unread": held},
+            )
+        if command is not None:
+            await command.write(text)
+            return
+        self._early.append(text)
+        self._early_size += size
+        self._over = text is None
+
+    async def attach(self, command: Command) -> None:
+        """It runs: hand on what came before."""
+        early, self._early = self._early, []
+        self._over = False
+        self._command = command
+        for text in early:
+            await command.write(text)
+
+    def close(self) -> None:
+        """The command has ended."""
+        self._over = True
+        self._early.clear()

@@ -1,0 +1,327 @@
+"""A command run on a frozen copy of the files, without network: a person sees what it would do.
+
+    copy      the files as they are, by blocks that are shared where the file system can do that
+    run       in a jail of its own, by the same policy, that shows no live directory with a socket
+              or FIFO in it: /workspace/shared is a frozen copy, and an attachment is shown only
+              where it is read-only and holds files alone
+    compare   what the command changed, with a digest of each new content; nothing of it is real yet
+    commit    the very same changes, all or none, where nobody else changed the same files, and
+              where every content still has the digest that was recorded
+
+Nothing is run twice. A rehearsal is gone once it was committed or discarded, after ten minutes, and
+with its conversation.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sbx import errors
+from sbx.aio import to_the_end
+from sbx.policy import Policy
+from sbx.protocol.dry_runs import CHANGES_MAX, LIFETIME_S, REHEARSALS_MAX, FileChange
+from sbx.protocol.runs import Run
+from sbx.runtime.files.disk_limit import DiskWatch
+from sbx.runtime.files.open_files import OpenFiles
+from sbx.runtime.run import checks
+from sbx.runtime.run.context import Context, Gone, StartKernel
+from sbx.runtime.snapshots.snapshots import Copies, Copy, Effect, outcome
+from sbx.telemetry.background import background_context
+from sbx.workspace.quarantine import drop_all
+
+_log = logging.getLogger(__name__)
+_PREFIX = "rehearsal/"  # no context of a caller's has such a name
+_OVER = Gone("the rehearsal", "its copy of the files is gone")
+
+
+def is_rehearsal(context: str) -> bool:
+    """Whether a jail by this name is one of a rehearsal."""
+    return context.startswith(_PREFIX)
+
+
+def rehearsal_name(suffix: str) -> str:
+    """The name of the context of a jail that is one of a rehearsal."""
+    return f"{_PREFIX}{suffix}"
+
+
+def offline(policy: Policy) -> Policy:
+    """The policy of a rehearsal's jail: what goes out cannot be undone."""
+    return policy.model_copy(update={"network": policy.network.model_copy(update={"mode": "none"})})
+
+
+@dataclass(slots=True, eq=False)
+class Rehearsal:
+    """What a command did on a copy, and would change. `truncated`: there is more than is told, and
+    a commit makes that, too. `left_out`: what the copy lacks, or is not committed: FIFOs, sockets
+    and the like, what could not be read, and attachments that the dry run did not see.
+    `expires_at` in seconds of the epoch."""
+
+    id: str
+    run: Run
+    changes: Sequence[FileChange]
+    truncated: bool
+    left_out: Sequence[str]
+    expires_at: float
+    _of: "Rehearsals" = field(repr=False)
+    _copy: Copy = field(repr=False)
+    _effect: Effect = field(repr=False)
+    _quarantine: Path | None = field(repr=False)
+
+    async def commit(self) -> None:
+        """Make the very same changes, all or none. Once begun it is done to its end.
+
+        Raises Conflict `workspace_changed` when what it touches is not as it was, Denied
+        `file_not_permitted` and `runs_on_the_host`: it is gone then, and nothing was changed.
+        Unavailable `no_space`, which leaves it for another try; NotFound when it is gone.
+        """
+        await self._of.commit(self)
+
+    async def discard(self) -> None:
+        """Nothing of it remains. A second time does nothing."""
+        await self._of.discard(self)
+
+
+class Rehearsals:
+    """Those of one conversation. Its methods may be called concurrently from one event loop."""
+
+    def __init__(
+        self,
+        conversation: str,
+        policy: Policy,
+        opened: Callable[[], Awaitable[OpenFiles]],
+        copies: Copies,
+        start: StartKernel,
+        grace_s: float,
+        *,
+        lifetime_s: float = LIFETIME_S,
+    ) -> None:
+        self._conversation = conversation
+        self._policy = offline(policy)
+        self._opened = opened
+        self._copies = copies
+        self._start = start
+        self._grace_s = grace_s
+        self._lifetime_s = lifetime_s
+        self._there: dict[str, tuple[Rehearsal, asyncio.TimerHandle]] = {}
+        self._making: set[asyncio.Task[Rehearsal]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._committing = asyncio.Lock()
+        self._closed = False
+        self.contexts: set[Context] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a rehearsal is made, or its changes are."""
+        return bool(self._making) or self._committing.locked()
+
+    async def rehearse(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> Rehearsal:
+        """Run a shell command on a copy. Cancelled, or failed, it leaves nothing.
+
+        Raises as `Conversation.start_shell`, Conflict `too_many_rehearsals`, TooLarge
+        `workspace_too_large`, Unavailable `no_space`.
+        """
+        checks.demand(self._policy, "shell")
+        checks.demand_processes(self._policy)
+        checks.check_command(command)
+        checks.timeout_s(self._policy, timeout)
+        checks.directory(cwd)
+        self._check_open()
+        if len(self._there) + len(self._making) >= REHEARSALS_MAX:
+            raise errors.Conflict(
+                f"a conversation has at most {REHEARSALS_MAX} rehearsals",
+                code="too_many_rehearsals",
+                hint="commit or discard one",
+                details={"limit": REHEARSALS_MAX},
+            )
+        task = asyncio.create_task(self._rehearse(command, timeout, cwd))
+        self._making.add(task)
+        task.add_done_callback(self._making.discard)
+        if (made := await outcome(task, self.discard)) is None:
+            raise _closed()
+        return made
+
+    def get(self, rehearsal_id: str) -> Rehearsal:
+        """The one of this id. Raises NotFound `rehearsal_not_found`, Closed."""
+        self._check_open()
+        found = self._there.get(rehearsal_id)
+        if found is None:
+            raise _not_found(rehearsal_id)
+        return found[0]
+
+    async def commit(self, one: Rehearsal) -> None:
+        """See `Rehearsal.commit`."""
+        async with self._committing:
+            self._check_open()
+            if not self._forget(one):
+                raise _not_found(one.id)
+            await to_the_end(self._commit(one))
+
+    async def discard(self, one: Rehearsal) -> None:
+        """See `Rehearsal.discard`."""
+        if self._forget(one):
+            await to_the_end(self._remove(one._copy, one._quarantine))
+
+    async def close(self) -> None:
+        """Discard all of them, for good; what is being made ends."""
+        self._closed = True
+        for task in self._making:
+            task.cancel()
+        if self._making:
+            await asyncio.wait(list(self._making))
+        async with self._committing:
+            for one, _ in list(self._there.values()):
+                await self.discard(one)
+        if self._leaving:
+            await asyncio.wait(list(self._leaving))
+
+    async def _rehearse(self, command: str, timeout: float | None, cwd: str | None) -> Rehearsal:
+        opened = await self._opened()
+        with opened.in_use():
+            copy = await self._copies.make(opened)
+            quarantine: Path | None = None
+            try:
+                name = f"rehearsal-{secrets.token_hex(8)}"
+                run, unseen, quarantine = await self._run(name, opened, copy, command, timeout, cwd)
+                effect = await self._copies.effect(opened, copy)
+            except BaseException:
+                await to_the_end(self._remove(copy, quarantine))
+                raise
+        left_out = (*effect.left_out, *unseen)
+        made = Rehearsal(
+            name,
+            run,
+            effect.told,
+            effect.truncated or len(left_out) > CHANGES_MAX,
+            left_out[:CHANGES_MAX],
+            time.time() + self._lifetime_s,
+            self,
+            copy,
+            effect,
+            quarantine,
+        )
+        self._keep(made)
+        return made
+
+    async def _run(
+        self,
+        name: str,
+        opened: OpenFiles,
+        copy: Copy,
+        command: str,
+        timeout: float | None,
+        cwd: str | None,
+    ) -> tuple[Run, Sequence[str], Path | None]:
+        """Run it in a jail that has ended when this returns, and name what the jail did not see and
+        where its quarantine lies.
+
+        A process elsewhere may hold a descriptor of a file of the copy even then, so the contents
+        are digested next, and compared at the commit.
+        """
+        quarantine: Path | None = None
+        try:
+            async with self._copies.shown(opened, copy) as files:
+                quarantine = None if files.quarantine is None else files.quarantine.top
+                run = await self._run_in(name, files, command, timeout, cwd)
+                return run, tuple(files.left_out), quarantine
+        except BaseException:
+            await to_the_end(_drop(quarantine))
+            raise
+
+    async def _run_in(
+        self, name: str, files: OpenFiles, command: str, timeout: float | None, cwd: str | None
+    ) -> Run:
+        async def shown() -> OpenFiles:
+            return files
+
+        context = Context(
+            f"{_PREFIX}{name}",
+            self._conversation,
+            self._policy,
+            shown,
+            self._start,
+            self._grace_s,
+            disk=DiskWatch(self._policy.limits),
+        )
+        self.contexts.add(context)
+        try:
+            return await context.shell(command, timeout=timeout, cwd=cwd)
+        finally:
+            try:
+                await to_the_end(context.close(_OVER))
+            finally:
+                self.contexts.discard(context)
+
+    async def _commit(self, one: Rehearsal) -> None:
+        try:
+            opened = await self._opened()
+            with opened.in_use():
+                base = one._copy.base.nodes
+                await self._copies.commit(opened, one._copy, one._effect, base)
+        except errors.Unavailable:
+            self._keep(one)
+            raise
+        except BaseException:
+            await self._remove(one._copy, one._quarantine)
+            raise
+        await self._copies.remove(one._copy.name)
+
+    async def _remove(self, copy: Copy, quarantine: Path | None) -> None:
+        """Remove a copy whose changes are dropped, with what is in its quarantine."""
+        await self._copies.remove(copy.name)
+        await _drop(quarantine)
+
+    def _keep(self, one: Rehearsal) -> None:
+        left_s = max(0.0, one.expires_at - time.time())
+        timer = asyncio.get_running_loop().call_later(left_s, self._expire, one)
+        self._there[one.id] = one, timer
+
+    def _forget(self, one: Rehearsal) -> bool:
+        """Whether it was there; it is the caller's to remove then."""
+        found = self._there.pop(one.id, None)
+        if found is not None:
+            found[1].cancel()
+        return found is not None
+
+    def _expire(self, one: Rehearsal) -> None:
+        task = asyncio.create_task(self._leave(one), context=background_context())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, one: Rehearsal) -> None:
+        try:
+            await self.discard(one)
+        except (errors.SbxError, OSError) as error:
+            _log.warning("the copy of a rehearsal is left over: %s", error)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed()
+
+
+async def _drop(quarantine: Path | None) -> None:
+    if quarantine is not None:
+        try:
+            await asyncio.to_thread(drop_all, quarantine)
+        except (errors.SbxError, OSError) as error:
+            _log.warning("the quarantine of a rehearsal is left over: %s", error)
+
+
+def _closed() -> errors.Closed:
+    return errors.Closed(
+        "the conversation is closed, and its rehearsals are gone",
+        hint="rehearse the command again",
+    )
+
+
+def _not_found(rehearsal_id: str) -> errors.NotFound:
+    return errors.NotFound(
+        f"there is no rehearsal {rehearsal_id[:80]!r}: it was committed, discarded, or has expired",
+        code="rehearsal_not_found",
+        hint="rehearse the command again",
+    )

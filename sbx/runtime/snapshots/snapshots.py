@@ -1,0 +1,484 @@
+"""Frozen copies of a conversation's files: made, looked at, shown to a jail, and let go.
+
+A copy lies among the conversations of its sandbox, under a name that no store knows: what a killed
+runtime left of it is removed when the next one starts. Between uses nothing of it is held open.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from sbx import errors
+from sbx.aio import in_thread, to_the_end
+from sbx.policy import Policy
+from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
+from sbx.runtime.files.long_calls import long_call
+from sbx.runtime.files.open_files import OpenFiles
+from sbx.runtime.files.quota import wall
+from sbx.runtime.resources import Means
+from sbx.runtime.snapshots.dry_run_view import uploads_are_inert, uploads_of
+from sbx.workspace import Files, HostDirectory, Tree
+from sbx.workspace.quarantine import Quarantine
+from sbx.workspace.safe_open import mount_id
+from sbx.workspace.snapshots.apply import commit
+from sbx.workspace.snapshots.copy import freeze
+from sbx.workspace.snapshots.diff import FILE_MAX, plain, shown_in, tell
+from sbx.workspace.snapshots.journal import Journal
+from sbx.workspace.snapshots.manifest import (
+    Change,
+    Manifest,
+    Nodes,
+    Relative,
+    changes,
+    doubtful,
+    missed,
+    relative,
+    sparing,
+    with_digests,
+    with_specials,
+)
+from sbx.workspace.snapshots.scan import (
+    Bounds,
+    Scope,
+    Survey,
+    digest,
+    digest_of_bytes,
+    look,
+    node_at,
+    sealed,
+    written_since,
+)
+from sbx.workspace.streams import Owner
+
+T = TypeVar("T")
+_NAMES = 5  # of a workspace, which are there before anything is put into it
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """`base` is what was copied, and `frozen` what the copy was then: identities of nodes are those
+    of either tree."""
+
+    name: str
+    path: Path
+    scope: Scope
+    base: Manifest
+    frozen: Manifest
+    has_quota: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What would become of a tree, and how a person is told. `truncated`: there is more than is
+    told, of the changes or of what was left out."""
+
+    changed: Sequence[Change]
+    before: Nodes
+    told: tuple[FileChange, ...]
+    truncated: bool
+    left_out: tuple[str, ...]
+
+
+class Copies:
+    """Those of one sandbox, whose files lie in the directory `sandbox`; `host` gives uid and gid of
+    its jails, once there is one."""
+
+    def __init__(
+        self, means: Means, policy: Policy, sandbox: str, host: Callable[[], Owner]
+    ) -> None:
+        self._means = means
+        self._policy = policy
+        self._sandbox = sandbox
+        self._host = host
+
+    async def make(self, opened: OpenFiles) -> Copy:
+        """Raises TooLarge `workspace_too_large`, Unavailable `no_space` and `too_many_searches`;
+        nothing is left then, nor when it is cancelled."""
+        name = self._means.data.new_name()
+        self._means.copies.add(name)
+        try:
+            async with long_call():
+                return await self._make(opened, name)
+        except BaseException:
+            await to_the_end(self.remove(name))
+            raise
+
+    async def remove(self, name: str) -> None:
+        """Once begun it is done to its end; what cannot be removed in time is swept later."""
+        await in_thread(partial(self._means.data.remove, self._sandbox, name))
+        self._means.copies.discard(name)
+
+    async def effect(self, opened: OpenFiles, copy: Copy) -> Effect:
+        """Return what was changed in the copy since it was made. Its jail has ended, but another
+        process may still hold a descriptor of a file of the copy: each new content is recorded by
+        its digest, the diff is of the content recorded, and a commit compares with it.
+
+        Raises Conflict `workspace_changed` when the copy is written meanwhile.
+        """
+        bounds = self._bounds()
+        return await _stoppable(opened, bounds, lambda: self._effect(opened, copy, bounds))
+
+    async def way_back(self, opened: OpenFiles, copy: Copy) -> Effect:
+        """What makes the files again what they were when the copy was made."""
+        bounds = self._bounds()
+        return await _stoppable(opened, bounds, lambda: self._way_back(opened, copy, bounds))
+
+    async def commit(
+        self,
+        opened: OpenFiles,
+        copy: Copy,
+        effect: Effect,
+        expected: Nodes,
+        approved: Collection[Relative] = (),
+    ) -> None:
+        """Make these changes, whose content the copy has. Once begun it is done to its end.
+        `approved`: new host executables that a person agreed to.
+
+        Raises as `sbx.workspace.snapshots.apply.commit`, and Denied `runs_on_the_host`.
+        """
+
+        def act() -> None:
+            self._commit(opened, copy, effect.changed, expected, approved)
+
+        await to_the_end(opened.call(act))
+
+    @asynccontextmanager
+    async def shown(self, opened: OpenFiles, copy: Copy) -> AsyncIterator[OpenFiles]:
+        """Give the files for a jail: the copy in the place of the workspace, and frozen copies of
+        other directories in which live code or the host may make a socket.
+
+        Raises as `make`.
+        """
+        made: list[OpenFiles] = []
+        names: list[str] = []
+        try:
+            shared = uploads = None
+            left_out: tuple[str, ...] = ()
+            if opened.shared is not None:
+                shared, base = await self._freeze_beside(opened, opened.shared, names)
+                left_out = tuple(map(shown_in(opened.shared), base.left_out))
+            if not await opened.call(partial(uploads_are_inert, opened)):
+                uploads, _ = await self._freeze_beside(opened, uploads_of(opened), names)
+
+            def show() -> None:
+                made.append(self._shown(opened, copy, shared, uploads))
+
+            await to_the_end(opened.call(show))
+            made[0].left_out += map(plain, left_out)
+            yield made[0]
+        finally:
+            for files in made:
+                await to_the_end(files.close())
+            for name in names:
+                await to_the_end(self.remove(name))
+
+    async def _make(self, opened: OpenFiles, name: str) -> Copy:
+        path = self._means.data.frozen_path(self._sandbox, name)
+        await to_the_end(opened.call(lambda: self._tree(name).close()))
+        has_quota = await self._charge(path)
+        bounds, scope = self._bounds(), _scope_of(opened)
+
+        def fill() -> Copy:
+            with self._tree(name) as made:
+                base, frozen = freeze(_tree_of(opened), made, scope, bounds)
+            return Copy(name, path, scope, base, frozen, has_quota)
+
+        return await _stoppable(opened, bounds, fill)
+
+    async def _freeze_beside(
+        self, opened: OpenFiles, source: Tree, names: list[str]
+    ) -> tuple[Path, Manifest]:
+        """Freeze a directory that is shown beside the files; `names` gets the name of its copy."""
+        name = self._means.data.new_name()
+        self._means.copies.add(name)
+        names.append(name)
+        bounds = self._bounds()
+        live = Tree(os.dup(source.fd), view=source.view, owner=self._owner())
+
+        def fill() -> Manifest:
+            with live, self._tree(name) as made:
+                return freeze(live, made, Scope(), bounds)[0]
+
+        async with long_call():
+            base = await _stoppable(opened, bounds, fill)
+        return self._means.data.frozen_path(self._sandbox, name) / "files", base
+
+    async def _charge(self, path: Path) -> bool:
+        means, limits = self._means, self._policy.limits
+        if not means.capabilities.layer("disk").found or means.disk_quota == "off":
+            return False
+        return await means.broker.charge(
+            str(path),
+            bytes_max=limits.workspace_max,
+            inodes_max=limits.workspace_files + _NAMES,
+        )
+
+    # -- a copy that is used again ----------------------------------------------------------------
+
+    async def empty(self, opened: OpenFiles) -> str:
+        """Make a tree that no jail sees, for content that is to be committed; its name."""
+        name = self._means.data.new_name()
+        self._means.copies.add(name)
+        try:
+            await to_the_end(opened.call(lambda: self._tree(name).close()))
+        except BaseException:
+            await to_the_end(self.remove(name))
+            raise
+        return name
+
+    def tree(self, name: str) -> Tree:
+        """Open the tree of a copy, to be closed by the caller."""
+        return self._tree(name)
+
+    @staticmethod
+    def original(opened: OpenFiles) -> tuple[Tree, Scope]:
+        """The files that are copied, and which part of them. The tree is that of `opened`."""
+        return _tree_of(opened), _scope_of(opened)
+
+    def journal(self, opened: OpenFiles, tree: Tree) -> Journal:
+        """Where the changes of a copy's own tree are noted while they are made."""
+        staging = opened.own.staging
+        return Journal(staging, in_tree=mount_id(staging) != mount_id(tree.fd), host=None)
+
+    async def work(self, opened: OpenFiles, act: Callable[[Bounds], T]) -> T:
+        """`act` in a worker thread, within the bounds of a copy; a cancelled caller stops it."""
+        bounds = self._bounds()
+        return await _stoppable(opened, bounds, lambda: act(bounds))
+
+    # -- in a worker thread -----------------------------------------------------------------------
+
+    def _shown(
+        self, opened: OpenFiles, copy: Copy, shared: Path | None, uploads: Path | None
+    ) -> OpenFiles:
+        files_path = copy.path / "files"
+        with ExitStack() as held:
+            tree = self._tree(copy.name)
+            held.callback(tree.close)
+            directory = quarantine = None
+            identities = dict(opened.identities)
+            if opened.host_directory is not None:
+                directory = HostDirectory.open(files_path, jail_uid=self._host()[0])
+                held.callback(directory.close)
+                identities[str(directory.path)] = directory.identity()
+                if opened.protection is not None and opened.quarantine is not None:
+                    directory.set_patterns_of(opened.host_directory)
+                    store, shown = opened.protection.quarantines, opened.host_directory.path
+                    quarantine = Quarantine.open(store, shown, directory.fd, self._owner())
+                    held.callback(quarantine.close)
+            made = OpenFiles(
+                files=Files(tree, None, max_bytes=self._policy.limits.file_size_max),
+                uploads=None,
+                measured=tree,
+                files_path=files_path if directory is None else directory.path,
+                uploads_path=opened.uploads_path if uploads is None else uploads,
+                own=opened.own,
+                shared_path=shared,
+                shared_read_only=True,
+                host_directory=directory,
+                quarantine=quarantine,
+                protection=opened.protection,
+                identities=identities,
+                has_quota=copy.has_quota,
+                disk=wall(
+                    self._means.disk_quota,
+                    self._means.capabilities.layer("disk"),
+                    charged=copy.has_quota,
+                    ours=True,
+                    policy=self._policy,
+                ),
+            )
+            made.held.push(held.pop_all())
+            return made
+
+    def _effect(self, opened: OpenFiles, copy: Copy, bounds: Bounds) -> Effect:
+        source = _tree_of(opened)
+
+        def as_it_was(path: str) -> bool:
+            was = copy.base.nodes[path]
+            try:
+                now = node_at(source, relative(path))
+            except OSError:
+                return False
+            return now == was and now.identity == was.identity
+
+        def before(change: Change) -> bytes | None:
+            return _content(source, change) if as_it_was(change.path) else None
+
+        with self._tree(copy.name) as tree:
+            check = Survey(tree, copy.scope, bounds)
+            after = look(tree, copy.scope, bounds)
+            paths = doubtful(copy.frozen.nodes, after.nodes)
+            was = with_digests(
+                copy.frozen.nodes,
+                paths,
+                lambda path: digest(source, relative(path), check) if as_it_was(path) else None,
+            )
+            specials = {path: one for path, one in copy.base.nodes.items() if one.kind == "special"}
+            becomes = with_digests(
+                after.nodes, paths, lambda path: digest(tree, relative(path), check)
+            )
+            changed = changes({**was, **specials}, with_specials(becomes, specials))
+            changed = [
+                one for one in sparing(changed, after.left_out) if not protected(opened, one)
+            ]
+            changed = [_with_set_id(sealed(tree, one, check), copy.base.nodes) for one in changed]
+            told, truncated = tell(changed, shown_in(tree), before, partial(_recorded, tree))
+            left_out = [*copy.base.left_out, *after.left_out]
+            named = tuple(plain(shown_in(tree)(path)) for path in left_out[:CHANGES_MAX])
+        return Effect(changed, was, told, truncated or len(left_out) > len(named), named)
+
+    def _way_back(self, opened: OpenFiles, copy: Copy, bounds: Bounds) -> Effect:
+        """What could not be seen when the copy was made is not of it, and is left alone."""
+        target = _tree_of(opened)
+        check = Survey(target, copy.scope, bounds)
+        now = look(target, copy.scope, bounds)
+        then = copy.base.nodes
+        with self._tree(copy.name) as tree:
+            paths = doubtful(now.nodes, then)
+            is_now = with_digests(
+                now.nodes, paths, lambda path: digest(target, relative(path), check)
+            )
+            then = with_digests(then, paths, lambda path: digest(tree, relative(path), check))
+            changed = changes(is_now, then)
+            spared = [*copy.base.left_out, *now.unseen, *missed(changed, copy.base)]
+            changed = [
+                _undigested(one) for one in sparing(changed, spared) if _may_change(opened, one)
+            ]
+            told, truncated = tell(
+                changed, shown_in(tree), partial(_content, target), partial(_content, tree)
+            )
+        return Effect(changed, is_now, told, truncated, ())
+
+    def _commit(
+        self,
+        opened: OpenFiles,
+        copy: Copy,
+        changed: Sequence[Change],
+        expected: Nodes,
+        approved: Collection[Relative],
+    ) -> None:
+        if opened.host_directory is not None and opened.quarantine is not None:
+            opened.host_directory.refuse_changes([one.relative for one in changed], approved)
+            for one in changed:
+                if one.after is not None and one.after.kind == "symlink":
+                    opened.host_directory.refuse_link(one.relative)
+        target, staging = _tree_of(opened), opened.own.staging
+        host = opened.host_directory
+        journal = Journal(
+            staging,
+            in_tree=mount_id(staging) != mount_id(target.fd),
+            host=None if host is None else host.path,
+        )
+        with self._tree(copy.name) as tree:
+            commit(changed, expected, target, tree, journal)
+
+    def _tree(self, name: str) -> Tree:
+        return self._means.data.frozen(self._sandbox, name, owner=self._owner())
+
+    def _owner(self) -> Owner | None:
+        host = self._host()
+        return host if host[0] != os.geteuid() else None
+
+    def _bounds(self) -> Bounds:
+        return Bounds(self._policy.limits.workspace_max)
+
+
+async def outcome(task: asyncio.Task[T], discard: Callable[[T], Awaitable[None]]) -> T | None:
+    """What becomes of a task that its waiter ends with itself, with what it made meanwhile; None
+    when somebody else has cancelled it."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        waiter = asyncio.current_task()
+        assert waiter is not None
+        if task.cancelled() and not waiter.cancelling():
+            return None
+        task.cancel()
+        await to_the_end(asyncio.wait([task]))
+        if not task.cancelled() and task.exception() is None:
+            await to_the_end(discard(task.result()))
+        raise
+
+
+async def _stoppable(opened: OpenFiles, bounds: Bounds, act: Callable[[], T]) -> T:
+    """`act` in a worker thread, which a cancelled caller stops, and waits for."""
+    work = asyncio.ensure_future(opened.call(act))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        bounds.stopped.set()
+        await to_the_end(asyncio.wait([work]))
+        if not work.cancelled():
+            work.exception()  # told to nobody: the waiter has gone
+        raise
+
+
+def _tree_of(opened: OpenFiles) -> Tree:
+    """The files themselves, without what is mounted on them."""
+    _, places = opened.files.places(".")
+    return places[0][0]
+
+
+def _scope_of(opened: OpenFiles) -> Scope:
+    if opened.host_directory is not None:
+        return Scope()
+    uploads, temparea = ("uploads",), ("uploads", "temparea")
+    reserved = (uploads, temparea, ("uploads", "generated"))
+    if opened.shared is None:
+        return Scope(reserved, (temparea,))
+    return Scope((*reserved, ("shared",)), (temparea, ("shared",)))
+
+
+def _refuse(opened: OpenFiles, one: Change) -> None:
+    """What a program of the host would run is read-only for the code inside, and so for us."""
+    if opened.host_directory is not None and opened.quarantine is not None:
+        opened.host_directory.refuse_change(one.relative)
+
+
+def protected(opened: OpenFiles, one: Change) -> bool:
+    """Return whether the path guard kept the content: only its times can be others in a copy."""
+    host = opened.host_directory
+    return host is not None and opened.quarantine is not None and host.is_protected(one.relative)
+
+
+def _may_change(opened: OpenFiles, one: Change) -> bool:
+    try:
+        _refuse(opened, one)
+    except errors.Denied:
+        return False
+    return True
+
+
+def _with_set_id(one: Change, base: Nodes) -> Change:
+    """Return the change with the set-id bits that the original has: the copy has none."""
+    was = base.get(one.path)
+    if one.before is None or was is None:
+        return one
+    return replace(one, before=replace(one.before, set_id=was.set_id))
+
+
+def _undigested(one: Change) -> Change:
+    """Return the change with no digest to compare with: no jail ever sees a checkpoint's copy. A
+    file that was cut short while it was copied has another size than its node."""
+    return one if one.after is None else replace(one, after=replace(one.after, sha256=None))
+
+
+def _recorded(tree: Tree, change: Change) -> bytes | None:
+    """Return the content whose digest the change has. Raises Conflict `workspace_changed`."""
+    content = _content(tree, change)
+    assert change.after is not None
+    if content is not None and digest_of_bytes(content) != change.after.sha256:
+        raise written_since(tree, change)
+    return content
+
+
+def _content(tree: Tree, change: Change) -> bytes | None:
+    try:
+        return tree.read(change.relative, max_bytes=FILE_MAX)
+    except errors.SbxError:
+        return None

@@ -1,0 +1,421 @@
+"""The copy of a project on which the tools of one conversation act.
+
+    begin       make the copy what the project is: whatever else was written to it is dropped
+    act         a cell in the kernel over the copy, a command or script in a jail of its own
+    compare     take out of the copy what was changed: nothing of it is in the project yet
+    commit      make exactly these changes in the project, all or none
+    rollback    drop them
+
+The kernel lives as long as the conversation, so variables stay whatever becomes of the changes.
+A thread of an earlier cell can write to the copy at any time. `begin` drops what it wrote between
+two calls, so that no permission of the next call covers it.
+Commands have no network: what goes out cannot be dropped. One transaction has the copy at a time.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+
+from sbx import errors
+from sbx.aio import to_the_end
+from sbx.policy import Policy
+from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
+from sbx.protocol.runs import Run, RunError
+from sbx.runtime.files.disk_limit import DiskWatch
+from sbx.runtime.files.open_files import OpenFiles
+from sbx.runtime.processes.scripts import Program
+from sbx.runtime.run.active_run import LiveRun
+from sbx.runtime.run.context import Context, Gone, StartKernel
+from sbx.runtime.snapshots.dry_run import offline, rehearsal_name
+from sbx.runtime.snapshots.snapshots import Copies, Copy, Effect, protected
+from sbx.workspace.mirroring import Mirror
+from sbx.workspace.quarantine import Quarantine
+from sbx.workspace.snapshots.copy import take
+from sbx.workspace.snapshots.diff import FILE_MAX, plain, shown_in, tell
+from sbx.workspace.snapshots.manifest import Change, within
+from sbx.workspace.snapshots.scan import Bounds
+from sbx.workspace.tree import Tree
+
+_log = logging.getLogger(__name__)
+_TRIES = 3  # to restore a copy that live code writes to
+_RETRY_S = 300.0  # until a project that could not be copied is tried again
+_OVER = Gone("the command", "its jail is gone")
+_RENEWED = RunError("KernelStopped", "the copy of the project that it ran on was made anew", "")
+# git would write to its index for `git status` or `git diff` alone, which would then be a change to
+# ask about: on a copy every file looks touched.
+COMMAND_ENV = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "diff.autoRefreshIndex",
+    "GIT_CONFIG_VALUE_0": "false",
+}
+
+MakeProgram = Callable[[str], Awaitable[Program]]
+
+
+class WorkingCopy:
+    """See the module. `python` is the kernel over the copy: both are made at the first use."""
+
+    def __init__(
+        self,
+        conversation: str,
+        policy: Policy,
+        python_policy: Policy,
+        opened: Callable[[], Awaitable[OpenFiles]],
+        copies: Copies,
+        start: StartKernel,
+        grace_s: float,
+        *,
+        python: str,
+        had_kernel: bool,
+    ) -> None:
+        """`policy` is that of commands, `python_policy` that of cells; `python` is the name of
+        their context."""
+        self._conversation = conversation
+        self._policy = offline(policy)
+        self._opened = opened
+        self._copies = copies
+        self._start = start
+        self._grace_s = grace_s
+        self._lock = asyncio.Lock()
+        self._making = asyncio.Lock()
+        self._held = AsyncExitStack()
+        self._copy: Copy | None = None
+        self._files: OpenFiles | None = None
+        self._mirror: Mirror | None = None
+        self._items: frozenset[str] = frozenset()  # of the quarantine, by calls that were committed
+        self._refusal: tuple[errors.SbxError, float] | None = None
+        self._jails: set[Context] = set()
+        self._closed = False
+        self.python = Context(
+            python,
+            conversation,
+            python_policy,
+            self.files,
+            start,
+            grace_s,
+            disk=DiskWatch(python_policy.limits),
+            had_kernel=had_kernel,
+        )
+
+    @property
+    def contexts(self) -> list[Context]:
+        """Whatever may have a kernel."""
+        return [self.python, *self._jails]
+
+    @property
+    def busy(self) -> bool:
+        return self._lock.locked() or any(one.busy for one in self.contexts)
+
+    async def files(self) -> OpenFiles:
+        """The copy, made where there is none.
+
+        Raises TooLarge `workspace_too_large`, Unavailable `no_space` and `too_many_searches`; for
+        some minutes after that it is not tried again.
+        """
+        async with self._making:
+            if self._closed:
+                raise errors.Closed("the conversation is closed")
+            if self._files is None:
+                await self._make()
+            assert self._files is not None
+            return self._files
+
+    async def begin(self) -> "Transaction":
+        """Bring the copy up to date, and give it to the caller until the transaction ends.
+
+        Raises as `files`. Where the copy cannot be brought up to date it is made anew; the
+        variables of its kernel are lost then.
+        """
+        await self._lock.acquire()
+        try:
+            new = self._files is None
+            files = await self.files()
+            opened = await self._opened()
+            if not new:
+                try:
+                    await self.drop_items()
+                    await self._update(opened)
+                except errors.TooLarge:
+                    await self.drop()
+                    raise
+                except errors.Closed:
+                    raise
+                except errors.SbxError as error:
+                    _log.warning("the copy of a project is made anew: %s", error)
+                    await self.drop()
+                    files = await self.files()
+            return Transaction(self, opened, files)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def drop(self) -> None:
+        """End the kernel and remove the copy; the next use makes both anew."""
+        if self.python.state_is_kept:
+            self.python.take_over()
+        await self.python.halt(_RENEWED)
+        async with self._making:
+            await to_the_end(self._held.aclose())
+
+    async def close(self) -> None:
+        """End what runs on the copy, and remove it, for good."""
+        self._closed = True
+        for one in self.contexts:
+            await one.close()
+        async with self._making:
+            await to_the_end(self._held.aclose())
+
+    def jail(self) -> Context:
+        """A new jail over the copy, without network, for one command or script."""
+        assert self._files is not None
+        made = Context(
+            rehearsal_name(secrets.token_hex(8)),
+            self._conversation,
+            self._policy,
+            self.files,
+            self._start,
+            self._grace_s,
+            disk=DiskWatch(self._policy.limits),
+        )
+        self._jails.add(made)
+        return made
+
+    async def leave(self, jail: Context) -> None:
+        """End a jail: no process of it writes to the copy from then on."""
+        try:
+            await to_the_end(jail.close(_OVER))
+        finally:
+            self._jails.discard(jail)
+
+    # -- what a transaction does ----------------------------------------------------------------
+
+    async def taken(self, opened: OpenFiles, stage: str) -> Effect:
+        """What was changed in the copy; the new content is in the tree `stage` from then on."""
+        copy, mirror = self._copy, self._mirror
+        assert copy is not None
+        assert mirror is not None
+
+        def act(bounds: Bounds) -> Effect:
+            original, _ = self._copies.original(opened)
+            with self._copies.tree(copy.name) as tree, self._copies.tree(stage) as staged:
+                changed, left_out = mirror.compare(original, tree, bounds)
+                changed = [one for one in changed if not protected(opened, one)]
+                changed = take(changed, tree, staged, mirror.scope, bounds)
+                return effect_of(changed, left_out, original, staged)
+
+        return await self._copies.work(opened, act)
+
+    async def commit(self, opened: OpenFiles, stage: str, effect: Effect) -> None:
+        """Make these changes in the project. Raises as `Copies.commit`."""
+        copy, mirror = self._copy, self._mirror
+        assert copy is not None
+        assert mirror is not None
+        await self._copies.commit(opened, replace(copy, name=stage), effect, mirror.base)
+        await to_the_end(
+            opened.call(lambda: mirror.accept(effect.changed, self._copies.original(opened)[0]))
+        )
+
+    async def keep_items(self) -> None:
+        """Keep what lies in the quarantine now: the call that made it was committed."""
+        if (quarantine := self._quarantine()) is not None:
+            self._items = await asyncio.to_thread(quarantine.names)
+
+    async def drop_items(self) -> None:
+        """Drop what came into the quarantine since: it belongs to changes that are gone."""
+        if (quarantine := self._quarantine()) is None:
+            return
+        try:
+            await to_the_end(asyncio.to_thread(quarantine.drop_others, self._items))
+        except OSError as error:
+            _log.warning("items of the quarantine are left over: %s", error)
+
+    def _quarantine(self) -> Quarantine | None:
+        return None if self._files is None else self._files.quarantine
+
+    async def end(self, stage: str | None) -> None:
+        """Whoever had the copy leaves it."""
+        try:
+            await self.drop_items()
+            if stage is not None:
+                await self._copies.remove(stage)
+        finally:
+            self._lock.release()
+
+    async def stage(self, opened: OpenFiles) -> str:
+        return await self._copies.empty(opened)
+
+    # -- the copy -------------------------------------------------------------------------------
+
+    async def _make(self) -> None:
+        if self._refusal is not None and time.monotonic() < self._refusal[1]:
+            raise self._refusal[0]
+        async with AsyncExitStack() as held:
+            opened = await self._opened()
+            held.enter_context(opened.in_use())
+            try:
+                copy = await self._copies.make(opened)
+            except (errors.TooLarge, errors.Unavailable) as error:
+                self._refusal = error, time.monotonic() + _RETRY_S
+                raise
+            held.push_async_callback(self._copies.remove, copy.name)
+            held.callback(self._forget)
+            files = await held.enter_async_context(self._copies.shown(opened, copy))
+            held.push_async_callback(self.drop_items)
+            self._items = frozenset()
+            self._mirror = Mirror(copy.base, copy.frozen, copy.scope)
+            self._copy, self._files = copy, files
+            self._refusal = None
+            self._held = held.pop_all()
+
+    def _forget(self) -> None:
+        self._copy = self._files = self._mirror = None
+
+    async def _update(self, opened: OpenFiles) -> None:
+        copy, mirror = self._copy, self._mirror
+        assert copy is not None
+        assert mirror is not None
+
+        def act(bounds: Bounds) -> None:
+            with self._copies.tree(copy.name) as tree:
+                original, _ = self._copies.original(opened)
+                mirror.restore(original, tree, self._copies.journal(opened, tree), bounds)
+
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                await self._copies.work(opened, act)
+                return
+            except errors.Conflict as error:  # live code writes to the copy at the same time
+                if error.code != "workspace_changed" or not tries_left:
+                    raise
+
+
+class Transaction:
+    """The changes of one tool call, from `WorkingCopy.begin` to `commit` or `rollback`."""
+
+    def __init__(self, of: WorkingCopy, opened: OpenFiles, files: OpenFiles) -> None:
+        self.files = files
+        self.python = of.python
+        self._of = of
+        self._opened = opened
+        self._jail: Context | None = None
+        self._runs: list[LiveRun] = []
+        self._stage: str | None = None
+        self._effect: Effect | None = None
+        self._ended = False
+
+    @property
+    def jail(self) -> Context:
+        """Where commands of this call run."""
+        if self._jail is None:
+            self._jail = self._of.jail()
+        return self._jail
+
+    def follow(self, live: LiveRun) -> LiveRun:
+        """Note a run of this call, whose result belongs to its changes."""
+        self._runs.append(live)
+        return live
+
+    async def give_up(self, live: LiveRun) -> None:
+        for one in (self.python, self._jail):
+            if one is not None:
+                await one.give_up(live)
+
+    async def compare(self) -> "ChangeSet":
+        """What the call changed, once all that it started has ended; cells that still run are
+        interrupted. Raises as `Copies.effect`."""
+        await self._over()
+        self._stage = await self._of.stage(self._opened)
+        self._effect = await self._of.taken(self._opened, self._stage)
+        return ChangeSet(self._effect, await self._last_run())
+
+    async def commit(self) -> None:
+        """Make exactly the changes that `compare` gave. Raises Conflict `workspace_changed`, Denied
+        `file_not_permitted` and `runs_on_the_host`, Unavailable; nothing was changed then."""
+        assert self._effect is not None
+        assert self._stage is not None
+        try:
+            if self._effect.changed:
+                await to_the_end(self._of.commit(self._opened, self._stage, self._effect))
+            await to_the_end(self._of.keep_items())
+        finally:
+            await self.rollback()
+
+    async def rollback(self) -> None:
+        """Drop what was not committed. A second time does nothing."""
+        if not self._ended:
+            self._ended = True
+            await to_the_end(self._end())
+
+    async def _end(self) -> None:
+        try:
+            if self._effect is None:  # the call was given up
+                await self._over()
+        finally:
+            await self._of.end(self._stage)
+
+    async def _over(self) -> None:
+        """End what the call started."""
+        for live in self._runs:
+            await self.give_up(live)
+            with suppress(errors.SbxError):
+                await live.result()
+        if self._jail is not None:
+            await self._of.leave(self._jail)
+
+    async def _last_run(self) -> Run | None:
+        with suppress(errors.SbxError):
+            return await self._runs[-1].result() if self._runs else None
+        return None
+
+
+class ChangeSet:
+    """The changes of one tool call, as a person decides by them. `host_executables`: the new paths
+    that a program of the host would obey, each with the program."""
+
+    def __init__(
+        self,
+        effect: Effect,
+        run: Run | None = None,
+        host_executables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.run = run
+        self.host_executables = host_executables or {}
+        self.changes: Sequence[FileChange] = effect.told
+        self.truncated = effect.truncated
+        self.left_out: Sequence[str] = effect.left_out
+        self.made: Sequence[Change] = effect.changed
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no file of the project would change."""
+        return not self.made
+
+    def within(self, prefixes: Sequence[str]) -> bool:
+        """Whether every change lies below one of these directories."""
+        return within(self.made, prefixes)
+
+
+def effect_of(
+    changed: Sequence[Change], left_out: Sequence[str], original: Tree, staged: Tree
+) -> Effect:
+    """These changes, told by the content that the original has now and that is staged."""
+    told, truncated = tell(
+        changed,
+        shown_in(original),
+        lambda one: _content(original, one),
+        lambda one: _content(staged, one),
+    )
+    named = tuple(plain(shown_in(original)(path)) for path in left_out[:CHANGES_MAX])
+    return Effect(changed, {}, told, truncated or len(left_out) > len(named), named)
+
+
+def _content(tree: Tree, change: Change) -> bytes | None:
+    try:
+        return tree.read(change.relative, max_bytes=FILE_MAX)
+    except errors.SbxError:
+        return None

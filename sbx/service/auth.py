@@ -1,0 +1,459 @@
+"""Who calls, and what they may: keys, tokens, and the peer of a Unix socket.
+
+A key speaks for its owner without bounds. A token is a signed promise made from a key's side to a
+front end: one user, perhaps one agent and one conversation, perhaps a few scopes, until a time.
+Its signature says that it is ours; the store says what it reaches and whether it was revoked.
+Nothing here is anonymous.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jwt
+from jwt.utils import base64url_decode, base64url_encode
+
+from sbx.aio import Clock, to_the_end
+from sbx.errors import BadRequest, Broken, Denied, NotFound, Unavailable
+from sbx.service.ids import ID_MAX, check_id
+from sbx.store import Store, keys, tokens
+from sbx.store.keys import KeyRecord
+from sbx.store.pending import PendingWrites
+from sbx.store.tokens import TokenRecord
+from sbx.workspace.secret_files import keep_secret, secret_at
+
+SCOPES = ("files:read", "files:write", "execute", "admin")
+TOKEN_TTL_MAX_S = 366 * 86400.0
+_ALGORITHM = "HS256"
+_ISSUER = "sbx"
+_AUDIENCE = "sbx"
+_CLAIMS = ["jti", "sub", "iss", "aud", "iat", "exp"]
+_BEARER_MAX = 4096
+_CACHED_S = 5.0
+_CACHED_MAX = 1024
+_USED_EVERY_S = 60.0
+_GIVEN_NAME = "SBX_API_KEY"
+_GIVEN_WEAK = 20  # characters; fewer can be guessed from the hash, should the store be stolen
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls. `user_id`, `agent_id` and `conversation_id` are a token's bounds; None: unbound.
+
+    `operator`: may use the admin routes, and sees all owners where a route says so.
+    `scopes`: None is all of them. `via_id`: which key or token it is, for the record; None for a
+    peer. It gives no right, so callers who differ in nothing else are equal.
+    """
+
+    owner: str
+    via: Literal["peer", "key", "token"]
+    operator: bool = False
+    scopes: frozenset[str] | None = None
+    user_id: str | None = None
+    agent_id: str | None = None
+    conversation_id: str | None = None
+    via_id: str | None = field(default=None, compare=False)
+
+    @property
+    def who(self) -> str:
+        """The owner and, as the last word, the key or token: `ann tok-…`. A peer is its uid."""
+        return self.owner if self.via_id is None else f"{self.owner} {self.via_id}"
+
+    def may(self, scope: str) -> bool:
+        return self.scopes is None or scope in self.scopes
+
+    def sees(
+        self, user_id: str | None, agent_id: str | None, conversation: str | None = None
+    ) -> bool:
+        """Whether a sandbox of this user and agent lies within the bounds, and this conversation.
+
+        Without a conversation the question is of the sandbox itself; whoever then reaches all of
+        its conversations at once (delete, stop, list) must also ask `whole_sandbox`.
+        """
+        return (
+            _within(self.user_id, user_id)
+            and _within(self.agent_id, agent_id)
+            and (conversation is None or _within(self.conversation_id, conversation))
+        )
+
+    @property
+    def whole_sandbox(self) -> bool:
+        """Whether this caller reaches every conversation of a sandbox that it sees."""
+        return self.conversation_id is None
+
+    @property
+    def space(self) -> str:
+        """Return the space of the caller's idempotency keys, as JSON: `[kind, owner, …]`.
+
+        Only callers of one kind with the same owner, bounds and scopes get each other's replies.
+        An owner's name is data within the JSON, so no name can be another caller's space.
+        """
+        if self.via != "token":
+            return json.dumps([self.via, self.owner])
+        scopes = None if self.scopes is None else sorted(self.scopes)
+        bounds = [self.user_id, self.agent_id, self.conversation_id, scopes]
+        return json.dumps([self.via, self.owner, *bounds])
+
+
+def _within(bound: str | None, asked: str | None) -> bool:
+    return bound is None or bound == asked
+
+
+class Access:
+    """Keys and tokens over a store. `secret_file` holds what signs tokens, made when missing.
+
+    `shared_uid`: the uid that Linux reports of several users, see `unmapped_uid`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        secret_file: Path,
+        service_uid: int,
+        pending: PendingWrites | None = None,
+        *,
+        shared_uid: int | None = None,
+    ) -> None:
+        self._store = store
+        self._pending = pending or PendingWrites(store)
+        self._revoked: dict[str, float] = {}  # keys and tokens, until the store has it
+        self._clock = clock
+        self._secret_file = secret_file
+        self._service_uid = service_uid
+        self._shared_uid = shared_uid
+        self._secret: bytes | None = None
+        self._known: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
+        self._revocations = 0
+
+    # -- who calls ---------------------------------------------------------------------------------
+
+    def of_peer(self, uid: int) -> Caller:
+        """Return the other end of a Unix socket, by the uid that Linux reports.
+
+        Raises Denied `unauthorized` for the uid that stands for all users without one of their own
+        in the user namespace of the service: they would be one owner.
+        """
+        if uid == self._shared_uid:
+            raise Denied(
+                "the user of this connection is unknown in the user namespace of the service",
+                code="unauthorized",
+                hint="use a key: Authorization: Bearer <key>",
+            )
+        return self._of_uid(uid)
+
+    def of_service(self) -> Caller:
+        """Return the user who runs this process."""
+        return self._of_uid(self._service_uid)
+
+    def _of_uid(self, uid: int) -> Caller:
+        return Caller(f"uid:{uid}", "peer", operator=uid in (0, self._service_uid))
+
+    async def of_bearer(self, bearer: str) -> Caller:
+        """Who holds this key or token. Raises Denied `unauthorized`, saying no more than that."""
+        if not 0 < len(bearer) <= _BEARER_MAX:
+            raise _unauthorized()
+        digest = hashlib.sha256(bearer.encode("utf-8", "surrogatepass")).digest()
+        now = self._clock.now()
+        known = self._known.get(digest)
+        if known is not None and now < known[1]:
+            return known[0]
+        revocations = self._revocations
+        caller, until = await self._of_key(digest.hex(), now) or await self._of_token(bearer, now)
+        if revocations == self._revocations:  # else it may have been revoked while we looked
+            self._remember(digest, caller, min(until, now + _CACHED_S))
+        return caller
+
+    async def _of_key(self, digest: str, now: float) -> tuple[Caller, float] | None:
+        # Found by its hash: what the time of a look-up tells is of the hash, and no key follows.
+        key = await keys.of_digest(self._store, digest)
+        if key is None:
+            return None
+        if key.revoked_at is not None or key.id in self._revoked:
+            raise _unauthorized()
+        if key.last_used_at is None or now - key.last_used_at >= _USED_EVERY_S:
+            keys.used(self._store, key.id, now)
+        caller = Caller(key.owner, "key", operator=key.operator, via_id=key.id)
+        return caller, now + _CACHED_S
+
+    async def _of_token(self, bearer: str, now: float) -> tuple[Caller, float]:
+        claims = _claims_in(bearer, await self._signing_secret())
+        token = await tokens.of_id(self._store, claims["jti"])
+        if (
+            token is None
+            or token.revoked_at is not None
+            or token.id in self._revoked
+            or token.owner != claims["sub"]
+            or now >= min(token.expires_at, claims["exp"])
+        ):
+            raise _unauthorized()
+        caller = Caller(
+            token.owner,
+            "token",
+            scopes=token.scopes,
+            user_id=token.user_id,
+            agent_id=token.agent_id,
+            conversation_id=token.conversation_id,
+            via_id=token.id,
+        )
+        return caller, token.expires_at
+
+    def _remember(self, digest: bytes, caller: Caller, until: float) -> None:
+        self._known[digest] = (caller, until)
+        self._known.move_to_end(digest)
+        while len(self._known) > _CACHED_MAX:
+            self._known.popitem(last=False)
+
+    def _forget(self) -> None:
+        self._revocations += 1
+        self._known.clear()
+
+    # -- keys --------------------------------------------------------------------------------------
+
+    async def make_key(
+        self, owner: str, name: str | None = None, *, operator: bool = False
+    ) -> tuple[KeyRecord, str]:
+        """A new key of `owner`, and its clear text, which is not kept and cannot be shown again."""
+        text = f"sk-sbx-{secrets.token_hex(32)}"
+        key = self._new_key(owner, name, operator)
+        if not await keys.add(self._store, key, _digest(text)):
+            raise Broken("a new key is as an old one; the source of randomness is broken")
+        return key, text
+
+    async def keys(self) -> list[KeyRecord]:
+        return [
+            replace(key, revoked_at=self._revoked[key.id]) if key.id in self._revoked else key
+            for key in await keys.every(self._store)
+        ]
+
+    async def revoke_key(self, key_id: str) -> bool:
+        """From now on the key opens nothing; again does nothing. Raises NotFound.
+
+        Return whether the store has it. Until it does, the revocation holds as long as this process
+        lives.
+        """
+        return await to_the_end(self._revoke(key_id, keys.of_id, keys.revoke))
+
+    async def _revoke(
+        self,
+        record_id: str,
+        of_id: Callable[[Store, str], Awaitable[object | None]],
+        revoke: Callable[[sqlite3.Connection, str, float], None],
+    ) -> bool:
+        """Hold it in memory first: the store may refuse it, or take long."""
+        is_new = record_id not in self._revoked
+        at = self._revoked.setdefault(record_id, self._clock.now())
+        self._forget()
+        with suppress(Unavailable):  # a store that cannot be read may know it
+            if await of_id(self._store, record_id) is None:
+                if is_new:
+                    del self._revoked[record_id]
+                raise NotFound(f"there is no {record_id}")
+
+        def on_done(stored: bool) -> None:
+            if stored:
+                self._revoked.pop(record_id, None)
+                self._forget()
+
+        stored = await self._pending.write(
+            f"the revocation of {record_id}",
+            lambda on: revoke(on, record_id, at),
+            on_done=on_done,
+        )
+        on_done(stored)
+        return stored
+
+    async def first_key(self, given: str | None, keep_at: Path) -> str | None:
+        """See that somebody can call. The clear text of a key that was made now, to show once.
+
+        `given` is the operator's own (SBX_API_KEY): it becomes the key of the owner `default`, and
+        one that was given before ends. Without it, a store that never had a key gets one, which is
+        also kept at `keep_at`, mode 0600. Both are keys of an operator.
+
+        Raises BadRequest `invalid_settings` for a `given` that no header can carry, Unavailable
+        `secret_unusable` when nothing can be kept at `keep_at`; then no key was made.
+        """
+        if given:
+            await self._adopt(given)
+            return None
+        if await keys.every(self._store):
+            return None
+        text = f"sk-sbx-{secrets.token_hex(32)}"
+        key = self._new_key("default", "first", operator=True)
+        kept = json.dumps({"api_key": text, "owner": key.owner, "id": key.id}, indent=2) + "\n"
+        await asyncio.to_thread(keep_secret, keep_at, kept.encode())
+        await keys.add(self._store, key, _digest(text))
+        return text
+
+    async def _adopt(self, given: str) -> None:
+        if len(given) > _BEARER_MAX or not given.isprintable() or given != given.strip():
+            raise BadRequest(
+                f"{_GIVEN_NAME} must be printable, without space around it,"
+                f" and at most {_BEARER_MAX} characters",
+                code="invalid_settings",
+            )
+        if len(given) < _GIVEN_WEAK:
+            _log.warning("%s is short, and may be guessed", _GIVEN_NAME)
+        digest = _digest(given)
+        known = await keys.of_digest(self._store, digest)
+        for key in await keys.every(self._store):
+            if key.name == _GIVEN_NAME and key.revoked_at is None and key != known:
+                await self.revoke_key(key.id)
+        if known is None:
+            await keys.add(self._store, self._new_key("default", _GIVEN_NAME, True), digest)
+        elif known.revoked_at is not None:
+            _log.warning("%s gives the key %s, which was revoked", _GIVEN_NAME, known.id)
+
+    def _new_key(self, owner: str, name: str | None, operator: bool) -> KeyRecord:
+        _check_name("owner", owner)
+        if name is not None:
+            _check_name("name", name)
+        key_id = f"key-{secrets.token_hex(6)}"
+        return KeyRecord(key_id, owner, name, operator, self._clock.now())
+
+    # -- tokens ------------------------------------------------------------------------------------
+
+    async def make_token(
+        self,
+        owner: str,
+        *,
+        user_id: str,
+        agent_id: str | None = None,
+        conversation_id: str | None = None,
+        scopes: Iterable[str] | None = None,
+        ttl_s: float,
+    ) -> tuple[TokenRecord, str]:
+        """A token within these bounds, and its text, which is not kept.
+
+        Raises BadRequest for a bound that is no id, an unknown scope, or a `ttl_s` that is not
+        within (0, a year].
+        """
+        _check_name("owner", owner)
+        bounds = {"user_id": user_id, "agent_id": agent_id, "conversation_id": conversation_id}
+        for name, value in bounds.items():
+            if value is not None:
+                check_id(name, value)
+        if not 0 < ttl_s <= TOKEN_TTL_MAX_S:
+            raise BadRequest(
+                "a token's ttl must be more than 0 seconds and at most a year",
+                details={"field": "ttl", "limit": TOKEN_TTL_MAX_S},
+            )
+        now = self._clock.now()
+        token = TokenRecord(
+            f"tok-{secrets.token_hex(8)}",
+            owner,
+            user_id,
+            agent_id,
+            conversation_id,
+            None if scopes is None else _checked_scopes(scopes),
+            now,
+            now + ttl_s,
+        )
+        text = jwt.encode(_claims_of(token), await self._signing_secret(), algorithm=_ALGORITHM)
+        await tokens.add(self._store, token)
+        return token, text
+
+    async def tokens(self, owner: str | None = None) -> list[TokenRecord]:
+        """The tokens of one owner, or of everyone; revoked and expired ones too."""
+        return [
+            replace(token, revoked_at=self._revoked[token.id])
+            if token.id in self._revoked
+            else token
+            for token in await tokens.every(self._store, owner)
+        ]
+
+    async def revoke_token(self, token_id: str) -> bool:
+        """From now on the token opens nothing; again does nothing. Raises and returns as
+        `revoke_key`."""
+        return await to_the_end(self._revoke(token_id, tokens.of_id, tokens.revoke))
+
+    async def _signing_secret(self) -> bytes:
+        if self._secret is None:
+            self._secret = await asyncio.to_thread(secret_at, self._secret_file)
+        return self._secret
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _unauthorized() -> Denied:
+    return Denied(
+        "the key or token is not valid",
+        code="unauthorized",
+        hint="send a key or an unexpired token as `Authorization: Bearer <key>`",
+    )
+
+
+def _claims_in(bearer: str, secret: bytes) -> dict[str, Any]:
+    """What a token of ours says. Its times are left to the injected clock."""
+    if bearer.count(".") != 2:
+        raise _unauthorized()
+    try:
+        claims = jwt.decode(
+            bearer,
+            secret,
+            algorithms=[_ALGORITHM],
+            audience=_AUDIENCE,
+            issuer=_ISSUER,
+            options={
+                "require": _CLAIMS,
+                "verify_exp": False,
+                "verify_iat": False,
+                "verify_nbf": False,
+            },
+        )
+        signature = bearer.rpartition(".")[2]
+        # base64 has other texts of the same bytes, with padding for example: a token has one text.
+        canonical = base64url_encode(base64url_decode(signature)).decode() == signature
+    except (jwt.PyJWTError, ValueError):
+        raise _unauthorized() from None
+    if not canonical:
+        raise _unauthorized()
+    if not isinstance(claims["jti"], str) or not isinstance(claims["exp"], int):
+        raise _unauthorized()
+    return claims
+
+
+def _claims_of(token: TokenRecord) -> dict[str, Any]:
+    """The bounds are for whoever reads the token; the store has the word."""
+    claims = {
+        "iss": _ISSUER,
+        "aud": _AUDIENCE,
+        "sub": token.owner,
+        "jti": token.id,
+        "iat": int(token.created_at),
+        "exp": int(token.expires_at + 1),
+        "user_id": token.user_id,
+        "agent_id": token.agent_id,
+        "conversation_id": token.conversation_id,
+        "scopes": None if token.scopes is None else sorted(token.scopes),
+    }
+    return {name: value for name, value in claims.items() if value is not None}
+
+
+def _checked_scopes(scopes: Iterable[str]) -> frozenset[str]:
+    wanted = frozenset(scopes)
+    if unknown := sorted(wanted - set(SCOPES)):
+        raise BadRequest(
+            f"there is no scope {unknown[0]!r}; scopes are {', '.join(SCOPES)}",
+            details={"field": "scopes", "available": list(SCOPES)},
+        )
+    return wanted
+
+
+def _check_name(field: str, value: str) -> None:
+    if not 0 < len(value) <= ID_MAX or not value.isprintable():
+        raise BadRequest(
+            f"{field} must be 1 to {ID_MAX} printable characters", details={"field": field}
+        )

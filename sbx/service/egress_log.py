@@ -1,0 +1,95 @@
+"""What the proxy of a sandbox decided, for those who look later: the audit log and its events.
+
+Every decision goes into the audit log, and what was refused into the events of the sandbox, where
+whoever owns it looks. Code inside can ask as fast as it likes, and must not fill the host's disk by
+it: beyond so many in a minute they are only counted, and the count is told.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sbx.telemetry.audit import Audit
+
+if TYPE_CHECKING:
+    from sbx.egress import Decision
+
+_log = logging.getLogger(__name__)
+_MINUTE_S = 60.0
+_ALLOWED_MAX = 3000  # in a minute: what is let through costs the other side something, too
+_REFUSED_MAX = 600
+_EVENTS_MAX = 20
+_TEXT_MAX = 500  # characters of a path or host that the code inside wrote
+
+
+class Decisions:
+    """Of one sandbox. `tell` records an event of it: its type, its cause, and details."""
+
+    def __init__(
+        self,
+        sandbox: str,
+        owner: str,
+        audit: Audit | None,
+        tell: Callable[..., None],
+        now: Callable[[], float],
+    ) -> None:
+        self._sandbox = sandbox
+        self._owner = owner
+        self._audit = audit
+        self._tell = tell
+        self._now = now
+        self._minute = -1
+        self._counts = {"allowed": 0, "refused": 0, "events": 0}
+        self._left_out = {"allowed": 0, "refused": 0, "events": 0}
+
+    def add(self, decision: "Decision") -> None:
+        """Note it. Awaits nothing: the proxy goes on meanwhile."""
+        if (minute := int(self._now() // _MINUTE_S)) != self._minute:
+            self.tell_left_out()
+            self._minute = minute
+            self._counts = dict.fromkeys(self._counts, 0)
+        details = _details(decision)
+        kind, most = ("allowed", _ALLOWED_MAX) if decision.allowed else ("refused", _REFUSED_MAX)
+        if self._has_room(kind, most):
+            what = "network.ended" if decision.ended and decision.allowed else f"network.{kind}"
+            _log.debug("%s %s %s", what, self._sandbox, details)
+            if self._audit is not None:
+                self._audit.note("sbx", what, self._sandbox, owner=self._owner, **details)
+        if not decision.allowed and self._has_room("events", _EVENTS_MAX):
+            self._tell("network_refused", decision.rule, **details)
+
+    def tell_left_out(self) -> None:
+        """How many were only counted since the last one was told."""
+        if not any(self._left_out.values()):
+            return
+        left_out, self._left_out = self._left_out, dict.fromkeys(self._left_out, 0)
+        if self._audit is not None:
+            self._audit.note(
+                "sbx", "network.left_out", self._sandbox, owner=self._owner, **left_out
+            )
+        if left_out["events"]:
+            self._tell("network_refused", "too_many", left_out=left_out["events"])
+
+    def _has_room(self, kind: str, most: int) -> bool:
+        if self._counts[kind] >= most:
+            self._left_out[kind] += 1
+            return False
+        self._counts[kind] += 1
+        return True
+
+
+def _details(decision: "Decision") -> dict[str, Any]:
+    """Its fields, but for what is empty, and for the path's query, where people put keys."""
+    path = decision.path and decision.path.partition("?")[0]
+    told = {
+        "host": decision.host[:_TEXT_MAX],
+        "port": decision.port,
+        "method": decision.method[:_TEXT_MAX],
+        "path": path and path[:_TEXT_MAX],
+        "address": decision.address,
+        "rule": decision.rule,
+        "reason": decision.reason[:_TEXT_MAX],
+        "bytes_in": decision.bytes_in,
+        "bytes_out": decision.bytes_out,
+    }
+    return {name: value for name, value in told.items() if value not in (None, "", 0)}

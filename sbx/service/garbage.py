@@ -1,0 +1,184 @@
+"""Files that were deleted: removed at once where that is quick, else by a later round.
+
+The store names the directories to remove. A directory that it does not name at all is removed only
+if no user has a file in it; else it is moved to `unclaimed`, where it is kept for an operator.
+A removal first takes the directory out of reach, then empties it, so what fails is merely late.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from sbx.aio import Clock, in_thread
+from sbx.errors import SbxError
+from sbx.runtime.runtime import Runtime
+from sbx.runtime.settings import Settings
+from sbx.service.models import TaskReport
+from sbx.store import Store, tokens
+from sbx.store import sandboxes as rows
+from sbx.store.sandboxes import CargoRow, Ended, SandboxRow
+
+_REMOVE_S = 5.0
+_SWEEP_S = 20.0
+_BRIEFLY_S = 0.2
+_log = logging.getLogger(__name__)
+
+
+class Leftovers:
+    """Removes; it never ends anything that lives."""
+
+    def __init__(self, store: Store, clock: Clock, runtime: Runtime, settings: Settings) -> None:
+        self._store = store
+        self._clock = clock
+        self._runtime = runtime
+        self._settings = settings
+        self._remove_s = _REMOVE_S
+
+    async def remove(self, row: SandboxRow, cargo: CargoRow) -> None:
+        """The files of a sandbox that was deleted a moment ago, unless they are kept a while."""
+        assert row.deleted_at is not None
+        await self._remove_of(
+            Ended(
+                row.id,
+                row.cause,
+                row.expires_at,
+                row.deleted_at,
+                cargo.id,
+                cargo.managed_by is not None,
+                cargo.directory,
+            )
+        )
+
+    async def remove_files(self, cargo: CargoRow) -> None:
+        """Remove the files of a sandbox that is about to be deleted."""
+        await self._removed(cargo.directory)
+
+    async def remove_cargo(self, cargo: CargoRow) -> None:
+        if await self._removed(cargo.directory):
+            self._store.write_later(partial(rows.is_removed, directory=cargo.directory))
+            self._store.write_later(partial(rows.free_uid, cargo_id=cargo.id))
+
+    async def remove_conversations(self, cargo: CargoRow, directories: Sequence[str]) -> None:
+        for directory in directories:
+            if await self._removed(cargo.directory, directory):
+                done = partial(rows.is_removed, directory=cargo.directory, conversation=directory)
+                self._store.write_later(done)
+
+    async def collect(self, *, briefly: bool = False) -> list[TaskReport]:
+        """What a collection does here: `orphan_cargo` and `orphan_container` of the contract.
+
+        With `briefly`, before a house takes calls, all of it is out of reach, and what takes long
+        to remove is left to the next one.
+        """
+        self._remove_s = _BRIEFLY_S if briefly else _REMOVE_S
+        try:
+            return [
+                await self._orphan_cargos(),
+                await self._orphans(_BRIEFLY_S if briefly else _SWEEP_S),
+            ]
+        finally:
+            self._remove_s = _REMOVE_S
+
+    async def _orphan_cargos(self) -> TaskReport:
+        done = skipped = 0
+        for ended in await rows.with_files_to_remove(self._store):
+            removed = await self._remove_of(ended)
+            done, skipped = done + removed, skipped + (not removed)
+        return TaskReport("orphan_cargo", done, skipped)
+
+    async def _orphans(self, sweep_s: float) -> TaskReport:
+        """Directories that no row knows, what earlier removals left, and what ended long ago."""
+        failed: tuple[str, ...] = ()
+        found = 0
+        try:
+            found = await self._removed_later() + await self.clear_unknown()
+            swept = await in_thread(self._runtime.data.sweep, sweep_s)
+            if not swept:
+                failed = ("not everything could be removed yet",)
+        except (SbxError, OSError) as error:
+            failed = (str(error),)
+        before = self._clock.now() - self._settings.tombstones_kept
+        await self._store.write(partial(rows.bury, before=before))
+        await tokens.forget_ended(self._store, before)
+        return TaskReport("orphan_container", found, 0, failed)
+
+    async def _removed_later(self) -> int:
+        """Finish the removals that failed, or that a kill cut off; how many those were."""
+        done = 0
+        for directory, conversation in await rows.removals(self._store):
+            names = (directory, conversation) if conversation else (directory,)
+            if (conversation or await self._rolled_back(directory)) and await self._removed(*names):
+                gone = partial(rows.is_removed, directory=directory, conversation=conversation)
+                await self._store.write(gone)
+                done += 1
+        return done
+
+    async def clear_unknown(self) -> int:
+        """Remove or set apart each directory that the store does not name; how many those were.
+
+        Safe beside whatever goes on: a directory is known before it is made, and what is there is
+        listed before the store is asked. Homes that nobody owns yet are asked for in between, as
+        are frozen copies: one that got an owner before is known to the store by now.
+        """
+        there = await in_thread(self._listed)
+        homes, copies = self._runtime.homes, self._runtime.copies
+        known = await rows.directories(self._store)
+        removing = set(await rows.removals(self._store))
+        found = 0
+        for sandbox, conversations in there.items():
+            if sandbox in homes or (sandbox, "") in removing:
+                continue
+            if sandbox not in known:
+                found += await self._cleared(sandbox)
+                continue
+            for conversation in conversations - known[sandbox] - copies:
+                if (sandbox, conversation) not in removing:
+                    found += await self._cleared(sandbox, conversation)
+        return found
+
+    async def _cleared(self, *names: str) -> bool:
+        data = self._runtime.data
+        if len(names) == 1 and not await self._rolled_back(*names):
+            return False
+        if await in_thread(data.has_no_files, *names):
+            return await self._removed(*names)
+        try:
+            moved = await in_thread(partial(data.set_apart, *names, at=self._clock.now()))
+        except SbxError as error:
+            _log.warning("a directory that the store does not know stays: %s", error)
+            return False
+        _log.warning(
+            "the store does not know the directory %s: it is kept as %s; see sbx store unclaimed",
+            "/".join(names),
+            moved,
+        )
+        return True
+
+    async def _rolled_back(self, sandbox: str) -> bool:
+        """Undo what a killed service left half done in directories of the host."""
+        return await in_thread(self._runtime.data.roll_back, sandbox)
+
+    def _listed(self) -> dict[str, frozenset[str]]:
+        data = self._runtime.data
+        return {name: frozenset(data.conversations(name)) for name in data.sandboxes()}
+
+    async def _remove_of(self, ended: Ended) -> bool:
+        """True when the files are gone now."""
+        grace = self._settings.files_grace if ended.cause == "expired" else 0.0
+        since = ended.deleted_at if ended.expires_at is None else ended.expires_at
+        if self._clock.now() < since + grace and grace > 0:
+            return False
+        if ended.managed and not await self._removed(ended.directory):
+            return False
+        await self._store.write(partial(rows.files_are_removed, sandbox_id=ended.id))
+        return True
+
+    async def _removed(self, *names: Any) -> bool:
+        """Whether it is out of reach; what is left of it then goes with a later round."""
+        try:
+            await in_thread(partial(self._runtime.data.remove, *names, deadline_s=self._remove_s))
+        except (SbxError, OSError) as error:
+            _log.warning("files could not be removed, and will be later: %s", error)
+            return False
+        return True

@@ -1,0 +1,91 @@
+"""What the runtime tells of sandboxes, cargos and conversations: values, for faces to turn into
+replies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from sbx.policy import Policy
+from sbx.service.lifecycle import State
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionIdentity:
+    """Whose session a sandbox is. Its id is unique among the live sandboxes of an owner."""
+
+    session_id: str
+    user_id: str
+    agent_id: str
+    business_domain_id: str | None = None
+    recreated_because: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxView:
+    """A sandbox at one moment. Times are seconds of the epoch. `profile` is the policy's name as it
+    was asked for, `policy` what it and the request came to; `stopped`: by request, and not used
+    since; `failure`: why the last start failed, as `SbxError.to_dict`."""
+
+    id: str
+    owner: str
+    state: State
+    profile: str
+    policy: Policy
+    cargo_id: str
+    created_at: float
+    expires_at: float | None
+    idle_expires_at: float | None
+    stopped: bool = False
+    failure: dict[str, Any] | None = None
+    session_id: str | None = None
+    user_id: str | None = None
+    agent_id: str | None = None
+    business_domain_id: str | None = None
+    recreated_because: str | None = None
+    upload_limits: dict[str, Any] | None = None
+    narrower: dict[str, Any] | None = None
+    env: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationView:
+    """`status` is `idle`, `ready` or `busy`. `files` and `bytes`: what its workspace holds, of what
+    could be counted in a moment."""
+
+    name: str
+    created_at: float
+    status: Literal["idle", "ready", "busy"]
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CargoView:
+    """A workspace with an id of its own. `managed_by`: the sandbox it lives and dies with."""
+
+    id: str
+    owner: str
+    managed_by: str | None
+    size_limit_mb: int | None
+    created_at: float
+    last_accessed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Part of a list; `next_cursor` asks for what follows, and is None at its end."""
+
+    items: Sequence[T]
+    next_cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """What one task of a collection did."""
+
+    task_name: str
+    cleaned_count: int = 0
+    skipped_count: int = 0
+    errors: tuple[str, ...] = ()

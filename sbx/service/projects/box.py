@@ -1,0 +1,165 @@
+"""What an agent holds in a project with the sandbox on: one object over one working directory.
+
+A call of a tool acts on what `begin` gives, and its changes come into the directory by a commit.
+The other methods act on the directory itself: for calls that were approved before they are made,
+and for commands once a person allowed them for the conversation. See project_sandbox.py.
+"""
+
+from typing import Literal
+
+from sbx import errors
+from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.runtime.run.active_run import LiveRun
+from sbx.runtime.run.context import Context
+from sbx.runtime.snapshots.checkpoints import Checkpoint
+from sbx.runtime.snapshots.dry_run import Rehearsal
+from sbx.service.projects.changes import CodeChanges, UploadsShown, WriteChanges
+from sbx.service.projects.sandbox import (
+    COMPUTING,
+    ProjectConversation,
+    ProjectFiles,
+    ProjectSandbox,
+)
+
+
+class ProjectBox:
+    """Its kernels start with the first run that needs one; `close` ends all of it, and leaves the
+    directory as it is. `commands_allowed` is what `allow_commands` made of it. `user_decides`: the
+    user of this machine, and no client of a service, decides about changes."""
+
+    sandboxed = True
+
+    def __init__(
+        self,
+        sandbox: ProjectSandbox,
+        uploads: UploadsShown | None = None,
+        *,
+        commands_allowed: bool = False,
+    ) -> None:
+        """`uploads`: those of a kept conversation; None: the sandbox's own."""
+        self.sandbox = sandbox
+        talk = sandbox.conversation("default")
+        assert isinstance(talk, ProjectConversation)
+        self._talk = talk
+        self._uploads: UploadsShown = uploads if uploads is not None else talk.uploads
+        self.commands_allowed = commands_allowed
+        self.user_decides = False
+        self._copied = True  # cells run on the working copy, as far as it can be made
+
+    @property
+    def files(self) -> ProjectFiles:
+        return self._talk.files
+
+    @property
+    def uploads(self) -> UploadsShown:
+        return self._uploads
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs, waits to run, or starts."""
+        return self._talk.busy
+
+    @property
+    def stateful(self) -> bool:
+        """Whether Python has, or had, variables that would be missed."""
+        every = (self._python, self._talk.computing, self._talk.working.python)
+        return any(one.state_is_kept for one in every)
+
+    @property
+    def asks_about_host_executables(self) -> bool:
+        """Whether the policy asks the user about files that a program of the host executes."""
+        return self.sandbox.policy.host_executables == "ask"
+
+    async def allow_commands(self) -> None:
+        """The person allowed commands: from now on Python may start processes too. Variables it had
+        are gone, and its next run says so; a cell that runs is run to its end."""
+        if self.commands_allowed:
+            return
+        python = self._python
+        self.commands_allowed = True
+        if python.state_is_kept:
+            self._talk.default.take_over()
+        await python.end_if_idle()
+
+    async def begin(
+        self, effect: Literal["write", "code", "command"]
+    ) -> CodeChanges | WriteChanges:
+        """A sandbox for one call of a tool, whose changes are in the project once it is committed.
+
+        Raises TooLarge `workspace_too_large` and Unavailable `no_space` where the project cannot be
+        copied: cells run in the project itself from then on.
+        """
+        policy = self.sandbox.policy
+        if effect == "write":
+            opened = await self._talk.opened_in_place()
+            asks = self.user_decides and self.asks_about_host_executables
+            return WriteChanges(
+                self, opened, self._talk.copies, policy, asks_about_host_executables=asks
+            )
+        try:
+            transaction = await self._talk.working.begin()
+        except (errors.TooLarge, errors.Unavailable):
+            self._move_python(copied=False)
+            raise
+        self._move_python(copied=True)
+        return CodeChanges(self, self._talk, transaction, policy)
+
+    def start_run(self, code: str, *, timeout: float | None = None) -> LiveRun:
+        """A cell of Python, in the kernel where the last one ran: that is over the working copy,
+        unless the project cannot be copied or commands are allowed. Raises as
+        `Conversation.start_run`."""
+        return self._python.start_run(code, timeout=timeout)
+
+    def start_shell(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> LiveRun:
+        """Start a command in a jail that ends with it, processes in the background included. Once
+        commands are allowed, in the live jail."""
+        if self.commands_allowed:
+            return self._talk.start_shell(command, timeout=timeout, cwd=cwd)
+        return self._talk.start_command(command, timeout=timeout, cwd=cwd)
+
+    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> LiveRun:
+        """A script, in a jail as that of a command."""
+        if self.commands_allowed:
+            return self._talk.start_script(code, language, timeout=timeout)
+        return self._talk.start_script_alone(code, language, timeout=timeout)
+
+    async def give_up(self, run: LiveRun, /) -> None:
+        await self._talk.give_up(run)
+
+    async def rehearse(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> Rehearsal:
+        """Run a command on a frozen copy of the directory; see `Conversation.rehearse`."""
+        return await self._talk.rehearse(command, timeout=timeout, cwd=cwd)
+
+    async def checkpoint(self) -> Checkpoint:
+        """The files as they are now; see `Conversation.checkpoint`."""
+        return await self._talk.checkpoint()
+
+    async def save_result(self, name: str, content: bytes) -> str:
+        """Keep what is too long to be told, beside the directory; the path by which to read it."""
+        return await self._talk.save_result(name, content)
+
+    async def close(self) -> None:
+        await self.sandbox.close()
+
+    @property
+    def _python(self) -> Context:
+        if self._copied and not self.commands_allowed:
+            return self._talk.working.python
+        return self._talk.contexts.find(python_in(self.commands_allowed))
+
+    def _move_python(self, *, copied: bool) -> None:
+        """Run cells over the copy, or in the project itself; variables do not move."""
+        if self.commands_allowed or copied == self._copied:
+            return
+        before, self._copied = self._python, copied
+        if before.state_is_kept:
+            self._python.take_over()
+
+
+def python_in(commands_allowed: bool) -> str:
+    """The name of the context in which Python runs."""
+    return DEFAULT_CONTEXT if commands_allowed else COMPUTING

@@ -1,0 +1,316 @@
+"""The boxes of projects that live: one for each conversation, from its first use on.
+
+Closed when idle, when its project or conversation goes, and with the house; a box that is closed
+while idle is made again by the next use, which then says of Python that its variables are gone.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sbx import errors
+from sbx.aio import Clock, in_thread, to_the_end
+from sbx.runtime.conversation import Conversation
+from sbx.runtime.runtime import Runtime
+from sbx.runtime.settings import Settings
+from sbx.service.projects.allowed_paths import ProjectGrounds
+from sbx.service.projects.box import ProjectBox, python_in
+from sbx.service.projects.client import ProjectServerLink, RemoteBox
+from sbx.service.projects.host_mode import HostBox
+from sbx.service.projects.sandbox import open_project
+from sbx.service.projects.uploads import ProjectUploads
+from sbx.store.projects import ProjectRow
+from sbx.workspace.paths import UPLOADS_APART
+
+Box = ProjectBox | RemoteBox | HostBox
+Key = tuple[str, str]  # owner, conversation
+_KERNELS_A_BOX = 2
+_RETRY_AFTER_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """The policy of a box, and what a request tightens of it and adds to its environment."""
+
+    policy: str
+    narrower: Mapping[str, Any]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Of what a box was made: another project, directory or policy needs another box."""
+
+    project_id: str
+    directory: str
+    sandboxed: bool
+    walls: Walls
+    uploads: Path | None
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """What there is of a conversation. In one project `allowed` and `lost` outlive its box: that a
+    person allowed commands, and that Python had variables which are gone."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    project_id: str = ""  # also while its box is made
+    box: Box | None = None
+    made: _Made | None = None
+    uploads: ProjectUploads | None = None
+    users: int = 0
+    idle_at: float = 0.0
+    allowed: bool = False
+    lost: bool = False
+
+    @property
+    def forgettable(self) -> bool:
+        return self.box is None and not (self.users or self.allowed or self.lost)
+
+    async def shut(self) -> None:
+        """Close the box, and remember what the next one has to know; under the lock."""
+        box, self.box = self.box, None
+        if box is not None:
+            self.allowed |= box.sandboxed and box.commands_allowed  # on the host nobody was asked
+            self.lost |= box.stateful
+            await to_the_end(box.close())
+
+
+class ProjectBoxes:
+    """See the module. Its methods may be called concurrently from one event loop."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        clock: Clock,
+        settings: Settings,
+        grounds: ProjectGrounds,
+        server: ProjectServerLink | None = None,
+    ) -> None:
+        """`server`: where another process has the directories."""
+        self._runtime = runtime
+        self._server = server
+        self._clock = clock
+        self._settings = settings
+        self._grounds = grounds
+        self._held: dict[Key, _Held] = {}
+        self._leaving: dict[str, int] = defaultdict(int)
+        self._closed = False
+
+    @asynccontextmanager
+    async def using(
+        self,
+        key: Key,
+        wanted: Callable[[], Awaitable[ProjectRow]],
+        walls: Walls,
+        uploads: Conversation | None,
+    ) -> AsyncIterator[Box]:
+        """See `Projects.using`. `wanted` says in which project, and raises where there is none."""
+        if self._closed:
+            raise errors.Closed("the projects are closed", hint="start the service again")
+        held = self._held.setdefault(key, _Held())
+        held.users += 1
+        try:
+            async with held.lock:
+                box = await self._box(key, held, await wanted(), walls, uploads)
+            yield box
+        finally:
+            held.users -= 1
+            held.idle_at = self._clock.now() + self._settings.idle_timeout
+            if held.forgettable and self._held.get(key) is held:
+                del self._held[key]
+
+    def commands_allowed(self, key: Key) -> bool:
+        """Whether a person has allowed the commands of this conversation."""
+        held = self._held.get(key)
+        if held is None:
+            return False
+        return held.allowed or (held.box is not None and held.box.commands_allowed)
+
+    async def forget(self, key: Key) -> None:
+        """Close the box of a conversation, used or not; a next one knows nothing of it."""
+        held = self._held.pop(key, None)
+        if held is not None:
+            async with held.lock:
+                await held.shut()
+
+    async def close_idle(self) -> None:
+        now = self._clock.now()
+        due = [one for one in self._held.values() if not one.users and one.idle_at <= now]
+        await _all(self._end_unused(one) for one in due)
+
+    async def close(self) -> None:
+        self._closed = True
+        every, self._held = list(self._held.values()), {}
+        await _all(self._end(one) for one in every)
+
+    @asynccontextmanager
+    async def leaving(self, project_id: str) -> AsyncIterator[None]:
+        """No box of this project is used meanwhile, and none is there afterwards. Raises Conflict
+        `project_in_use`."""
+        self._leaving[project_id] += 1
+        try:
+            boxes = [(key, one) for key, one in self._held.items() if one.project_id == project_id]
+            if any(one.users for _, one in boxes):
+                raise _in_use("an agent works in the project now")
+            for key, one in boxes:
+                self._held.pop(key, None)
+                await self._end(one)
+            yield
+        finally:
+            self._leaving[project_id] -= 1
+            if not self._leaving[project_id]:
+                del self._leaving[project_id]
+
+    # -- one box ------------------------------------------------------------------------------
+
+    async def _box(
+        self,
+        key: Key,
+        held: _Held,
+        project: ProjectRow,
+        walls: Walls,
+        uploads: Conversation | None,
+    ) -> Box:
+        if self._closed or self._held.get(key) is not held:
+            raise errors.Closed("the conversation was closed meanwhile", hint="begin it anew")
+        if held.project_id != project.id:
+            await self._shut_for_another(held)
+            held.project_id, held.allowed, held.lost = project.id, False, False
+        if project.id in self._leaving:
+            raise _in_use("the project is being deleted")
+        directory = Path(project.working_directory)
+        if self._server is not None:
+            await self._server.look_at(directory)
+        else:
+            await in_thread(self._grounds.look_at, directory)
+        path = (await uploads.opened()).uploads_path if uploads is not None else None
+        made = _Made(project.id, str(directory), project.sandbox_enabled, walls, path)
+        if held.made != made:
+            await self._shut_for_another(held)
+        if held.box is None:
+            await self._make_room(key[0])
+            await to_the_end(self._make(held, made, uploads))
+        assert held.box is not None
+        if held.uploads is not None:
+            await held.uploads.refresh()
+        return held.box
+
+    async def _shut_for_another(self, held: _Held) -> None:
+        if held.box is not None and held.users > 1:
+            raise _in_use("another run of this conversation works elsewhere")
+        await held.shut()
+
+    async def _make(self, held: _Held, made: _Made, uploads: Conversation | None) -> None:
+        directory, grace_s = Path(made.directory), self._settings.interrupt_grace
+        held.uploads = None
+        if not made.sandboxed:
+            if uploads is not None:
+                held.uploads = ProjectUploads(uploads.uploads, view=str(made.uploads))
+            if self._runtime.as_root:
+                await in_thread(_demand_of_root, directory)
+            held.box = HostBox(directory, held.uploads, grace_s, lost=held.lost)
+        else:
+            held.box = await self._sandboxed(held, made, uploads)
+        held.made, held.lost = made, False
+
+    async def _sandboxed(
+        self, held: _Held, made: _Made, uploads: Conversation | None
+    ) -> ProjectBox | RemoteBox:
+        if self._server is not None:
+            return await self._remote(self._server, held, made, uploads)
+        mounted = made.uploads if not self._runtime.capabilities.root else None
+        sandbox = await open_project(
+            self._runtime,
+            made.walls.policy,
+            Path(made.directory),
+            narrower=made.walls.narrower,
+            env=made.walls.env,
+            uploads=mounted,
+            lost=frozenset((python_in(held.allowed),)) if held.lost else frozenset(),
+        )
+        if uploads is not None:
+            copies = None if mounted is not None else sandbox.uploads
+            held.uploads = ProjectUploads(uploads.uploads, copies, view=UPLOADS_APART)
+        return ProjectBox(sandbox, held.uploads, commands_allowed=held.allowed)
+
+    async def _remote(
+        self, server: ProjectServerLink, held: _Held, made: _Made, uploads: Conversation | None
+    ) -> RemoteBox:
+        box = await server.open(
+            made.walls.policy,
+            Path(made.directory),
+            narrower=made.walls.narrower,
+            env=made.walls.env,
+            commands_allowed=held.allowed,
+            lost=held.lost,
+        )
+        if uploads is not None:
+            held.uploads = ProjectUploads(uploads.uploads, box.own_uploads, view=UPLOADS_APART)
+            box.shown = held.uploads
+        return box
+
+    async def _make_room(self, owner: str) -> None:
+        """Raises Unavailable `too_many_kernels` where every other box is used."""
+        settings = self._settings
+        for kernels, whose in ((settings.kernels_per_owner, owner), (settings.kernels_max, None)):
+            most = max(1, kernels // _KERNELS_A_BOX)
+            while len(there := self._live(whose)) >= most:
+                unused = [one for one in there if not one.users]
+                if not unused:
+                    raise _full(most)
+                await self._end_unused(min(unused, key=lambda one: one.idle_at))
+
+    def _live(self, owner: str | None) -> list[_Held]:
+        return [
+            one
+            for key, one in self._held.items()
+            if one.box is not None and owner in (None, key[0])
+        ]
+
+    async def _end_unused(self, one: _Held) -> None:
+        async with one.lock:
+            if not one.users:
+                await one.shut()
+
+    async def _end(self, one: _Held) -> None:
+        async with one.lock:
+            await one.shut()
+
+
+def _demand_of_root(directory: Path) -> None:
+    """In host mode everything runs as the user who runs sbx, which has to own the directory."""
+    if (uid := directory.stat().st_uid) != 0:
+        raise errors.Denied(
+            f"{directory} belongs to uid {uid}, and without a sandbox sbx would work in it as root",
+            code="host_mode_refused",
+            hint="run sbx as the owner of the directory, or turn the sandbox of the project on",
+        )
+
+
+async def _all(ends: Iterable[Awaitable[None]]) -> None:
+    """Each to its end, whatever becomes of others."""
+    for end in await asyncio.gather(*ends, return_exceptions=True):
+        if isinstance(end, Exception):
+            _log.error("the box of a project could not be closed", exc_info=end)
+
+
+def _in_use(why: str) -> errors.Conflict:
+    return errors.Conflict(
+        why, code="project_in_use", hint="abort the run, or wait until it has ended"
+    )
+
+
+def _full(limit: int) -> errors.Unavailable:
+    return errors.Unavailable(
+        f"agents work in {limit} projects at once, which is as many as there may be",
+        code="too_many_kernels",
+        hint="wait until a run has ended",
+        details={"limit": limit, "retry_after_s": _RETRY_AFTER_S},
+    )

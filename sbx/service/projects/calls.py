@@ -1,0 +1,295 @@
+"""What a service asks of its project server, and the frames on the socket between them.
+
+The server has rights on the directories of users, and the service parses HTTP: every request is a
+typed message, and the server checks each field before it acts. A frame is the length of its body in
+four bytes, big-endian, and the body in MessagePack.
+
+    Ping                               whether the server and its broker answer
+    Resolve, Look                      a directory, before it is a project
+    Open, Allow, Close                 the sandbox of one conversation in a project
+    Begin, Compare, Commit, Rollback   the changes of one tool call
+    ReadFile ... SaveResult            files of a sandbox, or of the copy that a tool call acts on
+    Start, Follow, GiveUp              a run
+    ListUploads ... EndUpload          copies of the uploads that the service keeps
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from sbx import errors
+from sbx.protocol.dry_runs import FileChange
+from sbx.protocol.files import Entry, Kind
+from sbx.workspace.snapshots.manifest import Change, Node
+
+FRAME_MAX = 1 << 30  # bytes: a file of the largest `file_size_max` that a shipped policy has
+LENGTH = 4
+Effect = Literal["write", "code", "command"]
+
+
+class _Request(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """A request. `of` is the number of an opened sandbox, or of the changes of a tool call."""
+
+
+class Ping(_Request):
+    """The answer is whether the broker of the server is alive."""
+
+
+class Resolve(_Request):
+    directory: str
+
+
+class Look(_Request):
+    directory: str
+
+
+class Open(_Request):
+    directory: str
+    policy: str
+    narrower: dict[str, Any]
+    env: dict[str, str]
+    allowed: bool
+    lost: bool
+
+
+class Allow(_Request):
+    of: int
+
+
+class Close(_Request):
+    of: int
+
+
+class Begin(_Request):
+    of: int
+    effect: Effect
+
+
+class Compare(_Request):
+    of: int
+
+
+class Commit(_Request):
+    of: int
+
+
+class Rollback(_Request):
+    of: int
+
+
+class ReadFile(_Request):
+    of: int
+    path: str
+
+
+class WriteFile(_Request):
+    of: int
+    path: str
+    content: bytes
+
+
+class ListFiles(_Request):
+    of: int
+    path: str
+    max_depth: int
+
+
+class Stat(_Request):
+    of: int
+    path: str
+
+
+class MakeDirectory(_Request):
+    of: int
+    path: str
+
+
+class Find(_Request):
+    of: int
+    pattern: str
+    path: str
+    kind: Kind | None
+    max_results: int
+
+
+class SaveResult(_Request):
+    of: int
+    name: str
+    content: bytes
+
+
+class Start(_Request):
+    """`language` is None for a cell, "" for a shell command. The answer is the number of a run."""
+
+    of: int
+    code: str
+    language: str | None
+    timeout: float | None
+    cwd: str | None
+
+
+class Follow(_Request):
+    """The events of a run after the first `after`, as JSON, once there is one; none at its end."""
+
+    of: int
+    run: int
+    after: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class GiveUp(_Request):
+    of: int
+    run: int
+
+
+class ListUploads(_Request):
+    of: int
+
+
+class DeleteUpload(_Request):
+    of: int
+    name: str
+
+
+class BeginUpload(_Request):
+    """The answer is the number of the upload, within its sandbox."""
+
+    of: int
+    name: str
+
+
+class AddToUpload(_Request):
+    of: int
+    upload: int
+    chunk: bytes
+
+
+class EndUpload(_Request):
+    """`whole`: False drops the received part."""
+
+    of: int
+    upload: int
+    whole: bool
+
+
+Request = (
+    Ping | Resolve | Look | Open | Allow | Close | Begin | Compare | Commit | Rollback
+    | ReadFile | WriteFile | ListFiles | Stat | MakeDirectory | Find | SaveResult
+    | Start | Follow | GiveUp
+    | ListUploads | DeleteUpload | BeginUpload | AddToUpload | EndUpload
+)  # fmt: skip
+
+
+class Call(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    request: Request
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """The service no longer waits for this call."""
+
+    id: int
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`stateful`: whether Python in the sandbox of the request has, or had, variables. The reply
+    with the number 0 reports that the server is ready, or why it is not."""
+
+    id: int
+    result: msgspec.Raw = msgspec.Raw(b"\xc0")
+    error: dict[str, Any] | None = None
+    kind: str = ""
+    stateful: bool = False
+
+
+class Found(msgspec.Struct, frozen=True):
+    entries: list[Entry]
+    complete: bool
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """`run` is JSON. `touched` has the path of each change, and the target of a new symlink."""
+
+    run: bytes | None
+    changes: list[FileChange]
+    truncated: bool
+    left_out: list[str]
+    touched: list[tuple[bytes, bytes | None]]
+
+
+def changes_of(told: Sequence[tuple[bytes, bytes | None]]) -> list[Change]:
+    """The changes again, as far as `within` looks at them."""
+    return [
+        Change(os.fsdecode(path), None, Node("file" if text is None else "symlink", text=text))
+        for path, text in told
+    ]
+
+
+def touched(changes: Sequence[Change]) -> list[tuple[bytes, bytes | None]]:
+    return [
+        (os.fsencode(one.path), one.after.text if one.after is not None else None)
+        for one in changes
+    ]
+
+
+# -- frames ------------------------------------------------------------------------------------
+
+ENCODER = msgspec.msgpack.Encoder()
+CALLS = msgspec.msgpack.Decoder(Call | Cancel)
+REPLIES = msgspec.msgpack.Decoder(Reply)
+
+
+def framed(message: object) -> bytes:
+    """Raises TooLarge for a message that no frame holds."""
+    body = ENCODER.encode(message)
+    if len(body) > FRAME_MAX:
+        raise errors.TooLarge(
+            f"{len(body)} bytes at once are more than a call in a project may bring",
+            code="too_large",
+            hint="read or write the file in parts",
+            details={"limit": FRAME_MAX},
+        )
+    return len(body).to_bytes(LENGTH) + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
+    """The body of the next frame; None at the end. Raises ValueError for a length beyond all."""
+    try:
+        length = int.from_bytes(await reader.readexactly(LENGTH))
+        if length > FRAME_MAX:
+            raise ValueError(f"a frame of {length} bytes")
+        return await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+def error_of(error: errors.SbxError) -> dict[str, Any]:
+    """An error as a reply has it."""
+    return {"error": error.to_dict(), "kind": _kind(error)}
+
+
+def revived(reply: Reply) -> errors.SbxError:
+    """The error of a reply, as the class that a caller can catch."""
+    told: Mapping[str, Any] = reply.error or {}
+    return _KINDS.get(reply.kind, errors.Broken)(
+        str(told.get("message", "the project server told no reason")),
+        code=str(told.get("code", "broken")),
+        hint=told.get("hint"),
+        details=told.get("details"),
+    )
+
+
+_KINDS = {
+    one.__name__: one
+    for one in (
+        *(errors.InvalidPath, errors.TooLarge, errors.PolicyError, errors.BadRequest),
+        *(errors.NotFound, errors.Closed, errors.Conflict, errors.Denied),
+        *(errors.CannotEnforce, errors.Unavailable, errors.Broken),
+    )
+}
+
+
+def _kind(error: errors.SbxError) -> str:
+    return next((name for name, one in _KINDS.items() if isinstance(error, one)), "Broken")

@@ -1,0 +1,461 @@
+"""The service's side of the project server: a sandbox over a project that another process has.
+
+`RemoteBox` acts as `ProjectBox` does, and `ProjectServerLink` as `ProjectGrounds`.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+import subprocess
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import msgspec
+
+from sbx import errors
+from sbx.aio import in_thread, to_the_end
+from sbx.isolation.broker import watchdog
+from sbx.isolation.broker.pulse import RETRY_AFTER_S, Pulse
+from sbx.isolation.broker.watchdog import Watchdog
+from sbx.protocol.dry_runs import FileChange
+from sbx.protocol.events import event_from_json, run_from_json
+from sbx.protocol.files import Entry, Kind, Listing, Upload
+from sbx.protocol.runs import Event, Run, RunEnd
+from sbx.service.projects import calls
+from sbx.service.projects.changes import UploadsShown
+from sbx.workspace import UploadLimits
+from sbx.workspace.snapshots.manifest import within
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_START_S = 60.0  # its broker looks at the host first
+_END_S = 30.0
+_CHUNK = 1 << 20
+_IN_THREAD = 256 << 10  # bytes of an event that are not read on the loop
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectProcess:
+    """A project server that was started, for `ProjectServerLink`, once."""
+
+    process: subprocess.Popen[bytes]
+    sock: socket
+    watchdog: Watchdog
+
+    def close(self) -> None:
+        """End a server that no `ProjectServerLink` uses."""
+        self.sock.close()
+        watchdog.end(self.process, self.watchdog, _END_S)
+
+
+class ProjectServerLink:
+    """`async with ProjectServerLink(process) as link`. Its methods may be called concurrently from
+    one event loop; they raise Unavailable `project_server_died` once the process or its broker has
+    ended, and `project_server_silent` once it answers nothing."""
+
+    def __init__(self, process: ProjectProcess) -> None:
+        self._process = process
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[calls.Reply]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._pulse = Pulse(self._ping, lambda: self._give_up(_silent))
+        self._why: Callable[[], errors.Unavailable] = _died
+
+    async def __aenter__(self) -> Self:
+        """Wait until it is ready; raises why it is not."""
+        loop = asyncio.get_running_loop()
+        ready = self._waiting[0] = loop.create_future()
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._process.sock)
+        self._reading = loop.create_task(self._read(reader))
+        try:
+            async with asyncio.timeout(_START_S):
+                reply = await ready
+            if reply.error is not None:
+                raise calls.revived(reply)
+        except TimeoutError:
+            await self._close()
+            raise _died() from None
+        except BaseException:
+            await self._close()
+            raise
+        self._pulse.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await to_the_end(self._close())
+
+    @property
+    def failure(self) -> errors.Unavailable | None:
+        """Return why no call can be answered; None while the server answers."""
+        if self._reading is not None and not self._reading.done():
+            return None
+        return self._why()
+
+    async def call(self, request: calls.Request, wanted: type[T]) -> T:
+        """The result of a request. Raises what the server raised."""
+        result, _ = await self.ask(request, wanted)
+        return result
+
+    async def resolve(self, asked: str) -> Path:
+        """As `ProjectGrounds.resolve`."""
+        return Path(await self.call(calls.Resolve(asked), str))
+
+    async def look_at(self, directory: Path) -> None:
+        """As `ProjectGrounds.look_at`."""
+        await self.call(calls.Look(str(directory)), type(None))
+
+    async def open(
+        self,
+        policy: str,
+        directory: Path,
+        *,
+        narrower: Mapping[str, Any],
+        env: Mapping[str, str],
+        commands_allowed: bool,
+        lost: bool,
+    ) -> "RemoteBox":
+        """Raises as `Runtime.open_project`, and as `look_at`."""
+        request = calls.Open(
+            str(directory), policy, dict(narrower), dict(env), commands_allowed, lost
+        )
+        number = await self.obtain(self.call(request, int), calls.Close)
+        return RemoteBox(self, number, commands_allowed=commands_allowed)
+
+    async def obtain(self, call: Awaitable[int], undo: Callable[[int], calls.Request]) -> int:
+        """Return the number of what the server opens in this call. If the caller is cancelled, the
+        server opens it all the same, and is asked to `undo` it then."""
+        reply = asyncio.ensure_future(call)
+
+        def give_back(done: "asyncio.Future[int]") -> None:
+            if not done.cancelled() and done.exception() is None:
+                self._send(calls.Call(next(self._ids), undo(done.result())))
+
+        try:
+            return await asyncio.shield(reply)
+        except asyncio.CancelledError:
+            reply.add_done_callback(give_back)
+            raise
+
+    async def ask(self, request: calls.Request, wanted: type[T]) -> tuple[T, bool]:
+        """The result, and whether Python in the sandbox of the request has variables."""
+        number = next(self._ids)
+        if (failure := self.failure) is not None:
+            raise failure
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(calls.Call(number, request))
+            assert self._writer is not None
+            with suppress(ConnectionError):  # told by the end of the reading
+                await self._writer.drain()
+            reply = await waiting
+        except asyncio.CancelledError:
+            self._send(calls.Cancel(number))
+            raise
+        finally:
+            del self._waiting[number]
+        if reply.error is not None:
+            raise calls.revived(reply)
+        return msgspec.msgpack.decode(reply.result, type=wanted), reply.stateful
+
+    def _send(self, message: calls.Call | calls.Cancel) -> None:
+        assert self._writer is not None
+        if not self._writer.is_closing():
+            self._writer.write(calls.framed(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while (body := await calls.read_frame(reader)) is not None:
+                self._pulse.answered()
+                reply = calls.REPLIES.decode(body)
+                waiting = self._waiting.get(reply.id)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(reply)
+        except ValueError as error:
+            _log.error("the project server sent an invalid reply: %s", error)
+        finally:
+            self._pulse.stop()
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(self._why())
+
+    async def _ping(self) -> None:
+        if not await self.call(calls.Ping(), bool):
+            _log.error("the broker of the project server has ended")
+            self._give_up(_died)
+
+    def _give_up(self, why: "Callable[[], errors.Unavailable]") -> None:
+        """Kill the server, whose broker and jails end with it."""
+        self._why = why
+        _log.error("the project server is killed: %s", why().message)
+        if self._reading is not None:
+            self._reading.cancel()
+        watchdog.kill(self._process.process, self._process.watchdog)
+
+    async def _close(self) -> None:
+        self._pulse.stop()
+        if self._writer is not None:
+            self._writer.close()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        server = self._process
+        await in_thread(watchdog.end, server.process, server.watchdog, _END_S)
+
+
+class RemoteRun:
+    """A run in the project server. It continues without a follower."""
+
+    def __init__(self, of: "_Remote", request: calls.Start) -> None:
+        self._of = of
+        self._number = asyncio.ensure_future(of.call(request, int))
+        self._number.add_done_callback(_retrieve)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Every event from the first on. Raises why the run could not be started."""
+        run = await asyncio.shield(self._number)
+        after = 0
+        while found := await self._of.call(calls.Follow(self._of.number, run, after), list[bytes]):
+            for one in found:
+                yield await _event(one)
+            after += len(found)
+
+    async def result(self) -> Run:
+        """As `LiveRun.result`. Raises Broken `run_lost`."""
+        async for event in self.events():
+            if isinstance(event, RunEnd):
+                return event.run
+        raise errors.Broken("a run ended without its result", code="run_lost", hint="run it again")
+
+    async def give_up(self) -> None:
+        with suppress(errors.NotFound):  # it has ended
+            run = await asyncio.shield(self._number)
+            await self._of.call(calls.GiveUp(self._of.number, run), type(None))
+
+
+class _Remote:
+    """What a sandbox over a project, and the copy that a tool call acts on, have in common."""
+
+    sandboxed = True
+    commands_allowed = False
+
+    def __init__(
+        self, link: ProjectServerLink, number: int, box: "RemoteBox | None" = None
+    ) -> None:
+        """`box`: the sandbox of a tool call; None if this is the sandbox itself."""
+        self.link = link
+        self.number = number
+        self.files = RemoteFiles(self)
+        self.stateful = False
+        self._box: _Remote = box or self
+
+    async def call(self, request: calls.Request, wanted: type[T]) -> T:
+        result, self._box.stateful = await self.link.ask(request, wanted)
+        return result
+
+    def start_run(self, code: str, *, timeout: float | None = None) -> RemoteRun:
+        return RemoteRun(self, calls.Start(self.number, code, None, timeout, None))
+
+    def start_shell(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> RemoteRun:
+        return RemoteRun(self, calls.Start(self.number, command, "", timeout, cwd))
+
+    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> RemoteRun:
+        return RemoteRun(self, calls.Start(self.number, code, language, timeout, None))
+
+    async def give_up(self, run: Any, /) -> None:
+        await run.give_up()
+
+    async def save_result(self, name: str, content: bytes) -> str:
+        return await self.call(calls.SaveResult(self.number, name, content), str)
+
+
+class RemoteBox(_Remote):
+    """See `ProjectBox`, whose methods these are. `shown` are the uploads of the conversation; its
+    `uploads` without them are those that the sandbox has itself."""
+
+    def __init__(self, link: ProjectServerLink, number: int, *, commands_allowed: bool) -> None:
+        super().__init__(link, number)
+        self.commands_allowed = commands_allowed
+        self.own_uploads = RemoteUploads(self)
+        self.shown: UploadsShown | None = None
+
+    @property
+    def uploads(self) -> UploadsShown:
+        return self.shown or self.own_uploads
+
+    async def allow_commands(self) -> None:
+        await self.call(calls.Allow(self.number), type(None))
+        self.commands_allowed = True
+
+    async def begin(self, effect: Literal["write", "code", "command"]) -> "RemoteChanges":
+        """Raises as `ProjectBox.begin`."""
+        begun = self.call(calls.Begin(self.number, effect), int)
+        return RemoteChanges(self, await self.link.obtain(begun, calls.Rollback))
+
+    async def close(self) -> None:
+        with suppress(errors.Closed):
+            await self.call(calls.Close(self.number), type(None))
+
+
+class RemoteChanges(_Remote):
+    """See `CodeChanges` and `WriteChanges`."""
+
+    def __init__(self, box: RemoteBox, number: int) -> None:
+        super().__init__(box.link, number, box)
+        self._uploads = box.uploads
+
+    @property
+    def sandbox(self) -> "RemoteChanges":
+        return self
+
+    @property
+    def uploads(self) -> UploadsShown:
+        return self._uploads
+
+    async def compare(self) -> "RemoteChangeSet":
+        return RemoteChangeSet(await self.call(calls.Compare(self.number), calls.Compared))
+
+    async def commit(self) -> None:
+        await self.call(calls.Commit(self.number), type(None))
+
+    async def rollback(self) -> None:
+        with suppress(errors.Closed):  # a second time does nothing
+            await self.call(calls.Rollback(self.number), type(None))
+
+
+class RemoteChangeSet:
+    """See `ChangeSet`."""
+
+    def __init__(self, told: calls.Compared) -> None:
+        self.run: Run | None = None if told.run is None else run_from_json(json.loads(told.run))
+        self.changes: Sequence[FileChange] = told.changes
+        self.truncated = told.truncated
+        self.left_out: Sequence[str] = told.left_out
+        self.host_executables: Mapping[str, str] = {}  # the server refuses to create them
+        self._touched = calls.changes_of(told.touched)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._touched
+
+    def within(self, prefixes: Sequence[str]) -> bool:
+        return within(self._touched, prefixes)
+
+
+class RemoteFiles:
+    """See `ProjectFiles`."""
+
+    def __init__(self, of: _Remote) -> None:
+        self._of = of
+
+    async def read_bytes(self, path: str) -> bytes:
+        return await self._of.call(calls.ReadFile(self._of.number, path), bytes)
+
+    async def write(self, path: str, content: str | bytes) -> int:
+        data = content.encode() if isinstance(content, str) else content
+        return await self._of.call(calls.WriteFile(self._of.number, path, data), int)
+
+    async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
+        request = calls.ListFiles(self._of.number, path, max_depth)
+        return _listing(await self._of.call(request, calls.Found))
+
+    async def stat(self, path: str) -> Entry:
+        return await self._of.call(calls.Stat(self._of.number, path), Entry)
+
+    async def make_directory(self, path: str) -> None:
+        await self._of.call(calls.MakeDirectory(self._of.number, path), type(None))
+
+    async def find(
+        self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
+    ) -> Listing:
+        request = calls.Find(self._of.number, pattern, path, kind, max_results)
+        return _listing(await self._of.call(request, calls.Found))
+
+
+class RemoteUploads:
+    """The uploads that the sandbox has itself: copies of those that the service keeps."""
+
+    def __init__(self, of: RemoteBox) -> None:
+        self._of = of
+
+    async def put(self, path: str | Path, name: str | None = None) -> Upload:
+        source = Path(path)
+        content = await in_thread(source.read_bytes)
+        return await self.put_bytes(source.name if name is None else name, content)
+
+    async def put_bytes(self, name: str, content: bytes) -> Upload:
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            for at in range(0, len(content), _CHUNK):
+                yield content[at : at + _CHUNK]
+
+        return await self.put_stream(name, chunks())
+
+    async def put_stream(
+        self, name: str, chunks: AsyncIterable[bytes], limits: UploadLimits | None = None
+    ) -> Upload:
+        """`limits` are the server's: the caller has checked its own."""
+        of = self._of
+        upload = await of.call(calls.BeginUpload(of.number, name), int)
+        try:
+            async for chunk in chunks:
+                await of.call(calls.AddToUpload(of.number, upload, chunk), type(None))
+        except BaseException:
+            with suppress(errors.SbxError):
+                drop = calls.EndUpload(of.number, upload, False)
+                await to_the_end(of.call(drop, type(None)))
+            raise
+        return await of.call(calls.EndUpload(of.number, upload, True), Upload)
+
+    async def list(self) -> Sequence[Upload]:
+        return await self._of.call(calls.ListUploads(self._of.number), list[Upload])
+
+    async def delete(self, name: str) -> None:
+        await self._of.call(calls.DeleteUpload(self._of.number, name), type(None))
+
+
+async def _event(encoded: bytes) -> Event:
+    if len(encoded) > _IN_THREAD:
+        return await in_thread(lambda: event_from_json(json.loads(encoded)))
+    return event_from_json(json.loads(encoded))
+
+
+def _listing(found: calls.Found) -> Listing:
+    listing = Listing(found.entries)
+    listing.complete = found.complete
+    return listing
+
+
+def _retrieve(done: "asyncio.Future[Any]") -> None:
+    if not done.cancelled():
+        done.exception()  # raised again to each follower of the run
+
+
+def _died() -> errors.Unavailable:
+    return errors.Unavailable(
+        "the process that has the directories of projects has ended",
+        code="project_server_died",
+        hint="start the service again: projects and their files are as they were",
+        details={"retry_after_s": RETRY_AFTER_S},
+    )
+
+
+def _silent() -> errors.Unavailable:
+    return errors.Unavailable(
+        "the process that has the directories of projects does not answer",
+        code="project_server_silent",
+        hint="try again: the service ends, so that it is started again; projects are as they were",
+        details={"retry_after_s": RETRY_AFTER_S},
+    )

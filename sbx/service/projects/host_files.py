@@ -1,0 +1,191 @@
+"""Files of the host by plain paths, for a project whose sandbox is off: nothing is refused but what
+linux refuses the user who runs this. Relative paths begin at the working directory."""
+
+import fnmatch
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from sbx import errors
+from sbx.aio import in_thread
+from sbx.protocol.files import Entry, Kind, Listing
+from sbx.runtime.files.long_calls import long_call
+from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
+
+_READ_MAX = 512 << 20
+_ENTRIES_MAX = 10_000
+_WALKED_MAX = 200_000
+T = TypeVar("T")
+
+
+class HostFiles:
+    """Every call is made in a worker thread. Raises NotFound `file_not_found`, InvalidPath, Denied
+    `file_not_permitted`, TooLarge, Unavailable `no_space`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def read_bytes(self, path: str) -> bytes:
+        return await self._call(path, _read)
+
+    async def read(self, path: str) -> str:
+        """The text of a file. Raises BadRequest `not_text`."""
+        content = await self.read_bytes(path)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise errors.BadRequest(
+                f"{path} is not UTF-8 text ({len(content)} bytes)",
+                code="not_text",
+                hint="use read_bytes",
+            ) from None
+
+    async def write(self, path: str, content: str | bytes) -> int:
+        """Write a file in one step, with the directories it needs; its size in bytes. A symlink of
+        that name is followed, and the file keeps its permissions."""
+        data = content.encode() if isinstance(content, str) else bytes(content)
+        return await self._call(path, lambda at: _write(at, data))
+
+    async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
+        return await self._call(path, lambda at: _list(at, max_depth), long=True)
+
+    async def stat(self, path: str) -> Entry:
+        """What the path stands for; of a symlink the link itself."""
+        return await self._call(path, lambda at: _entry(at, at.lstat()))
+
+    async def make_directory(self, path: str) -> None:
+        await self._call(path, lambda at: at.mkdir(parents=True, exist_ok=True))
+
+    async def find(
+        self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
+    ) -> Listing:
+        """What lies below a directory and has a name, or with a `/` in the pattern a path below it,
+        like `*.py` or `src/*/test_*`; `complete` is False where a limit cut it."""
+        most = max(1, min(max_results, _ENTRIES_MAX))
+        return await self._call(path, lambda at: _find(at, pattern, kind, most), long=True)
+
+    async def _call(self, path: str, act: Callable[[Path], T], *, long: bool = False) -> T:
+        def done() -> T:
+            with translated(path):
+                return act(self._at(path))
+
+        if not long:
+            return await in_thread(done)
+        async with long_call():
+            return await in_thread(done)
+
+    def _at(self, path: str) -> Path:
+        if not path or "\0" in path:
+            raise errors.InvalidPath("a path is text without NUL", details={"reason": "null_byte"})
+        return Path(os.path.normpath(self._directory / Path(path).expanduser()))
+
+
+def _read(at: Path) -> bytes:
+    """A regular file only: a FIFO would never end, a device not either."""
+    fd = os.open(at, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            raise is_a_directory(str(at))
+        if not stat.S_ISREG(found.st_mode):
+            raise not_a_file(str(at))
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            content = file.read(_READ_MAX + 1)
+    finally:
+        os.close(fd)
+    if len(content) > _READ_MAX:
+        raise too_large(str(at), _READ_MAX)
+    return content
+
+
+def _write(at: Path, data: bytes) -> int:
+    at = Path(os.path.realpath(at))
+    if at.is_dir():
+        raise is_a_directory(str(at))
+    at.parent.mkdir(parents=True, exist_ok=True)
+    beside = at.parent / f".sbx-{secrets.token_hex(8)}"
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            with suppress(FileNotFoundError):
+                os.fchmod(fd, stat.S_IMODE(at.stat().st_mode))
+            os.fsync(fd)
+        os.replace(beside, at)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise
+    return len(data)
+
+
+def _list(at: Path, max_depth: int) -> Listing:
+    walk = _Walk(at, max_depth)
+    listing = Listing(islice((entry for _, entry in walk), _ENTRIES_MAX))
+    listing.complete = walk.complete and len(listing) < _ENTRIES_MAX
+    listing.sort(key=lambda entry: entry.path)
+    return listing
+
+
+def _find(at: Path, pattern: str, kind: Kind | None, most: int) -> Listing:
+    walk = _Walk(at, None)
+    matching = (
+        entry
+        for relative, entry in walk
+        if kind in (None, entry.kind)
+        and fnmatch.fnmatchcase(relative if "/" in pattern else entry.name, pattern)
+    )
+    listing = Listing(islice(matching, most))
+    listing.complete = walk.complete and len(listing) < most
+    listing.sort(key=lambda entry: entry.path)
+    return listing
+
+
+class _Walk:
+    """What lies below a directory, breadth first, no symlink followed; with the path below it.
+    `complete` is False where a limit or an unreadable directory cut it."""
+
+    def __init__(self, top: Path, max_depth: int | None) -> None:
+        self._top = top
+        self._max_depth = max_depth
+        self.complete = True
+
+    def __iter__(self) -> Iterator[tuple[str, Entry]]:
+        there, seen = [(self._top, 1)], 0
+        for directory, depth in there:
+            try:
+                with os.scandir(directory) as found:
+                    names = sorted(found, key=lambda one: one.name)
+            except OSError:
+                if directory == self._top:
+                    raise
+                self.complete = False
+                continue
+            for one in names:
+                seen += 1
+                if seen > _WALKED_MAX:
+                    self.complete = False
+                    return
+                with suppress(FileNotFoundError):
+                    entry = _entry(Path(one.path), one.stat(follow_symlinks=False))
+                    yield os.path.relpath(one.path, self._top), entry
+                    if entry.kind == "directory" and depth != self._max_depth:
+                        there.append((Path(one.path), depth + 1))
+
+
+def _entry(at: Path, found: os.stat_result) -> Entry:
+    kinds: dict[int, Kind] = {
+        stat.S_IFREG: "file",
+        stat.S_IFDIR: "directory",
+        stat.S_IFLNK: "symlink",
+    }
+    kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
+    size = found.st_size if kind == "file" else None
+    path = os.fsencode(at).decode("utf-8", "backslashreplace")
+    return Entry(path.rpartition("/")[2], path, kind, size, found.st_mtime)

@@ -1,0 +1,229 @@
+"""Projects: working directories of the host that agents work in, each with a name.
+
+A project is a row and nothing on disk: the directory is the person's, before, meanwhile and after.
+Whoever works in it holds a box (project_boxes.py) by `using`.
+"""
+
+import logging
+import secrets
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sbx import errors
+from sbx.aio import Clock, in_thread
+from sbx.runtime.conversation import Conversation
+from sbx.runtime.runtime import Runtime
+from sbx.runtime.settings import Settings
+from sbx.service.models import Page
+from sbx.service.projects.allowed_paths import ProjectGrounds
+from sbx.service.projects.boxes import Box, ProjectBoxes, Walls
+from sbx.service.projects.client import ProjectServerLink
+from sbx.store import Store
+from sbx.store import projects as rows
+from sbx.store.projects import ProjectRow as Project
+
+__all__ = ["Box", "Project", "Projects"]
+
+_log = logging.getLogger(__name__)
+_LIST_MAX = 500
+_NAME_MAX = 200  # characters
+
+
+class Projects:
+    """The projects of every owner; what another owner has is not there. Two owners never have the
+    same directory, nor one that lies in the other's. Its methods may be called concurrently from
+    one event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        runtime: Runtime,
+        settings: Settings,
+        server: ProjectServerLink | None = None,
+    ) -> None:
+        """`server`: the process that has the directories, of a service that was started as root."""
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._server = server
+        self._refusal = partial(refusal, settings, runtime, served=server is not None)
+        grounds = ProjectGrounds(settings.project_dirs, settings.own_paths, settings.project_owners)
+        self._grounds = grounds
+        self._boxes = ProjectBoxes(runtime, clock, settings, grounds, server)
+        if settings.project_dirs and (why := self._refusal(True)) is not None:
+            _log.warning("project_dirs are of no use here: %s", why.message)
+
+    async def create(
+        self, owner: str, *, name: str, working_directory: str, sandbox_enabled: bool = True
+    ) -> Project:
+        """A new project; nothing starts. `working_directory` is kept by its path without symlinks.
+
+        Raises BadRequest `invalid_name` and `invalid_directory`, Denied `not_granted`,
+        `directory_forbidden`, `workspace_owned_by_root`, `host_mode_not_allowed`,
+        `host_mode_refused`, Conflict `directory_in_use` for one that another owner's project has,
+        and Unavailable `projects_need_rights` in a service that was started as root.
+        """
+        self._check(sandbox_enabled)
+        row = Project(
+            id=f"project-{secrets.token_hex(6)}",
+            owner=owner,
+            name=_checked(name),
+            working_directory=await self._directory(working_directory),
+            sandbox_enabled=sandbox_enabled,
+            created_at=self._clock.now(),
+        )
+        await self._store.write(partial(rows.add, row=row))
+        return row
+
+    async def get(self, owner: str, project_id: str) -> Project:
+        """Raises NotFound."""
+        row = await rows.of_id(self._store, owner, project_id)
+        if row is None:
+            raise errors.NotFound(f"there is no project {project_id[:80]!r}")
+        return row
+
+    async def list(
+        self, owner: str, *, limit: int = 50, cursor: str | None = None
+    ) -> Page[Project]:
+        """By id."""
+        limit = max(1, min(limit, _LIST_MAX))
+        found = await rows.of_owner(self._store, owner, cursor, limit + 1)
+        more = len(found) > limit
+        return Page(found[:limit], found[limit - 1].id if more else None)
+
+    async def change(
+        self,
+        owner: str,
+        project_id: str,
+        *,
+        name: str | None = None,
+        working_directory: str | None = None,
+        sandbox_enabled: bool | None = None,
+    ) -> Project:
+        """What is None stays. It counts from the next use on: what runs goes on as it began.
+
+        Raises as `create`, and NotFound.
+        """
+        row = await self.get(owner, project_id)
+        if name is not None:
+            row = replace(row, name=_checked(name))
+        if working_directory is not None:
+            row = replace(row, working_directory=await self._directory(working_directory))
+        if sandbox_enabled is not None:
+            self._check(sandbox_enabled)
+            row = replace(row, sandbox_enabled=sandbox_enabled)
+        if not await self._store.write(partial(rows.change, row=row)):
+            raise errors.NotFound(f"there is no project {project_id[:80]!r}")
+        return row
+
+    async def delete(self, owner: str, project_id: str) -> None:
+        """Forget it, with its chats; the directory stays. Raises NotFound, Conflict
+        `project_in_use` while an agent works in it."""
+        await self.get(owner, project_id)
+        async with self._boxes.leaving(project_id):
+            gone = partial(rows.delete, owner=owner, project_id=project_id)
+            await self._store.write(gone)
+
+    def using(
+        self,
+        owner: str,
+        project_id: str,
+        conversation_id: str,
+        *,
+        policy: str = "default",
+        narrower: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        uploads: Conversation | None = None,
+    ) -> AbstractAsyncContextManager[Box]:
+        """An `async with` around one run of an agent; gives the box of its conversation, which is
+        made at the first use, and closed after the idle time-out.
+
+        `uploads`: the conversation of a kept sandbox that has them, in use meanwhile too; without
+        one the box has its own, which go with it. `policy`, `narrower` and `env` are those of
+        `Runtime.create`, for a project whose sandbox is on.
+
+        Raises as `create` does of the directory as it is now, NotFound, Conflict `project_in_use`
+        while the conversation is used by another run in another project, and what a sandbox raises.
+        """
+
+        async def wanted() -> Project:
+            project = await self.get(owner, project_id)
+            self._check(project.sandbox_enabled)
+            return project
+
+        walls = Walls(policy, narrower or {}, env or {})
+        return self._boxes.using((owner, conversation_id), wanted, walls, uploads)
+
+    def commands_allowed(self, owner: str, conversation_id: str) -> bool:
+        """Whether a person has allowed the commands of this conversation in its project."""
+        return self._boxes.commands_allowed((owner, conversation_id))
+
+    async def close_conversation(self, owner: str, conversation_id: str) -> None:
+        """End what lives of it, and what goes on in it; nothing of it is remembered."""
+        await self._boxes.forget((owner, conversation_id))
+
+    async def close_idle(self) -> None:
+        """Close the boxes that nobody used for the setting `idle_timeout`."""
+        await self._boxes.close_idle()
+
+    async def close(self) -> None:
+        await self._boxes.close()
+
+    def _check(self, sandbox_enabled: bool) -> None:
+        if (why := self._refusal(sandbox_enabled)) is not None:
+            raise why
+
+    async def _directory(self, asked: str) -> str:
+        if self._server is not None:
+            return str(await self._server.resolve(asked))
+        return str(await in_thread(self._grounds.resolve, asked))
+
+
+def refusal(
+    settings: Settings, runtime: Runtime, sandbox_enabled: bool, *, served: bool = False
+) -> errors.SbxError | None:
+    """Why there is no such project here; None where there may be. `served`: a project server has
+    the directories."""
+    if runtime.confined and not served:
+        return errors.Unavailable(
+            "a service that was started as root has projects only of owners that are named to it",
+            code="projects_need_rights",
+            hint="name the owners of the directories in the setting project_owners"
+            " (SBX_PROJECT_OWNERS), or serve as the user whose directories they are",
+        )
+    if sandbox_enabled:
+        return None
+    if not settings.allow_host_mode:
+        return errors.Denied(
+            "the sandbox of a project cannot be turned off here",
+            code="host_mode_not_allowed",
+            hint="the operator allows it by the setting allow_host_mode (SBX_ALLOW_HOST_MODE)",
+        )
+    if runtime.confined:
+        return errors.Denied(
+            "a service that was started as root has given up the rights to work on the host",
+            code="host_mode_refused",
+            hint="turn the sandbox of the project on, or serve as the user whose directory it is",
+        )
+    if runtime.as_root and 0 not in settings.project_owners:
+        return errors.Denied(
+            "without a sandbox, what a model asks for would be done on the host as root",
+            code="host_mode_refused",
+            hint="run sbx as another user, or name root in the setting project_owners"
+            " (SBX_PROJECT_OWNERS) for directories of root",
+        )
+    return None
+
+
+def _checked(name: str) -> str:
+    if 1 <= len(name.strip()) <= _NAME_MAX and name.isprintable():
+        return name
+    raise errors.BadRequest(
+        f"the name of a project is printable text of 1 to {_NAME_MAX} characters",
+        code="invalid_name",
+        details={"field": "name"},
+    )

@@ -1,0 +1,107 @@
+"""What happens to sandboxes by itself: idle ones are closed, expired ones end, leftovers go, and
+idle kernels make room before the host swaps.
+
+One task with the injected clock; a round is short, and one that fails is logged and comes again.
+Nothing depends on its being in time: whoever uses a sandbox looks at its expiry himself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from sbx.aio import Clock, in_thread
+from sbx.errors import Conflict, SbxError
+from sbx.linux import memory
+from sbx.runtime.settings import Settings
+from sbx.service.projects.projects import Projects
+from sbx.service.reserve import Reserve
+from sbx.service.sandboxes import Sandboxes
+
+ROUND_S = 1.0
+_RESERVE_MAX = 1 << 30
+_ENDED_MOST = 16  # kernels a round: what they had is available a moment later
+_log = logging.getLogger(__name__)
+
+
+class Reaper:
+    """`available` tells (bytes that programs could take without swapping, bytes in all)."""
+
+    def __init__(
+        self,
+        sandboxes: Sandboxes,
+        clock: Clock,
+        settings: Settings,
+        projects: Projects | None = None,
+        available: Callable[[], tuple[int, int]] = memory.available,
+        reserve: Reserve | None = None,
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._clock = clock
+        self._settings = settings
+        self._projects = projects
+        self._available = available
+        self._disk_reserve = reserve
+        self._collect_at = clock.now() + settings.gc_interval
+        self._collection: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await self._clock.sleep(ROUND_S)
+                try:
+                    await self.round()
+                except Exception:  # noqa: BLE001  # the border: a background task
+                    _log.exception("a round of the reaper failed, and will come again")
+        finally:
+            if self._collection is not None:
+                self._collection.cancel()
+                await asyncio.wait([self._collection])
+
+    async def round(self) -> None:
+        """Everything that is due now; a collection goes on beside later rounds."""
+        every = self._sandboxes.every()
+        await _all(one.expire() for one in every if one.expired and not one.over)
+        await _all(one.stop_idle() for one in every if one.idle)
+        if self._projects is not None:
+            await self._projects.close_idle()
+        await self._make_room()
+        if self._disk_reserve is not None and self._disk_reserve.full:
+            await in_thread(self._disk_reserve.allocate)
+        if self._settings.gc_interval > 0 and self._clock.now() >= self._collect_at:
+            self._collect_at = self._clock.now() + self._settings.gc_interval
+            if self._collection is None or self._collection.done():
+                self._collection = asyncio.create_task(self._collect())
+
+    async def _make_room(self) -> None:
+        """End idle kernels, the least recently used first, while too little memory is available."""
+        for _ in range(_ENDED_MOST):
+            try:
+                available, total = self._available()
+            except (OSError, KeyError, ValueError) as error:
+                _log.warning("how much memory is available cannot be read: %s", error)
+                return
+            if available >= self._reserve(total):
+                return
+            if not await self._sandboxes.kernels.end_one("memory_pressure"):
+                return
+
+    def _reserve(self, total: int) -> int:
+        chosen = self._settings.memory_reserve
+        return min(total // 10, _RESERVE_MAX) if chosen is None else chosen
+
+    async def _collect(self) -> None:
+        try:
+            await self._sandboxes.collect()
+        except Conflict:
+            _log.debug("a collection that somebody asked for goes on")
+        except Exception:  # noqa: BLE001  # the border: a background task
+            _log.exception("a collection failed, and will come again")
+
+
+async def _all(acts: Iterable[Awaitable[object]]) -> None:
+    for end in await asyncio.gather(*acts, return_exceptions=True):
+        if isinstance(end, SbxError):
+            _log.warning("a sandbox could not be seen to: %s", end)
+        elif isinstance(end, Exception):
+            _log.error("a sandbox could not be seen to", exc_info=end)

@@ -1,0 +1,189 @@
+"""A house: everything that one `sbx serve` process holds, over one data directory.
+
+{data}/store.sqlite        what is remembered
+{data}/store_mark.json     which store that is (store/marks.py)
+{data}/audit.jsonl         who did what
+{data}/audit_key           what signs it
+{data}/token_secret        what signs tokens
+{data}/reserve             space for records on a full disk
+{data}/sandboxes/ removed/ files (workspace/layout.py)
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from platformdirs import user_data_path
+
+from sbx.aio import Clock, SystemClock, to_the_end
+from sbx.errors import SbxError
+from sbx.isolation.broker.client import BrokerProcess
+from sbx.linux.namespaces import unmapped_uid
+from sbx.runtime.runtime import Runtime
+from sbx.runtime.settings import Settings
+from sbx.service.auth import Access
+from sbx.service.idempotency import Replies
+from sbx.service.projects.client import ProjectProcess, ProjectServerLink
+from sbx.service.projects.projects import Projects
+from sbx.service.reaper import Reaper
+from sbx.service.recording import Recording
+from sbx.service.recovery import recover
+from sbx.service.reserve import Reserve
+from sbx.service.runs import Runs
+from sbx.service.sandboxes import Sandboxes
+from sbx.store import Store
+from sbx.store.pending import PendingWrites
+from sbx.store.runs import SERVICE_ENDED
+from sbx.telemetry import metrics
+from sbx.telemetry.audit import Audit
+from sbx.telemetry.host_paths import hide_below
+from sbx.workspace.secret_files import secret_at
+
+
+class House:
+    """`async with House(settings) as house`. Its parts are there from then on, until it is closed.
+
+    Raises what they raise when they open: Conflict `data_dir_in_use`, Unavailable `store_corrupt`,
+    `store_newer`, `store_missing`, `store_older`, `store_of_another`, `no_space` and what a broker
+    says. What opened is closed again then.
+    """
+
+    runtime: Runtime
+    store: Store
+    sandboxes: Sandboxes
+    runs: Runs
+    access: Access
+    projects: Projects
+    replies: Replies
+    audit: Audit
+    pending: PendingWrites
+    recording: Recording
+    reaper: Reaper
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        broker: BrokerProcess | None = None,
+        project_server: ProjectProcess | None = None,
+    ) -> None:
+        """Without a `data_dir` the settings mean the user's own for sbx. `broker`: see Runtime.
+        `project_server`: the process that has the directories of projects, where it is another."""
+        settings = settings or Settings()
+        data_dir = settings.data_dir or user_data_path("sbx")
+        self.settings = settings.model_copy(update={"data_dir": data_dir})
+        hide_below(data_dir)
+        self.clock: Clock = clock or SystemClock()
+        self.instance_id = f"sbx-{secrets.token_hex(4)}"
+        self._broker = broker
+        self._project_process = project_server
+        self._project_server: ProjectServerLink | None = None
+        self._held = AsyncExitStack()
+
+    @property
+    def failure(self) -> SbxError | None:
+        """Return the error of a process that has ended or answers nothing, which this service
+        cannot start again; None while it has all its processes."""
+        server = self._project_server
+        return self.runtime.failure or (server.failure if server is not None else None)
+
+    @property
+    def data_dir(self) -> Path:
+        assert self.settings.data_dir is not None
+        return self.settings.data_dir
+
+    async def start(self) -> Self:
+        """Open everything, and mend what an earlier process left. Nothing runs before."""
+        async with AsyncExitStack() as held:
+            await self._open(held)
+            self._held = held.pop_all()
+        return self
+
+    async def _open(self, held: AsyncExitStack) -> None:
+        settings, clock, data = self.settings, self.clock, self.data_dir
+        self.runtime = Runtime(settings, broker=self._broker, keep_files=True)
+        await held.enter_async_context(self.runtime)  # whose lock says that the data are ours
+        reserve = await asyncio.to_thread(Reserve, data / "reserve")
+        held.callback(reserve.close)
+        self.store = await Store.of_data(data, on_full=reserve.give_up)
+        held.push_async_callback(self.store.close)
+        self.pending = PendingWrites(self.store)
+        held.push_async_callback(self.pending.close)
+        key = await asyncio.to_thread(secret_at, data / "audit_key")
+        self.audit = await Audit.open(
+            data / "audit.jsonl", clock=clock.now, key=key, on_full=reserve.give_up
+        )
+        held.push_async_callback(self.audit.close)
+        self.recording = Recording(reserve, self.audit, self.pending)
+        await recover(self.store, clock, self.runtime)
+        self.access = Access(
+            self.store,
+            clock,
+            data / "token_secret",
+            os.geteuid(),
+            self.pending,
+            shared_uid=await asyncio.to_thread(unmapped_uid),
+        )
+        self.replies = Replies(self.store, clock)
+        self.sandboxes = Sandboxes(
+            self.store, clock, self.runtime, settings, self.audit, self.recording
+        )
+        await self.sandboxes.load()
+        await self.sandboxes.leftovers.collect(briefly=True)
+        self.runs = Runs(
+            self.store,
+            clock,
+            self.sandboxes,
+            queue_max=settings.queue_max,
+            history_max=settings.history_max,
+            pending=self.pending,
+        )
+        held.push_async_callback(self.runs.close)
+        held.push_async_callback(self.sandboxes.close, SERVICE_ENDED)
+        if self._project_process is not None:
+            link = ProjectServerLink(self._project_process)
+            self._project_server = await held.enter_async_context(link)
+        self.projects = Projects(self.store, clock, self.runtime, settings, self._project_server)
+        held.push_async_callback(self.projects.close)
+        self.reaper = Reaper(self.sandboxes, clock, settings, self.projects, reserve=reserve)
+        reaping = asyncio.create_task(self.reaper.run())
+        held.push_async_callback(_cancelled, reaping)
+        metrics.watch(
+            kernels=lambda: float(sum(one.kernels for one in self.sandboxes.every())),
+            sandboxes=lambda: float(len(self.sandboxes.every())),
+            parked=lambda: float(self.runtime.parked),
+            starts=lambda: self.runtime.starts,
+            reserve=lambda: float(reserve.allocated),
+            unrecorded=lambda: float(self.pending.count + self.audit.waiting),
+        )
+
+    def close_first(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Await this before anything of the house is closed: the last one told comes first."""
+        self._held.push_async_callback(close)
+
+    async def close(self) -> None:
+        """End what runs, which is recorded as interrupted, and close everything; files stay."""
+        held, self._held = self._held, AsyncExitStack()
+        await to_the_end(held.aclose())
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

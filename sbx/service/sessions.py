@@ -1,0 +1,330 @@
+"""The rules of sessions: a session is the sandbox of one user with one agent, found by a fixed id.
+
+    user_id + agent_id → session_id → the live sandbox of that id and owner → its stored pair agrees
+
+Ids come from callers and are hostile; they are keys of the store, and never paths. Two pairs can
+read the same once joined (`a-b` + `c`, `a` + `b-c`): the stored pair decides, and the second one is
+refused, never served the first one's sandbox.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextvars import Context
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
+
+from sbx.errors import BadRequest, Conflict, NotFound, SbxError
+from sbx.policy import Policy
+from sbx.service.auth import Caller
+from sbx.service.ids import check_id as check_id  # the faces take it from here
+from sbx.service.lifecycle import State
+from sbx.service.models import SandboxView, SessionIdentity
+from sbx.workspace import UploadLimits
+
+if TYPE_CHECKING:
+    from sbx.service.service import House  # settings know these rules, and are to be read quickly
+
+_log = logging.getLogger(__name__)
+
+UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+TYPES = ("csv", "xlsx", "json", "txt", "pkl", "png", "jpg", "pdf")
+
+
+def session_id(user_id: str, agent_id: str) -> str:
+    """What everyone computes alike."""
+    return f"sb-session-{user_id}-{agent_id}"
+
+
+# -- status ---------------------------------------------------------------------------------------
+
+
+class SessionStatus(StrEnum):
+    PENDING = "pending"  # being made ready
+    RUNNING = "running"  # accepts work
+    STOPPED = "stopped"  # by request, and not used since
+    ERROR = "error"
+
+
+def status_of(view: SandboxView, *, warming: bool = False) -> SessionStatus:
+    """`warming`: what its kernels are forked from is not up yet."""
+    match view.state:
+        case State.FAILED | State.EXPIRED | State.DELETED:
+            return SessionStatus.ERROR
+        case State.STARTING:
+            return SessionStatus.PENDING
+        case State.IDLE if view.stopped:
+            return SessionStatus.STOPPED
+        case State.IDLE if warming:
+            return SessionStatus.PENDING
+    return SessionStatus.RUNNING
+
+
+def reason_of(view: SandboxView) -> str | None:
+    """Why a session's status is `error`."""
+    match view.state:
+        case State.FAILED:
+            return f"failed: {(view.failure or {}).get('message', 'its kernel did not start')}"
+        case State.EXPIRED:
+            return "expired: its time to live is over"
+    return None
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FileRules:
+    """What may be uploaded to a session: bytes of a file as `size` units, files of a conversation,
+    and extensions in lower case."""
+
+    size: int = 100
+    unit: str = "MB"
+    count: int = 50
+    types: tuple[str, ...] = TYPES
+
+    @property
+    def max_bytes(self) -> int:
+        return self.size * UNITS[self.unit]
+
+    def narrowed(self, asked: Mapping[str, Any]) -> "FileRules":
+        """These rules as a request tightens them; `asked` has the words of the sessions API.
+
+        Raises BadRequest `limit_widened`, naming the limit.
+        """
+        rules = self
+        if (size := asked.get("max_file_size")) is not None:
+            rules = replace(rules, size=size, unit=asked.get("max_file_size_unit") or "MB")
+            if rules.max_bytes > self.max_bytes:
+                raise widened("max_file_size", f"{self.size} {self.unit}", self.max_bytes)
+        if (count := asked.get("max_file_count")) is not None:
+            if count > self.count:
+                raise widened("max_file_count", str(self.count), self.count)
+            rules = replace(rules, count=count)
+        if (types := asked.get("allowed_file_types")) is not None:
+            plain = tuple(dict.fromkeys(kind.lower().removeprefix(".") for kind in types))
+            if not set(plain) <= set(self.types):
+                raise widened("allowed_file_types", ", ".join(self.types), list(self.types))
+            rules = replace(rules, types=plain)
+        return rules
+
+    def to_json(self) -> dict[str, Any]:
+        """In the words of the sessions API, which is also how the store keeps them."""
+        return {
+            "max_file_size": self.size,
+            "max_file_size_unit": self.unit,
+            "max_file_count": self.count,
+            "allowed_file_types": list(self.types),
+        }
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> "FileRules":
+        return cls(
+            size=kept["max_file_size"],
+            unit=kept["max_file_size_unit"],
+            count=kept["max_file_count"],
+            types=tuple(kept["allowed_file_types"]),
+        )
+
+    def within(self, policy: Policy) -> UploadLimits:
+        """What holds for one upload: these rules, and those of the session's policy."""
+        most = policy.uploads
+        allowed = frozenset(self.types)
+        if most.allowed_types != "any":
+            allowed &= frozenset(most.allowed_types)
+        return UploadLimits(
+            max_file_size=_least(self.max_bytes, most.max_file_size),
+            max_file_count=_least(self.count, most.max_file_count),
+            max_total_bytes=most.total_max,
+            allowed_types=allowed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRules:
+    """What the operator gives every session; a request may only narrow it. `ttl_s` in seconds."""
+
+    policy: str = "default"
+    ttl_s: int = 7200
+    files: FileRules = FileRules()
+
+    def ttl(self, asked: int | None) -> int:
+        """Raises BadRequest `limit_widened`."""
+        if asked is None:
+            return self.ttl_s
+        if asked > self.ttl_s:
+            raise widened("ttl", f"{self.ttl_s} s", self.ttl_s)
+        return asked
+
+
+def widened(field: str, shown: str, limit: Any) -> BadRequest:
+    return BadRequest(
+        f"{field} may only be narrowed, and the limit is {shown}",
+        code="limit_widened",
+        hint="ask for less, or leave it out for what the operator set",
+        details={"field": field, "limit": limit},
+    )
+
+
+def _least(one: int, other: int | None) -> int:
+    return one if other is None else min(one, other)
+
+
+# -- what is there, made at most once -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAsk:
+    """A checked request for a session. `policy` None: the operator's; `ttl_s` in seconds."""
+
+    user_id: str
+    agent_id: str
+    business_domain_id: str | None = None
+    session_id: str | None = None
+    policy: str | None = None
+    ttl_s: int | None = None
+    env: Mapping[str, str] | None = None
+    files: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """A session that is still to be made."""
+
+    identity: SessionIdentity
+    policy: str
+    ttl_s: int
+    files: FileRules
+    env: Mapping[str, str]
+
+
+Ensured = Literal["created", "resumed", "found"]
+
+
+class Sessions:
+    """The sessions of a house. Safe under any concurrency: one pair has one session."""
+
+    def __init__(self, house: "House", rules: SessionRules) -> None:
+        self.rules = rules
+        self._house = house
+        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._warming: dict[str, asyncio.Task[None]] = {}
+
+    async def ensure(self, caller: Caller, ask: SessionAsk) -> tuple[SandboxView, Ensured]:
+        """The session of a pair, usable, and what that took.
+
+        Raises BadRequest, `limit_widened` too; Conflict for a pair whose id is another pair's;
+        NotFound beyond a token's bounds.
+        """
+        key = session_id(check_id("user_id", ask.user_id), check_id("agent_id", ask.agent_id))
+        if not caller.sees(ask.user_id, ask.agent_id) or not (
+            caller.may("execute") or caller.may("files:write")
+        ):
+            raise unknown(key)
+        if ask.session_id is not None and ask.session_id != key:
+            raise BadRequest(
+                f"the session of this user and agent has the id {key}",
+                hint="leave session_id out, or give this one",
+                details={"field": "config.session_id", "session_id": key},
+            )
+        made = self._decided(caller, ask)
+        async with self._turn(caller, key):
+            view = await self._living(caller, key)
+            if view is None:
+                return await self._made(caller, made), "created"
+            if (view.user_id, view.agent_id) != (ask.user_id, ask.agent_id):
+                raise Conflict(
+                    f"the session {key} is that of another user and agent",
+                    hint="choose ids that do not read the same once they are joined",
+                    details={"session_id": key},
+                )
+            if view.state is State.EXPIRED:
+                # Nobody can use it any more: whoever may have a session may have it replaced.
+                freely = replace(caller, scopes=None, conversation_id=None)
+                await self._house.sandboxes.delete(freely, view.id, cause="expired")
+                again = replace(made.identity, recreated_because="expired")
+                return await self._made(caller, replace(made, identity=again)), "created"
+            if view.stopped or view.state is State.FAILED:
+                freely = replace(caller, scopes=None)
+                return await self._house.sandboxes.resume(freely, view.id), "resumed"
+            return view, "found"
+
+    async def get(self, caller: Caller, key: str) -> SandboxView:
+        """Raises NotFound, for a sandbox that is no session too."""
+        view = await self._house.sandboxes.get(caller, key)
+        if view.session_id != key:
+            raise unknown(key)
+        return view
+
+    async def delete(self, caller: Caller, key: str) -> None:
+        """End it, with every file; a second time does nothing. Raises NotFound."""
+        if not key.startswith("sb-session-"):
+            raise unknown(key)
+        async with self._turn(caller, key):
+            await self._house.sandboxes.delete(caller, key)
+
+    def status(self, view: SandboxView) -> SessionStatus:
+        task = self._warming.get(view.profile)
+        return status_of(view, warming=task is not None and not task.done())
+
+    def files(self, view: SandboxView) -> FileRules:
+        """What may be uploaded to this session."""
+        return FileRules.from_json(view.upload_limits) if view.upload_limits else self.rules.files
+
+    async def _living(self, caller: Caller, key: str) -> SandboxView | None:
+        try:
+            return await self.get(caller, key)
+        except NotFound:
+            return None
+
+    def _decided(self, caller: Caller, ask: SessionAsk) -> "_Making":
+        """What would be made, judged also when there is a session already."""
+        policy = ask.policy or self.rules.policy
+        if caller.via == "token" and policy != self.rules.policy:
+            raise widened("policy", self.rules.policy, self.rules.policy)
+        return _Making(
+            identity=SessionIdentity(
+                session_id=session_id(ask.user_id, ask.agent_id),
+                user_id=ask.user_id,
+                agent_id=ask.agent_id,
+                business_domain_id=ask.business_domain_id,
+            ),
+            policy=policy,
+            ttl_s=self.rules.ttl(ask.ttl_s),
+            files=self.rules.files.narrowed(ask.files or {}),
+            env=ask.env or {},
+        )
+
+    async def _made(self, caller: Caller, making: "_Making") -> SandboxView:
+        view = await self._house.sandboxes.create(
+            caller,
+            profile=making.policy,
+            env=dict(making.env) or None,
+            ttl_s=float(making.ttl_s),
+            session=making.identity,
+            upload_limits=making.files.to_json(),
+        )
+        self._warm(making.policy)
+        return view
+
+    def _turn(self, caller: Caller, key: str) -> asyncio.Lock:
+        """Calls for one session are served one after the other."""
+        return self._turns.setdefault((caller.owner, key), asyncio.Lock())
+
+    def _warm(self, policy: str) -> None:
+        """Bring up what the policy's kernels are forked from, once, with nobody waiting."""
+        if policy not in self._warming:
+            self._warming[policy] = asyncio.create_task(self._warmed(policy), context=Context())
+
+    async def _warmed(self, policy: str) -> None:
+        try:
+            await self._house.runtime.warm(policy)
+        except SbxError as error:
+            # Then kernels start without it: later, and as well.
+            _log.info("policy %s is not kept warm: %s", policy, error.message)
+
+
+def unknown(key: str) -> NotFound:
+    return NotFound(f"there is no session {key}", details={"session_id": key})

@@ -1,0 +1,127 @@
+"""The runs of agents: one at a time in a chat, and how each ended.
+
+A run is `running` in the store from its start. One that still is when a service starts was
+interrupted by the end of the service before it; its messages are kept up to the last that came.
+"""
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sbx.errors import Conflict, NotFound
+from sbx.store import Store
+
+_LIST_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRunRow:
+    """`reason` is why it ended; an interrupted one has none. `seq` is its place in lists."""
+
+    id: str
+    chat_id: str
+    model: str
+    max_steps: int
+    started_at: float
+    status: Literal["running", "ended", "interrupted"] = "running"
+    reason: str | None = None
+    usage: Mapping[str, int] | None = None
+    error: Mapping[str, Any] | None = None
+    ended_at: float | None = None
+    seq: int = 0
+
+
+async def begin(store: Store, row: AgentRunRow) -> None:
+    """Raises Conflict `run_in_progress`; NotFound for a chat that was deleted."""
+
+    def act(on: sqlite3.Connection) -> None:
+        running = on.execute(
+            "SELECT id FROM agent_runs WHERE chat_id = ? AND status = 'running'", (row.chat_id,)
+        ).fetchone()
+        if running is not None:
+            raise Conflict(
+                "the agent is at work in this conversation",
+                code="run_in_progress",
+                hint="wait for its end, or abort it",
+                details={"run_id": running[0]},
+            )
+        begun = on.execute(
+            "INSERT INTO agent_runs (id, chat_id, status, model, max_steps, started_at)"
+            " SELECT ?1, id, 'running', ?3, ?4, ?5 FROM chats WHERE id = ?2",
+            (row.id, row.chat_id, row.model, row.max_steps, row.started_at),
+        )
+        if begun.rowcount == 0:
+            raise NotFound("the conversation was deleted", code="no_conversation")
+
+    await store.write(act)
+
+
+async def end(
+    store: Store,
+    run_id: str,
+    *,
+    reason: str,
+    at: float,
+    usage: Mapping[str, int] | None = None,
+    error: Mapping[str, Any] | None = None,
+) -> None:
+    """One that ended before, or went with its chat, is nothing."""
+    ended = (
+        reason,
+        None if usage is None else json.dumps(dict(usage)),
+        None if error is None else json.dumps(dict(error)),
+        at,
+        run_id,
+    )
+    await store.write(
+        lambda on: on.execute(
+            "UPDATE agent_runs SET status = 'ended', reason = ?, usage = ?, error = ?,"
+            " ended_at = max(?, started_at) WHERE id = ? AND status = 'running'",
+            ended,
+        )
+    )
+
+
+async def mark_interrupted(store: Store, at: float) -> int:
+    """At the start of a service, before anything runs; how many they were."""
+    return await store.write(
+        lambda on: (
+            on.execute(
+                "UPDATE agent_runs SET status = 'interrupted', ended_at = max(?, started_at)"
+                " WHERE status = 'running'",
+                (at,),
+            ).rowcount
+        )
+    )
+
+
+async def of_chat(
+    store: Store, chat_id: str, *, limit: int = 50, before: int | None = None
+) -> list[AgentRunRow]:
+    """The newest first; with `before`, those with a lower `seq`."""
+    rows = await store.rows(
+        "SELECT * FROM agent_runs WHERE chat_id = ?1 AND (?2 IS NULL OR seq < ?2)"
+        " ORDER BY seq DESC LIMIT ?3",
+        chat_id,
+        before,
+        max(1, min(limit, _LIST_MAX)),
+    )
+    return [_row(row) for row in rows]
+
+
+def _row(row: sqlite3.Row) -> AgentRunRow:
+    return AgentRunRow(
+        id=row["id"],
+        chat_id=row["chat_id"],
+        model=row["model"],
+        max_steps=row["max_steps"],
+        started_at=row["started_at"],
+        status=row["status"],
+        reason=row["reason"],
+        usage=None if row["usage"] is None else json.loads(row["usage"]),
+        error=None if row["error"] is None else json.loads(row["error"]),
+        ended_at=row["ended_at"],
+        seq=row["seq"],
+    )

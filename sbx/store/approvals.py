@@ -1,0 +1,303 @@
+"""Approvals and the rules that came of them. Each belongs to a chat, or a rule to a project.
+
+Who decides first is settled here: one UPDATE of a row that nobody decided yet.
+"""
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
+
+from sbx.errors import Conflict, NotFound, TooLarge
+from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
+from sbx.store import Store
+from sbx.store.pending import PendingWrites
+
+ARGS_MAX = 4 << 20  # characters of JSON: of the arguments of a call, and of its rehearsal
+DECIDED_MAX = 1000  # that are kept of one chat
+RULES_MAX = 1000  # of one chat or project
+_PAGE_MAX = 8 << 20  # characters of JSON that one query gives, or else one approval
+_APPROVAL = (
+    "SELECT a.*, c.owner, c.conversation_id, c.user_id, c.agent_id, c.project_id"
+    " FROM approvals AS a JOIN chats AS c ON c.id = a.chat_id"
+)
+_RULE = (
+    "SELECT r.*, c.conversation_id, c.user_id, c.agent_id"
+    " FROM approval_rules AS r LEFT JOIN chats AS c ON c.id = r.chat_id"
+)
+
+
+class StoredApprovals:
+    """What `sbx.agent.approvals` keeps its records in, over a restart too."""
+
+    def __init__(self, store: Store, pending: PendingWrites | None = None) -> None:
+        self._store = store
+        self._pending = pending or PendingWrites(store)
+        self._dropped: set[str] = set()  # rules that hold no longer, until the store has it
+
+    async def add(self, approval: Approval) -> Approval:
+        """Pending, in its place.
+
+        Raises NotFound for a conversation that has no chat; Conflict for an id that is in use;
+        TooLarge.
+        """
+        args, rehearsal = _written(approval.tool_args), _written(approval.rehearsal)
+
+        def act(on: sqlite3.Connection) -> Approval:
+            if _of_id(on, approval.tool_call_id) is not None:
+                raise Conflict(f"the call {approval.tool_call_id} was asked about already")
+            added = on.execute(
+                "INSERT INTO approvals (tool_call_id, chat_id, run_id, tool_name, tool_args,"
+                " rehearsal, created_at, expires_at) SELECT ?1, id, ?2, ?3, ?4, ?5, ?6, ?7"
+                " FROM chats WHERE owner = ?8 AND conversation_id = ?9"
+                " AND (?10 IS NULL OR user_id = ?10) AND (?11 IS NULL OR agent_id = ?11)",
+                (
+                    approval.tool_call_id,
+                    approval.run_id,
+                    approval.tool_name,
+                    args,
+                    rehearsal,
+                    approval.created_at,
+                    approval.expires_at,
+                    approval.owner,
+                    approval.conversation_id,
+                    approval.user_id,
+                    approval.agent_id,
+                ),
+            )
+            kept = _of_id(on, approval.tool_call_id)
+            if added.rowcount == 0 or kept is None:
+                raise NotFound("the conversation was deleted", code="no_conversation")
+            _prune(on, approval.tool_call_id)
+            return kept
+
+        return await self._store.write(act)
+
+    async def of_id(self, tool_call_id: str) -> Approval | None:
+        return await self._store.read(lambda on: _of_id(on, tool_call_id))
+
+    async def settle(
+        self, tool_call_id: str, decision: Decision, rule: Remembered | None = None
+    ) -> tuple[Approval | None, bool]:
+        """The approval as it is now decided, and whether by this decision; the rule is kept only
+        then. None where there is none. Raises Conflict `too_many_rules`: then nothing was done."""
+
+        def act(on: sqlite3.Connection) -> tuple[Approval | None, bool]:
+            won = on.execute(
+                "UPDATE approvals SET approved = ?, decided_by = ?, decided_at = ?, remembered = ?"
+                " WHERE tool_call_id = ? AND decided_by IS NULL",
+                (decision.approved, decision.by, decision.at, decision.remembered, tool_call_id),
+            )
+            if won.rowcount == 1 and rule is not None:
+                _add_rule(on, tool_call_id, rule)
+            return _of_id(on, tool_call_id), won.rowcount == 1
+
+        return await self._store.write(act)
+
+    async def settle_all(self, decision: Decision, run_id: str | None = None) -> list[Approval]:
+        """Decide all that is pending, or what a run waits for; those that it decided."""
+
+        def act(on: sqlite3.Connection) -> list[Approval]:
+            rows = on.execute(
+                "UPDATE approvals SET approved = ?1, decided_by = ?2, decided_at = ?3"
+                " WHERE decided_by IS NULL AND (?4 IS NULL OR run_id = ?4) RETURNING tool_call_id",
+                (decision.approved, decision.by, decision.at, run_id),
+            ).fetchall()
+            found = (_of_id(on, row[0]) for row in rows)
+            return sorted((one for one in found if one is not None), key=lambda one: one.seq)
+
+        return await self._store.write(act)
+
+    async def pending(
+        self,
+        reach: Reach,
+        *,
+        now: float,
+        after: int,
+        limit: int,
+    ) -> list[Approval]:
+        """Those with `seq` above `after` that can still be decided, in their order; what is None
+        does not bound it. Fewer than `limit` where they would be more than 8 MiB."""
+        rows = await self._store.rows(
+            "SELECT * FROM (SELECT *, sum(size) OVER (ORDER BY seq) - size AS before FROM"
+            " (SELECT a.*, c.owner, c.conversation_id, c.user_id, c.agent_id, c.project_id,"
+            "  length(tool_args) + coalesce(length(rehearsal), 0) AS size"
+            "  FROM approvals AS a INDEXED BY approvals_that_wait JOIN chats AS c"
+            "  ON c.id = a.chat_id WHERE c.owner = ?1 AND (?2 IS NULL OR c.user_id = ?2)"
+            "  AND (?3 IS NULL OR c.agent_id = ?3) AND (?4 IS NULL OR c.conversation_id = ?4)"
+            "  AND a.decided_by IS NULL AND a.expires_at > ?5 AND a.seq > ?6"
+            "  ORDER BY a.seq LIMIT ?7)) WHERE before < ?8 ORDER BY seq",
+            *(*astuple(reach), now, after, limit, _PAGE_MAX),
+        )
+        return [_approval(row) for row in rows]
+
+    async def rules(
+        self,
+        reach: Reach,
+        *,
+        project_id: str | None,
+        after: int,
+        limit: int,
+    ) -> list[Remembered]:
+        """Those with `seq` above `after`, in their order. A user, an agent and a conversation have
+        the rules of their conversations, and none of projects."""
+        rows = await self._store.rows(
+            f"{_RULE} WHERE r.owner = ?1 AND (?2 IS NULL OR c.user_id = ?2)"
+            " AND (?3 IS NULL OR c.agent_id = ?3) AND (?4 IS NULL OR c.conversation_id = ?4)"
+            " AND (?5 IS NULL OR r.project_id = ?5) AND r.seq > ?6 ORDER BY r.seq LIMIT ?7",
+            *(*astuple(reach), project_id, after, limit),
+        )
+        return self._rules_of(rows)
+
+    async def rules_for(
+        self, reach: Reach, *, project_id: str | None, tool_name: str
+    ) -> list[Remembered]:
+        """What was remembered for calls of this tool there: for the conversation, or its project.
+
+        The project counts only where the conversation is one of it.
+        """
+        rows = await self._store.rows(
+            "WITH here AS (SELECT id, conversation_id, project_id FROM chats"
+            "  WHERE owner = ?1 AND (?2 IS NULL OR user_id = ?2)"
+            "  AND (?3 IS NULL OR agent_id = ?3) AND conversation_id = ?4)"
+            " SELECT r.*, here.conversation_id FROM approval_rules AS r JOIN here"
+            "  ON r.chat_id = here.id WHERE r.tool_name = ?6"
+            " UNION ALL SELECT r.*, NULL FROM approval_rules AS r JOIN here"
+            "  ON r.project_id = here.project_id WHERE r.tool_name = ?6 AND r.project_id = ?5",
+            *(*astuple(reach), project_id, tool_name),
+        )
+        return self._rules_of(rows)
+
+    async def drop_rule(
+        self,
+        rule_id: str,
+        reach: Reach,
+    ) -> bool | None:
+        """Revoke a rule: from now on it holds no longer, in memory until the store has that. Return
+        whether the store has it; None where there was no such rule within these bounds."""
+        row = await self._store.row(
+            "SELECT r.id FROM approval_rules AS r LEFT JOIN chats AS c ON c.id = r.chat_id"
+            " WHERE r.id = ?1 AND r.owner = ?2 AND (?3 IS NULL OR c.user_id = ?3)"
+            " AND (?4 IS NULL OR c.agent_id = ?4) AND (?5 IS NULL OR c.conversation_id = ?5)",
+            rule_id,
+            *astuple(reach),
+        )
+        if row is None or rule_id in self._dropped:
+            return None
+        self._dropped.add(rule_id)
+
+        def on_done(stored: bool) -> None:
+            if stored:
+                self._dropped.discard(rule_id)
+
+        stored = await self._pending.write(
+            f"the revocation of {rule_id}",
+            lambda on: on.execute("DELETE FROM approval_rules WHERE id = ?", (rule_id,)),
+            on_done=on_done,
+        )
+        on_done(stored)
+        return stored
+
+    def _rules_of(self, rows: Sequence[sqlite3.Row]) -> list[Remembered]:
+        return [_rule(row) for row in rows if row["id"] not in self._dropped]
+
+
+def _of_id(on: sqlite3.Connection, tool_call_id: str) -> Approval | None:
+    row = on.execute(f"{_APPROVAL} WHERE a.tool_call_id = ?", (tool_call_id,)).fetchone()
+    return None if row is None else _approval(row)
+
+
+def _prune(on: sqlite3.Connection, tool_call_id: str) -> None:
+    """Forget the oldest decided ones of its chat beyond so many."""
+    on.execute(
+        "DELETE FROM approvals WHERE decided_by IS NOT NULL AND chat_id ="
+        " (SELECT chat_id FROM approvals WHERE tool_call_id = ?1) AND seq <= (SELECT seq"
+        "  FROM approvals WHERE chat_id = (SELECT chat_id FROM approvals WHERE tool_call_id = ?1)"
+        "  ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
+        (tool_call_id, DECIDED_MAX),
+    )
+
+
+def _add_rule(on: sqlite3.Connection, tool_call_id: str, rule: Remembered) -> None:
+    """For the chat of this call, or the project that the rule names. One that says the same is
+    enough."""
+    (chat_id,) = on.execute(
+        "SELECT chat_id FROM approvals WHERE tool_call_id = ?", (tool_call_id,)
+    ).fetchone()
+    where = (chat_id, None) if rule.project_id is None else (None, rule.project_id)
+    (held,) = on.execute(
+        "SELECT count(*) FROM approval_rules WHERE chat_id IS ? AND project_id IS ?", where
+    ).fetchone()
+    if held >= RULES_MAX:
+        raise Conflict(
+            f"{RULES_MAX} rules are remembered here, and there may be no more",
+            code="too_many_rules",
+            hint="revoke some that are not needed any more",
+            details={"limit": RULES_MAX},
+        )
+    on.execute(
+        "INSERT INTO approval_rules (id, owner, chat_id, project_id, tool_name, kind, text,"
+        " made_by, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        (
+            rule.id,
+            rule.owner,
+            *where,
+            rule.tool_name,
+            rule.kind,
+            rule.text,
+            rule.by,
+            rule.created_at,
+        ),
+    )
+
+
+def _written(value: Mapping[str, Any] | None) -> str | None:
+    if value is None:
+        return None
+    text = json.dumps(dict(value))
+    if len(text) > ARGS_MAX:
+        raise TooLarge(
+            f"a call that a person is asked about may have {ARGS_MAX >> 20} MiB of arguments",
+            details={"limit": ARGS_MAX},
+        )
+    return text
+
+
+def _approval(row: sqlite3.Row) -> Approval:
+    decision = None
+    if row["decided_by"] is not None:
+        decision = Decision(
+            bool(row["approved"]), row["decided_by"], row["decided_at"], row["remembered"]
+        )
+    return Approval(
+        tool_call_id=row["tool_call_id"],
+        tool_name=row["tool_name"],
+        tool_args=json.loads(row["tool_args"]),
+        owner=row["owner"],
+        conversation_id=row["conversation_id"],
+        run_id=row["run_id"],
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        user_id=row["user_id"],
+        agent_id=row["agent_id"],
+        project_id=row["project_id"],
+        rehearsal=None if row["rehearsal"] is None else json.loads(row["rehearsal"]),
+        decision=decision,
+        seq=row["seq"],
+    )
+
+
+def _rule(row: sqlite3.Row) -> Remembered:
+    return Remembered(
+        id=row["id"],
+        owner=row["owner"],
+        tool_name=row["tool_name"],
+        kind=row["kind"],
+        text=row["text"],
+        by=row["made_by"],
+        created_at=row["created_at"],
+        conversation_id=row["conversation_id"],
+        project_id=row["project_id"],
+        seq=row["seq"],
+    )

@@ -1,0 +1,212 @@
+"""Conversations with a model: whose they are, and where their agent works.
+
+A chat goes with its conversation, with the sandbox or session that is deleted on request, and with
+its project; its messages, runs, approvals and rules go with it. That of a session which merely
+expired stays until the session's tombstone is buried: whoever comes back before finds it.
+"""
+
+import json
+import sqlite3
+from dataclasses import dataclass, replace
+
+from sbx.errors import Conflict, NotFound
+from sbx.protocol.changes import ChangesMode, ChangesSetting
+from sbx.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRow:
+    """`sandbox_id` is the last one it worked in; without a `project_id` it is a temporary one."""
+
+    id: str
+    owner: str
+    conversation_id: str
+    user_id: str
+    agent_id: str
+    created_at: float
+    last_used_at: float
+    business_domain_id: str | None = None
+    sandbox_id: str | None = None
+    project_id: str | None = None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Return the names that identify it: the owner first, the conversation last."""
+        return self.owner, self.user_id, self.agent_id, self.conversation_id
+
+
+_CHAT = (
+    "id, owner, conversation_id, user_id, agent_id, created_at, last_used_at,"
+    " business_domain_id, sandbox_id, project_id"
+)
+
+
+async def ensure(store: Store, row: ChatRow) -> ChatRow:
+    """Return the chat with this `key`, used now, in this sandbox; add this one if there is none.
+
+    One without a project leaves that question to the chat there is. Raises Conflict
+    `conversation_of_another` where that is another project's; NotFound for a project that is not
+    there.
+    """
+
+    def act(on: sqlite3.Connection) -> ChatRow:
+        found = _named(on, row.owner, row.conversation_id, row.user_id, row.agent_id)
+        if not found:
+            return _added(on, row)
+        there = found[0]
+        if row.project_id not in (None, there.project_id):
+            raise Conflict(
+                f"the conversation {row.conversation_id} is that of another project",
+                code="conversation_of_another",
+                hint="choose another conversation_id",
+            )
+        used = replace(
+            there,
+            last_used_at=max(there.last_used_at, row.last_used_at),
+            sandbox_id=row.sandbox_id or there.sandbox_id,
+        )
+        on.execute(
+            "UPDATE chats SET last_used_at = ?, sandbox_id = ? WHERE id = ?",
+            (used.last_used_at, used.sandbox_id, used.id),
+        )
+        return used
+
+    return await store.write(act)
+
+
+async def named(
+    store: Store,
+    owner: str,
+    conversation_id: str,
+    *,
+    user_id: str | None = None,
+    agent_id: str | None = None,
+) -> list[ChatRow]:
+    """Return the owner's chats with this conversation id; at most one of each user and agent."""
+    return await store.read(lambda on: _named(on, owner, conversation_id, user_id, agent_id))
+
+
+async def of_owner(store: Store, owner: str, *, limit: int = 1000) -> list[ChatRow]:
+    """The last used first."""
+    rows = await store.rows(
+        f"SELECT {_CHAT} FROM chats WHERE owner = ?"  # noqa: S608
+        " ORDER BY last_used_at DESC, id LIMIT ?",
+        owner,
+        limit,
+    )
+    return [ChatRow(*row) for row in rows]
+
+
+async def changes_setting(store: Store, chat_id: str) -> ChangesSetting:
+    """Return which changes of files are asked about in this chat; the default where it is gone."""
+    row = await store.row("SELECT changes, ask_outside FROM chats WHERE id = ?", chat_id)
+    if row is None:
+        return ChangesSetting()
+    mode: ChangesMode = "allow" if row["changes"] == "allow" else "ask"
+    return ChangesSetting(mode, tuple(json.loads(row["ask_outside"])))
+
+
+async def set_changes(store: Store, chat_id: str, setting: ChangesSetting) -> None:
+    """Store the setting of this chat; do nothing where it is gone."""
+    values = (setting.mode, json.dumps(setting.ask_outside), chat_id)
+    await store.write(
+        lambda on: (
+            on.execute(
+                "UPDATE chats SET changes = ?, ask_outside = ? WHERE id = ?", values
+            ).rowcount
+        )
+    )
+
+
+async def in_projects(store: Store, sandbox_id: str) -> list[ChatRow]:
+    """Those that came through this sandbox, and work in a project."""
+    rows = await store.rows(
+        f"SELECT {_CHAT} FROM chats WHERE sandbox_id = ? AND project_id IS NOT NULL",  # noqa: S608
+        sandbox_id,
+    )
+    return [ChatRow(*row) for row in rows]
+
+
+async def delete(store: Store, chat_id: str) -> bool:
+    """Whether there was one."""
+    return await store.write(
+        lambda on: on.execute("DELETE FROM chats WHERE id = ?", (chat_id,)).rowcount == 1
+    )
+
+
+def drop_of_conversation(on: sqlite3.Connection, sandbox_id: str, name: str) -> None:
+    """The chat about a conversation of this sandbox: of any sandbox with the same cargo, or with
+    the same user and agent if this one is their session."""
+    on.execute(
+        "DELETE FROM chats WHERE conversation_id = ?2"
+        " AND owner = (SELECT owner FROM sandboxes WHERE id = ?1)"
+        " AND (sandbox_id IN (SELECT id FROM sandboxes WHERE cargo_id ="
+        "   (SELECT cargo_id FROM sandboxes WHERE id = ?1))"
+        "  OR (user_id, agent_id) = (SELECT user_id, agent_id FROM sandboxes"
+        "   WHERE id = ?1 AND session_id IS NOT NULL))",
+        (sandbox_id, name),
+    )
+
+
+def drop_of_sandbox(on: sqlite3.Connection, sandbox_id: str) -> None:
+    """Every chat that works in this sandbox and, if it is a session, of its user and agent; none
+    where they have another session by now, whose chats these are."""
+    succeeded = _one(
+        on,
+        "SELECT 1 FROM sandboxes AS one JOIN sandboxes AS other"
+        " ON other.owner = one.owner AND other.session_id = one.session_id"
+        " AND other.deleted_at IS NULL AND other.id != one.id WHERE one.id = ?",
+        (sandbox_id,),
+    )
+    if succeeded is None:
+        on.execute("DELETE FROM chats WHERE sandbox_id = ?", (sandbox_id,))
+        on.execute(
+            "DELETE FROM chats WHERE (owner, user_id, agent_id) = (SELECT owner, user_id, agent_id"
+            " FROM sandboxes WHERE id = ? AND session_id IS NOT NULL)",
+            (sandbox_id,),
+        )
+
+
+def _added(on: sqlite3.Connection, row: ChatRow) -> ChatRow:
+    project = (row.project_id, row.owner)
+    if row.project_id is not None and not _one(
+        on, "SELECT 1 FROM projects WHERE id = ? AND owner = ?", project
+    ):
+        raise NotFound(f"there is no project {row.project_id}")
+    on.execute(
+        f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * 10)})",  # noqa: S608
+        (
+            row.id,
+            row.owner,
+            row.conversation_id,
+            row.user_id,
+            row.agent_id,
+            row.created_at,
+            row.last_used_at,
+            row.business_domain_id,
+            row.sandbox_id,
+            row.project_id,
+        ),
+    )
+    return row
+
+
+def _named(
+    on: sqlite3.Connection,
+    owner: str,
+    conversation_id: str,
+    user_id: str | None,
+    agent_id: str | None,
+) -> list[ChatRow]:
+    rows = on.execute(
+        f"SELECT {_CHAT} FROM chats WHERE owner = ?1 AND conversation_id = ?2"  # noqa: S608
+        " AND (?3 IS NULL OR user_id = ?3) AND (?4 IS NULL OR agent_id = ?4)"
+        " ORDER BY user_id, agent_id LIMIT 100",
+        (owner, conversation_id, user_id, agent_id),
+    )
+    return [ChatRow(*row) for row in rows]
+
+
+def _one(on: sqlite3.Connection, sql: str, args: tuple[str | None, ...]) -> sqlite3.Row | None:
+    found: sqlite3.Row | None = on.execute(sql, args).fetchone()
+    return found

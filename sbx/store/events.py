@@ -1,0 +1,77 @@
+"""The life of sandboxes: what happened, when and why. The last event is the tombstone."""
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sbx.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """`seq` grows over all sandboxes and is never used twice."""
+
+    seq: int
+    sandbox_id: str
+    at: float
+    type: str
+    cause: str | None
+    details: Mapping[str, Any]
+
+
+def add(
+    on: sqlite3.Connection,
+    sandbox_id: str,
+    at: float,
+    kind: str,
+    cause: str | None = None,
+    **details: Any,
+) -> EventRow:
+    """Record an event, in the transaction of what it tells of."""
+    made = on.execute(
+        "INSERT INTO events (sandbox_id, at, type, cause, details) VALUES (?, ?, ?, ?, ?)",
+        (sandbox_id, at, kind, cause, json.dumps(details)),
+    )
+    return EventRow(made.lastrowid or 0, sandbox_id, at, kind, cause, details)
+
+
+def add_once(on: sqlite3.Connection, sandbox_id: str, at: float, kind: str) -> None:
+    """Record what happens once in a life, also when two runtimes see it."""
+    if not on.execute(
+        "SELECT 1 FROM events WHERE sandbox_id = ? AND type = ?", (sandbox_id, kind)
+    ).fetchone():
+        add(on, sandbox_id, at, kind)
+
+
+async def of_sandbox(
+    store: Store,
+    sandbox_id: str,
+    *,
+    after: int = 0,
+    limit: int = 100,
+    conversation: str | None = None,
+) -> list[EventRow]:
+    """Events with `seq` above `after`, in their order. With a `conversation`: those of the whole
+    sandbox and of this one."""
+    rows = await store.rows(
+        "SELECT * FROM events WHERE sandbox_id = ?1 AND seq > ?2 AND (?3 IS NULL"
+        " OR COALESCE(json_extract(details, '$.conversation'), ?3) = ?3) ORDER BY seq LIMIT ?4",
+        sandbox_id,
+        after,
+        conversation,
+        limit,
+    )
+    return [_row(row) for row in rows]
+
+
+def _row(row: sqlite3.Row) -> EventRow:
+    return EventRow(
+        seq=row["seq"],
+        sandbox_id=row["sandbox_id"],
+        at=row["at"],
+        type=row["type"],
+        cause=row["cause"],
+        details=json.loads(row["details"]),
+    )

@@ -1,0 +1,137 @@
+"""The messages of chats, as JSON: appended together or not at all, in an order that stands."""
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sbx.aio import Clock
+from sbx.errors import NotFound, TooLarge
+from sbx.store import Store
+
+MESSAGE_MAX = 16 << 20  # bytes of JSON
+CHAT_MAX = 256 << 20  # bytes of JSON, of all messages of a chat
+_PAGE_MAX = 8 << 20  # bytes of JSON that one query gives, or else one message
+_LIST_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """`seq` rises by one from 1; a summary stands for all up to `covers`."""
+
+    seq: int
+    message: Mapping[str, Any]
+    created_at: float
+    covers: int | None = None
+
+
+class Messages:
+    """The messages of every chat, by the id of the chat. The limits are in bytes."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        message_max: int = MESSAGE_MAX,
+        chat_max: int = CHAT_MAX,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._message_max = message_max
+        self._chat_max = chat_max
+
+    async def append(
+        self, chat_id: str, messages: Sequence[Mapping[str, Any]], *, covers: int | None = None
+    ) -> None:
+        """All of them, or none.
+
+        Raises TooLarge for one message, and `history_full` for all of a chat; NotFound for a chat
+        that was deleted meanwhile.
+        """
+        written = [(str(message["role"]), self._written(message)) for message in messages]
+        size = sum(len(text) for _, text in written)
+        at = self._clock.now()
+
+        def act(on: sqlite3.Connection) -> None:
+            last, held = _held(on, chat_id)
+            if held + size > self._chat_max:
+                raise TooLarge(
+                    f"the messages of a conversation may take {self._chat_max >> 20} MiB",
+                    code="history_full",
+                    hint="export it, and begin another conversation",
+                    details={"limit": self._chat_max},
+                )
+            on.executemany(
+                "INSERT INTO messages (chat_id, seq, role, message, covers, created_at)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (chat_id, last + number, role, text, covers, at)
+                    for number, (role, text) in enumerate(written, 1)
+                ],
+            )
+            on.execute(
+                "UPDATE chats SET last_seq = ?, bytes = ?, last_used_at = max(last_used_at, ?)"
+                " WHERE id = ?",
+                (last + len(written), held + size, at, chat_id),
+            )
+
+        await self._store.write(act)
+
+    async def page(
+        self, chat_id: str, *, after: int = 0, limit: int = 50
+    ) -> tuple[list[MessageRow], bool]:
+        """Messages with `seq` above `after`, and whether more follow. A page ends early where it
+        would hold more than 8 MiB. None of a chat that is not there."""
+        limit = max(1, min(limit, _LIST_MAX))
+
+        def act(on: sqlite3.Connection) -> tuple[list[MessageRow], bool]:
+            rows = on.execute(
+                "SELECT seq, message, created_at, covers FROM (SELECT *, sum(length(message))"
+                " OVER (ORDER BY seq) - length(message) AS before FROM (SELECT * FROM messages"
+                " WHERE chat_id = ? AND seq > ? ORDER BY seq LIMIT ?))"
+                " WHERE before < ? ORDER BY seq",
+                (chat_id, after, limit + 1, _PAGE_MAX),
+            ).fetchall()[:limit]
+            last = on.execute("SELECT last_seq FROM chats WHERE id = ?", (chat_id,)).fetchone()
+            more = bool(rows) and rows[-1]["seq"] < last[0]
+            return [_row(row) for row in rows], more
+
+        return await self._store.read(act)
+
+    def _written(self, message: Mapping[str, Any]) -> str:
+        """In ASCII: a tool's output may hold half a character, which no UTF-8 text can."""
+        if _weight(message) <= self._message_max:  # or else it would take long to write
+            text = json.dumps(message)
+            if len(text) <= self._message_max:
+                return text
+        raise TooLarge(
+            f"a message may take {self._message_max >> 20} MiB",
+            hint="write what is long into a file, and name it",
+            details={"limit": self._message_max},
+        )
+
+
+def _held(on: sqlite3.Connection, chat_id: str) -> tuple[int, int]:
+    """The last number that a message of this chat got, and the bytes of all."""
+    row = on.execute("SELECT last_seq, bytes FROM chats WHERE id = ?", (chat_id,)).fetchone()
+    if row is None:
+        raise NotFound("the conversation was deleted", code="no_conversation")
+    return row["last_seq"], row["bytes"]
+
+
+def _weight(value: Any) -> int:
+    """The characters of all texts in it."""
+    match value:
+        case str():
+            return len(value)
+        case Mapping():
+            return sum(_weight(part) for part in value.values())
+        case list() | tuple():
+            return sum(_weight(part) for part in value)
+    return 0
+
+
+def _row(row: sqlite3.Row) -> MessageRow:
+    return MessageRow(row["seq"], json.loads(row["message"]), row["created_at"], row["covers"])

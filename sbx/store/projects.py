@@ -1,0 +1,105 @@
+"""Projects: working directories of the host, each with a name; none is of two owners."""
+
+import sqlite3
+from dataclasses import dataclass
+
+from sbx.errors import Conflict
+from sbx.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectRow:
+    id: str
+    owner: str
+    name: str
+    working_directory: str
+    sandbox_enabled: bool
+    created_at: float
+
+
+_PROJECT = "id, owner, name, working_directory, sandbox_enabled, created_at"
+
+
+def add(on: sqlite3.Connection, row: ProjectRow) -> None:
+    """Raises Conflict `directory_in_use`."""
+    _refuse_shared(on, row)
+    on.execute(
+        f"INSERT INTO projects ({_PROJECT}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
+        (
+            row.id,
+            row.owner,
+            row.name,
+            row.working_directory,
+            row.sandbox_enabled,
+            row.created_at,
+        ),
+    )
+
+
+def change(on: sqlite3.Connection, row: ProjectRow) -> bool:
+    """Give the project of this owner and id this name, directory and switch; False where there is
+    none. Raises Conflict `directory_in_use`."""
+    _refuse_shared(on, row)
+    changed = on.execute(
+        "UPDATE projects SET name = ?, working_directory = ?, sandbox_enabled = ?"
+        " WHERE id = ? AND owner = ?",
+        (row.name, row.working_directory, row.sandbox_enabled, row.id, row.owner),
+    )
+    return changed.rowcount == 1
+
+
+def _refuse_shared(on: sqlite3.Connection, row: ProjectRow) -> None:
+    """Refuse a directory that is, holds or lies in one of another owner's project: each of the two
+    could read and change the other's files."""
+    shared = on.execute(
+        "SELECT 1 FROM projects WHERE owner != :owner AND ("
+        " working_directory = :path"
+        " OR substr(working_directory, 1, length(:path) + 1) = :path || '/'"
+        " OR substr(:path, 1, length(working_directory) + 1) = working_directory || '/')",
+        {"owner": row.owner, "path": row.working_directory},
+    ).fetchone()
+    if shared is not None:
+        raise Conflict(
+            f"{row.working_directory} is, contains or lies in a directory of another owner's"
+            " project",
+            code="directory_in_use",
+            hint="name another directory, or let the other owner delete the project first",
+            details={"field": "working_directory"},
+        )
+
+
+def delete(on: sqlite3.Connection, owner: str, project_id: str) -> bool:
+    """With its chats and its rules; whether there was one."""
+    gone = on.execute("DELETE FROM projects WHERE id = ? AND owner = ?", (project_id, owner))
+    return gone.rowcount == 1
+
+
+async def of_id(store: Store, owner: str, project_id: str) -> ProjectRow | None:
+    row = await store.row(
+        f"SELECT {_PROJECT} FROM projects WHERE id = ? AND owner = ?",  # noqa: S608
+        project_id,
+        owner,
+    )
+    return None if row is None else _row(row)
+
+
+async def of_owner(store: Store, owner: str, after: str | None, limit: int) -> list[ProjectRow]:
+    """By id, those above `after`."""
+    rows = await store.rows(
+        f"SELECT {_PROJECT} FROM projects WHERE owner = ? AND id > ? ORDER BY id LIMIT ?",  # noqa: S608
+        owner,
+        after or "",
+        limit,
+    )
+    return [_row(row) for row in rows]
+
+
+def _row(row: sqlite3.Row) -> ProjectRow:
+    return ProjectRow(
+        row["id"],
+        row["owner"],
+        row["name"],
+        row["working_directory"],
+        bool(row["sandbox_enabled"]),
+        row["created_at"],
+    )

@@ -1,0 +1,398 @@
+"""The runs of sandboxes: what was run, how it ended, and what people wrote beside it.
+
+A run is `running` in the store from its start, and what became of it after its end. One that is
+still `running` when a service starts was interrupted by the end of the service before it.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from sbx.protocol.bundles import Bundle, Part, stored, text_of
+from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.events import run_from_json, run_to_json, value_to_json
+from sbx.protocol.runs import MimeBundle, Run, RunError, Status
+from sbx.store import Store, idempotency
+from sbx.store.idempotency import Slot
+
+RUNNING = "running"
+SERVICE_ENDED = RunError("ServiceEnded", "the service ended while this ran", "")
+
+_CODE_KEPT = 32 << 10  # characters
+_TEXT_KEPT = 8 << 10  # characters, of each text of a result
+_PART_KEPT = 8 << 10  # characters of JSON, of each part of a bundle
+_OUTPUTS_KEPT = 32 << 10  # characters of JSON, of all bundles
+_PAGE_MAX = 8 << 20  # characters of code and results, of all rows that one query gives
+_ROW = 2 << 10  # bytes in memory, about, of a row without texts
+_OFFSET_MAX = 1 << 60  # SQLite counts up to 2⁶³
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A recorded run. `run` is its result, shortened to what is kept; None while it goes on.
+
+    Times are seconds of the epoch. `status` is a `Status`, or `running`.
+    """
+
+    id: str
+    sandbox_id: str
+    conversation: str
+    kind: str
+    code: str
+    status: str
+    cause: str | None
+    started_at: float
+    ended_at: float | None
+    duration_ms: float | None
+    description: str | None
+    tags: str | None
+    notes: str | None
+    run: Run | None
+    context: str = DEFAULT_CONTEXT
+
+    @property
+    def success(self) -> bool:
+        return self.status == Status.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which runs of a sandbox: None leaves a question open. `tags`: any of them, as a part of what
+    is tagged, in either case (of ASCII letters). `running`: also those that have not ended."""
+
+    kind: str | None = None
+    conversation: str | None = None
+    success_only: bool = False
+    tags: Sequence[str] = ()
+    has_notes: bool | None = None
+    has_description: bool | None = None
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run as it is first written down. `reservation`: the idempotency key of its call."""
+
+    id: str
+    sandbox_id: str
+    conversation: str
+    kind: str
+    code: str
+    started_at: float
+    description: str | None = None
+    tags: str | None = None
+    context: str = DEFAULT_CONTEXT
+    reservation: Slot | None = None
+
+
+def ended(begun: Begun, run: Run, at: float) -> RunRow:
+    """Return the row of a run that has ended, shortened to what is kept."""
+    return RunRow(
+        id=begun.id,
+        sandbox_id=begun.sandbox_id,
+        conversation=begun.conversation,
+        kind=begun.kind,
+        code=_cut(begun.code, _CODE_KEPT),
+        status=run.status.value,
+        cause=run.cause and run.cause.value,
+        started_at=begun.started_at,
+        ended_at=at,
+        duration_ms=run.duration_s * 1000,
+        description=begun.description,
+        tags=begun.tags,
+        notes=None,
+        run=shortened(run),
+        context=begun.context,
+    )
+
+
+def matches(row: RunRow, wanted: Wanted) -> bool:
+    """Return whether a query for `wanted` would return this run, which has ended."""
+    tags = (row.tags or "").lower()
+    return (
+        wanted.kind in (None, row.kind)
+        and wanted.conversation in (None, row.conversation)
+        and (row.success or not wanted.success_only)
+        and wanted.has_notes in (None, bool(row.notes))
+        and wanted.has_description in (None, bool(row.description))
+        and (not wanted.tags or any(tag.lower() in tags for tag in wanted.tags))
+    )
+
+
+# -- writing: in a transaction of the store --------------------------------------------------------
+
+
+def begin(on: sqlite3.Connection, begun: Begun) -> None:
+    """Record that it runs, unless its end is recorded already."""
+    on.execute(
+        "INSERT INTO runs (id, sandbox_id, conversation, kind, code, status, started_at,"
+        " description, tags, context) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (id) DO NOTHING",
+        _first_fields(begun, RUNNING),
+    )
+    _note_reservation(on, begun.reservation, begun.id)
+
+
+def end(on: sqlite3.Connection, begun: Begun, run: Run, at: float) -> None:
+    """Record how it ended, also where its beginning was not recorded."""
+    put(on, ended(begun, run, at), begun.reservation)
+
+
+def put(on: sqlite3.Connection, row: RunRow, reservation: Slot | None = None) -> None:
+    """Record the end of a run whose row was shortened already. May be done twice."""
+    assert row.run is not None
+    on.execute(
+        "INSERT INTO runs (id, sandbox_id, conversation, kind, code, status, started_at,"
+        " description, tags, context, cause, result, ended_at, duration_ms)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
+        " status = excluded.status, cause = excluded.cause, result = excluded.result,"
+        " ended_at = excluded.ended_at, duration_ms = excluded.duration_ms",
+        (
+            *_first_fields(row, row.status),
+            row.cause,
+            _encoded(row.run),
+            row.ended_at,
+            row.duration_ms,
+        ),
+    )
+    _note_reservation(on, reservation, row.id)
+
+
+def size_of(row: RunRow) -> int:
+    """Return about how many bytes of memory the row of a run that has ended takes."""
+    texts = (row.code, row.description or "", row.tags or "")
+    result = 0 if row.run is None else len(_encoded(row.run))
+    return _ROW + 2 * (sum(map(len, texts)) + result)
+
+
+def prune(on: sqlite3.Connection, sandbox_id: str, history_max: int) -> None:
+    """Forget the oldest runs of a sandbox beyond so many."""
+    on.execute(
+        "DELETE FROM runs WHERE sandbox_id = ?1 AND status != ?2 AND seq <= ("
+        " SELECT seq FROM runs WHERE sandbox_id = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?3)",
+        (sandbox_id, RUNNING, history_max),
+    )
+
+
+async def mark_interrupted(store: Store, at: float) -> int:
+    """At the start of a service, before anything runs: the runs that its forerunner took along are
+    `interrupted`, with an error that says so. How many they were."""
+
+    def act(on: sqlite3.Connection) -> int:
+        rows = on.execute(
+            "SELECT seq, id, started_at FROM runs WHERE status = ?", (RUNNING,)
+        ).fetchall()
+        for seq, run_id, started_at in rows:
+            run = Run(run_id, Status.INTERRUPTED, error=SERVICE_ENDED, state_lost=True)
+            on.execute(
+                "UPDATE runs SET status = ?, result = ?, ended_at = ? WHERE seq = ?",
+                (run.status.value, _encoded(run), max(at, started_at), seq),
+            )
+        return len(rows)
+
+    return await store.write(act)
+
+
+async def annotate(
+    store: Store,
+    sandbox_id: str,
+    run_id: str,
+    *,
+    description: str | None,
+    tags: str | None,
+    notes: str | None,
+) -> bool:
+    """Change what is not None; whether there is such a run."""
+
+    def act(on: sqlite3.Connection) -> bool:
+        changed = on.execute(
+            "UPDATE runs SET description = coalesce(?, description), tags = coalesce(?, tags),"
+            " notes = coalesce(?, notes) WHERE id = ? AND sandbox_id = ?",
+            (description, tags, notes, run_id, sandbox_id),
+        )
+        return changed.rowcount == 1
+
+    return await store.write(act)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+async def of_sandbox(
+    store: Store, sandbox_id: str, wanted: Wanted, *, limit: int = 100, offset: int = 0
+) -> tuple[list[RunRow], int]:
+    """The newest first, and how many there are in all.
+
+    A page ends early where it would hold more than 8 MiB: the next one begins at `offset` plus the
+    number of rows given.
+    """
+    where, args = _where(sandbox_id, wanted)
+    count = f"SELECT count(*) FROM runs WHERE {where}"  # noqa: S608  # our words; values are bound
+    page = (
+        "SELECT * FROM (SELECT *, sum(length(code) + coalesce(length(result), 0))"  # noqa: S608
+        " OVER (ORDER BY seq DESC) AS held"
+        f" FROM (SELECT * FROM runs WHERE {where} ORDER BY seq DESC LIMIT ? OFFSET ?))"
+        " WHERE held <= ? ORDER BY seq DESC"
+    )
+
+    def act(on: sqlite3.Connection) -> tuple[list[RunRow], int]:
+        (total,) = on.execute(count, args).fetchone()
+        rows = on.execute(page, (*args, limit, min(offset, _OFFSET_MAX), _PAGE_MAX)).fetchall()
+        return [_row(row) for row in rows], total
+
+    return await store.read(act)
+
+
+async def of_id(store: Store, sandbox_id: str, run_id: str) -> RunRow | None:
+    row = await store.row("SELECT * FROM runs WHERE id = ? AND sandbox_id = ?", run_id, sandbox_id)
+    return None if row is None else _row(row)
+
+
+def _where(sandbox_id: str, wanted: Wanted) -> tuple[str, list[Any]]:
+    parts, args = ["sandbox_id = ?"], [sandbox_id]
+    if not wanted.running:
+        parts.append(f"status != '{RUNNING}'")
+    if wanted.kind is not None:
+        parts.append("kind = ?")
+        args.append(wanted.kind)
+    if wanted.conversation is not None:
+        parts.append("conversation = ?")
+        args.append(wanted.conversation)
+    if wanted.success_only:
+        parts.append(f"status = '{Status.OK}'")
+    for column, there in (("notes", wanted.has_notes), ("description", wanted.has_description)):
+        if there is not None:
+            parts.append(f"coalesce({column}, '') {'!=' if there else '='} ''")
+    if wanted.tags:
+        parts.append(f"({' OR '.join(['tags LIKE ? ESCAPE char(92)'] * len(wanted.tags))})")
+        args += [f"%{_literal(tag)}%" for tag in wanted.tags]
+    return " AND ".join(parts), args
+
+
+def _literal(tag: str) -> str:
+    r"""For LIKE … ESCAPE '\': as it stands, not as a pattern."""
+    return tag.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_")
+
+
+def _encoded(run: Run) -> str:
+    return msgspec.json.encode(run_to_json(run, encoded=True)).decode()
+
+
+def _row(row: sqlite3.Row) -> RunRow:
+    result = row["result"]
+    return RunRow(
+        id=row["id"],
+        sandbox_id=row["sandbox_id"],
+        conversation=row["conversation"],
+        kind=row["kind"],
+        code=row["code"],
+        status=row["status"],
+        cause=row["cause"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        duration_ms=row["duration_ms"],
+        description=row["description"],
+        tags=row["tags"],
+        notes=row["notes"],
+        run=None if result is None else run_from_json(msgspec.json.decode(result)),
+        context=row["context"],
+    )
+
+
+def _note_reservation(on: sqlite3.Connection, reservation: Slot | None, run_id: str) -> None:
+    if reservation is not None:
+        idempotency.began(on, reservation, run_id)
+
+
+def _first_fields(begun: Begun | RunRow, status: str) -> tuple[Any, ...]:
+    return (
+        begun.id,
+        begun.sandbox_id,
+        begun.conversation,
+        begun.kind,
+        begun.code if isinstance(begun, RunRow) else _cut(begun.code, _CODE_KEPT),
+        status,
+        begun.started_at,
+        begun.description,
+        begun.tags,
+        begun.context,
+    )
+
+
+# -- what is kept of a result ----------------------------------------------------------------------
+
+
+def shortened(run: Run) -> Run:
+    """The run with so much of each text and bundle as is kept; `truncated` says that it was cut."""
+    if _is_small(run):
+        return run
+    error = run.error
+    if error is not None:
+        error = RunError(
+            _cut(error.name, _TEXT_KEPT),
+            _cut(error.value, _TEXT_KEPT),
+            _cut(error.traceback, _TEXT_KEPT),
+        )
+    kept = replace(
+        run,
+        stdout=_cut(run.stdout, _TEXT_KEPT),
+        stderr=_cut(run.stderr, _TEXT_KEPT),
+        text=_cut(run.text, _TEXT_KEPT),
+        result=run.result if run.result is None else _cut(run.result, _TEXT_KEPT),
+        outputs=_small(run.outputs) if run.outputs else (),
+        error=error,
+    )
+    whole = replace(kept, outputs=run.outputs) == run and _parts(kept) == _parts(run)
+    return kept if whole else replace(kept, truncated=True)
+
+
+def _parts(run: Run) -> int:
+    return len(run.outputs) + sum(map(len, run.outputs))
+
+
+def _is_small(run: Run) -> bool:
+    """Nearly every run, found without making another one."""
+    plain = not run.outputs or (
+        _parts(run) == 2
+        and run.result is not None
+        and text_of(run.outputs[0], "text/plain") == run.result
+    )
+    size = len(run.stdout) + len(run.stderr) + len(run.text) + len(run.result or "")
+    return plain and run.error is None and size <= _TEXT_KEPT
+
+
+def _cut(text: str, length: int) -> str:
+    """Its beginning and its end, and between them how much was left out."""
+    if len(text) <= length:
+        return text
+    half = length // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
+
+
+def _small(outputs: Sequence[MimeBundle]) -> tuple[MimeBundle, ...]:
+    """The bundles without their large parts, as long as there is room: a figure is not kept, what
+    stands for it as text is."""
+    kept = []
+    room = _OUTPUTS_KEPT
+    for bundle in outputs:
+        if room <= 0:
+            break
+        small = Bundle()
+        for mime, part in stored(bundle):
+            size = len(mime) + _size(part)
+            if size <= min(_PART_KEPT, room):
+                small[mime] = part
+                room -= size
+        if small:
+            kept.append(small)
+    return tuple(kept)
+
+
+def _size(part: Any) -> int:
+    """Of its JSON, in bytes. Strings, which may be figures, are not written for it."""
+    if isinstance(part, Part):
+        return len(part.encoded)
+    return len(part) if isinstance(part, str) else len(msgspec.json.encode(value_to_json(part)))

@@ -1,0 +1,86 @@
+"""Tokens that were given out, by their id (`jti`): their bounds, and whether they still hold."""
+
+import json
+import sqlite3
+from dataclasses import dataclass
+
+from sbx.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """A token's bounds. What is None does not bound it."""
+
+    id: str
+    owner: str
+    user_id: str
+    agent_id: str | None
+    conversation_id: str | None
+    scopes: frozenset[str] | None
+    created_at: float
+    expires_at: float
+    revoked_at: float | None = None
+
+
+async def add(store: Store, token: TokenRecord) -> None:
+    scopes = None if token.scopes is None else json.dumps(sorted(token.scopes))
+    values = (
+        token.id,
+        token.owner,
+        token.user_id,
+        token.agent_id,
+        token.conversation_id,
+        scopes,
+        token.created_at,
+        token.expires_at,
+    )
+    await store.write(
+        lambda on: on.execute(
+            "INSERT INTO tokens (id, owner, user_id, agent_id, conversation_id, scopes,"
+            " created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            values,
+        )
+    )
+
+
+async def of_id(store: Store, token_id: str) -> TokenRecord | None:
+    """The token, whether or not it still holds."""
+    row = await store.row("SELECT * FROM tokens WHERE id = ?", token_id)
+    return None if row is None else _record(row)
+
+
+async def every(store: Store, owner: str | None) -> list[TokenRecord]:
+    """All tokens of an owner, or of everyone; ended ones too, oldest first."""
+    rows = await store.rows(
+        "SELECT * FROM tokens WHERE ?1 IS NULL OR owner = ?1 ORDER BY created_at, rowid", owner
+    )
+    return [_record(row) for row in rows]
+
+
+def revoke(on: sqlite3.Connection, record_id: str, at: float) -> None:
+    """Within a transaction; one that was revoked before stays as it is."""
+    on.execute(
+        "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (at, record_id)
+    )
+
+
+async def forget_ended(store: Store, before: float) -> int:
+    """Remove the records of tokens that expired before `before`; how many."""
+    return await store.write(
+        lambda on: on.execute("DELETE FROM tokens WHERE expires_at < ?", (before,)).rowcount
+    )
+
+
+def _record(row: sqlite3.Row) -> TokenRecord:
+    scopes = row["scopes"]
+    return TokenRecord(
+        id=row["id"],
+        owner=row["owner"],
+        user_id=row["user_id"],
+        agent_id=row["agent_id"],
+        conversation_id=row["conversation_id"],
+        scopes=None if scopes is None else frozenset(json.loads(scopes)),
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+    )

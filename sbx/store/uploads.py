@@ -1,0 +1,81 @@
+"""Who uploaded what, and when. The file on disk is the truth; a row may outlive it, or be late."""
+
+from dataclasses import dataclass
+
+from sbx.store import Store
+from sbx.store.pending import PendingWrites
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRow:
+    sandbox_id: str
+    conversation: str
+    name: str
+    size: int
+    sha256: str
+    uploaded_at: float
+    uploaded_by: str
+
+
+async def put(pending: PendingWrites, row: UploadRow) -> None:
+    """Remember an upload; the last one of a name counts. The file is there already, so a row that
+    the store refuses comes later."""
+    await pending.write(
+        _key(row.sandbox_id, row.conversation, row.name),
+        lambda on: on.execute(
+            "INSERT OR REPLACE INTO uploads (sandbox_id, conversation, name, size, sha256,"
+            " uploaded_at, uploaded_by) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                row.sandbox_id,
+                row.conversation,
+                row.name,
+                row.size,
+                row.sha256,
+                row.uploaded_at,
+                row.uploaded_by,
+            ),
+        ),
+    )
+
+
+async def forget(pending: PendingWrites, sandbox_id: str, conversation: str, name: str) -> None:
+    """An upload was deleted; with its conversation its rows go by themselves."""
+    await pending.write(
+        _key(sandbox_id, conversation, name),
+        lambda on: on.execute(
+            "DELETE FROM uploads WHERE sandbox_id = ? AND conversation = ? AND name = ?",
+            (sandbox_id, conversation, name),
+        ),
+    )
+
+
+def _key(sandbox_id: str, conversation: str, name: str) -> str:
+    return f"upload {sandbox_id} {conversation} {name}"
+
+
+async def conversations_with(store: Store, sandbox_id: str, name: str) -> list[str]:
+    """The conversations that an upload of this name was put into, by name; a few are enough."""
+    rows = await store.rows(
+        "SELECT conversation FROM uploads JOIN conversations AS c"
+        " ON c.sandbox_id = uploads.sandbox_id AND c.name = uploads.conversation"
+        " WHERE uploads.sandbox_id = ? AND uploads.name = ? ORDER BY conversation LIMIT 100",
+        sandbox_id,
+        name,
+    )
+    return [row["conversation"] for row in rows]
+
+
+async def conversations_of(store: Store, sandbox_id: str) -> list[str]:
+    """The names of all conversations of a sandbox, oldest first."""
+    rows = await store.rows(
+        "SELECT name FROM conversations WHERE sandbox_id = ? ORDER BY created_at, name LIMIT 1000",
+        sandbox_id,
+    )
+    return [row["name"] for row in rows]
+
+
+async def conversation_exists(store: Store, sandbox_id: str, conversation: str) -> bool:
+    found = await store.row(
+        "SELECT 1 FROM conversations WHERE sandbox_id = ? AND name = ?", sandbox_id, conversation
+    )
+    return found is not None
