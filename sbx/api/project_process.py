@@ -22,7 +22,7 @@ from sbx.api.settings import ServiceSettings
 from sbx.errors import SbxError
 from sbx.isolation.launch import start_broker
 from sbx.isolation.watchdog import Watchdog
-from sbx.linux.rlimits import raise_open_files
+from sbx.linux.descriptors import raise_open_files
 from sbx.runtime import project_calls as calls
 from sbx.runtime.project_client import ProjectProcess
 from sbx.runtime.project_grounds import ProjectGrounds

@@ -41,7 +41,7 @@ from sbx.api.sse import FOLLOWING
 from sbx.errors import BadRequest, Broken, SbxError
 from sbx.isolation.cgroups.aside import step_aside
 from sbx.isolation.launch import BrokerProcess, start_broker
-from sbx.linux.rlimits import raise_open_files
+from sbx.linux.descriptors import raise_open_files
 from sbx.runtime.house import House
 from sbx.runtime.project_client import ProjectProcess
 from sbx.runtime.store.runs import SERVICE_ENDED

@@ -78,7 +78,7 @@ from sbx.errors import Broken, Denied, SbxError, Unavailable
 from sbx.guest import shares
 from sbx.isolation import cgroups, facts, probe, spawn, staging, userns, zygotes
 from sbx.linux import mounts, namespaces, prctl, procfs
-from sbx.linux.rlimits import raise_open_files
+from sbx.linux.descriptors import raise_open_files
 
 if TYPE_CHECKING:
     from sbx.isolation.confinement import Confinement
