@@ -24,8 +24,8 @@ from bench.torture.ledger import Ledger
 from bench.torture.oracle import Finding, findings, summary
 from bench.torture.plan import plan
 from bench.torture.survey import Traces, descriptors_left, left_behind, survey, works_again
+from sbx.linux.descriptors import raise_open_files
 from sbx.linux.prctl import set_child_subreaper
-from sbx.linux.rlimits import raise_open_files
 
 CLIENTS = 30
 PAUSE_S = 0.1

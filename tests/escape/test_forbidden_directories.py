@@ -114,7 +114,7 @@ def test_each_command_refuses_a_home_with_one_sentence(home: Path, words: tuple[
         os.close(terminal)
     assert ended.returncode != 0
     assert f"error: '{home}' cannot be shown to a sandbox: it is the home of" in ended.stderr
-    assert "hint: make a directory" in ended.stderr
+    assert "hint: create a directory" in ended.stderr
 
 
 # Where a bind mount leads, below the temporary directory where it is not absolute; the reason.

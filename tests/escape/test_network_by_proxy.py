@@ -349,7 +349,7 @@ def pieces(process):
             except OSError:
                 pass
 
-found = set()
+found, packages = set(), (sys.prefix, sys.base_prefix)
 for process in glob.glob('/proc/[0-9]*'):
     if any(map(holds, pieces(process))):
         found.add('memory')
@@ -360,12 +360,15 @@ for process in glob.glob('/proc/[0-9]*'):
         except OSError:
             pass
 for top in ('/run', '/etc', '/tmp', '/workspace', '/sandbox', '/dev/shm'):
-    for path in glob.glob(top + '/**', recursive=True, include_hidden=True):
-        try:
-            if os.path.isfile(path) and holds(open(path, 'rb').read(1 << 26)):
-                found.add(path)
-        except OSError:
-            pass
+    for directory, below, names in os.walk(top):
+        # The packages of the interpreter are older than the value, and can lie below /tmp.
+        below[:] = [name for name in below if os.path.join(directory, name) not in packages]
+        for path in (os.path.join(directory, name) for name in names):
+            try:
+                if os.path.isfile(path) and holds(open(path, 'rb').read(1 << 26)):
+                    found.add(path)
+            except OSError:
+                pass
 sorted(found)
 """
 

@@ -3,7 +3,7 @@
 import resource
 
 from sbx.api.server.serve import FILES_MAX
-from sbx.linux.rlimits import raise_open_files
+from sbx.linux.descriptors import raise_open_files
 
 
 def test_a_service_may_open_as_many_files_as_the_host_lets_it() -> None:

@@ -22,7 +22,7 @@ from sbx.api.server.settings import ServiceSettings
 from sbx.errors import SbxError
 from sbx.isolation.broker.client import start_broker
 from sbx.isolation.broker.watchdog import Watchdog
-from sbx.linux.rlimits import raise_open_files
+from sbx.linux.descriptors import raise_open_files
 from sbx.runtime.runtime import Runtime
 from sbx.service.projects import calls
 from sbx.service.projects.allowed_paths import ProjectGrounds

@@ -41,7 +41,7 @@ from sbx.api.sse import FOLLOWING
 from sbx.errors import BadRequest, Broken, SbxError
 from sbx.isolation.broker.client import BrokerProcess, start_broker
 from sbx.isolation.cgroups.systemd_unit import step_aside
-from sbx.linux.rlimits import raise_open_files
+from sbx.linux.descriptors import raise_open_files
 from sbx.service.projects.client import ProjectProcess
 from sbx.service.service import House
 from sbx.store.runs import SERVICE_ENDED

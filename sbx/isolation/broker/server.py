@@ -79,7 +79,7 @@ from sbx.guest import shares
 from sbx.isolation import cgroups, facts, probe, userns
 from sbx.isolation.broker import bind_staging, spawn, zygotes
 from sbx.linux import mounts, namespaces, prctl, procfs
-from sbx.linux.rlimits import raise_open_files
+from sbx.linux.descriptors import raise_open_files
 
 if TYPE_CHECKING:
     from sbx.isolation.broker.allowlist import Confinement

@@ -1,6 +1,5 @@
 """Start one bwrap: what it is handed, and the few steps between fork and exec."""
 
-import fcntl
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from sbx.isolation.slots import (
     USERNS_FD,
 )
 from sbx.linux import namespaces, prctl
+from sbx.linux.descriptors import duplicate_above
 
 _PARKED_MIN = 200  # above every slot, so that filling one slot closes no file of another
 
@@ -201,7 +201,7 @@ def _park(fd: int) -> int:
     A fixed number can belong to another file of a broker with many jails: dup3(2) then replaces
     that file, and fails with EINVAL if the file is `fd` itself.
     """
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _PARKED_MIN)
+    return duplicate_above(fd, _PARKED_MIN)
 
 
 def _place(slots: Sequence[tuple[int, int]], report: int) -> None:

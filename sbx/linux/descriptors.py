@@ -1,6 +1,15 @@
-"""The limit of open files of a process: setrlimit(2), RLIMIT_NOFILE."""
+"""The open files of a process: their limit and their numbers. setrlimit(2), fcntl(2)"""
 
+import fcntl
 import resource
+
+
+def duplicate_above(fd: int, lowest: int) -> int:
+    """Return a copy of `fd` with the lowest free number from `lowest` on. It is closed by exec.
+
+    Raise OSError if no number is free.
+    """
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 
 def raise_open_files(maximum: int) -> int:
