@@ -13,14 +13,15 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from cachetools import TTLCache
 
 from sbx.agent.backlog import Backlog
 from sbx.aio import Clock
 from sbx.errors import Broken, Conflict, NotFound, SbxError, Unavailable
-from sbx.lately import Lately
 from sbx.protocol.agent import (
     AgentEvent,
     Json,
@@ -235,7 +236,9 @@ class Chats:
         self._per_owner = per_owner
         self._run_bytes = run_bytes
         self._running: dict[Key, ChatRun] = {}
-        self._ended = Lately[Key, ChatRun](clock, seconds=replay_s, size_max=ended_bytes)
+        self._ended: TTLCache[Key, ChatRun] = TTLCache(
+            ended_bytes, replay_s, timer=clock.now, getsizeof=lambda run: run.held
+        )
         self._closing = False
 
     async def start(self, ask: ChatAsk) -> ChatRun:
@@ -250,7 +253,7 @@ class Chats:
         try:
             async with AsyncExitStack() as resources:
                 agent = await resources.enter_async_context(self._open(run))
-                self._ended.forget(ask.key)
+                self._ended.pop(ask.key, None)
                 run._begin(agent, resources.pop_all(), self._over)
         except BaseException as error:
             del self._running[ask.key]
@@ -289,7 +292,7 @@ class Chats:
         self._closing = True
         await asyncio.gather(*(run.abort() for run in self._running.values()))
         await asyncio.gather(*(run.ended() for run in self._running.values()))
-        await self._ended.close()
+        self._ended.clear()
 
     def _check_room(self, ask: ChatAsk) -> None:
         if self._closing:
@@ -318,7 +321,8 @@ class Chats:
 
     def _over(self, run: ChatRun) -> None:
         del self._running[run.ask.key]
-        self._ended.keep(run.ask.key, run, run.held)
+        with suppress(ValueError):  # it is larger than all ended runs may be together
+            self._ended[run.ask.key] = run
 
 
 def _count(event: AgentEvent) -> None:

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from cachetools import TTLCache
+
 from sbx.aio import Clock
 from sbx.errors import (
     BadRequest,
@@ -30,7 +32,6 @@ from sbx.errors import (
     Unavailable,
 )
 from sbx.kernels.kernel import Kernel
-from sbx.lately import Lately
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.languages import LANGUAGES, Language
 from sbx.protocol.runs import Event, Run, RunEnd, RunError, Status
@@ -302,7 +303,9 @@ class Runs:
         self._history_max = history_max
         self._running: dict[str, RunHandle] = {}
         self._queues: dict[tuple[str, str, str], _Queue] = {}
-        self._ended = Lately[str, RunHandle](clock, seconds=replay_s, size_max=replay_max)
+        self._ended: TTLCache[str, RunHandle] = TTLCache(
+            replay_max, replay_s, timer=clock.now, getsizeof=_memory_of
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -391,7 +394,7 @@ class Runs:
             task.cancel()
         if left:
             await asyncio.wait(left)
-        await self._ended.close()
+        self._ended.clear()
 
     # -- history ---------------------------------------------------------------------------------
 
@@ -628,8 +631,13 @@ class Runs:
         del self._running[handle.run_id]
         if not self._running:
             self._idle.set()
-        size = _HANDLE_SIZE + handle._live.held + 2 * handle._ask.size
-        self._ended.keep(handle.run_id, handle, size)
+        with suppress(ValueError):  # it is larger than all ended runs may be together
+            self._ended[handle.run_id] = handle
+
+
+def _memory_of(handle: RunHandle) -> int:
+    """Return about how many bytes an ended run keeps in memory."""
+    return _HANDLE_SIZE + handle._live.held + 2 * handle._ask.size
 
 
 def _count(handle: RunHandle, run: Run) -> None:

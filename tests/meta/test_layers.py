@@ -18,7 +18,7 @@ ROWS = (
     {"kernels", "egress", "environments", "store"},
     {"isolation", "workspace"},
     {"policy", "guest", "event_log", "run_methods", "settings_files", "forbidden_directories"},
-    {"linux", "protocol", "telemetry", "aio", "lately"},
+    {"linux", "protocol", "telemetry", "aio"},
     {"errors"},
 )
 ONLY: dict[str, set[str]] = {  # tighter than their row

@@ -133,7 +133,7 @@ async def test_a_run_is_found_until_a_minute_after_its_end(
     assert chats.find(("me", "c1")) is run
     at.agents[0].go_on.set()
     await run.ended()
-    clock.advance(60)
+    clock.advance(59.5)
     assert chats.find(("me", "c1"), run.run_id) is run
     for owner, run_id in (("me", "chat-other"), ("you", None)):
         with pytest.raises(NotFound):
