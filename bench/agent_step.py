@@ -23,7 +23,7 @@ from sbx.agent.models import TextDelta
 from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.tool import ToolDefinition
 from sbx.aio import SystemClock
-from sbx.protocol.agent import RunEnd, StepEnd, ToolEnd
+from sbx.protocol.agent import AgentRunEnd, StepEnd, ToolEnd
 from sbx.store import Store, chats
 from sbx.store.chats import ChatRow
 from sbx.store.messages import Messages
@@ -76,7 +76,7 @@ async def _agent_step(rounds: int, progress: Progress) -> Samples:
                         cells.append(cell_ms)
                         progress(min(len(measured), rounds), rounds)
                     began, steps = now, steps + 1
-                case RunEnd(reason=reason) if reason != "max_steps":
+                case AgentRunEnd(reason=reason) if reason != "max_steps":
                     raise NotMeasured(f"a run ended as {reason}: {event.error}")
 
     with tempfile.TemporaryDirectory() as directory:

@@ -31,7 +31,7 @@ from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
 
 from bench.notebook import Notebook, NotebookKernel, client_thread
 from bench.samples import Bench, NotMeasured, Progress, Samples, in_turn
-from sbx.jupyter.kernelspec import Place, install
+from sbx.jupyter.kernelspec import KernelspecDir, install
 from sbx.runtime import shared
 
 # Of the machine that the bounds were set on, the lower end of what was measured there.
@@ -156,7 +156,7 @@ def _installed(directory: Path) -> Iterator[NotebookKernel]:
     notebooks.mkdir()
     if os.geteuid() == 0:
         os.chown(notebooks, _OWNER, _OWNER)
-    place = Place(directory)
+    place = KernelspecDir(directory)
     install(_OURS, place=place)
     specs = KernelSpecManager(kernel_dirs=[str(place.directory)])
     return (NotebookKernel(name, specs, notebooks) for name in (_OURS, NATIVE_KERNEL_NAME))

@@ -14,11 +14,11 @@ from bench import baseline, paths
 from bench.at_once import at_once
 from bench.samples import Bench, Progress, Samples
 from sbx import AsyncSandbox, Policy, Runtime
-from sbx.policy.model import Pool
+from sbx.policy.model import PoolPolicy
 
 _AT_ONCE = 50
 _BASELINE_AT_ONCE = 4
-_PARKED = paths.DATA_SCIENCE.model_copy(update={"pool": Pool(min_idle=0, max_idle=_AT_ONCE)})
+_PARKED = paths.DATA_SCIENCE.model_copy(update={"pool": PoolPolicy(min_idle=0, max_idle=_AT_ONCE)})
 
 
 async def _parallel_create(rounds: int, progress: Progress) -> Samples:

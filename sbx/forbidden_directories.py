@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sbx.linux import mountinfo
-from sbx.linux.mountinfo import Mount, Source, is_below
+from sbx.linux.mountinfo import MountInfo, Source, is_below
 
 Identity = tuple[int, int]  # device and inode
 Location = Source  # like a source, or with the device "" for the path itself
@@ -60,7 +60,7 @@ _ON_PATH = "bin"  # ~/bin is on the PATH of a login shell where it exists
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ForbiddenPlace:
     """A directory or a socket of the host, by its real path and by its file system."""
 
     path: str
@@ -68,11 +68,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class HomeDirectory:
     """`identities`: of the home and of each directory above it. `login`: whether the account has a
     shell."""
 
-    place: Place
+    place: ForbiddenPlace
     user: str
     uid: int
     login: bool = True
@@ -80,16 +80,16 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostDirectoryFacts:
     """`private`: data, configuration and sockets of sbx. `code`: files that decide how sandboxes
     run. `programs`: directories on PATH. `caller`: the uid of this process. `sources`: those of
     SYSTEM_PATHS, by path."""
 
     caller: int
-    homes: tuple[Home, ...] = ()
-    private: tuple[Place, ...] = ()
-    code: tuple[Place, ...] = ()
-    programs: tuple[Place, ...] = ()
+    homes: tuple[HomeDirectory, ...] = ()
+    private: tuple[ForbiddenPlace, ...] = ()
+    code: tuple[ForbiddenPlace, ...] = ()
+    programs: tuple[ForbiddenPlace, ...] = ()
     temporary: str = "/tmp"  # noqa: S108
     sources: Mapping[str, Source] = field(default_factory=dict)
 
@@ -98,9 +98,9 @@ class HostFacts:
         return {**asdict(self), "homes": homes}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "HostFacts":
+    def from_json(cls, data: Mapping[str, Any]) -> "HostDirectoryFacts":
         homes = (
-            Home(
+            HomeDirectory(
                 _place_of_json(home["place"]),
                 home["user"],
                 home["uid"],
@@ -116,8 +116,8 @@ class HostFacts:
         temporary = data["temporary"]
         return cls(data["caller"], tuple(homes), **places, temporary=temporary, sources=sources)
 
-    def system(self, path: str) -> Place:
-        return Place(path, self.sources.get(path))
+    def system(self, path: str) -> ForbiddenPlace:
+        return ForbiddenPlace(path, self.sources.get(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class DirectoryFacts:
     paths that the sandbox mounts read-only. `data_directory`: the directory itself, or the nearest
     one above it, with the marker of a data directory of sbx."""
 
-    place: Place
+    place: ForbiddenPlace
     owner: int
     identity: Identity | None = None
     mounts: tuple["DirectoryFacts", ...] = ()
@@ -134,7 +134,7 @@ class DirectoryFacts:
     data_directory: str | None = None
 
 
-def look(fd: int, mounts: Sequence[Mount], shielded: tuple[str, ...] = ()) -> DirectoryFacts:
+def look(fd: int, mounts: Sequence[MountInfo], shielded: tuple[str, ...] = ()) -> DirectoryFacts:
     """Return the facts about an open directory. Reads the disk. Raises OSError."""
     status = os.fstat(fd)
     path = os.readlink(f"/proc/self/fd/{fd}")
@@ -150,9 +150,9 @@ def look(fd: int, mounts: Sequence[Mount], shielded: tuple[str, ...] = ()) -> Di
     )
 
 
-def _look_at_mount(mount: Mount, mounts: Sequence[Mount]) -> DirectoryFacts:
+def _look_at_mount(mount: MountInfo, mounts: Sequence[MountInfo]) -> DirectoryFacts:
     """A mount that cannot be looked at has no owner: only root may show it."""
-    place = Place(mount.point, (mount.device, mount.root))
+    place = ForbiddenPlace(mount.point, (mount.device, mount.root))
     owner, identity = -1, None
     with suppress(OSError):
         status = os.stat(mount.point, follow_symlinks=False)
@@ -160,7 +160,7 @@ def _look_at_mount(mount: Mount, mounts: Sequence[Mount]) -> DirectoryFacts:
     return DirectoryFacts(place, owner, identity, data_directory=_data_directory(place, mounts))
 
 
-def _data_directory(place: Place, mounts: Sequence[Mount]) -> str | None:
+def _data_directory(place: ForbiddenPlace, mounts: Sequence[MountInfo]) -> str | None:
     paths = [place.path]
     if place.source is not None:
         paths += mountinfo.paths_of(place.source, mounts)
@@ -176,20 +176,22 @@ def _with_parents(path: str) -> Iterator[str]:
         yield path
 
 
-def place_of(path: str, mounts: Sequence[Mount]) -> Place:
+def place_of(path: str, mounts: Sequence[MountInfo]) -> ForbiddenPlace:
     """Return the place of a path without symlinks."""
-    return Place(path, mountinfo.source_of(path, mounts))
+    return ForbiddenPlace(path, mountinfo.source_of(path, mounts))
 
 
-def _place_of_json(data: Mapping[str, Any]) -> Place:
+def _place_of_json(data: Mapping[str, Any]) -> ForbiddenPlace:
     source = data["source"]
-    return Place(data["path"], None if source is None else (source[0], source[1]))
+    return ForbiddenPlace(data["path"], None if source is None else (source[0], source[1]))
 
 
 # -- the rule --------------------------------------------------------------------------------------
 
 
-def refusal(directory: DirectoryFacts, host: HostFacts, *, read_only: bool = False) -> str | None:
+def refusal(
+    directory: DirectoryFacts, host: HostDirectoryFacts, *, read_only: bool = False
+) -> str | None:
     """Return the reason why no sandbox may see this directory, or None. Pure."""
     if reason := _refusal(directory, host, read_only, directory):
         return reason
@@ -201,7 +203,7 @@ def refusal(directory: DirectoryFacts, host: HostFacts, *, read_only: bool = Fal
 
 
 def _refusal(
-    directory: DirectoryFacts, host: HostFacts, read_only: bool, top: DirectoryFacts
+    directory: DirectoryFacts, host: HostDirectoryFacts, read_only: bool, top: DirectoryFacts
 ) -> str | None:
     """Judge a directory, or a mount below the directory `top`."""
     if _is_at(directory.place, host.system("/")):
@@ -215,7 +217,7 @@ def _refusal(
     )
 
 
-def _refusal_of_homes(directory: DirectoryFacts, host: HostFacts) -> str | None:
+def _refusal_of_homes(directory: DirectoryFacts, host: HostDirectoryFacts) -> str | None:
     for home in host.homes:
         if _is_at(directory.place, home.place):
             return f"it is the home of {home.user}"
@@ -227,7 +229,7 @@ def _refusal_of_homes(directory: DirectoryFacts, host: HostFacts) -> str | None:
 
 
 def _refusal_of_own_files(
-    directory: DirectoryFacts, host: HostFacts, read_only: bool, top: DirectoryFacts
+    directory: DirectoryFacts, host: HostDirectoryFacts, read_only: bool, top: DirectoryFacts
 ) -> str | None:
     if directory.data_directory is not None:
         return f"it is in {directory.data_directory}, a data directory of sbx"
@@ -240,7 +242,7 @@ def _refusal_of_own_files(
     return None
 
 
-def _contact(directory: DirectoryFacts, place: Place, top: DirectoryFacts) -> str | None:
+def _contact(directory: DirectoryFacts, place: ForbiddenPlace, top: DirectoryFacts) -> str | None:
     if _lies_in(directory.place, place):
         return f"it is in {place.path}"
     if _holds(directory.place, place) and not _is_shielded(place, top):
@@ -248,7 +250,9 @@ def _contact(directory: DirectoryFacts, place: Place, top: DirectoryFacts) -> st
     return None
 
 
-def _refusal_in_homes(directory: DirectoryFacts, host: HostFacts, read_only: bool) -> str | None:
+def _refusal_in_homes(
+    directory: DirectoryFacts, host: HostDirectoryFacts, read_only: bool
+) -> str | None:
     for home in host.homes:
         if home.place.path == "/":
             continue
@@ -273,7 +277,9 @@ def _refusal_in_homes(directory: DirectoryFacts, host: HostFacts, read_only: boo
     return None
 
 
-def _refusal_in_system(directory: DirectoryFacts, host: HostFacts, read_only: bool) -> str | None:
+def _refusal_in_system(
+    directory: DirectoryFacts, host: HostDirectoryFacts, read_only: bool
+) -> str | None:
     trees = _LIVE_TREES if read_only else SYSTEM_TREES
     for location in _locations(directory.place):
         place = _place_at(location)
@@ -293,7 +299,7 @@ def _refusal_in_system(directory: DirectoryFacts, host: HostFacts, read_only: bo
 
 
 def _refusal_of_programs(
-    directory: DirectoryFacts, host: HostFacts, top: DirectoryFacts
+    directory: DirectoryFacts, host: HostDirectoryFacts, top: DirectoryFacts
 ) -> str | None:
     """A directory on PATH below the workspace is permitted if the sandbox mounts it read-only. So
     is one that holds much more than programs, such as a home."""
@@ -310,7 +316,7 @@ def _refusal_of_programs(
     return None
 
 
-def _is_apart(home: Home) -> bool:
+def _is_apart(home: HomeDirectory) -> bool:
     return home.login and home.place.path.count("/") >= 2
 
 
@@ -318,19 +324,19 @@ def _is_strictly_below(path: str, top: str) -> bool:
     return path != top and is_below(path, top)
 
 
-def _is_at(place: Place, other: Place) -> bool:
+def _is_at(place: ForbiddenPlace, other: ForbiddenPlace) -> bool:
     return [] in list(_below(other, place))
 
 
-def _lies_in(place: Place, top: Place) -> bool:
+def _lies_in(place: ForbiddenPlace, top: ForbiddenPlace) -> bool:
     return any(True for _ in _below(top, place))
 
 
-def _holds(top: Place, place: Place) -> bool:
+def _holds(top: ForbiddenPlace, place: ForbiddenPlace) -> bool:
     return _lies_in(place, top)
 
 
-def _below(top: Place, place: Place) -> Iterator[list[str]]:
+def _below(top: ForbiddenPlace, place: ForbiddenPlace) -> Iterator[list[str]]:
     """Yield the components of `place` below `top` by each name by which it is there."""
     for device, path in _locations(place):
         for other, above in _locations(top):
@@ -338,15 +344,15 @@ def _below(top: Place, place: Place) -> Iterator[list[str]]:
                 yield [part for part in path[len(above) :].split("/") if part]
 
 
-def _locations(place: Place) -> tuple[Location, ...]:
+def _locations(place: ForbiddenPlace) -> tuple[Location, ...]:
     path = () if not place.path else (("", place.path),)
     return path if place.source is None else (*path, place.source)
 
 
-def _place_at(location: Location) -> Place:
-    return Place(location[1]) if not location[0] else Place("", location)
+def _place_at(location: Location) -> ForbiddenPlace:
+    return ForbiddenPlace(location[1]) if not location[0] else ForbiddenPlace("", location)
 
 
-def _is_shielded(place: Place, directory: DirectoryFacts) -> bool:
+def _is_shielded(place: ForbiddenPlace, directory: DirectoryFacts) -> bool:
     top = directory.place.path
     return any(is_below(place.path, f"{top}/{name}") for name in directory.shielded)

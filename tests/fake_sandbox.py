@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from sbx.agent.sandbox import FileChange
 from sbx.errors import Conflict, NotFound
-from sbx.protocol.files import Entry, Listing, Upload
+from sbx.protocol.files import FileEntry, Listing, Upload
 from sbx.protocol.runs import Event, Run, RunEnd, RunStart, Status, Stdout
 
 
@@ -27,8 +27,8 @@ class FakeFiles:
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
         return Listing([await self.stat(name) for name in sorted(self.content)])
 
-    async def stat(self, path: str) -> Entry:
-        return Entry(path, path, "file", len(await self.read_bytes(path)), 0.0)
+    async def stat(self, path: str) -> FileEntry:
+        return FileEntry(path, path, "file", len(await self.read_bytes(path)), 0.0)
 
     async def make_directory(self, path: str) -> None:
         pass

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from sbx.agent.messages import ToolCall
-from sbx.agent.sandbox import Sandbox
+from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.tools.following import unheard
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
@@ -15,28 +15,30 @@ from sbx.sync.blocking import BlockingConversation, beneath
 
 
 @runtime_checkable
-class Whole(Protocol):
+class MultiConversationSandbox(Protocol):
     """A sandbox of several conversations: `AsyncSandbox`, local or remote."""
 
-    def conversation(self, name: str) -> Sandbox: ...
+    def conversation(self, name: str) -> ToolSandbox: ...
 
 
-AnySandbox = BlockingConversation | Sandbox | Whole
+AnySandbox = BlockingConversation | ToolSandbox | MultiConversationSandbox
 _DEFAULT_CONVERSATION = "default"
 
 
-class Calls:
+class ToolCaller:
     """Calls of tools by their names, with arguments as JSON text or as an object.
 
-    `sandbox` is a `Sandbox`, an `AsyncSandbox` or a conversation of either, local or remote.
+    `sandbox` is a `ToolSandbox`, an `AsyncSandbox` or a conversation of either, local or remote.
     `tools` defaults to the built-in ones. A failed call returns an error as its result. Cancelling
     a call interrupts its run.
     """
 
     def __init__(self, sandbox: AnySandbox, tools: Tools | None = None) -> None:
-        if isinstance(sandbox, Whole) and not isinstance(sandbox, BlockingConversation):
+        if isinstance(sandbox, MultiConversationSandbox) and not isinstance(
+            sandbox, BlockingConversation
+        ):
             sandbox = sandbox.conversation(_DEFAULT_CONVERSATION)
-        self._sandbox: BlockingConversation | Sandbox = sandbox
+        self._sandbox: BlockingConversation | ToolSandbox = sandbox
         self._tools = tools or Tools()
 
     def definitions(self) -> tuple[ToolDefinition, ...]:

@@ -10,7 +10,7 @@ They are the tools of sbx.agent, with the same schemas, results and errors.
 from typing import Any
 
 from sbx.adapters import extra_missing
-from sbx.adapters.calling import AnySandbox, Calls
+from sbx.adapters.calling import AnySandbox, ToolCaller
 from sbx.agent.tools.execution import RUN_CODE
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolResult
@@ -31,9 +31,9 @@ class SandboxTool(BaseTool):
     Without asyncio (`invoke`) it needs a sandbox without asyncio.
     """
 
-    _calls: Calls = PrivateAttr()
+    _calls: ToolCaller = PrivateAttr()
 
-    def __init__(self, calls: Calls, **fields: Any) -> None:
+    def __init__(self, calls: ToolCaller, **fields: Any) -> None:
         super().__init__(response_format="content_and_artifact", handle_tool_error=True, **fields)
         self._calls = calls
 
@@ -47,7 +47,7 @@ class SandboxTool(BaseTool):
 def sandbox_tools(sandbox: AnySandbox, tools: Tools | None = None) -> list[BaseTool]:
     """Return run_code, execute_command, read_file, write_file, edit_file and list_files, or
     `tools`."""
-    calls = Calls(sandbox, tools)
+    calls = ToolCaller(sandbox, tools)
     return [
         SandboxTool(
             calls,

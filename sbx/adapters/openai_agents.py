@@ -10,7 +10,7 @@ They are the tools of sbx.agent, with the same schemas, results and errors.
 from typing import Any
 
 from sbx.adapters import extra_missing
-from sbx.adapters.calling import AnySandbox, Calls
+from sbx.adapters.calling import AnySandbox, ToolCaller
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
 
@@ -26,11 +26,11 @@ Output = str | list[ToolOutputText | ToolOutputImage]
 def function_tools(sandbox: AnySandbox, tools: Tools | None = None) -> list[Tool]:
     """Return run_code, execute_command, read_file, write_file, edit_file and list_files, or
     `tools`. Figures are returned as images."""
-    calls = Calls(sandbox, tools)
+    calls = ToolCaller(sandbox, tools)
     return [_function_tool(calls, definition) for definition in calls.definitions()]
 
 
-def _function_tool(calls: Calls, definition: ToolDefinition) -> FunctionTool:
+def _function_tool(calls: ToolCaller, definition: ToolDefinition) -> FunctionTool:
     async def invoked(_context: ToolContext[Any], arguments: str) -> Output:
         return _output(await calls.call_async(definition.name, arguments))
 

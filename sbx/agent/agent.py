@@ -18,30 +18,30 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
-from sbx.agent.approvals import Approvals, Place
+from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.budget import UNBOUNDED, Budget
-from sbx.agent.calls import HERE, Calls
+from sbx.agent.calls import HERE, AgentToolCalls
 from sbx.agent.changing import ReadSetting, ask_always
 from sbx.agent.compaction import WHEN_LONG, Compaction
-from sbx.agent.events import Events, Tell
-from sbx.agent.history import History, MemoryHistory, Thread
+from sbx.agent.events import AgentEvents, Tell
+from sbx.agent.history import MemoryHistory, MessageHistory, Thread
 from sbx.agent.messages import Message, Response, carried
 from sbx.agent.models import Model
 from sbx.agent.prompt import SYSTEM, DescribeFiles, made_fresh
-from sbx.agent.sandbox import Conversations, Sandbox, is_sandboxed, one_of
-from sbx.agent.step import Answers, Step, results_of
+from sbx.agent.sandbox import Conversations, ToolSandbox, is_sandboxed, one_of
+from sbx.agent.step import ModelAnswers, Step, results_of
 from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.aio import to_the_end
 from sbx.errors import BadRequest, Broken, Conflict, SbxError
-from sbx.protocol.agent import AgentEvent, Json, Reason, RunEnd, RunStart, StepEnd
+from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, Json, Reason, StepEnd
 from sbx.telemetry.host_paths import without_host_paths
 
 CompletionCheck = Callable[[Response], bool | Awaitable[bool]]
 OnStep = Callable[[Step], object]
 
 
-class How(TypedDict, total=False):
+class AgentOptions(TypedDict, total=False):
     """The options of one run. `completion_check` is called with each answer after the calls of the
     answer have been made. `on_step` is called with each step. Both may be coroutine functions. The
     approvals of the run carry its `run_id`; the default is a random id."""
@@ -65,17 +65,17 @@ class Agent:
 
     def __init__(
         self,
-        sandbox: Sandbox | Conversations,
+        sandbox: ToolSandbox | Conversations,
         model: Model,
         *,
         tools: Tools | None = None,
         approvals: Approvals | None = None,
-        history: History | None = None,
+        history: MessageHistory | None = None,
         permissions: Permissions | None = None,
         system: str = SYSTEM,
         budget: Budget = UNBOUNDED,
         compaction: Compaction | None = WHEN_LONG,
-        place: Place = HERE,
+        place: AgentContext = HERE,
         describe_files: DescribeFiles | None = None,
         changes: ReadSetting = ask_always,
     ) -> None:
@@ -95,21 +95,21 @@ class Agent:
         self._is_started = False
         self._aborted = False
 
-    async def run(self, message: str | Message | None, **how: Unpack[How]) -> RunEnd:
+    async def run(self, message: str | Message | None, **how: Unpack[AgentOptions]) -> AgentRunEnd:
         """Answer a message and return the end of the run. Raise the same errors as `stream`."""
         async with aclosing(self.stream(message, **how)) as events:
             async for event in events:
-                if isinstance(event, RunEnd):
+                if isinstance(event, AgentRunEnd):
                     return event
         raise Broken("the run ended without an end event")
 
-    async def resume(self, **how: Unpack[How]) -> RunEnd:
+    async def resume(self, **how: Unpack[AgentOptions]) -> AgentRunEnd:
         """Continue at the last complete step of the history. A call that has no result because of a
         crash gets an error as its result and is not repeated."""
         return await self.run(None, **how)
 
     async def stream(
-        self, message: str | Message | None, **how: Unpack[How]
+        self, message: str | Message | None, **how: Unpack[AgentOptions]
     ) -> AsyncGenerator[AgentEvent, None]:
         """Answer a message and yield all events; the last one is the end. None resumes the last
         run.
@@ -122,7 +122,7 @@ class Agent:
         request = _request(message, how)
         if self._task is not None:
             raise Conflict("this agent is answering already", code="run_in_progress")
-        self._aborted, events = False, Events()
+        self._aborted, events = False, AgentEvents()
         self._task = asyncio.create_task(self._run(request, events.tell))
         try:
             async for event in events.until(self._task):
@@ -147,8 +147,8 @@ class Agent:
     async def _run(self, request: "_Request", tell: Tell) -> None:
         self._is_started = True
         thread = Thread(self.history)
-        answers = Answers(self._model, self._prompt, self._tools.definitions(), thread, tell)
-        calls = Calls(
+        answers = ModelAnswers(self._model, self._prompt, self._tools.definitions(), thread, tell)
+        calls = AgentToolCalls(
             self._sandbox,
             self._tools,
             tell=tell,
@@ -158,15 +158,20 @@ class Agent:
             place=self._place,
             changes=self._changes,
         )
-        tell(RunStart(self._model.name, request.max_steps, self._sandboxed))
+        tell(AgentRunStart(self._model.name, request.max_steps, self._sandboxed))
         try:
             reason, error = await self._ended(self._loop(request, thread, answers, calls, tell))
         finally:
             await thread.close()
-        tell(RunEnd(reason, answers.content, answers.usage.to_dict(), error))
+        tell(AgentRunEnd(reason, answers.content, answers.usage.to_dict(), error))
 
     async def _loop(
-        self, request: "_Request", thread: Thread, answers: Answers, calls: Calls, tell: Tell
+        self,
+        request: "_Request",
+        thread: Thread,
+        answers: ModelAnswers,
+        calls: AgentToolCalls,
+        tell: Tell,
     ) -> Reason:
         await thread.open()
         if request.message is not None:
@@ -212,7 +217,7 @@ class _Request:
     run_id: str
 
 
-def _request(message: str | Message | None, how: How) -> _Request:
+def _request(message: str | Message | None, how: AgentOptions) -> _Request:
     if isinstance(message, str):
         message = Message("user", message)
     if message is not None and (message.role != "user" or not (message.content or message.images)):

@@ -7,10 +7,10 @@ from itertools import count
 from typing import Protocol
 
 from sbx.errors import Conflict
-from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
+from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, StoredApprovalRule
 
 
-class Records(Protocol):
+class ApprovalStore(Protocol):
     """A bound of None does not restrict. Lists are sorted by `seq` and start above `after`."""
 
     async def add(self, approval: Approval) -> Approval:
@@ -20,20 +20,22 @@ class Records(Protocol):
     async def of_id(self, tool_call_id: str) -> Approval | None: ...
 
     async def settle(
-        self, tool_call_id: str, decision: Decision, rule: Remembered | None = None
+        self, tool_call_id: str, decision: ApprovalDecision, rule: StoredApprovalRule | None = None
     ) -> tuple[Approval | None, bool]:
         """Decide the call. Return the approval with the decision that counts, and whether it is
         this one. The first decision counts, and only its rule is kept. Return None for an unknown
         id."""
         ...
 
-    async def settle_all(self, decision: Decision, run_id: str | None = None) -> Sequence[Approval]:
+    async def settle_all(
+        self, decision: ApprovalDecision, run_id: str | None = None
+    ) -> Sequence[Approval]:
         """Decide all pending calls, or those of one run. Return the calls that this decided."""
         ...
 
     async def pending(
         self,
-        reach: Reach,
+        reach: ApprovalScope,
         *,
         now: float,
         after: int,
@@ -45,26 +47,26 @@ class Records(Protocol):
 
     async def rules(
         self,
-        reach: Reach,
+        reach: ApprovalScope,
         *,
         project_id: str | None,
         after: int,
         limit: int,
-    ) -> Sequence[Remembered]:
+    ) -> Sequence[StoredApprovalRule]:
         """Return the rules. A reach of a user, an agent or a conversation has no rules of
         projects."""
         ...
 
     async def rules_for(
-        self, reach: Reach, *, project_id: str | None, tool_name: str
-    ) -> Sequence[Remembered]:
+        self, reach: ApprovalScope, *, project_id: str | None, tool_name: str
+    ) -> Sequence[StoredApprovalRule]:
         """Return the rules for calls of this tool in the conversation or its project."""
         ...
 
     async def drop_rule(
         self,
         rule_id: str,
-        reach: Reach,
+        reach: ApprovalScope,
     ) -> bool | None:
         """Revoke the rule at once. Return whether that is recorded, or None if there is no such
         rule within these bounds."""
@@ -77,7 +79,7 @@ class MemoryRecords:
     def __init__(self) -> None:
         self._approvals: dict[str, Approval] = {}
         self._rules: dict[
-            str, tuple[Remembered, Approval]
+            str, tuple[StoredApprovalRule, Approval]
         ] = {}  # each with the approval that created it
         self._numbers = count(1)
 
@@ -92,7 +94,7 @@ class MemoryRecords:
         return self._approvals.get(tool_call_id)
 
     async def settle(
-        self, tool_call_id: str, decision: Decision, rule: Remembered | None = None
+        self, tool_call_id: str, decision: ApprovalDecision, rule: StoredApprovalRule | None = None
     ) -> tuple[Approval | None, bool]:
         approval = self._approvals.get(tool_call_id)
         if approval is None or approval.decision is not None:
@@ -102,7 +104,9 @@ class MemoryRecords:
         decided = self._approvals[tool_call_id] = replace(approval, decision=decision)
         return decided, True
 
-    async def settle_all(self, decision: Decision, run_id: str | None = None) -> Sequence[Approval]:
+    async def settle_all(
+        self, decision: ApprovalDecision, run_id: str | None = None
+    ) -> Sequence[Approval]:
         decided = [
             replace(approval, decision=decision)
             for approval in self._approvals.values()
@@ -113,7 +117,7 @@ class MemoryRecords:
 
     async def pending(
         self,
-        reach: Reach,
+        reach: ApprovalScope,
         *,
         now: float,
         after: int,
@@ -131,12 +135,12 @@ class MemoryRecords:
 
     async def rules(
         self,
-        reach: Reach,
+        reach: ApprovalScope,
         *,
         project_id: str | None,
         after: int,
         limit: int,
-    ) -> Sequence[Remembered]:
+    ) -> Sequence[StoredApprovalRule]:
         rules = [
             rule
             for rule, source in self._rules.values()
@@ -147,8 +151,8 @@ class MemoryRecords:
         return rules[:limit]
 
     async def rules_for(
-        self, reach: Reach, *, project_id: str | None, tool_name: str
-    ) -> Sequence[Remembered]:
+        self, reach: ApprovalScope, *, project_id: str | None, tool_name: str
+    ) -> Sequence[StoredApprovalRule]:
         return [
             rule
             for rule, source in self._rules.values()
@@ -159,7 +163,7 @@ class MemoryRecords:
     async def drop_rule(
         self,
         rule_id: str,
-        reach: Reach,
+        reach: ApprovalScope,
     ) -> bool | None:
         rule, source = self._rules.get(rule_id, (None, None))
         if rule is None or source is None or not _rule_within(reach, rule, source):
@@ -167,17 +171,17 @@ class MemoryRecords:
         del self._rules[rule_id]
         return True
 
-    def _remember(self, rule: Remembered, source: Approval) -> None:
+    def _remember(self, rule: StoredApprovalRule, source: Approval) -> None:
         if not any(_content(rule) == _content(other) for other, _ in self._rules.values()):
             self._rules[rule.id] = (replace(rule, seq=next(self._numbers)), source)
 
 
-def _rule_within(reach: Reach, rule: Remembered, source: Approval) -> bool:
+def _rule_within(reach: ApprovalScope, rule: StoredApprovalRule, source: Approval) -> bool:
     if rule.project_id is not None:
         return reach.owner == rule.owner and not reach.is_bounded
     return reach.covers(source)
 
 
-def _content(rule: Remembered) -> tuple[str | None, ...]:
+def _content(rule: StoredApprovalRule) -> tuple[str | None, ...]:
     where = (rule.owner, rule.conversation_id, rule.project_id)
     return (*where, rule.tool_name, rule.kind, rule.text)

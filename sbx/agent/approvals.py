@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-from sbx.agent.approval_records import MemoryRecords, Records
-from sbx.agent.tools.approval_rules import Rule, matches, rule_for
+from sbx.agent.approval_records import ApprovalStore, MemoryRecords
+from sbx.agent.tools.approval_rules import ApprovalRule, matches, rule_for
 from sbx.agent.tools.tool import Arguments
 from sbx.aio import Clock, SystemClock, to_the_end
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
@@ -26,10 +26,10 @@ from sbx.protocol.approvals import (
     RESTART,
     TIMEOUT,
     Approval,
-    Decision,
-    Reach,
+    ApprovalDecision,
+    ApprovalScope,
     Remember,
-    Remembered,
+    StoredApprovalRule,
 )
 
 TIMEOUT_S = 600.0
@@ -39,7 +39,7 @@ _CURSOR_MAX = 1 << 63  # numbers are below it
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AgentContext:
     """The owner and the conversation for which an agent works."""
 
     owner: str
@@ -58,9 +58,9 @@ class Pending:
         self.approval = approval
         self.may_be_remembered = may_be_remembered
         self._approvals = approvals
-        self._answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        self._answer: asyncio.Future[ApprovalDecision] = asyncio.get_running_loop().create_future()
 
-    async def decision(self) -> Decision:
+    async def decision(self) -> ApprovalDecision:
         """Wait for the decision, until `expires_at` at the latest. A second call returns the same
         decision.
 
@@ -80,10 +80,10 @@ class Pending:
             expiring.cancel()
 
     @property
-    def told(self) -> Decision | None:
+    def told(self) -> ApprovalDecision | None:
         return self._answer.result() if self._answer.done() else None
 
-    def tell(self, decision: Decision) -> None:
+    def tell(self, decision: ApprovalDecision) -> None:
         if not self._answer.done():
             self._answer.set_result(decision)
 
@@ -93,12 +93,12 @@ class Approvals:
 
     def __init__(
         self,
-        records: Records | None = None,
+        records: ApprovalStore | None = None,
         clock: Clock | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._records: Records = MemoryRecords() if records is None else records
+        self._records: ApprovalStore = MemoryRecords() if records is None else records
         self._clock: Clock = clock or SystemClock()
         self._timeout_s = timeout_s
         # Weak: a caller that no longer waits is forgotten; the records keep the call.
@@ -108,7 +108,7 @@ class Approvals:
 
     async def ask(
         self,
-        place: Place,
+        place: AgentContext,
         *,
         run_id: str,
         tool_call_id: str,
@@ -155,21 +155,21 @@ class Approvals:
             await self._records.settle(tool_call_id, decision)
         return pending
 
-    async def remembers(self, place: Place, tool_name: str, subject: str) -> bool:
+    async def remembers(self, place: AgentContext, tool_name: str, subject: str) -> bool:
         """Return whether a rule allows this call without a question. `subject` is the value of
         `rules.subject`."""
-        reach = Reach(place.owner, place.user_id, place.agent_id, place.conversation_id)
+        reach = ApprovalScope(place.owner, place.user_id, place.agent_id, place.conversation_id)
         rules = await self._records.rules_for(
             reach, project_id=place.project_id, tool_name=tool_name
         )
         return any(
-            matches(Rule(rule.kind, rule.text, rule.tool_name), subject, tool_name)
+            matches(ApprovalRule(rule.kind, rule.text, rule.tool_name), subject, tool_name)
             for rule in rules
         )
 
     async def abort(self, run_id: str, *, by: str = ABORT) -> Sequence[Approval]:
         """Deny all pending calls of a run and return them."""
-        decision = Decision(False, by, self._clock.now())
+        decision = ApprovalDecision(False, by, self._clock.now())
         try:
             denied = await self._records.settle_all(decision, run_id)
             for approval in denied:
@@ -183,13 +183,13 @@ class Approvals:
     async def recover(self) -> Sequence[Approval]:
         """Deny and return the calls that the previous process left pending: no agent waits for
         them. Call this at the start of a service, before any client can decide."""
-        return await self._records.settle_all(Decision(False, RESTART, self._clock.now()))
+        return await self._records.settle_all(ApprovalDecision(False, RESTART, self._clock.now()))
 
     # -- for people --------------------------------------------------------------------------------
 
     async def decide(
         self,
-        reach: Reach,
+        reach: ApprovalScope,
         tool_call_id: str,
         approved: bool,
         *,
@@ -232,11 +232,11 @@ class Approvals:
                 details={"field": "remember"},
             )
         rule = _rule(approval, approved, remember, prefix, by, now)
-        decision = Decision(approved, by, now, remember)
+        decision = ApprovalDecision(approved, by, now, remember)
         return await to_the_end(self._decide(approval, decision, rule))
 
     async def pending(
-        self, reach: Reach, *, limit: int = 50, cursor: str | None = None
+        self, reach: ApprovalScope, *, limit: int = 50, cursor: str | None = None
     ) -> tuple[Sequence[Approval], str | None]:
         """Return the pending calls, the oldest first, and the cursor of the next page."""
 
@@ -254,13 +254,13 @@ class Approvals:
 
     async def rules(
         self,
-        reach: Reach,
+        reach: ApprovalScope,
         *,
         conversation_id: str | None = None,
         project_id: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
-    ) -> tuple[Sequence[Remembered], str | None]:
+    ) -> tuple[Sequence[StoredApprovalRule], str | None]:
         """Return the remembered rules, the oldest first, and the cursor of the next page. A reach
         with bounds has the rules of its conversations, but no rules of projects."""
         if reach.conversation_id is not None and conversation_id not in (
@@ -270,7 +270,7 @@ class Approvals:
             return (), None
         within = replace(reach, conversation_id=conversation_id or reach.conversation_id)
 
-        async def page(after: int, limit: int) -> Sequence[Remembered]:
+        async def page(after: int, limit: int) -> Sequence[StoredApprovalRule]:
             return await self._records.rules(
                 within,
                 project_id=project_id,
@@ -282,7 +282,7 @@ class Approvals:
         more = rules and await page(rules[-1].seq, 1)
         return rules, str(rules[-1].seq) if more else None
 
-    async def revoke(self, reach: Reach, rule_id: str) -> bool:
+    async def revoke(self, reach: ApprovalScope, rule_id: str) -> bool:
         """Revoke a rule at once. Return whether that is already recorded. Raise NotFound."""
         recorded = await to_the_end(self._records.drop_rule(rule_id, reach))
         if recorded is None:
@@ -296,17 +296,17 @@ class Approvals:
         while (remaining_s := approval.expires_at - self._clock.now()) > 0:
             await self._clock.sleep(remaining_s)
 
-    async def deny(self, approval: Approval, by: str) -> Decision:
+    async def deny(self, approval: Approval, by: str) -> ApprovalDecision:
         """Deny a call automatically. Return the decision that counts, which may be an earlier
         one."""
-        denial = Decision(False, by, self._clock.now())
+        denial = ApprovalDecision(False, by, self._clock.now())
         settled, _ = await self._records.settle(approval.tool_call_id, denial)
         stands = denial if settled is None or settled.decision is None else settled.decision
         self._tell(approval.tool_call_id, stands)
         return stands
 
     async def _decide(
-        self, approval: Approval, decision: Decision, rule: Remembered | None
+        self, approval: Approval, decision: ApprovalDecision, rule: StoredApprovalRule | None
     ) -> Approval:
         settled, won = await self._records.settle(approval.tool_call_id, decision, rule)
         if settled is None or settled.decision is None:
@@ -316,7 +316,7 @@ class Approvals:
             raise _already(approval.tool_call_id, settled.decision)
         return settled
 
-    def _tell(self, tool_call_id: str, decision: Decision) -> None:
+    def _tell(self, tool_call_id: str, decision: ApprovalDecision) -> None:
         if (pending := self._waiting.pop(tool_call_id, None)) is not None:
             pending.tell(decision)
 
@@ -328,7 +328,7 @@ def _rule(
     prefix: str | None,
     by: str,
     at: float,
-) -> Remembered | None:
+) -> StoredApprovalRule | None:
     if prefix is not None and remember != "prefix":
         raise _field("prefix", 'prefix is only valid with remember "prefix"')
     if remember is None:
@@ -342,7 +342,7 @@ def _rule(
             hint="approve it once",
             details={"limit": _RULE_MAX},
         )
-    return Remembered(
+    return StoredApprovalRule(
         id=f"rule-{secrets.token_hex(8)}",
         owner=approval.owner,
         tool_name=rule.tool,
@@ -371,7 +371,7 @@ def _unknown(tool_call_id: str) -> NotFound:
     return NotFound(f"no call {tool_call_id} waits for a decision", code="approval_not_found")
 
 
-def _already(tool_call_id: str, decision: Decision) -> Conflict:
+def _already(tool_call_id: str, decision: ApprovalDecision) -> Conflict:
     outcome = "approved" if decision.approved else "denied"
     return Conflict(
         f"the call {tool_call_id} was already {outcome} by {decision.by}",

@@ -9,7 +9,7 @@ from sbx.protocol.agent import Json
 _EVENT_SIZE = 400  # bytes, the approximate overhead of one event
 
 
-class Backlog:
+class EventLog:
     """Events by number, starting at 1, within about `most` bytes."""
 
     def __init__(self, most: int) -> None:

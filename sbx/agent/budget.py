@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sbx.agent.messages import Usage
+from sbx.agent.messages import TokenUsage
 from sbx.errors import BadRequest
 
 
@@ -20,7 +20,7 @@ class Budget:
             if (limit := getattr(self, name)) is not None and not limit > 0:
                 raise BadRequest(f"the {name} of a budget must be above 0", code="invalid_budget")
 
-    def spent(self, usage: Usage) -> bool:
+    def spent(self, usage: TokenUsage) -> bool:
         return self.tokens is not None and usage.total >= self.tokens
 
 

@@ -19,14 +19,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from sbx.agent.approvals import Approvals, Pending, Place
-from sbx.agent.changing import ReadSetting, Trial, ask_always, compared, of_rehearsal
+from sbx.agent.approvals import AgentContext, Approvals, Pending
+from sbx.agent.changing import ChangeTrial, ReadSetting, ask_always, compared, of_rehearsal
 from sbx.agent.compaction import IMAGES_TOLD_SIZE
-from sbx.agent.dry_run import Command, command_of, needs_network, rehearsed
+from sbx.agent.dry_run import DryRunCommand, command_of, needs_network, rehearsed
 from sbx.agent.events import Tell
 from sbx.agent.history import ENDED
 from sbx.agent.messages import ToolCall
-from sbx.agent.sandbox import InProject, KeepsChanges, Rehearses, Sandbox, is_sandboxed
+from sbx.agent.sandbox import InProject, KeepsChanges, Rehearses, ToolSandbox, is_sandboxed
 from sbx.agent.tools.approval_rules import COMMAND_TOOL, subject
 from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
@@ -35,9 +35,9 @@ from sbx.agent.tools.tool import Arguments, Emit, Ruling, ToolResult
 from sbx.aio import to_the_end
 from sbx.errors import SbxError, TooLarge, Unavailable
 from sbx.protocol.agent import Json, ToolApproval, ToolEnd, ToolOutput, ToolStart
-from sbx.protocol.approvals import ABORT, Decision
+from sbx.protocol.approvals import ABORT, ApprovalDecision
 
-HERE = Place("local", "default")
+HERE = AgentContext("local", "default")
 _FORBIDDEN = ToolResult("Error (denied): this call is not allowed here.", is_error=True)
 _NOBODY = ToolResult("Error (denied): a person must approve this, and none can be asked.", True)
 _NOBODY_FOR_CHANGES = ToolResult(
@@ -63,19 +63,19 @@ AT_ONCE = 16  # the limit of waiting runs in a conversation
 _Action = Callable[[], Awaitable[ToolResult]]
 
 
-class Calls:
+class AgentToolCalls:
     """Makes the calls of one run. `tell` receives each event when it happens."""
 
     def __init__(
         self,
-        sandbox: Sandbox,
+        sandbox: ToolSandbox,
         tools: Tools,
         *,
         tell: Tell,
         run_id: str,
         permissions: Permissions | None = None,
         approvals: Approvals | None = None,
-        place: Place = HERE,
+        place: AgentContext = HERE,
         changes: ReadSetting = ask_always,
     ) -> None:
         """`changes` reads the current setting for changes that need an approval."""
@@ -134,7 +134,7 @@ class Calls:
         await asyncio.gather(*tasks, return_exceptions=True)
         for call in started:
             if call.pending is not None:
-                self._tell_decision(call, call.pending.told or Decision(False, ABORT, 0.0))
+                self._tell_decision(call, call.pending.told or ApprovalDecision(False, ABORT, 0.0))
             if call.open:
                 self._tell_end(call, ToolResult(ENDED, is_error=True))
 
@@ -217,7 +217,7 @@ class Calls:
         return result
 
     async def _made(
-        self, call: "_Call", sandbox: Sandbox | None = None, emit: Emit | None = None
+        self, call: "_Call", sandbox: ToolSandbox | None = None, emit: Emit | None = None
     ) -> ToolResult:
         async with self._turns:
             with call.timed():
@@ -240,7 +240,7 @@ class Calls:
         return await self._made(call) if decision.approved else _denied(decision)
 
     async def _made_after_rehearsal(
-        self, call: "_Call", ruling: Ruling, command: Command, sandbox: Rehearses
+        self, call: "_Call", ruling: Ruling, command: DryRunCommand, sandbox: Rehearses
     ) -> ToolResult:
         """Rehearse a command and commit the changes of the rehearsal after approval. The command
         does not run a second time. If the workspace has changed meanwhile, change nothing. A second
@@ -296,7 +296,7 @@ class Calls:
             return _NOBODY_FOR_CHANGES
         return await self._made_after_approval(call, await self._asked(call))
 
-    async def _settled(self, call: "_Call", ruling: Ruling, trial: Trial) -> ToolResult:
+    async def _settled(self, call: "_Call", ruling: Ruling, trial: ChangeTrial) -> ToolResult:
         """Decide about the changes of a call, then make exactly these changes or none."""
         setting = await self._changes()
         allowed = ruling == "allow" or (ruling != "ask" and trial.allowed_by(setting))
@@ -331,12 +331,12 @@ class Calls:
         self._tell_start(call, rehearsal=rehearsal)
         return pending
 
-    async def _decided(self, call: "_Call", pending: Pending) -> Decision:
+    async def _decided(self, call: "_Call", pending: Pending) -> ApprovalDecision:
         decision = await pending.decision()
         self._tell_decision(call, decision)
         return decision
 
-    def _tell_decision(self, call: "_Call", decision: Decision) -> None:
+    def _tell_decision(self, call: "_Call", decision: ApprovalDecision) -> None:
         call.pending = None
         self._tell(ToolApproval(call.call.id, decision.approved, decision.by, decision.remembered))
 
@@ -408,7 +408,7 @@ async def _now(result: ToolResult) -> ToolResult:
     return result
 
 
-def _denied(decision: Decision, more: str = "") -> ToolResult:
+def _denied(decision: ApprovalDecision, more: str = "") -> ToolResult:
     """Return the result of a denied call. `more` describes the effect of the trial on a copy."""
     why = decision.why
     if more:

@@ -1,14 +1,14 @@
 """Try a tool call on a copy before it takes effect, so that the user decides by its effect.
 
 A sandbox over a project does that for every call (`KeepsChanges`), other sandboxes only for
-commands (`Rehearses`). Both yield a `Trial`: the result, the changes, and functions that commit or
-discard them.
+commands (`Rehearses`). Both yield a `ChangeTrial`: the result, the changes, and functions that
+commit or discard them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from sbx.agent.sandbox import Changes, FileChange, Rehearsal
+from sbx.agent.sandbox import FileChange, ToolChanges, ToolDryRun
 from sbx.agent.tools.results import cut
 from sbx.agent.tools.tool import ToolResult
 from sbx.aio import to_the_end
@@ -27,7 +27,7 @@ async def ask_always() -> ChangesSetting:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ChangeTrial:
     """`shown` is the information for the user's decision. `is_empty` means that no file would
     change. `denied` is text for the model that follows a denial. `always_asked` means that a
     program of the host would obey a new file, so that no setting can replace the user's
@@ -60,7 +60,9 @@ class Trial:
         return True
 
 
-async def compared(changes: Changes, result: ToolResult, *, keeps_variables: bool) -> Trial:
+async def compared(
+    changes: ToolChanges, result: ToolResult, *, keeps_variables: bool
+) -> ChangeTrial:
     """Return the trial of a call whose tool has acted on `changes.sandbox` and returned this
     result."""
     diff = await changes.compare()
@@ -68,7 +70,7 @@ async def compared(changes: Changes, result: ToolResult, *, keeps_variables: boo
     async def read_result() -> ToolResult:
         return result
 
-    return Trial(
+    return ChangeTrial(
         read_result,
         _shown(diff.run, diff.changes, diff.truncated, diff.left_out, diff.host_executables),
         diff.is_empty,
@@ -80,9 +82,9 @@ async def compared(changes: Changes, result: ToolResult, *, keeps_variables: boo
     )
 
 
-def of_rehearsal(rehearsal: Rehearsal, told: Callable[[], Awaitable[ToolResult]]) -> Trial:
+def of_rehearsal(rehearsal: ToolDryRun, told: Callable[[], Awaitable[ToolResult]]) -> ChangeTrial:
     """Return the trial of a command that ran on a separate copy."""
-    return Trial(
+    return ChangeTrial(
         told,
         _shown(rehearsal.run, rehearsal.changes, rehearsal.truncated, rehearsal.left_out),
         not rehearsal.changes and not rehearsal.truncated,

@@ -19,14 +19,14 @@ from typing import Any, Protocol
 
 from cachetools import TTLCache
 
-from sbx.agent.backlog import Backlog
+from sbx.agent.backlog import EventLog
 from sbx.aio import Clock
 from sbx.errors import Broken, Conflict, NotFound, SbxError, Unavailable
 from sbx.protocol.agent import (
     AgentEvent,
+    AgentRunEnd,
+    AgentRunStart,
     Json,
-    RunEnd,
-    RunStart,
     StepEnd,
     ToolApproval,
     to_json,
@@ -38,7 +38,7 @@ from sbx.telemetry.host_paths import without_host_paths
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 5.0
 _ABORT_S = 10.0  # grace period of an aborted agent; then its task is cancelled
-_ABORTED = RunEnd("aborted", "", {})
+_ABORTED = AgentRunEnd("aborted", "", {})
 
 Key = tuple[str, ...]  # the owner first, the conversation last
 
@@ -78,10 +78,10 @@ class ChatRun:
     def __init__(self, ask: ChatAsk, replay_bytes: int) -> None:
         self.ask = ask
         self.run_id = f"chat-{secrets.token_hex(8)}"
-        self.end: RunEnd | None = None
+        self.end: AgentRunEnd | None = None
         self.over = False
         self.aborted = False
-        self._backlog = Backlog(replay_bytes)
+        self._backlog = EventLog(replay_bytes)
         self._agent: Runner | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure: SbxError | None = None
@@ -156,7 +156,7 @@ class ChatRun:
             self._finish(self.end or _ABORTED)
             on_over(self)  # before any client reads the end
 
-    async def _driven(self, agent: Runner) -> RunEnd:
+    async def _driven(self, agent: Runner) -> AgentRunEnd:
         ask = self.ask
         if self.aborted:  # while it was opened
             return _ABORTED
@@ -164,7 +164,7 @@ class ChatRun:
             stream = agent.stream(ask.message, max_steps=ask.max_steps, run_id=self.run_id)
             async with aclosing(stream) as events:
                 async for event in events:
-                    if isinstance(event, RunEnd):
+                    if isinstance(event, AgentRunEnd):
                         return event
                     self._tell(event)
         except asyncio.CancelledError:
@@ -175,9 +175,9 @@ class ChatRun:
             return _failed(error)
         return _failed(Broken("the agent ended without an end event"))
 
-    def _finish(self, end: RunEnd) -> None:
+    def _finish(self, end: AgentRunEnd) -> None:
         if not self._backlog.last:
-            self._tell(RunStart(self.ask.model or "", self.ask.max_steps))
+            self._tell(AgentRunStart(self.ask.model or "", self.ask.max_steps))
         self._tell(end)
         self.over = True
 
@@ -333,12 +333,12 @@ def _count(event: AgentEvent) -> None:
             metrics.approval_decided("approved")
         case ToolApproval(by=by):
             metrics.approval_decided(by if by in (TIMEOUT, ABORT, RESTART) else "denied")
-        case RunEnd(reason):
+        case AgentRunEnd(reason):
             metrics.agent_ran(reason)
 
 
-def _failed(error: Exception) -> RunEnd:
+def _failed(error: Exception) -> AgentRunEnd:
     """Return the end event for an error. A bug is reported only as such; its cause is in the
     log."""
     reported = error if isinstance(error, SbxError) else Broken("the agent failed")
-    return RunEnd("error", "", {}, without_host_paths(reported))
+    return AgentRunEnd("error", "", {}, without_host_paths(reported))

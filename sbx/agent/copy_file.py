@@ -5,16 +5,16 @@ The content passes through this process and reaches only the two sandboxes that 
 
 from pathlib import PurePosixPath
 
-from sbx.agent.sandbox import Conversations, Sandbox, one_of
+from sbx.agent.sandbox import Conversations, ToolSandbox, one_of
 from sbx.errors import BadRequest, TooLarge
 
 HANDED_MAX = 64 << 20  # bytes
 
 
 async def hand(
-    source: Sandbox | Conversations,
+    source: ToolSandbox | Conversations,
     path: str,
-    target: Sandbox | Conversations,
+    target: ToolSandbox | Conversations,
     to: str | None = None,
     *,
     max_bytes: int = HANDED_MAX,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sbx.agent.sandbox import Rehearsal, Rehearses
+from sbx.agent.sandbox import Rehearses, ToolDryRun
 from sbx.errors import BadRequest, Conflict, Unavailable
 
 _TOOL = "execute_command"
@@ -22,25 +22,25 @@ _NETWORK = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class DryRunCommand:
     text: str
     cwd: str | None
     timeout: float | None
 
 
-def command_of(tool: str, arguments: Mapping[str, Any]) -> Command | None:
+def command_of(tool: str, arguments: Mapping[str, Any]) -> DryRunCommand | None:
     """Return the command that a call would run. Return None if the call is not a command or needs
     the network."""
     if tool != _TOOL or needs_network(arguments["command"]):
         return None
-    return Command(arguments["command"], arguments.get("cwd"), arguments.get("timeout"))
+    return DryRunCommand(arguments["command"], arguments.get("cwd"), arguments.get("timeout"))
 
 
 def needs_network(command: str) -> bool:
     return _NETWORK.search(command) is not None
 
 
-async def rehearsed(sandbox: Rehearses, command: Command) -> Rehearsal | None:
+async def rehearsed(sandbox: Rehearses, command: DryRunCommand) -> ToolDryRun | None:
     """Rehearse the command. Return None if that is impossible: too large, too many, or no means.
     The user is then asked without a rehearsal, and an error in the call itself shows when it
     runs."""

@@ -10,7 +10,7 @@ from sbx.protocol.agent import AgentEvent
 Tell = Callable[[AgentEvent], None]
 
 
-class Events:
+class AgentEvents:
     """`tell` adds an event at once and never waits for the reader. The output of the run limits the
     size of the queue."""
 

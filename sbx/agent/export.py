@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from sbx.agent.history import History
+from sbx.agent.history import MessageHistory
 from sbx.agent.messages import Message, carried, carried_call, from_json, to_json
 from sbx.errors import BadRequest, Conflict
 
@@ -23,7 +23,7 @@ class _Entry:
     covers: int | None
 
 
-async def export_history(history: History) -> str:
+async def export_history(history: MessageHistory) -> str:
     """Return the whole history with its times and with the range that each summary covers."""
     messages: list[dict[str, Any]] = []
     for entry in await history.messages():
@@ -32,7 +32,7 @@ async def export_history(history: History) -> str:
     return json.dumps({"format": _FORMAT, "messages": messages}, ensure_ascii=False, indent=1)
 
 
-async def import_history(history: History, text: str) -> int:
+async def import_history(history: MessageHistory, text: str) -> int:
     """Append an exported history to an empty one. Return the number of messages.
 
     The messages get the current time. Raise BadRequest `invalid_history`, which names the first

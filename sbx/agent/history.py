@@ -35,7 +35,7 @@ class Kept:
     covers: int | None = None
 
 
-class History(Protocol):
+class MessageHistory(Protocol):
     """The messages of one conversation, in order. When `append` has returned, its messages are
     stored permanently. One call of `append` stores all of its messages or none."""
 
@@ -63,7 +63,7 @@ class MemoryHistory:
             self._kept.append(Kept(len(self._kept) + 1, message, time.time(), covers))
 
 
-async def mend(history: History, why: Mapping[str, str] | None = None) -> Sequence[Kept]:
+async def mend(history: MessageHistory, why: Mapping[str, str] | None = None) -> Sequence[Kept]:
     """Append an error as the result of each call of the last answer that has no result. The text is
     in `why` under the id of the call; by default it states that the call was interrupted. Return
     all stored messages."""
@@ -79,7 +79,7 @@ class Thread:
     """A history during one run, between `open` and `close`. No other code appends to it meanwhile.
     `append` stores the messages even if its caller is cancelled."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: MessageHistory) -> None:
         self._history = history
         self.kept: list[Kept] = []
 

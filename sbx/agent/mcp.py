@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from sbx import __version__
 from sbx.agent.messages import ToolCall, carried
-from sbx.agent.sandbox import Sandbox
+from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
 from sbx.errors import Unavailable
@@ -44,7 +44,7 @@ _INSTRUCTIONS = (
 Context = ServerRequestContext[Any, Any]
 
 
-async def serve(sandbox: Sandbox, tools: Tools) -> None:
+async def serve(sandbox: ToolSandbox, tools: Tools) -> None:
     """Serve stdin and stdout of this process until the client closes them. Meanwhile all other
     writes to stdout go to stderr."""
     server = make_server(sandbox, tools)
@@ -53,7 +53,7 @@ async def serve(sandbox: Sandbox, tools: Tools) -> None:
         await server.run(reads, writes, server.create_initialization_options())
 
 
-def make_server(sandbox: Sandbox, tools: Tools) -> Server[Any]:
+def make_server(sandbox: ToolSandbox, tools: Tools) -> Server[Any]:
     """Return a server of these tools for one client."""
 
     async def list_tools(
@@ -86,7 +86,9 @@ def make_server(sandbox: Sandbox, tools: Tools) -> Server[Any]:
     )
 
 
-async def _to_its_end(tools: Tools, call: ToolCall, sandbox: Sandbox, emit: "_Live") -> ToolResult:
+async def _to_its_end(
+    tools: Tools, call: ToolCall, sandbox: ToolSandbox, emit: "_Live"
+) -> ToolResult:
     """Run the call in a separate task. A cancelled scope of anyio cancels every wait of a task
     again, including the waits in which the call interrupts its run."""
     calling = asyncio.create_task(tools.call(call, sandbox, emit))

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from sbx.agent.sandbox import InProject, Sandbox
+from sbx.agent.sandbox import InProject, ToolSandbox
 from sbx.protocol.files import Upload
 from sbx.workspace.prompt import uploads_told
 
@@ -17,7 +17,7 @@ DescribeFiles = Callable[[Sequence[Upload]], str]
 SystemPrompt = Callable[[], Awaitable[str]]
 
 
-def made_fresh(base: str, sandbox: Sandbox, describe: DescribeFiles | None) -> SystemPrompt:
+def made_fresh(base: str, sandbox: ToolSandbox, describe: DescribeFiles | None) -> SystemPrompt:
     """Return a function that builds the prompt. It is called before each request to the model,
     because files come and go while an agent works."""
     describe_files = describe or partial(uploads_told, apart=isinstance(sandbox, InProject))

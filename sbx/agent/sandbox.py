@@ -8,62 +8,62 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from sbx.protocol.dry_runs import FileChange as FileChange
-from sbx.protocol.files import Entry, Kind, Listing, Upload
+from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.protocol.runs import Event, Run
 
 
-class LiveRun(Protocol):
+class ToolRun(Protocol):
     """A run that continues by itself."""
 
     def events(self) -> AsyncGenerator[Event, None]: ...
 
 
-class Files(Protocol):
+class ToolFiles(Protocol):
     async def read_bytes(self, path: str) -> bytes: ...
     async def write(self, path: str, content: str | bytes) -> int: ...
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing: ...
-    async def stat(self, path: str) -> Entry: ...
+    async def stat(self, path: str) -> FileEntry: ...
     async def make_directory(self, path: str) -> None: ...
     async def find(
         self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
     ) -> Listing: ...
 
 
-class Uploads(Protocol):
+class ToolUploads(Protocol):
     async def put(self, path: str | Path, name: str | None = None) -> Upload: ...
     async def put_bytes(self, name: str, content: bytes) -> Upload: ...
     async def list(self) -> Sequence[Upload]: ...
 
 
 @runtime_checkable
-class Sandbox(Protocol):
+class ToolSandbox(Protocol):
     """A caller that starts a run and stops following it calls `give_up`, which interrupts the
     run."""
 
     @property
-    def files(self) -> Files: ...
+    def files(self) -> ToolFiles: ...
     @property
-    def uploads(self) -> Uploads: ...
-    def start_run(self, code: str, *, timeout: float | None = None) -> LiveRun: ...
+    def uploads(self) -> ToolUploads: ...
+    def start_run(self, code: str, *, timeout: float | None = None) -> ToolRun: ...
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> LiveRun: ...
+    ) -> ToolRun: ...
     def start_script(
         self, code: str, language: str, *, timeout: float | None = None
-    ) -> LiveRun: ...
+    ) -> ToolRun: ...
     async def give_up(self, run: Any, /) -> None: ...
 
 
 class Conversations(Protocol):
     """A whole sandbox, such as `sbx.AsyncSandbox` and its remote counterparts."""
 
-    def conversation(self, name: str, /) -> Sandbox: ...
+    def conversation(self, name: str, /) -> ToolSandbox: ...
 
 
-def one_of(sandbox: Sandbox | Conversations) -> Sandbox:
+def one_of(sandbox: ToolSandbox | Conversations) -> ToolSandbox:
     """Return the sandbox of an agent: of a sandbox with several conversations, the `default`
     one."""
-    if isinstance(sandbox, Sandbox):
+    if isinstance(sandbox, ToolSandbox):
         return sandbox
     return sandbox.conversation("default")
 
@@ -95,12 +95,12 @@ class InProject(Protocol):
         ...
 
 
-def is_sandboxed(sandbox: Sandbox) -> bool:
+def is_sandboxed(sandbox: ToolSandbox) -> bool:
     """Return whether there is isolation: without it the tools act on the host itself."""
     return not isinstance(sandbox, InProject) or sandbox.sandboxed
 
 
-class Rehearsal(Protocol):
+class ToolDryRun(Protocol):
     """A command that ran on a frozen copy of the workspace, with the files that it would change."""
 
     run: Run
@@ -125,10 +125,10 @@ class Rehearses(Protocol):
 
     async def rehearse(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> Rehearsal: ...
+    ) -> ToolDryRun: ...
 
 
-class ChangeSet(Protocol):
+class ToolChangeSet(Protocol):
     """The file changes of one tool call, as a user sees them to decide."""
 
     run: Run | None  # the last run of the call
@@ -145,14 +145,14 @@ class ChangeSet(Protocol):
         ...
 
 
-class Changes(Protocol):
+class ToolChanges(Protocol):
     """One tool call in progress. The tool acts on `sandbox`, and no change reaches the project
     before `commit`."""
 
     @property
-    def sandbox(self) -> Sandbox: ...
+    def sandbox(self) -> ToolSandbox: ...
 
-    async def compare(self) -> ChangeSet:
+    async def compare(self) -> ToolChangeSet:
         """Return the changes once the tool is done."""
         ...
 
@@ -169,12 +169,12 @@ class Changes(Protocol):
 class KeepsChanges(Protocol):
     """A sandbox over a project that shows the changes of a call before it makes them."""
 
-    async def begin(self, effect: Literal["write", "code", "command"], /) -> Changes:
+    async def begin(self, effect: Literal["write", "code", "command"], /) -> ToolChanges:
         """Start a trial. Raise TooLarge and Unavailable if the project cannot be copied."""
         ...
 
 
-class Checkpoint(Protocol):
+class ToolCheckpoint(Protocol):
     """The files of a workspace as they were at one moment."""
 
     async def restore(self) -> Sequence[FileChange]:
@@ -188,4 +188,4 @@ class Checkpoint(Protocol):
 class Restores(Protocol):
     """A sandbox whose files can be restored."""
 
-    async def checkpoint(self) -> Checkpoint: ...
+    async def checkpoint(self) -> ToolCheckpoint: ...

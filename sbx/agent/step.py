@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from sbx.agent.calls import Calls
+from sbx.agent.calls import AgentToolCalls
 from sbx.agent.compaction import (
     Compaction,
     estimated,
@@ -20,8 +20,8 @@ from sbx.agent.history import Thread
 from sbx.agent.messages import (
     Message,
     Response,
+    TokenUsage,
     ToolCall,
-    Usage,
     carried,
     carried_call,
     without_images,
@@ -47,7 +47,7 @@ class Step:
     results: tuple[Message, ...]
 
 
-class Answers:
+class ModelAnswers:
     """The answers of a model within one run. Each answer is appended to the thread.
 
     `usage` is the cost of all answers. `content` is the text of the last answer, as far as it
@@ -63,7 +63,7 @@ class Answers:
         thread: Thread,
         tell: Tell,
     ) -> None:
-        self.usage = Usage()
+        self.usage = TokenUsage()
         self.content = ""
         self.final = False
         self._model = model
@@ -136,7 +136,7 @@ class Answers:
                     if isinstance(piece, TextDelta):
                         text = carried(piece.text)
                         self.content += text
-                        self._tell(events.TextDelta(text))
+                        self._tell(events.AgentTextDelta(text))
                     else:
                         response = _carried(piece)
         finally:
@@ -167,7 +167,9 @@ class Answers:
         )
 
 
-async def results_of(response: Response, calls: Calls, thread: Thread) -> tuple[Message, ...]:
+async def results_of(
+    response: Response, calls: AgentToolCalls, thread: Thread
+) -> tuple[Message, ...]:
     """Make the calls of an answer and append their results to the thread together. If the run is
     cancelled, append the results that are available at that moment."""
     results: list[ToolResult] = []

@@ -9,7 +9,7 @@ from fastapi import Response
 from pydantic import BaseModel
 
 from sbx.service.auth import Caller
-from sbx.service.service import House
+from sbx.service.service import Service
 
 
 class NotRecorded(BaseModel):
@@ -26,7 +26,7 @@ REVOKED: dict[int | str, dict[str, Any]] = {
 _TEXT_MAX = 1000  # characters; a line whose details are too long would lose all of them
 
 
-async def record(house: House, caller: Caller, what: str, object: str, **details: Any) -> None:
+async def record(house: Service, caller: Caller, what: str, object: str, **details: Any) -> None:
     """Record who did what to what, once it is done. Long texts are cut, None is left out.
 
     Never refuse here: the act is done. A line that cannot be written waits in memory, and new work

@@ -24,7 +24,7 @@ _FOR_OPERATORS = 16
 _PREFIX = 64  # bits of an IPv6 address: one client chooses the others as it likes
 
 
-class Decision(StrEnum):
+class AdmissionDecision(StrEnum):
     """The answer to a newcomer. REPLACE…: admit it, and close the oldest unauthenticated
     connection, of all or of the same address, or the authenticated one that is idle for longest."""
 
@@ -58,7 +58,7 @@ class UnixOpen:
     of_user: int = 0
 
 
-def decide(counts: TcpOpen | UnixOpen, most: int) -> Decision:
+def decide(counts: TcpOpen | UnixOpen, most: int) -> AdmissionDecision:
     """Return the answer to a newcomer of a listener with `most` places."""
     if isinstance(counts, UnixOpen):
         full = counts.connections >= most
@@ -68,18 +68,18 @@ def decide(counts: TcpOpen | UnixOpen, most: int) -> Decision:
                 or counts.others >= most - min(_FOR_OPERATORS, most // 2)
                 or counts.of_user >= max(1, most // 2)
             )
-        return Decision.REFUSE if full else Decision.ADMIT
+        return AdmissionDecision.REFUSE if full else AdmissionDecision.ADMIT
     if counts.of_address >= max(1, most // 4):
-        return Decision.REPLACE_OF_ADDRESS
+        return AdmissionDecision.REPLACE_OF_ADDRESS
     full = counts.connections >= most
     if counts.unauthenticated >= max(1, most // 2) or (full and counts.unauthenticated):
-        return Decision.REPLACE
+        return AdmissionDecision.REPLACE
     if full:
-        return Decision.REPLACE_IDLE if counts.idle else Decision.REFUSE
-    return Decision.ADMIT
+        return AdmissionDecision.REPLACE_IDLE if counts.idle else AdmissionDecision.REFUSE
+    return AdmissionDecision.ADMIT
 
 
-class Place:
+class AdmissionPlace:
     """The place of one connection. `refused`: it stays open only until it has its 503."""
 
     __slots__ = ("_admission", "_authenticated", "address", "close", "refused", "user")
@@ -122,7 +122,7 @@ class Place:
         self._admission.remove(self)
 
 
-_Queue = OrderedDict[Place, None]
+_Queue = OrderedDict[AdmissionPlace, None]
 
 
 class Admission:
@@ -130,8 +130,8 @@ class Admission:
 
     def __init__(self, most: int | None) -> None:
         self._most = most
-        self._open: set[Place] = set()
-        self._refused: set[Place] = set()
+        self._open: set[AdmissionPlace] = set()
+        self._refused: set[AdmissionPlace] = set()
         self._users: Counter[int] = Counter()
         # TCP connections, the oldest first.
         self._unauthenticated: _Queue = OrderedDict()
@@ -139,7 +139,7 @@ class Admission:
         self._idle: _Queue = OrderedDict()
         self._operators = frozenset({0, os.geteuid()})
 
-    def enter_unix(self, user: int, close: Callable[[], None]) -> Place | None:
+    def enter_unix(self, user: int, close: Callable[[], None]) -> AdmissionPlace | None:
         """Return a place for a connection of this user, perhaps a refused one, or None if too many
         are refused already."""
         operators = sum(self._users[operator] for operator in self._operators)
@@ -147,12 +147,12 @@ class Admission:
         counts = UnixOpen(
             user in self._operators, connections, connections - operators, self._users[user]
         )
-        if self._decided(counts) is Decision.REFUSE:
+        if self._decided(counts) is AdmissionDecision.REFUSE:
             return self._refuse(close)
         self._users[user] += 1
-        return self._admit(Place(self, close, user=user))
+        return self._admit(AdmissionPlace(self, close, user=user))
 
-    def enter_tcp(self, host: str, close: Callable[[], None]) -> Place | None:
+    def enter_tcp(self, host: str, close: Callable[[], None]) -> AdmissionPlace | None:
         """As `enter_unix`, for a connection from this address. It may close an older one."""
         address = _bounded_address(host)
         of_address = self._addresses.get(address or "", OrderedDict())
@@ -163,30 +163,30 @@ class Admission:
             len(self._idle),
         )
         match self._decided(counts):
-            case Decision.REFUSE:
+            case AdmissionDecision.REFUSE:
                 return self._refuse(close)
-            case Decision.REPLACE:
+            case AdmissionDecision.REPLACE:
                 self._close_first(self._unauthenticated)
-            case Decision.REPLACE_OF_ADDRESS:
+            case AdmissionDecision.REPLACE_OF_ADDRESS:
                 self._close_first(of_address)
-            case Decision.REPLACE_IDLE:
+            case AdmissionDecision.REPLACE_IDLE:
                 self._close_first(self._idle)
-        place = self._admit(Place(self, close, address=address))
+        place = self._admit(AdmissionPlace(self, close, address=address))
         self.add_unauthenticated(place)
         return place
 
-    def _decided(self, counts: TcpOpen | UnixOpen) -> Decision:
-        return Decision.ADMIT if self._most is None else decide(counts, self._most)
+    def _decided(self, counts: TcpOpen | UnixOpen) -> AdmissionDecision:
+        return AdmissionDecision.ADMIT if self._most is None else decide(counts, self._most)
 
-    def _admit(self, place: Place) -> Place:
+    def _admit(self, place: AdmissionPlace) -> AdmissionPlace:
         self._open.add(place)
         return place
 
-    def _refuse(self, close: Callable[[], None]) -> Place | None:
+    def _refuse(self, close: Callable[[], None]) -> AdmissionPlace | None:
         assert self._most is not None
         if len(self._refused) >= max(1, self._most // 4):
             return None
-        place = Place(self, close, refused=True)
+        place = AdmissionPlace(self, close, refused=True)
         self._refused.add(place)
         return place
 
@@ -195,29 +195,29 @@ class Admission:
         self.remove(place)
         place.close()
 
-    def add_unauthenticated(self, place: Place) -> None:
+    def add_unauthenticated(self, place: AdmissionPlace) -> None:
         """Count it, unless it is counted already, closed, or of the Unix socket."""
         if place in self._open and place.user is None:
             self._unauthenticated.setdefault(place)
             if place.address is not None:
                 self._addresses.setdefault(place.address, OrderedDict()).setdefault(place)
 
-    def remove_unauthenticated(self, place: Place) -> None:
+    def remove_unauthenticated(self, place: AdmissionPlace) -> None:
         self._unauthenticated.pop(place, None)
         if place.address is not None and (queue := self._addresses.get(place.address)) is not None:
             queue.pop(place, None)
             if not queue:
                 del self._addresses[place.address]
 
-    def add_idle(self, place: Place) -> None:
+    def add_idle(self, place: AdmissionPlace) -> None:
         """Let it be closed when all places are taken, unless it is of the Unix socket."""
         if place in self._open and place.user is None:
             self._idle[place] = None
 
-    def remove_idle(self, place: Place) -> None:
+    def remove_idle(self, place: AdmissionPlace) -> None:
         self._idle.pop(place, None)
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: AdmissionPlace) -> None:
         self._refused.discard(place)
         self.remove_unauthenticated(place)
         self.remove_idle(place)

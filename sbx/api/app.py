@@ -1,4 +1,4 @@
-"""The application: one `House`, the routers over it, and what is outside of them all."""
+"""The application: one `Service`, the routers over it, and what is outside of them all."""
 
 from importlib.metadata import version
 from typing import Any
@@ -14,11 +14,11 @@ from sbx.agent.settings import AgentSettings
 from sbx.api import agent_v1, errors, sessions_v1, v1
 from sbx.api.auth import HouseDep, OperatorDep, caller
 from sbx.api.index import Index
-from sbx.api.middleware import Limits
+from sbx.api.middleware import RequestLimitsMiddleware
 from sbx.api.server.settings import ServiceSettings
 from sbx.api.v1 import bay
 from sbx.errors import Denied, SbxError
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.telemetry.metrics import exposition
 
 _CORS_HEADERS = (
@@ -72,7 +72,7 @@ class _App(FastAPI):
 
 
 def create_app(
-    house: House,
+    house: Service,
     settings: ServiceSettings,
     agent_settings: AgentSettings | SbxError | None = None,
 ) -> FastAPI:
@@ -105,7 +105,7 @@ def create_app(
             expose_headers=_CORS_EXPOSED,
             allow_credentials=True,
         )
-    app.add_middleware(Limits, known=caller)
+    app.add_middleware(RequestLimitsMiddleware, known=caller)
     return app
 
 
@@ -114,7 +114,7 @@ def _mount(app: FastAPI) -> None:
     call (0.165, measured), a third of what a short one takes in all."""
     routers = (*v1.routers, *bay.routers, *sessions_v1.routers, *agent_v1.routers)
     routes = [route for router in routers for route in router.routes]
-    app.router.routes.append(v1.ShortCut())  # before the same route by FastAPI
+    app.router.routes.append(v1.FastRunRoute())  # before the same route by FastAPI
     app.router.routes.append(Index(routes))
     app.router.routes.extend(routes)
 

@@ -13,23 +13,23 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
-from sbx.api.admission import PLACE, Place
+from sbx.api.admission import PLACE, AdmissionPlace
 from sbx.api.server.peer_credentials import PEER
 from sbx.errors import Denied
 from sbx.service.auth import Caller
-from sbx.service.service import House
+from sbx.service.service import Service
 
 COOKIE = "sbx_token"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def house(request: HTTPConnection) -> House:
+def house(request: HTTPConnection) -> Service:
     """All that this process holds."""
-    found: House = request.app.state.house
+    found: Service = request.app.state.house
     return found
 
 
-async def _house(request: Request) -> House:
+async def _house(request: Request) -> Service:
     return house(request)  # a dependency that is not async would be called in a thread
 
 
@@ -75,7 +75,7 @@ async def _caller(request: HTTPConnection) -> Caller:
 
 def _with_place(caller: Caller, request: HTTPConnection) -> Caller:
     """Return the caller, and keep the place of the connection for it."""
-    place: Place | None = request.scope.get("extensions", {}).get(PLACE)
+    place: AdmissionPlace | None = request.scope.get("extensions", {}).get(PLACE)
     if place is not None:
         place.authenticated()
     return caller
@@ -100,7 +100,7 @@ async def held() -> AsyncIterator[AsyncExitStack]:
 
 CallerDep = Annotated[Caller, Depends(caller)]
 OperatorDep = Annotated[Caller, Depends(operator)]
-HouseDep = Annotated[House, Depends(_house)]
+HouseDep = Annotated[Service, Depends(_house)]
 HeldDep = Annotated[AsyncExitStack, Depends(held)]
 
 

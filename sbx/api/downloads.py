@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from sbx.api.errors import error_response
-from sbx.api.shares import Share, share
+from sbx.api.shares import Slot, share
 from sbx.errors import BadRequest
 from sbx.runtime.files.streams import FileStream
 
@@ -51,7 +51,7 @@ def files_response(
         "cache-control": "private, no-cache",
     }
     if _unchanged(request, tag):
-        return _Sent(stream, 0, 0, status=304, headers=headers, told=False)
+        return RangeResponse(stream, 0, 0, status=304, headers=headers, told=False)
     start, end = 0, stream.size
     status = 200
     if (asked := _asked_range(request, tag, stream)) is not None:
@@ -62,13 +62,13 @@ def files_response(
         headers["content-range"] = f"bytes {start}-{end - 1}/{stream.size}"
     headers["content-length"] = str(end - start)
     if request.method == "HEAD":
-        return _Sent(stream, start, end - start, status=status, headers=headers, told=False)
+        return RangeResponse(stream, start, end - start, status=status, headers=headers, told=False)
     try:
         held = share(request, "downloads")
     except BaseException:
         stream.close()
         raise
-    return _Sent(stream, start, end - start, status=status, headers=headers, held=held)
+    return RangeResponse(stream, start, end - start, status=status, headers=headers, held=held)
 
 
 def attachment(name: str) -> str:
@@ -78,7 +78,7 @@ def attachment(name: str) -> str:
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{exact}"
 
 
-class _Sent(Response):
+class RangeResponse(Response):
     """The bytes of a stream. Ends early when the client has gone, or takes nothing any more; closes
     the stream in any case."""
 
@@ -91,7 +91,7 @@ class _Sent(Response):
         status: int,
         headers: dict[str, str],
         told: bool = True,
-        held: Share | None = None,
+        held: Slot | None = None,
     ) -> None:
         super().__init__(None, status, headers, "application/octet-stream")
         if status == 304:

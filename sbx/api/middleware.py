@@ -67,7 +67,7 @@ _ONCE = frozenset(
 )  # fmt: skip
 
 
-class Limits:
+class RequestLimitsMiddleware:
     """Wraps the app. Whatever escapes it becomes a reply of our shape; after a reply has begun, the
     connection is cut, which is how HTTP tells that a body is not whole."""
 
@@ -101,7 +101,7 @@ class Limits:
         with bound(request=request_id):
             try:
                 length = _check(scope)
-                body = _Body(receive, scope, length, self._known)
+                body = LimitedBody(receive, scope, length, self._known)
                 await self._app(scope, body.receive, sending)
             except SbxError as error:
                 if started:
@@ -131,7 +131,7 @@ class Limits:
             await self._app(scope, receive, send)
 
 
-class _Body:
+class LimitedBody:
     """The messages of one request's body, counted and timed; of a caller who is known."""
 
     def __init__(

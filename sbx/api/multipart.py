@@ -65,7 +65,7 @@ class _PartEnd:
 _PART_END = _PartEnd()
 
 
-class Part:
+class FormPart:
     """One part of a form. `filename` is None for a text field.
 
     Names hold, as lone surrogates, bytes that are no UTF-8: whoever takes them checks them.
@@ -141,10 +141,10 @@ class Form:
             },
         )
 
-    async def __aiter__(self) -> AsyncGenerator[Part, None]:
+    async def __aiter__(self) -> AsyncGenerator[FormPart, None]:
         while (event := await self.next_event()) is not None:
             assert isinstance(event, dict)
-            part = Part(self, event)
+            part = FormPart(self, event)
             yield part
             await part.skip()
 

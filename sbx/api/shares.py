@@ -12,12 +12,12 @@ from sbx.service.auth import Caller
 Kind = Literal["downloads", "followers"]
 
 
-class Share:
+class Slot:
     """One that is held: until `end`, or until nobody has it any more."""
 
     __slots__ = ("__weakref__", "_held", "owner")
 
-    def __init__(self, owner: str, held: "WeakSet[Share]") -> None:
+    def __init__(self, owner: str, held: "WeakSet[Slot]") -> None:
         self.owner = owner
         self._held = held
         held.add(self)
@@ -27,15 +27,15 @@ class Share:
         self._held.discard(self)
 
 
-class Shares:
+class OwnerSlots:
     """The ones of one kind."""
 
     def __init__(self, kind: Kind, most: int) -> None:
         self._kind = kind
         self._most = most
-        self._held: WeakSet[Share] = WeakSet()
+        self._held: WeakSet[Slot] = WeakSet()
 
-    def take(self, owner: str) -> Share:
+    def take(self, owner: str) -> Slot:
         """Raises Unavailable `too_many_downloads`, `too_many_followers`."""
         if sum(one.owner == owner for one in self._held) >= self._most:
             raise Unavailable(
@@ -44,12 +44,12 @@ class Shares:
                 hint="end one of them, or read it to its end",
                 details={"limit": self._most, "retry_after_s": 1},
             )
-        return Share(owner, self._held)
+        return Slot(owner, self._held)
 
 
-def share(request: HTTPConnection, kind: Kind) -> Share | None:
+def share(request: HTTPConnection, kind: Kind) -> Slot | None:
     """One of the caller's; None where nobody is known, as on an app without a house. Raises as
-    `Shares.take`."""
+    `OwnerSlots.take`."""
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
         return None
@@ -57,8 +57,8 @@ def share(request: HTTPConnection, kind: Kind) -> Share | None:
     if not hasattr(state, "shares"):
         settings: ServiceSettings = state.settings
         state.shares = {
-            "downloads": Shares("downloads", settings.downloads_per_owner),
-            "followers": Shares("followers", settings.followers_per_owner),
+            "downloads": OwnerSlots("downloads", settings.downloads_per_owner),
+            "followers": OwnerSlots("followers", settings.followers_per_owner),
         }
-    found: dict[Kind, Shares] = state.shares
+    found: dict[Kind, OwnerSlots] = state.shares
     return found[kind].take(caller.owner)

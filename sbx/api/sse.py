@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from sbx.api.auth import known_now
 from sbx.api.errors import broken, error_body, status_of
-from sbx.api.shares import Share, share
+from sbx.api.shares import Slot, share
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable
 
 MEDIA_TYPE = "text/event-stream"
@@ -144,7 +144,7 @@ class _Stream(Response):
         text: AsyncGenerator[tuple[int, bytes], None],
         first: "asyncio.Future[Any]",
         events: Events,
-        held: Share | None,
+        held: Slot | None,
         request: Request | None,
     ) -> None:
         super().__init__(headers=_HEADERS)

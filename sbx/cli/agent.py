@@ -66,12 +66,12 @@ def agent(
     """
     import asyncio
 
-    from sbx.cli.agent_output import Face, Lines, Telling
+    from sbx.cli.agent_output import AgentLinePrinter, AgentPrinter, AgentPrinterMode
     from sbx.cli.run import check_names
     from sbx.cli.save_files import directory_for
-    from sbx.cli.task import Task, do
+    from sbx.cli.task import AgentTask, do
 
-    request = Task(
+    request = AgentTask(
         text=_text(task),
         files=tuple(file or ()),
         out=directory_for(out) if out is not None else None,
@@ -83,7 +83,7 @@ def agent(
         as_json=as_json,
     )
     check_names(request.files)
-    face: Face = Lines() if as_json else Telling()
+    face: AgentPrinterMode = AgentLinePrinter() if as_json else AgentPrinter()
     chat_model = agent_model.made(request.settings, replay, record)
     return exits.for_agent(asyncio.run(do(request, chat_model, face)))
 

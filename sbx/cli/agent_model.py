@@ -76,6 +76,6 @@ def made(settings: "AgentSettings", replay: Path | None, record: Path | None) ->
     model = make_model(settings)
     if record is None:
         return model
-    from sbx.cli.recording import Recording
+    from sbx.cli.recording import ChatRecording
 
-    return Recording(model, record)
+    return ChatRecording(model, record)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sbx.cli import report
-from sbx.cli.terminal import STDERR, STDOUT, Channel, colours, lines_of, one_line, write
+from sbx.cli.terminal import STDERR, STDOUT, OutputStream, colours, lines_of, one_line, write
 from sbx.protocol.agent import (
     AgentEvent,
-    RunEnd,
+    AgentRunEnd,
+    AgentTextDelta,
     StepEnd,
-    TextDelta,
     ToolApproval,
     ToolEnd,
     ToolOutput,
@@ -36,13 +36,13 @@ _ENDS: dict[str, tuple[str, str | None]] = {
 }
 
 
-class Face(Protocol):
+class AgentPrinterMode(Protocol):
     """A way to show events. `show` blocks while the reader of the output does not read."""
 
     def show(self, event: AgentEvent) -> None: ...
 
 
-class Lines:
+class AgentLinePrinter:
     def show(self, event: AgentEvent) -> None:
         write(STDOUT, json.dumps(to_json(event)) + "\n")
 
@@ -53,18 +53,18 @@ class _Call:
     told: bool = False  # some of its output was shown already
 
 
-class Telling:
+class AgentPrinter:
     """Print the model's text as it arrives, and its tool calls in between."""
 
     def __init__(self) -> None:
-        self._out = Channel(STDOUT)
-        self._err = Channel(STDERR)
+        self._out = OutputStream(STDOUT)
+        self._err = OutputStream(STDERR)
         self._calls: dict[str, _Call] = {}
         self._within = False  # the last line of a tool's output has no newline yet
 
     def show(self, event: AgentEvent) -> None:
         match event:
-            case TextDelta(text):
+            case AgentTextDelta(text):
                 self._text(text)
             case ToolStart():
                 self._start(event)
@@ -76,7 +76,7 @@ class Telling:
                 self._tool_end(event)
             case StepEnd():
                 self._out.fresh_line()
-            case RunEnd():
+            case AgentRunEnd():
                 self._end(event)
 
     def head(self, title: str, rest: str = "", *, failed: bool = False) -> None:
@@ -148,7 +148,7 @@ class Telling:
         took = f"{event.duration_ms / 1000:.2f} s"
         self.head(f"{call.name} {how}", took, failed=event.is_error)
 
-    def _end(self, event: RunEnd) -> None:
+    def _end(self, event: AgentRunEnd) -> None:
         self._out.fresh_line()
         self._out.end()
         self._fresh_line()

@@ -9,7 +9,7 @@ import typer
 from sbx.errors import SbxError
 
 if TYPE_CHECKING:
-    from sbx.agent.sandbox import Sandbox
+    from sbx.agent.sandbox import ToolSandbox
     from sbx.agent.settings import AgentSettings
 
 Policy = Annotated[
@@ -44,7 +44,7 @@ _ENDING_S = 10.0
 
 
 @asynccontextmanager
-async def own_sandbox(settings: "AgentSettings") -> "AsyncIterator[Sandbox]":
+async def own_sandbox(settings: "AgentSettings") -> "AsyncIterator[ToolSandbox]":
     """Yield a new sandbox and delete it on exit. Raise as `Runtime.create` or `Client.create`."""
     policy, domain = settings.sandbox_image, settings.sandbox_domain
     opened = _here(policy) if domain is None else _there(policy, domain, key_of(settings))
@@ -59,7 +59,7 @@ def key_of(settings: "AgentSettings") -> str | None:
 
 
 @asynccontextmanager
-async def _here(policy: str) -> "AsyncIterator[Sandbox]":
+async def _here(policy: str) -> "AsyncIterator[ToolSandbox]":
     from sbx.policy import reference
     from sbx.runtime.runtime import Runtime
     from sbx.runtime.settings import Settings
@@ -71,7 +71,7 @@ async def _here(policy: str) -> "AsyncIterator[Sandbox]":
 
 
 @asynccontextmanager
-async def _there(policy: str, connect: str, key: str | None) -> "AsyncIterator[Sandbox]":
+async def _there(policy: str, connect: str, key: str | None) -> "AsyncIterator[ToolSandbox]":
     import asyncio  # a lazy import keeps `sbx --help` fast
 
     from sbx.client import Client

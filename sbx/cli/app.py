@@ -60,7 +60,7 @@ def _interruptible(command: Callable[P, int]) -> Callable[P, int]:
         try:
             return command(*args, **options)
         except KeyboardInterrupt:
-            raise exits.Stopped(signal.SIGINT, "interrupted") from None
+            raise exits.StoppedBySignal(signal.SIGINT, "interrupted") from None
 
     return interruptible
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from sbx.agent.approvals import Approvals
 from sbx.cli import report
-from sbx.cli.agent_output import Telling
+from sbx.cli.agent_output import AgentPrinter
 from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, one_line, write
 from sbx.errors import BadRequest, Conflict
 from sbx.protocol.agent import ToolStart
-from sbx.protocol.approvals import Reach, Remember
+from sbx.protocol.approvals import ApprovalScope, Remember
 
 _OUTPUT_LINES = 20
 _MARKS = {"added": "+", "changed": "~", "removed": "-"}
@@ -29,11 +29,11 @@ class Answer:
     prefix: str | None = None
 
 
-class Questions:
+class ApprovalPrompts:
     """The tool calls of one chat that wait for approval. The user is asked about one at a time."""
 
     def __init__(
-        self, approvals: Approvals, reach: Reach, telling: Telling, read: Read | None
+        self, approvals: Approvals, reach: ApprovalScope, telling: AgentPrinter, read: Read | None
     ) -> None:
         """`read` returns a typed line. Without it, every call is denied."""
         self._approvals = approvals
@@ -85,7 +85,7 @@ class Questions:
             )
 
 
-def show_rehearsal(event: ToolStart, telling: Telling) -> None:
+def show_rehearsal(event: ToolStart, telling: AgentPrinter) -> None:
     """Show the result of the dry run of a call, so that the user can decide."""
     rehearsal = event.rehearsal
     if rehearsal is None:
@@ -121,7 +121,9 @@ def _is_cell(event: ToolStart) -> bool:
     return "code" in event.tool_args and event.tool_args.get("language", "python") == "python"
 
 
-def show_change(change: Mapping[str, Any], telling: Telling, *, most: int = sys.maxsize) -> None:
+def show_change(
+    change: Mapping[str, Any], telling: AgentPrinter, *, most: int = sys.maxsize
+) -> None:
     """Show one file and the first `most` lines of its diff. Show all lines if the user decides."""
     sizes = (change["size_before"], change["size_after"])
     size = " -> ".join(f"{count}" for count in sizes if count is not None)

@@ -114,7 +114,7 @@ def chat(
             "--changes and --ask-outside need a project", hint="name it with --project DIR"
         )
 
-    from sbx.cli.chat_store import Wanted
+    from sbx.cli.chat_store import ChatSelection
     from sbx.cli.chatting import converse
     from sbx.cli.quarantine import offer, quarantine_of
     from sbx.cli.talks import removed
@@ -124,7 +124,7 @@ def chat(
     settings = agent_model.settings(
         model=model, max_steps=max_steps, policy=policy, connect=connect, key=key
     )
-    options = Wanted(
+    options = ChatSelection(
         directory=directory,
         resume=(conversation or "") if resume or rm else None,
         policy=settings.sandbox_image,

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sbx.agent.approvals import Approvals, Place
-from sbx.agent.history import History, mend
-from sbx.agent.sandbox import Sandbox
+from sbx.agent.approvals import AgentContext, Approvals
+from sbx.agent.history import MessageHistory, mend
+from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.stored_history import StoredHistory
 from sbx.aio import SystemClock
 from sbx.errors import BadRequest, Conflict, NotFound
@@ -23,7 +23,7 @@ CLOCK = SystemClock()
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ChatSelection:
     """The options of a chat.
 
     `resume` is the id of a conversation, "" for the last used one, or None for a new one. `project`
@@ -45,12 +45,12 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class ChatConversation:
     """An open conversation. `asks_to_restore`: its policy has `host_executables = "ask"`."""
 
     row: ChatRow
-    sandbox: Sandbox
-    history: History
+    sandbox: ToolSandbox
+    history: MessageHistory
     approvals: Approvals
     sandboxed: bool = True
     changes: ChangesSetting = field(default_factory=ChangesSetting)
@@ -70,12 +70,14 @@ class Talk:
         return self.row.project_id is not None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> AgentContext:
         row = self.row
-        return Place(row.owner, row.conversation_id, row.user_id, row.agent_id, row.project_id)
+        return AgentContext(
+            row.owner, row.conversation_id, row.user_id, row.agent_id, row.project_id
+        )
 
 
-async def row_of(store: Store, options: Wanted, agent_id: str) -> ChatRow:
+async def row_of(store: Store, options: ChatSelection, agent_id: str) -> ChatRow:
     """Return the row of the requested conversation, or a new row, which is not stored yet."""
     now = CLOCK.now()
     if options.resume is None:
@@ -122,7 +124,7 @@ def _is_there(row: ChatRow) -> bool:
     return row.sandbox_id is None
 
 
-async def approvals_of(store: Store, options: Wanted) -> Approvals:
+async def approvals_of(store: Store, options: ChatSelection) -> Approvals:
     """Return the approvals. Deny the pending ones of an earlier process, and add the denials to the
     history for the model."""
     approvals = Approvals(StoredApprovals(store), CLOCK, timeout_s=options.approval_timeout_s)
@@ -137,7 +139,7 @@ async def approvals_of(store: Store, options: Wanted) -> Approvals:
     return approvals
 
 
-async def changes_of(store: Store, row: ChatRow, options: Wanted) -> ChangesSetting:
+async def changes_of(store: Store, row: ChatRow, options: ChatSelection) -> ChangesSetting:
     """Store the requested setting, and return the effective one."""
     stored = await chats.changes_setting(store, row.id)
     setting = ChangesSetting(

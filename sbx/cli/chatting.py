@@ -17,16 +17,16 @@ from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Permission
 from sbx.cli import approval_prompt, report, terminal
-from sbx.cli.agent_output import Telling
-from sbx.cli.chat_store import Talk, Wanted
+from sbx.cli.agent_output import AgentPrinter
+from sbx.cli.chat_store import ChatConversation, ChatSelection
 from sbx.cli.exits import ReaderGone
 from sbx.cli.signals import Ending
 from sbx.cli.talks import opened
 from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, STDOUT, write
 from sbx.cli.undo import Undo, Watched
 from sbx.errors import BadRequest, SbxError
-from sbx.protocol.agent import AgentEvent, Reason, RunEnd, ToolApproval, ToolStart
-from sbx.protocol.approvals import Reach
+from sbx.protocol.agent import AgentEvent, AgentRunEnd, Reason, ToolApproval, ToolStart
+from sbx.protocol.approvals import ApprovalScope
 from sbx.protocol.changes import ChangesSetting
 
 _PROMPT = "> "
@@ -53,7 +53,7 @@ class _NeedsApproval(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ChatEnded:
     """How a chat ended.
 
     `last` is the reason of the end of the last answer, or None at a terminal or without an answer.
@@ -64,7 +64,7 @@ class Ended:
     asks_to_restore: bool
 
 
-async def converse(options: Wanted, model: Model, max_steps: int) -> Ended:
+async def converse(options: ChatSelection, model: Model, max_steps: int) -> ChatEnded:
     """Run a chat to its end.
 
     Raise the errors of `talks.opened`, Stopped for a signal, and ReaderGone.
@@ -80,18 +80,20 @@ async def converse(options: Wanted, model: Model, max_steps: int) -> Ended:
                     await chat.close()
         finally:
             await model.close()
-    return Ended(None if chat.typed else chat.last, conversation.asks_to_restore)
+    return ChatEnded(None if chat.typed else chat.last, conversation.asks_to_restore)
 
 
 class _Chat:
-    def __init__(self, conversation: Talk, model: Model, max_steps: int, ending: Ending) -> None:
+    def __init__(
+        self, conversation: ChatConversation, model: Model, max_steps: int, ending: Ending
+    ) -> None:
         self.typed = os.isatty(STDIN)
         self.last: Reason | None = None
         self._conversation = conversation
         self._ending = ending
         self._max_steps = max_steps
         self._model = model.name
-        self._telling = Telling()
+        self._telling = AgentPrinter()
         self._read = terminal.read_line if self.typed else terminal.InputLines().read_line
         self._tools = tools = Tools()
         self._undo = Undo(conversation.sandbox, tools)
@@ -107,8 +109,8 @@ class _Chat:
             place=conversation.place,
             changes=self._changes,
         )
-        reach, read = Reach(conversation.row.owner), self._read if self.typed else None
-        self._questions = approval_prompt.Questions(
+        reach, read = ApprovalScope(conversation.row.owner), self._read if self.typed else None
+        self._questions = approval_prompt.ApprovalPrompts(
             conversation.approvals, reach, self._telling, read
         )
         self._commands: dict[str, Callable[[list[str]], Awaitable[None]]] = {
@@ -201,7 +203,7 @@ class _Chat:
         await asyncio.to_thread(self._telling.show, event)
         if isinstance(event, ToolStart) and event.approval_required:
             self._questions.add(event)
-        elif isinstance(event, RunEnd):
+        elif isinstance(event, AgentRunEnd):
             self.last = event.reason
 
     # -- commands -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from sbx.cli import connect, exits, moments, report
-from sbx.cli.terminal import STDOUT, Channel, one_line, write
+from sbx.cli.terminal import STDOUT, OutputStream, one_line, write
 from sbx.errors import BadRequest
 from sbx.protocol.commands import (
     LOG_PIECE_MAX,
@@ -98,7 +98,7 @@ def show_logs(
 
     Only the latest part is kept.
     """
-    channel = Channel(STDOUT)
+    channel = OutputStream(STDOUT)
 
     def show(piece: LogPiece, requested: int) -> None:
         if as_json:

@@ -26,14 +26,14 @@ OnProgress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CopyTarget:
     """One end of a copy: a path on this machine or in a sandbox."""
 
     path: str
     sandbox_id: str | None = None
 
     @classmethod
-    def read(cls, text: str) -> "Place":
+    def read(cls, text: str) -> "CopyTarget":
         """Parse a place. `ID:path` is in a sandbox. A text without a colon, or with a `/` before
         it, is a path on this machine."""
         before, colon, after = text.partition(":")
@@ -46,7 +46,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class TransferResult:
     source: str
     target: str
     size: int
@@ -87,9 +87,9 @@ def cp(
     A directory from a sandbox is copied without files that a program of this host would obey: git
     repositories, .envrc, .vscode and so on. Each is listed, and the exit code is 3.
     """
-    *sources, target = map(Place.read, places)
+    *sources, target = map(CopyTarget.read, places)
     _check(sources, target, recursive=recursive)
-    copied: list[Copied] = []
+    copied: list[TransferResult] = []
 
     async def copy(client: "Client") -> None:
         for source in sources:
@@ -122,7 +122,7 @@ def cp(
     return exits.Exit.REFUSED if left_out else exits.Exit.OK
 
 
-def _check(sources: list[Place], target: Place, *, recursive: bool) -> None:
+def _check(sources: list[CopyTarget], target: CopyTarget, *, recursive: bool) -> None:
     """Check the places before anything is copied. Raise BadRequest, NotFound."""
     if not sources:
         raise BadRequest("the target is missing", hint="sbx cp SOURCE… TARGET")
@@ -153,7 +153,7 @@ def _check_file(path: str) -> None:
         raise BadRequest(f"{path} is not a regular file", hint="copy it to a file first")
 
 
-async def _is_directory(client: "Client", source: Place, conversation: str) -> bool:
+async def _is_directory(client: "Client", source: CopyTarget, conversation: str) -> bool:
     if source.sandbox_id is None:
         import asyncio  # a lazy import keeps `sbx --help` fast
 
@@ -164,19 +164,19 @@ async def _is_directory(client: "Client", source: Place, conversation: str) -> b
 
 async def _copy_tree(
     client: "Client",
-    source: Place,
-    target: Place,
+    source: CopyTarget,
+    target: CopyTarget,
     conversation: str,
     *,
     with_host_executables: bool,
-) -> Copied:
+) -> TransferResult:
     from sbx.cli.cp_recursive import get_tree, put_tree
 
     if target.sandbox_id is not None:
         where = client.sandbox(target.sandbox_id).conversation(conversation)
         path = await _target_inside(where, target.path, _own_name(source.path))
         tally = await put_tree(where, Path(source.path), path)
-        copied = Copied(source.path, f"{target.sandbox_id}:{path}", tally.size)
+        copied = TransferResult(source.path, f"{target.sandbox_id}:{path}", tally.size)
     else:
         where = client.sandbox(source.sandbox_id or "").conversation(conversation)
         local = _tree_here(target.path, source)
@@ -184,13 +184,13 @@ async def _copy_tree(
             where, source.path or ".", local, with_host_executables=with_host_executables
         )
         left_out = tuple(replace(item, path=_joined(source, item.path)) for item in tally.left_out)
-        copied = Copied(str(source), str(local), tally.size, left_out)
+        copied = TransferResult(str(source), str(local), tally.size, left_out)
     if tally.skipped:
         write(STDERR, f"{tally.skipped} entries were left out: links, devices and pipes\n")
     return copied
 
 
-def _joined(source: Place, path: str) -> str:
+def _joined(source: CopyTarget, path: str) -> str:
     return os.path.normpath(os.path.join(source.path, path))
 
 
@@ -199,23 +199,27 @@ def _own_name(path: str) -> str:
     return os.path.basename(os.path.abspath(path)) or "root"
 
 
-def _tree_here(path: str, source: Place) -> Path:
+def _tree_here(path: str, source: CopyTarget) -> Path:
     name = os.path.basename(os.path.normpath(source.path or "."))
     name = name if name not in ("", ".", "..") else "workspace"
     return Path(path, name) if os.path.isdir(path) else Path(path)
 
 
 async def _put(
-    client: "Client", source: Place, target: Place, conversation: str, on_progress: OnProgress
-) -> Copied:
+    client: "Client",
+    source: CopyTarget,
+    target: CopyTarget,
+    conversation: str,
+    on_progress: OnProgress,
+) -> TransferResult:
     where = client.sandbox(target.sandbox_id or "").conversation(conversation)
     name = Path(source.path).name
     path = await _target_inside(where, target.path, name)
     if (upload := _as_upload(path)) is not None:
         stored = await where.uploads.put(Path(source.path), upload, on_progress=on_progress)
-        return Copied(source.path, f"{target.sandbox_id}:{stored.path}", stored.size)
+        return TransferResult(source.path, f"{target.sandbox_id}:{stored.path}", stored.size)
     size = await where.files.upload(source.path, path, on_progress=on_progress)
-    return Copied(source.path, f"{target.sandbox_id}:{path}", size)
+    return TransferResult(source.path, f"{target.sandbox_id}:{path}", size)
 
 
 async def _target_inside(where: "RemoteConversation", path: str, name: str) -> str:
@@ -234,15 +238,19 @@ async def _target_inside(where: "RemoteConversation", path: str, name: str) -> s
 
 
 async def _get(
-    client: "Client", source: Place, target: Place, conversation: str, on_progress: OnProgress
-) -> Copied:
+    client: "Client",
+    source: CopyTarget,
+    target: CopyTarget,
+    conversation: str,
+    on_progress: OnProgress,
+) -> TransferResult:
     where = client.sandbox(source.sandbox_id or "").conversation(conversation)
     local = _target_here(target.path, source)
     size = await where.files.download(source.path, local, on_progress=on_progress)
-    return Copied(str(source), str(local), size)
+    return TransferResult(str(source), str(local), size)
 
 
-def _target_here(path: str, source: Place) -> Path:
+def _target_here(path: str, source: CopyTarget) -> Path:
     if not (path.endswith("/") or os.path.isdir(path)):
         return Path(path)
     name = os.path.basename(source.path)
@@ -263,7 +271,7 @@ def _folded(path: str) -> str:
 
 
 @contextmanager
-def _bar(source: Place, *, shown: bool) -> Iterator[OnProgress]:
+def _bar(source: CopyTarget, *, shown: bool) -> Iterator[OnProgress]:
     """Show a progress bar on the terminal of stderr for a slow copy, and remove it at the end."""
     if not (shown and os.isatty(STDERR)):
         yield lambda done, total: None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbx.errors import BadRequest, Conflict
-from sbx.protocol.files import Entry
+from sbx.protocol.files import FileEntry
 
 if TYPE_CHECKING:
     from sbx.cli.host_executables import LeftOut
@@ -28,7 +28,7 @@ _DEPTH_MAX = 100
 
 
 @dataclass(slots=True)
-class Tally:
+class CopyCount:
     """The totals of a copy. `left_out` are the host executables that were not copied."""
 
     files: int = 0
@@ -37,9 +37,9 @@ class Tally:
     left_out: "list[LeftOut]" = field(default_factory=list)
 
 
-async def put_tree(where: "RemoteConversation", source: Path, target: str) -> Tally:
+async def put_tree(where: "RemoteConversation", source: Path, target: str) -> CopyCount:
     """Copy the content of the directory `source` into `target`. Raise the errors of `unpack`."""
-    tally = Tally()
+    tally = CopyCount()
     done = await where.files.unpack(_apart(_tar(source, tally)), target)
     tally.skipped += done.skipped
     return tally
@@ -51,7 +51,7 @@ async def get_tree(
     target: Path,
     *,
     with_host_executables: bool = False,
-) -> Tally:
+) -> CopyCount:
     """Copy the directory `source` of a sandbox to `target`, which is created if it is missing.
 
     Raise Conflict `listing_incomplete`, BadRequest.
@@ -66,7 +66,7 @@ async def get_tree(
             code="listing_incomplete",
             hint="copy its directories one by one",
         )
-    tally = Tally()
+    tally = CopyCount()
     placed = [(entry, below(target, base, entry)) for entry in listing]
     arrivals = Arrivals([relative_to(base, entry) for entry in listing], target)
     _make(target)
@@ -84,7 +84,7 @@ async def get_tree(
     return tally
 
 
-def relative_to(base: str, entry: Entry) -> str:
+def relative_to(base: str, entry: FileEntry) -> str:
     """Return the path of an entry relative to `base`."""
     return entry.path.removeprefix(f"{base}/")
 
@@ -93,7 +93,7 @@ def _make(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
 
 
-def below(target: Path, base: str, entry: Entry) -> Path:
+def below(target: Path, base: str, entry: FileEntry) -> Path:
     """Map an entry below `base` in a sandbox to its path below `target` here.
 
     Raise BadRequest for an entry that is not below `base`, and for a local directory that is
@@ -113,7 +113,7 @@ def below(target: Path, base: str, entry: Entry) -> Path:
     return above / parts[-1]
 
 
-def _tar(source: Path, tally: Tally) -> Iterator[bytes]:
+def _tar(source: Path, tally: CopyCount) -> Iterator[bytes]:
     """Yield the tar of a directory's content while it is read."""
     pending = [""]
     while pending:

@@ -10,8 +10,8 @@ from sbx.cli.exits import Exit
 from sbx.cli.terminal import STDOUT, one_line, write
 
 if TYPE_CHECKING:
-    from sbx.doctor.host_check import Examination, Live
-    from sbx.doctor.report import Siege
+    from sbx.doctor.host_check import HostCheck, Live
+    from sbx.doctor.report import AttackReport
     from sbx.isolation.receipt import Receipt
 
 
@@ -93,7 +93,7 @@ def _attack(*, as_json: bool) -> int:
     return Exit.OK if siege.complete else Exit.REFUSED
 
 
-def _print_siege(siege: "Siege") -> None:
+def _print_siege(siege: "AttackReport") -> None:
     from sbx.cli.tables import print_table
 
     for heads, rows in siege.tables():
@@ -108,7 +108,7 @@ def _print_siege(siege: "Siege") -> None:
     )
 
 
-def _print(examination: "Examination") -> None:
+def _print(examination: "HostCheck") -> None:
     from sbx.cli.tables import print_table
 
     user = "root" if examination.root else "an unprivileged user"
@@ -155,7 +155,7 @@ def _print(examination: "Examination") -> None:
     write(STDOUT, f"{one_line(_live(examination.live))}\n")
 
 
-def _advice(examination: "Examination") -> list[str]:
+def _advice(examination: "HostCheck") -> list[str]:
     """Return the hints. They stay outside the tables, so that a command can be copied as a line."""
     lines = []
     for layer in examination.layers:

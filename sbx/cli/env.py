@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sbx.environments.directory import Environments
     from sbx.environments.manifest import Differences
     from sbx.environments.record import Environment
-    from sbx.environments.requirements import Wanted
+    from sbx.environments.requirements import PackageRequirement
 
 app = typer.Typer(
     help="Create, list, show and remove environments: Pythons with packages, for policies.",
@@ -31,7 +31,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Name = Annotated[str, typer.Argument(help="The environment's name.", metavar="NAME")]
 
 
-class Installer(StrEnum):
+class InstallerChoice(StrEnum):
     AUTO = "auto"
     PIP = "pip"
     UV = "uv"
@@ -60,8 +60,8 @@ def create(
         ),
     ] = None,
     installer: Annotated[
-        Installer, typer.Option(help="The installer; auto uses uv if it is installed.")
-    ] = Installer.AUTO,
+        InstallerChoice, typer.Option(help="The installer; auto uses uv if it is installed.")
+    ] = InstallerChoice.AUTO,
     build: Annotated[
         bool,
         typer.Option(
@@ -84,13 +84,13 @@ def create(
     import asyncio
 
     from sbx.cli.env_progress import made
-    from sbx.environments.create import Asked
+    from sbx.environments.create import EnvironmentSpec
     from sbx.environments.requirements import of_words
 
     parsed = [*of_words(packages or []), *_of_files(requirements or [])]
     if not timeout > 0:
         raise BadRequest("--timeout must be more than 0 seconds")
-    request = Asked(name, tuple(parsed), python, installer.value, build, timeout)
+    request = EnvironmentSpec(name, tuple(parsed), python, installer.value, build, timeout)
     environment = asyncio.run(made(_environments(), request, quiet=as_json))
     if as_json:
         report.document(environment.to_dict())
@@ -237,10 +237,10 @@ def _refuse_if_used(name: str, policies: list[str], processes: list[int]) -> Non
         )
 
 
-def _of_files(files: list[Path]) -> list["Wanted"]:
+def _of_files(files: list[Path]) -> list["PackageRequirement"]:
     from sbx.environments.requirements import of_file
 
-    requirements: list[Wanted] = []
+    requirements: list[PackageRequirement] = []
     for file in files:
         try:
             with file.open("rb") as source:

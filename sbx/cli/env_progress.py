@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from sbx.cli.exits import Stopped
+from sbx.cli.exits import StoppedBySignal
 from sbx.cli.terminal import STDERR, colours, one_line, write
-from sbx.environments.create import Asked, create
+from sbx.environments.create import EnvironmentSpec, create
 from sbx.environments.directory import Environments
 from sbx.environments.record import Environment
 from sbx.errors import SbxError
@@ -28,7 +28,7 @@ _WIDTH = 100
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def made(environments: Environments, request: Asked, *, quiet: bool) -> Environment:
+async def made(environments: Environments, request: EnvironmentSpec, *, quiet: bool) -> Environment:
     """Create an environment. Print the progress to stderr, unless `quiet`.
 
     Raise the errors of `create`, and Stopped for a signal, after everything has been removed again.
@@ -57,7 +57,7 @@ async def made(environments: Environments, request: Asked, *, quiet: bool) -> En
     except asyncio.CancelledError:
         if not received:
             raise
-        raise Stopped(received[0], "interrupted; no environment was created") from None
+        raise StoppedBySignal(received[0], "interrupted; no environment was created") from None
     finally:
         for number in handled:
             loop.remove_signal_handler(number)

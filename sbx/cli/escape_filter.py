@@ -29,7 +29,7 @@ _SINGLES = frozenset("78DEHMNO=>c")
 _CHARSETS = frozenset("()*+")
 
 
-class Sieve:
+class EscapeFilter:
     """A filter for the bytes of one terminal, which arrive in pieces."""
 
     def __init__(self) -> None:

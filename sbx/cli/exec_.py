@@ -11,7 +11,7 @@ from sbx.errors import BadRequest, TooLarge
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
-    from sbx.cli.output import Face
+    from sbx.cli.output import Printer
 
 _STDIN_MAX = 1 << 20  # stdin is part of the JSON body of the request
 
@@ -118,11 +118,11 @@ def execute(
     if from_stdin and send_stdin:
         raise BadRequest("stdin is already the script, so it cannot be the input, too")
 
-    from sbx.cli.output import Lines, Screen, Whole
-    from sbx.cli.run_driver import Visit
+    from sbx.cli.output import JsonLinesPrinter, JsonPrinter, TextPrinter
+    from sbx.cli.run_driver import RunSpec
 
-    face: Face = Whole() if as_json else Lines() if as_events else Screen()
-    visit = Visit(
+    face: Printer = JsonPrinter() if as_json else JsonLinesPrinter() if as_events else TextPrinter()
+    visit = RunSpec(
         sandbox_id,
         conversation,
         text,

@@ -37,7 +37,7 @@ exit codes:
 Code that ends with sys.exit(N), and a command of --shell, set the exit code themselves."""
 
 
-class Stopped(errors.SbxError):
+class StoppedBySignal(errors.SbxError):
     """A signal ended the command before there was a result."""
 
     code = "interrupted"
@@ -55,7 +55,7 @@ class ReaderGone(errors.SbxError):
 
 def for_error(error: errors.SbxError) -> int:
     match error:
-        case Stopped():
+        case StoppedBySignal():
             return 128 + error.signal
         case ReaderGone():
             return Exit.READER_GONE

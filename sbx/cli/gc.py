@@ -12,7 +12,7 @@ from sbx.cli.terminal import STDOUT, one_line, write
 audit = typer.Typer(help="Check the audit log.", rich_markup_mode=None)
 
 
-class Task(StrEnum):
+class GcTask(StrEnum):
     IDLE = "idle_session"
     EXPIRED = "expired_sandbox"
     CARGO = "orphan_cargo"
@@ -21,7 +21,7 @@ class Task(StrEnum):
 
 def gc(
     task: Annotated[
-        list[Task] | None, typer.Option(help="Report only this task; all tasks run. Repeatable.")
+        list[GcTask] | None, typer.Option(help="Report only this task; all tasks run. Repeatable.")
     ] = None,
     as_json: connect.Json = False,
     socket: connect.Socket = None,

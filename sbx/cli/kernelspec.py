@@ -12,7 +12,7 @@ from sbx.errors import BadRequest
 from sbx.jupyter import DEFAULT_POLICY
 
 if TYPE_CHECKING:
-    from sbx.jupyter.kernelspec import Place
+    from sbx.jupyter.kernelspec import KernelspecDir
 
 app = typer.Typer(
     help="Install, list and remove jailed kernels for Jupyter.", rich_markup_mode=None
@@ -59,10 +59,10 @@ def install(
     Without an option, it is installed in your own Jupyter directory. With the policy notebook, its
     code sees the directory of the notebook, and no other files of the host.
     """
-    from sbx.jupyter.kernelspec import Place
+    from sbx.jupyter.kernelspec import KernelspecDir
     from sbx.jupyter.kernelspec import install as write
 
-    place = _place(user, prefix, sys_prefix) or Place()
+    place = _place(user, prefix, sys_prefix) or KernelspecDir()
     spec = write(name, policy, display_name=display_name, place=place, standalone=standalone)
     report.outcome(
         spec.to_dict(), f"{spec.name}: {spec.display_name}, in {spec.path}", as_json=as_json
@@ -121,16 +121,16 @@ def _how(standalone: bool) -> str:
     return "as a process" if standalone else "by Jupyter"
 
 
-def _place(user: bool, prefix: Path | None, sys_prefix: bool) -> "Place | None":
+def _place(user: bool, prefix: Path | None, sys_prefix: bool) -> "KernelspecDir | None":
     """Return the place that the options name, or None."""
-    from sbx.jupyter.kernelspec import Place
+    from sbx.jupyter.kernelspec import KernelspecDir
 
     if user + (prefix is not None) + sys_prefix > 1:
         raise BadRequest(
             "--user, --prefix and --sys-prefix exclude each other", hint="name one place"
         )
     if user:
-        return Place()
+        return KernelspecDir()
     if sys_prefix:
-        return Place(Path(sys.prefix))
-    return Place(prefix) if prefix is not None else None
+        return KernelspecDir(Path(sys.prefix))
+    return KernelspecDir(prefix) if prefix is not None else None

@@ -15,7 +15,7 @@ tokens = typer.Typer(
 )
 
 
-class Scope(StrEnum):
+class TokenScope(StrEnum):
     READ = "files:read"
     WRITE = "files:write"
     EXECUTE = "execute"
@@ -91,7 +91,7 @@ def create_token(
         typer.Option(help="Restrict the token to this conversation.", metavar="CONVERSATION"),
     ] = None,
     scope: Annotated[
-        list[Scope] | None, typer.Option(help="A permitted scope; default: all. Repeatable.")
+        list[TokenScope] | None, typer.Option(help="A permitted scope; default: all. Repeatable.")
     ] = None,
     ttl: Annotated[str, typer.Option(help="The lifetime: 3600, 90s, 2h.", metavar="TIME")] = "1h",
     owner: Annotated[

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Protocol
 
 from sbx.cli import report
-from sbx.cli.terminal import STDERR, STDOUT, Channel, write
+from sbx.cli.terminal import STDERR, STDOUT, OutputStream, write
 from sbx.protocol.bundles import text_of
 from sbx.protocol.runs import (
     Cause,
@@ -59,16 +59,16 @@ _KILLED = {
 }
 
 
-class Face(Protocol):
+class Printer(Protocol):
     """A way to show events. `show` blocks while the reader of the output does not read."""
 
     def show(self, event: Event) -> None: ...
 
 
-class Screen:
+class TextPrinter:
     def __init__(self) -> None:
-        self._out = Channel(STDOUT)
-        self._err = Channel(STDERR)
+        self._out = OutputStream(STDOUT)
+        self._err = OutputStream(STDERR)
 
     def show(self, event: Event) -> None:
         match event:
@@ -119,12 +119,12 @@ class Screen:
         self._err.fresh_line()
 
 
-class Lines:
+class JsonLinesPrinter:
     def show(self, event: Event) -> None:
         write(STDOUT, json.dumps(asdict(event)) + "\n")
 
 
-class Whole:
+class JsonPrinter:
     def show(self, event: Event) -> None:
         if isinstance(event, RunEnd):
             write(STDOUT, json.dumps(asdict(event.run)) + "\n")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sbx.cli import connect, exits, report
-from sbx.cli.terminal import STDERR, STDIN, STDOUT, Channel, one_line, write
+from sbx.cli.terminal import STDERR, STDIN, STDOUT, OutputStream, one_line, write
 from sbx.errors import BadRequest, Denied, NotFound, SbxError
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ def _print(body: dict[str, Any]) -> None:
     if "content" in body:
         mode = "  (executable)" if body["executable"] else ""
         write(STDOUT, f"size:      {body['size']} bytes{mode}\n\n")
-        page = Channel(STDOUT)
+        page = OutputStream(STDOUT)
         # A character that moves the cursor, or that is invisible, could hide text from the user.
         page.write("\n".join(map(plain, body["content"].expandtabs(4).split("\n"))))
         page.fresh_line()

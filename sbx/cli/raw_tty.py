@@ -25,7 +25,7 @@ _AS_USUAL = (
 )
 
 
-class OwnTerminal:
+class RawTty:
     """stdin and stdout as one terminal: `with OwnTerminal() as own`, and call `raw` inside.
 
     Create it while this process has one thread, since it forks. Raise BadRequest `not_a_terminal`.

@@ -7,7 +7,7 @@ from sbx.agent.models.replay import Recorder
 from sbx.errors import BadRequest
 
 
-class Recording(Recorder):
+class ChatRecording(Recorder):
     def __init__(self, model: Model, path: Path) -> None:
         """Raise BadRequest for a path that cannot be written, before the first request."""
         super().__init__(model)

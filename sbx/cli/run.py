@@ -12,7 +12,7 @@ from sbx.cli import exits, languages
 from sbx.errors import BadRequest, NotFound, TooLarge
 
 if TYPE_CHECKING:
-    from sbx.cli.output import Face
+    from sbx.cli.output import Printer
 
 _READ_MAX = 64 << 20  # far above the limit of a cell; ends the read of a file such as /dev/zero
 
@@ -98,11 +98,11 @@ def run(
 
     import asyncio
 
-    from sbx.cli.output import Lines, Screen, Whole
-    from sbx.cli.run_session import Request, run_once
+    from sbx.cli.output import JsonLinesPrinter, JsonPrinter, TextPrinter
+    from sbx.cli.run_session import RunOptions, run_once
 
-    face: Face = Whole() if as_json else Lines() if as_events else Screen()
-    request = Request(
+    face: Printer = JsonPrinter() if as_json else JsonLinesPrinter() if as_events else TextPrinter()
+    request = RunOptions(
         code=text,
         shell=shell,
         language=script,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbx.cli import terminal
-from sbx.cli.output import Face
-from sbx.cli.run_printer import Following, leave
+from sbx.cli.output import Printer
+from sbx.cli.run_printer import RunPrinter, leave
 from sbx.client import Client
 from sbx.client.contexts import RemoteContext
 from sbx.client.conversation import RemoteConversation
@@ -24,7 +24,7 @@ _GRACE_S = 2.0  # the time for the service to react to a signal
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class RunSpec:
     """The options of `sbx exec`."""
 
     sandbox_id: str
@@ -40,7 +40,7 @@ class Visit:
     stdin: str | None = None
     answers: bool = False
 
-    async def run(self, client: Client, face: Face) -> Run:
+    async def run(self, client: Client, face: Printer) -> Run:
         """Run the code and show its events.
 
         Raise Stopped for a signal before there was a result, ReaderGone, and the errors of the
@@ -48,7 +48,7 @@ class Visit:
         """
         typed = os.isatty(terminal.STDIN)
         read = terminal.read_line if typed else terminal.InputLines().read_line
-        following = Following(face, read)
+        following = RunPrinter(face, read)
         where = await self._where(client)
         run = self._begin(where, following)
         with closing(_Signals(where, run)) as signals:
@@ -69,7 +69,7 @@ class Visit:
         except NotFound:
             return await conversation.contexts.create(self.context)
 
-    def _begin(self, where: RemoteConversation | RemoteContext, following: Following) -> RemoteRun:
+    def _begin(self, where: RemoteConversation | RemoteContext, following: RunPrinter) -> RemoteRun:
         if self.language is not None:
             # `execute` rejects a script with a context.
             assert isinstance(where, RemoteConversation)

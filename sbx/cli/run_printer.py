@@ -8,20 +8,22 @@ from contextlib import nullcontext
 from typing import NoReturn
 
 from sbx.cli import terminal
-from sbx.cli.exits import Stopped
-from sbx.cli.output import Face
+from sbx.cli.exits import StoppedBySignal
+from sbx.cli.output import Printer
 from sbx.protocol.runs import Event, InputRequest, Run, RunEnd
 
 _LAST_WORDS_S = 0.2
 
 
-class Following:
+class RunPrinter:
     """Show the events of a run and read the answers to its questions.
 
     `read` returns one line of the answers, or `END_OF_INPUT`.
     """
 
-    def __init__(self, face: Face, read: Callable[[], Awaitable[str]] = terminal.read_line) -> None:
+    def __init__(
+        self, face: Printer, read: Callable[[], Awaitable[str]] = terminal.read_line
+    ) -> None:
         self._face = face
         self._read = read
         self._turn = asyncio.Lock()
@@ -75,13 +77,13 @@ class Following:
             self._answers.put_nowait(await self._read())
 
 
-async def leave(number: int, following: Following) -> NoReturn:
+async def leave(number: int, following: RunPrinter) -> NoReturn:
     """Raise Stopped for a signal that ended the command before there was a result."""
     if not await following.written(_LAST_WORDS_S):
         # The reader of stdout stopped reading without closing it, so the writing thread cannot be
         # stopped. All other resources are closed, so it is safe to exit here.
         os._exit(128 + number)
-    raise Stopped(number, _words(number)) from None
+    raise StoppedBySignal(number, _words(number)) from None
 
 
 def _words(number: int) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sbx.cli import report
 from sbx.cli.figures import Figures
-from sbx.cli.output import Face
+from sbx.cli.output import Printer
 from sbx.cli.quarantine import offer
-from sbx.cli.run_printer import Following, leave
+from sbx.cli.run_printer import RunPrinter, leave
 from sbx.policy import reference
 from sbx.protocol.languages import Language
 from sbx.protocol.runs import Event, Run
@@ -25,7 +25,7 @@ _KILLED_S = 0.5  # from SIGKILL until the command stops waiting for the run's la
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RunOptions:
     """The options of `sbx run`."""
 
     code: str
@@ -43,14 +43,14 @@ class Request:
     asks: bool = False
 
 
-async def run_once(request: Request, face: Face) -> Run:
+async def run_once(request: RunOptions, face: Printer) -> Run:
     """Run a request.
 
     Raise every SbxError of the core, Stopped for a signal before there was a result, and
     ReaderGone.
     """
-    stopping = Stopping()
-    following = Following(face)
+    stopping = SignalHandler()
+    following = RunPrinter(face)
     try:
         with ExitStack() as stack:
             figures = None
@@ -82,7 +82,7 @@ async def run_once(request: Request, face: Face) -> Run:
         await leave(stopping.signal, following)
 
 
-class Stopping:
+class SignalHandler:
     """Signal handling for the run.
 
     The first Ctrl-C interrupts the cell, and kills it if it continues. The second Ctrl-C kills at
@@ -135,7 +135,7 @@ class Stopping:
             self._main.cancel()
 
 
-def _events(box: AsyncSandbox, request: Request, following: Following) -> AsyncIterator[Event]:
+def _events(box: AsyncSandbox, request: RunOptions, following: RunPrinter) -> AsyncIterator[Event]:
     if request.language is not None:
         return box.stream_script(
             request.code, request.language, args=request.args, timeout=request.timeout_s

@@ -11,8 +11,8 @@ from sbx.cli.host_executables import Arrivals, LeftOut
 from sbx.errors import BadRequest, SbxError, Unavailable
 
 if TYPE_CHECKING:
-    from sbx.agent.sandbox import Sandbox
-    from sbx.protocol.files import Entry
+    from sbx.agent.sandbox import ToolSandbox
+    from sbx.protocol.files import FileEntry
 
 _WORKSPACE = "/workspace"
 _UPLOADS = "/workspace/uploads/temparea/"  # the uploads of the caller
@@ -47,7 +47,7 @@ def directory_for(path: Path) -> Path:
     return path
 
 
-async def save_files(sandbox: "Sandbox", directory: Path) -> Saved:
+async def save_files(sandbox: "ToolSandbox", directory: Path) -> Saved:
     """Copy the files below /workspace.
 
     Leave out hidden files, links, and files that a program of the host would obey, such as those of
@@ -75,11 +75,11 @@ async def save_files(sandbox: "Sandbox", directory: Path) -> Saved:
     return saved
 
 
-def _is_hidden(entry: "Entry") -> bool:
+def _is_hidden(entry: "FileEntry") -> bool:
     return any(part.startswith(".") for part in entry.path.split("/"))
 
 
-def _is_upload(entry: "Entry") -> bool:
+def _is_upload(entry: "FileEntry") -> bool:
     return entry.path.startswith(_UPLOADS)
 
 

@@ -13,8 +13,8 @@ from sbx.cli.terminal import one_line
 from sbx.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
-    from sbx.cli.raw_tty import OwnTerminal
-    from sbx.cli.shell_session import Outcome
+    from sbx.cli.raw_tty import RawTty
+    from sbx.cli.shell_session import ShellOutcome
     from sbx.client import Client
     from sbx.client.terminals import RemoteTerminal, RemoteTerminals
 
@@ -165,12 +165,12 @@ def _attached(
     opening: dict[str, Any],
     leaves: int | None,
 ) -> int:
-    from sbx.cli.raw_tty import OwnTerminal
+    from sbx.cli.raw_tty import RawTty
     from sbx.cli.shell_session import sit
 
-    with OwnTerminal() as own:
+    with RawTty() as own:
 
-        async def work(client: "Client") -> "tuple[str, Outcome]":
+        async def work(client: "Client") -> "tuple[str, ShellOutcome]":
             terminals = _terminals(client, where)
             terminal = await _find(terminals, terminal_id, new)
             if terminal is None:
@@ -189,7 +189,7 @@ def _embedded(
 ) -> int:
     import asyncio
 
-    from sbx.cli.raw_tty import OwnTerminal
+    from sbx.cli.raw_tty import RawTty
     from sbx.cli.shell_session import sit
     from sbx.policy import reference
     from sbx.runtime.runtime import Runtime
@@ -201,9 +201,9 @@ def _embedded(
     store = settings.protection.quarantines
     before = {item.id for item in quarantine.items(store)}
     asks: list[bool] = []
-    with OwnTerminal() as own:
+    with RawTty() as own:
 
-        async def work() -> "Outcome":
+        async def work() -> "ShellOutcome":
             async with Runtime(settings) as runtime:
                 box = await runtime.create(reference(policy), workspace=workspace)
                 asks.append(box.policy.host_executables == "ask")
@@ -260,7 +260,7 @@ def _terminals(client: "Client", where: tuple[str, str]) -> "RemoteTerminals":
     return client.sandbox(where[0]).conversation(where[1]).terminals
 
 
-def _here(opening: dict[str, Any], own: "OwnTerminal") -> dict[str, Any]:
+def _here(opening: dict[str, Any], own: "RawTty") -> dict[str, Any]:
     """Return the options for opening, with the size and the type of the user's terminal."""
     rows, columns = own.size
     term = os.environ.get("TERM", "")
@@ -268,7 +268,7 @@ def _here(opening: dict[str, Any], own: "OwnTerminal") -> dict[str, Any]:
     return {**opening, "env": {**variables, **opening["env"]}, "rows": rows, "columns": columns}
 
 
-def _ended(outcome: "Outcome") -> int:
+def _ended(outcome: "ShellOutcome") -> int:
     if outcome.exit_code is None:
         report.failure(f"the terminal has ended: {outcome.reason or 'the reason is unknown'}")
         return exits.Exit.KILLED

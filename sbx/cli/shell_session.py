@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sbx.cli import exits
-from sbx.cli.escape_filter import Sieve
-from sbx.cli.raw_tty import OwnTerminal
+from sbx.cli.escape_filter import EscapeFilter
+from sbx.cli.raw_tty import RawTty
 from sbx.cli.terminal import STDIN, STDOUT
 from sbx.errors import SbxError
 
@@ -35,7 +35,7 @@ class _Terminal(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ShellOutcome:
     """How the session ended: the user detached, or the command in the terminal ended."""
 
     detached: bool = False
@@ -43,7 +43,7 @@ class Outcome:
     reason: str = ""
 
 
-async def sit(terminal: _Terminal, own: OwnTerminal, leaves: int | None) -> Outcome:
+async def sit(terminal: _Terminal, own: RawTty, leaves: int | None) -> ShellOutcome:
     """Attach until the end. `leaves` is the key that detaches.
 
     The user's terminal is restored when this function returns or raises. Raise Stopped for a
@@ -51,7 +51,7 @@ async def sit(terminal: _Terminal, own: OwnTerminal, leaves: int | None) -> Outc
     """
     try:
         async with terminal.attach() as client:
-            seat = _Seat(client, own, leaves)
+            seat = TerminalSession(client, own, leaves)
             await client.resize(*own.size)
             with _signals(seat):
                 own.raw()
@@ -60,17 +60,17 @@ async def sit(terminal: _Terminal, own: OwnTerminal, leaves: int | None) -> Outc
         own.restore()
 
 
-class _Seat:
-    def __init__(self, client: _Attached, own: OwnTerminal, leaves: int | None) -> None:
+class TerminalSession:
+    def __init__(self, client: _Attached, own: RawTty, leaves: int | None) -> None:
         self._client = client
         self._own = own
         self._leaves = leaves
-        self._sieve = Sieve()
+        self._sieve = EscapeFilter()
         self._stopped: int | None = None
         self._sized = asyncio.Event()
-        self._tasks: set[asyncio.Task[Outcome]] = set()
+        self._tasks: set[asyncio.Task[ShellOutcome]] = set()
 
-    async def stay(self) -> Outcome:
+    async def stay(self) -> ShellOutcome:
         """Forward output and input until one of them ends."""
         works = (self._forward_output(), self._forward_input(), self._forward_sizes())
         self._tasks = {asyncio.create_task(work) for work in works}
@@ -83,7 +83,9 @@ class _Seat:
                 task.cancel()
             await asyncio.wait(self._tasks)
         if self._stopped is not None:
-            raise exits.Stopped(self._stopped, f"ended by {signal.Signals(self._stopped).name}")
+            raise exits.StoppedBySignal(
+                self._stopped, f"ended by {signal.Signals(self._stopped).name}"
+            )
         return _first(done)
 
     def stop(self, number: int) -> None:
@@ -101,31 +103,31 @@ class _Seat:
         self._own.raw()
         self._sized.set()
 
-    async def _forward_output(self) -> Outcome:
+    async def _forward_output(self) -> ShellOutcome:
         while data := await self._client.read():
             try:
                 await _show(self._sieve.feed(data))
             except OSError:  # the user's terminal is gone
-                return Outcome(detached=True)
+                return ShellOutcome(detached=True)
         code, reason = self._client.ended or (None, "")
-        return Outcome(exit_code=code, reason=reason)
+        return ShellOutcome(exit_code=code, reason=reason)
 
-    async def _forward_input(self) -> Outcome:
+    async def _forward_input(self) -> ShellOutcome:
         while data := await _read_typed():
             if self._leaves is not None and (at := data.find(self._leaves)) >= 0:
                 await self._client.write(data[:at])
-                return Outcome(detached=True)
+                return ShellOutcome(detached=True)
             await self._client.write(data)
-        return Outcome(detached=True)  # the user's terminal is gone
+        return ShellOutcome(detached=True)  # the user's terminal is gone
 
-    async def _forward_sizes(self) -> Outcome:
+    async def _forward_sizes(self) -> ShellOutcome:
         while True:
             await self._sized.wait()
             self._sized.clear()
             await self._client.resize(*self._own.size)
 
 
-def _first(done: set[asyncio.Task[Outcome]]) -> Outcome:
+def _first(done: set[asyncio.Task[ShellOutcome]]) -> ShellOutcome:
     """Return the outcome of a task that ended by itself. Otherwise raise the first error."""
     failed: BaseException | None = None
     for task in done:
@@ -138,7 +140,7 @@ def _first(done: set[asyncio.Task[Outcome]]) -> Outcome:
 
 
 @contextmanager
-def _signals(seat: _Seat) -> Iterator[None]:
+def _signals(seat: TerminalSession) -> Iterator[None]:
     """Handle signals. A signal that is already ignored stays ignored, see nohup(1)."""
     loop = asyncio.get_running_loop()
     handled = [

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from sbx.cli.exits import Stopped
+from sbx.cli.exits import StoppedBySignal
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -45,7 +45,7 @@ class Ending:
     ) -> None:
         self._leave()
         if self.received is not None and isinstance(error, asyncio.CancelledError):
-            raise Stopped(self.received, f"ended by {self.received.name}") from None
+            raise StoppedBySignal(self.received, f"ended by {self.received.name}") from None
 
     def _end(self, number: signal.Signals) -> None:
         callback, self.on_interrupt = self.on_interrupt, None

@@ -9,7 +9,7 @@ import typer
 from sbx.cli import connect, exits, report
 from sbx.cli.terminal import STDERR, STDOUT, one_line, write
 from sbx.errors import SbxError
-from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, Usage, usage_to_json
+from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, SandboxUsage, usage_to_json
 
 if TYPE_CHECKING:
     from sbx.client import Client
@@ -79,8 +79,8 @@ async def _live(client: "Client") -> list[str]:
 
 async def _usages(
     client: "Client", ids: Sequence[str], conversation: str
-) -> tuple[list[tuple[str, Usage]], list[tuple[str, SbxError]]]:
-    usages: list[tuple[str, Usage]] = []
+) -> tuple[list[tuple[str, SandboxUsage]], list[tuple[str, SbxError]]]:
+    usages: list[tuple[str, SandboxUsage]] = []
     failed: list[tuple[str, SbxError]] = []
     for name in dict.fromkeys(ids):
         try:
@@ -97,11 +97,11 @@ class _Table:
 
     def __init__(self) -> None:
         self._lines = 0
-        self._before: dict[str, Usage] = {}
+        self._before: dict[str, SandboxUsage] = {}
         self._terminal = os.isatty(STDOUT) and os.environ.get("TERM") != "dumb"
 
     def show(
-        self, usages: Sequence[tuple[str, Usage]], failed: Sequence[tuple[str, SbxError]]
+        self, usages: Sequence[tuple[str, SandboxUsage]], failed: Sequence[tuple[str, SbxError]]
     ) -> None:
         from sbx.cli.tables import print_table
 
@@ -113,7 +113,7 @@ class _Table:
         for name, error in failed:
             write(STDERR, f"{one_line(name)}: {one_line(error.message)}\n")
 
-    def _row(self, name: str, usage: Usage) -> tuple[str, ...]:
+    def _row(self, name: str, usage: SandboxUsage) -> tuple[str, ...]:
         mark = "~" if usage.source == "proc" else ""
         return (
             name,
@@ -127,7 +127,7 @@ class _Table:
             f"{_size(usage.network_received)} / {_size(usage.network_sent)}",
         )
 
-    def _share(self, name: str, usage: Usage) -> str:
+    def _share(self, name: str, usage: SandboxUsage) -> str:
         """Return the share of one CPU since the last update."""
         before: Any = self._before.get(name)
         if before is None or before.cpu_s is None or usage.cpu_s is None:

@@ -11,7 +11,7 @@ from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest, Conflict, SbxError
 
 if TYPE_CHECKING:
-    from sbx.service.maintenance.backup import Replaced
+    from sbx.service.maintenance.backup import ReplacedStore
     from sbx.service.maintenance.check import DirectoryName, StoreCheck
     from sbx.service.maintenance.repair import Repaired
 
@@ -252,7 +252,7 @@ def _path(directory: "DirectoryName") -> str:
     return "/".join(name for name in names if name)
 
 
-def _replaced_body(done: "Replaced") -> dict[str, Any]:
+def _replaced_body(done: "ReplacedStore") -> dict[str, Any]:
     return {
         "mark": asdict(done.mark),
         "kept": done.kept and str(done.kept),
@@ -261,7 +261,7 @@ def _replaced_body(done: "Replaced") -> dict[str, Any]:
     }
 
 
-def _note_replaced(done: "Replaced") -> None:
+def _note_replaced(done: "ReplacedStore") -> None:
     if done.kept is not None:
         report.note(f"the old store is kept as {done.kept}")
     if done.brought_back:

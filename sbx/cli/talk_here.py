@@ -1,4 +1,4 @@
-"""Conversations of `sbx chat` in this process, in a separate `House` for chats.
+"""Conversations of `sbx chat` in this process, in a separate `Service` for chats.
 
 There is one sandbox for each policy, and each chat is a conversation of that sandbox. If the agent
 works in a project, the conversation of the sandbox has only the uploads.
@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from sbx.agent.sandbox import Sandbox
+from sbx.agent.sandbox import ToolSandbox
 from sbx.cli.chat_store import (
     OWNER,
-    Talk,
-    Wanted,
+    ChatConversation,
+    ChatSelection,
     approvals_of,
     changes_of,
     history_of,
@@ -24,9 +24,9 @@ from sbx.cli.chat_store import (
 from sbx.errors import BadRequest
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
-from sbx.service.projects.box import ProjectBox
+from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.projects import Project
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.store import chats
 from sbx.store.chats import ChatRow
 
@@ -36,7 +36,7 @@ _LIST_MAX = 500
 
 
 @asynccontextmanager
-async def opened_here(options: Wanted) -> AsyncIterator[Talk]:
+async def opened_here(options: ChatSelection) -> AsyncIterator[ChatConversation]:
     async with house_at(options.directory) as house:
         row = await row_of(house.store, options, _HERE)
         row = await chats.ensure(house.store, await _placed(house, row, options))
@@ -46,15 +46,15 @@ async def opened_here(options: Wanted) -> AsyncIterator[Talk]:
         try:
             async with AsyncExitStack() as stack:
                 sandbox, sandboxed = await _sandbox(house, row, stack)
-                asks = isinstance(sandbox, ProjectBox) and sandbox.asks_about_host_executables
-                yield Talk(row, sandbox, history, approvals, sandboxed, changes, asks)
+                asks = isinstance(sandbox, ProjectSession) and sandbox.asks_about_host_executables
+                yield ChatConversation(row, sandbox, history, approvals, sandboxed, changes, asks)
         finally:
             if not await history.messages(limit=1):
                 await drop(house, row)
 
 
 @asynccontextmanager
-async def house_at(directory: Path) -> AsyncIterator[House]:
+async def house_at(directory: Path) -> AsyncIterator[Service]:
     settings = Settings(
         data_dir=directory,
         project_dirs=(Path("/"),),  # the user chooses the directory
@@ -63,7 +63,7 @@ async def house_at(directory: Path) -> AsyncIterator[House]:
         idle_timeout=_LONG_S,
         gc_interval=0,
     )
-    house = House(settings)
+    house = Service(settings)
     with told_plainly(directory):
         await house.start()
     try:
@@ -72,7 +72,7 @@ async def house_at(directory: Path) -> AsyncIterator[House]:
         await house.close()
 
 
-async def _placed(house: House, row: ChatRow, options: Wanted) -> ChatRow:
+async def _placed(house: Service, row: ChatRow, options: ChatSelection) -> ChatRow:
     """Return the row with its sandbox and its project. Create them if they do not exist."""
     if row.sandbox_id is None:
         row = replace(row, sandbox_id=await _sandbox_of(house, options.policy))
@@ -87,7 +87,7 @@ async def _placed(house: House, row: ChatRow, options: Wanted) -> ChatRow:
     return replace(row, project_id=project.id)
 
 
-async def _sandbox_of(house: House, policy: str) -> str:
+async def _sandbox_of(house: Service, policy: str) -> str:
     """Return the id of the sandbox of all conversations with this policy. Create it if needed."""
     caller, cursor = _caller(house), None
     while True:
@@ -99,7 +99,7 @@ async def _sandbox_of(house: House, policy: str) -> str:
             return (await house.sandboxes.create(caller, profile=policy)).id
 
 
-async def _project_at(house: House, directory: Path, *, sandboxed: bool) -> Project:
+async def _project_at(house: Service, directory: Path, *, sandboxed: bool) -> Project:
     path, cursor = str(directory), None
     while True:
         page = await house.projects.list(OWNER, limit=_LIST_MAX, cursor=cursor)
@@ -115,7 +115,7 @@ async def _project_at(house: House, directory: Path, *, sandboxed: bool) -> Proj
             )
 
 
-async def _sandbox(house: House, row: ChatRow, stack: AsyncExitStack) -> tuple[Sandbox, bool]:
+async def _sandbox(house: Service, row: ChatRow, stack: AsyncExitStack) -> tuple[ToolSandbox, bool]:
     """Return the agent's sandbox, and whether its restrictions are on. It is in use until the stack
     is closed."""
     assert row.sandbox_id is not None
@@ -132,12 +132,12 @@ async def _sandbox(house: House, row: ChatRow, stack: AsyncExitStack) -> tuple[S
             OWNER, row.project_id, name, policy=use.view.profile, uploads=conversation
         )
     )
-    if isinstance(box, ProjectBox):
+    if isinstance(box, ProjectSession):
         box.user_decides = True
     return box, box.sandboxed
 
 
-async def drop(house: House, row: ChatRow) -> None:
+async def drop(house: Service, row: ChatRow) -> None:
     if row.sandbox_id is not None:
         await house.sandboxes.delete_conversation(
             _caller(house), row.sandbox_id, row.conversation_id
@@ -145,5 +145,5 @@ async def drop(house: House, row: ChatRow) -> None:
     await chats.delete(house.store, row.id)
 
 
-def _caller(house: House) -> Caller:
+def _caller(house: Service) -> Caller:
     return house.access.of_service()

@@ -12,11 +12,19 @@ from functools import partial
 from pathlib import Path
 
 from sbx.aio import in_thread
-from sbx.cli.chat_store import OWNER, Talk, Wanted, approvals_of, history_of, row_of, told_plainly
+from sbx.cli.chat_store import (
+    OWNER,
+    ChatConversation,
+    ChatSelection,
+    approvals_of,
+    history_of,
+    row_of,
+    told_plainly,
+)
 from sbx.cli.talk_here import drop, house_at, opened_here
 from sbx.client import Client
 from sbx.errors import BadRequest, NotFound
-from sbx.runtime.data_dir import Data
+from sbx.runtime.data_dir import DataDirLock
 from sbx.store import Store, chats
 from sbx.store.chats import ChatRow
 
@@ -25,11 +33,11 @@ _LIST_MAX = 500
 
 
 @asynccontextmanager
-async def opened(options: Wanted) -> AsyncIterator[Talk]:
+async def opened(options: ChatSelection) -> AsyncIterator[ChatConversation]:
     """Open a conversation until the context exits. Delete it if it has no message.
 
     Raise NotFound `no_conversation`, BadRequest, Conflict `data_dir_in_use`, and the errors of
-    `House`, of a sandbox, of a project and of the service.
+    `Service`, of a sandbox, of a project and of the service.
     """
     opening = _opened_there(options) if options.connect else opened_here(options)
     async with opening as conversation:
@@ -46,7 +54,7 @@ async def listed(directory: Path) -> list[tuple[ChatRow, str]]:
     return conversations
 
 
-async def removed(options: Wanted) -> None:
+async def removed(options: ChatSelection) -> None:
     """Delete a conversation and its files.
 
     Raise NotFound `no_conversation`, and BadRequest for a conversation in a service if the options
@@ -67,7 +75,7 @@ async def removed(options: Wanted) -> None:
 
 
 @asynccontextmanager
-async def _opened_there(options: Wanted) -> AsyncIterator[Talk]:
+async def _opened_there(options: ChatSelection) -> AsyncIterator[ChatConversation]:
     if options.project is not None:
         raise BadRequest(
             "--project is a directory of this machine, and --connect uses a sandbox in a service",
@@ -83,22 +91,22 @@ async def _opened_there(options: Wanted) -> AsyncIterator[Talk]:
         history = history_of(store, row)
         try:
             approvals = await approvals_of(store, options)
-            yield Talk(row, box.conversation(_DEFAULT), history, approvals)
+            yield ChatConversation(row, box.conversation(_DEFAULT), history, approvals)
         finally:
             if not await history.messages(limit=1):
                 await chats.delete(store, row.id)
                 await box.close()
 
 
-def _client(options: Wanted) -> Client:
+def _client(options: ChatSelection) -> Client:
     return Client(options.connect, key=options.key)
 
 
 @asynccontextmanager
 async def _store(directory: Path) -> AsyncIterator[Store]:
-    """Open the store of the messages without a `House`."""
+    """Open the store of the messages without a `Service`."""
     with told_plainly(directory):
-        data = await in_thread(partial(Data, directory, keep=True))
+        data = await in_thread(partial(DataDirLock, directory, keep=True))
     try:
         store = await Store.of_data(directory)
         try:

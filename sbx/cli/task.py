@@ -11,18 +11,18 @@ from sbx.agent.budget import Budget
 from sbx.agent.models import Model
 from sbx.agent.settings import AgentSettings
 from sbx.cli import report
-from sbx.cli.agent_output import Face
+from sbx.cli.agent_output import AgentPrinterMode
 from sbx.cli.agent_sandbox import own_sandbox
 from sbx.cli.host_executables import report_left_out
 from sbx.cli.save_files import save_files
 from sbx.cli.signals import Ending
-from sbx.protocol.agent import AgentEvent, Reason, RunEnd
+from sbx.protocol.agent import AgentEvent, AgentRunEnd, Reason
 
 _PACK_THEM = "the agent can pack them into an archive; inspect it before you unpack it"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class AgentTask:
     """The options of `sbx agent`."""
 
     text: str
@@ -34,7 +34,7 @@ class Task:
     as_json: bool = False
 
 
-async def do(task: Task, model: Model, face: Face) -> Reason:
+async def do(task: AgentTask, model: Model, face: AgentPrinterMode) -> Reason:
     """Run a task and return the reason of its end.
 
     Ctrl-C aborts a running agent. Raise the errors of creating a sandbox, Stopped for any other
@@ -63,7 +63,7 @@ async def do(task: Task, model: Model, face: Face) -> Reason:
     return end.reason
 
 
-async def shown(events: AsyncGenerator[AgentEvent, None], face: Face) -> RunEnd:
+async def shown(events: AsyncGenerator[AgentEvent, None], face: AgentPrinterMode) -> AgentRunEnd:
     """Show all events of a run and return the last one.
 
     Print in a thread, so that a slow reader of stdout delays no deadline and no Ctrl-C.
@@ -71,6 +71,6 @@ async def shown(events: AsyncGenerator[AgentEvent, None], face: Face) -> RunEnd:
     async with aclosing(events):
         async for event in events:
             await asyncio.to_thread(face.show, event)
-            if isinstance(event, RunEnd):
+            if isinstance(event, AgentRunEnd):
                 return event
     raise AssertionError  # a run ends with its RunEnd

@@ -68,7 +68,7 @@ def _in_order(text: str) -> str:
     return escaped(scrub(text), keep=_SEEN)
 
 
-class Channel:
+class OutputStream:
     """stdout or stderr, for the text of one run, which arrives in pieces."""
 
     def __init__(self, fd: int) -> None:

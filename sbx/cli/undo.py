@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models import Model, TextDelta
-from sbx.agent.sandbox import Checkpoint, FileChange, Restores, Sandbox
+from sbx.agent.sandbox import FileChange, Restores, ToolCheckpoint, ToolSandbox
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
 from sbx.errors import NotFound, SbxError, Unavailable
@@ -16,10 +16,10 @@ from sbx.protocol.dry_runs import CHECKPOINTS_MAX
 class Undo:
     """Take a checkpoint before each step in which a tool may change files. Keep the last few."""
 
-    def __init__(self, sandbox: Sandbox, tools: Tools) -> None:
+    def __init__(self, sandbox: ToolSandbox, tools: Tools) -> None:
         self._sandbox = sandbox
         self._tools = tools
-        self._checkpoints: deque[Checkpoint] = deque()
+        self._checkpoints: deque[ToolCheckpoint] = deque()
         self._refusal: SbxError | None = None
 
     async def before(self, calls: Sequence[ToolCall]) -> None:

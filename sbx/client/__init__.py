@@ -26,15 +26,15 @@ Python's own: a program that only talks to a service starts quickly.
 
 from sbx.client.chat import ChatEvent
 from sbx.client.client import Client
-from sbx.client.records import Page, ProjectInfo, SandboxInfo, Session
+from sbx.client.records import ProjectInfo, RecordPage, SandboxInfo, Session
 from sbx.client.sandbox import RemoteSandbox
 from sbx.client.sessions import SessionCreateFailed, SessionNotReady
 
 __all__ = [
     "ChatEvent",
     "Client",
-    "Page",
     "ProjectInfo",
+    "RecordPage",
     "RemoteSandbox",
     "SandboxInfo",
     "Session",

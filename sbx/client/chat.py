@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from sbx import errors
 from sbx.client import records
 from sbx.client.errors import failure
-from sbx.client.http import Params, Wire, connection_lost, target
-from sbx.client.http_connection import Lost
-from sbx.client.records import Page
-from sbx.protocol.agent import AgentEvent, RunEnd, from_json
+from sbx.client.http import HttpClient, Params, connection_lost, target
+from sbx.client.http_connection import ConnectionLost
+from sbx.client.records import RecordPage
+from sbx.protocol.agent import AgentEvent, AgentRunEnd, from_json
 
 _REATTACH_S = 55.0  # the service tells what was missed for 60 s after the end of a run
 _REATTACH_PAUSE_S = 0.25
@@ -34,7 +34,7 @@ class ChatEvent:
 class Requests(Protocol):
     """What is needed of a client."""
 
-    _wire: Wire
+    _wire: HttpClient
 
     async def request(
         self, method: str, path: str, *, params: Params | None = None, json: Any = None
@@ -99,7 +99,7 @@ class ChatCalls:
 
     async def messages(
         self: Requests, conversation_id: str, *, limit: int = 50, cursor: str | None = None
-    ) -> Page[Json]:
+    ) -> RecordPage[Json]:
         """What was said, the oldest first."""
         path = target("api", "v1", "conversations", conversation_id, "messages")
         told = await self.request("GET", path, params={"limit": limit, "cursor": cursor})
@@ -107,7 +107,7 @@ class ChatCalls:
 
     async def agent_runs(
         self: Requests, conversation_id: str, *, limit: int = 50, cursor: str | None = None
-    ) -> Page[Json]:
+    ) -> RecordPage[Json]:
         """How the runs of its agent ended, the newest first."""
         path = target("api", "v1", "conversations", conversation_id, "runs")
         told = await self.request("GET", path, params={"limit": limit, "cursor": cursor})
@@ -118,7 +118,7 @@ class _Following:
     """One run, followed."""
 
     def __init__(
-        self, wire: Wire, conversation_id: str, after: int = 0, run_id: str | None = None
+        self, wire: HttpClient, conversation_id: str, after: int = 0, run_id: str | None = None
     ) -> None:
         self._wire = wire
         self._conversation_id = conversation_id
@@ -133,7 +133,7 @@ class _Following:
             async with aclosing(self._read("POST", target("api", "v1", "chat"), body)) as events:
                 async for event in events:
                     yield event
-        except (Lost, errors.Unavailable) as error:
+        except (ConnectionLost, errors.Unavailable) as error:
             if self._run_id is None:
                 raise _told(self._wire, error) from error
         if not self._over:
@@ -146,12 +146,12 @@ class _Following:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _REATTACH_S
         while not self._over:
-            before, lost = self._after, Lost("the stream ended before the run did")
+            before, lost = self._after, ConnectionLost("the stream ended before the run did")
             try:
                 async with aclosing(self._read("GET", self._path, b"")) as events:
                     async for event in events:
                         yield event
-            except Lost as error:
+            except ConnectionLost as error:
                 lost = error
             if self._after > before:
                 deadline = loop.time() + _REATTACH_S
@@ -174,12 +174,12 @@ class _Following:
                 if number > self._after:
                     event = _event(data)
                     self._after, self._run_id = number, event.run_id
-                    self._over = isinstance(event.event, RunEnd)
+                    self._over = isinstance(event.event, AgentRunEnd)
                     yield event
 
 
-def _told(wire: Wire, error: Lost | errors.Unavailable) -> errors.Unavailable:
-    return connection_lost(wire.address, str(error)) if isinstance(error, Lost) else error
+def _told(wire: HttpClient, error: ConnectionLost | errors.Unavailable) -> errors.Unavailable:
+    return connection_lost(wire.address, str(error)) if isinstance(error, ConnectionLost) else error
 
 
 def _event(data: str) -> ChatEvent:

@@ -15,10 +15,10 @@ from sbx.client.address import address_of
 from sbx.client.approvals import ApprovalCalls
 from sbx.client.chat import ChatCalls
 from sbx.client.errors import failure
-from sbx.client.http import Incoming, Params, Wire, connection_lost, query, target
-from sbx.client.http_connection import Lost
+from sbx.client.http import HttpClient, Params, StreamedReply, connection_lost, query, target
+from sbx.client.http_connection import ConnectionLost
 from sbx.client.projects import ProjectCalls
-from sbx.client.records import Page, SandboxInfo, Session
+from sbx.client.records import RecordPage, SandboxInfo, Session
 from sbx.client.runs import read_event
 from sbx.client.sandbox import RemoteSandbox
 from sbx.client.tools import ToolCalls
@@ -54,7 +54,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
     ) -> None:
         if key is None:
             key = os.environ.get("SBX_API_KEY") or None
-        self._wire = Wire(address_of(connect), key, timeout, retries)
+        self._wire = HttpClient(address_of(connect), key, timeout, retries)
 
     @property
     def address(self) -> str:
@@ -134,7 +134,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
         cursor: str | None = None,
         status: str | None = None,
         all_owners: bool = False,
-    ) -> Page[SandboxInfo]:
+    ) -> RecordPage[SandboxInfo]:
         """Your sandboxes, by id; of everybody, for an operator, with `all_owners`."""
         path = "/v1/admin/sandboxes" if all_owners else "/v1/sandboxes"
         told = await self.request(
@@ -198,7 +198,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
 
     async def events(
         self, sandbox_id: str, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[Json]:
+    ) -> RecordPage[Json]:
         """What became of a sandbox, and why."""
         told = await self.request(
             "GET",
@@ -235,7 +235,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
 
     # -- cargos -----------------------------------------------------------------------------------
 
-    async def cargos(self, *, limit: int = 50, cursor: str | None = None) -> Page[Json]:
+    async def cargos(self, *, limit: int = 50, cursor: str | None = None) -> RecordPage[Json]:
         """Workspaces that outlive a sandbox."""
         told = await self.request("GET", "/v1/cargos", params={"limit": limit, "cursor": cursor})
         return records.page(told, dict)
@@ -375,12 +375,14 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
                 yield number, loads(data)
 
     @asynccontextmanager
-    async def download(self, path: str, *, params: Params | None = None) -> AsyncIterator[Incoming]:
+    async def download(
+        self, path: str, *, params: Params | None = None
+    ) -> AsyncIterator[StreamedReply]:
         """A reply of any size, to be read in pieces: `.size` and `.chunks()`."""
         try:
             async with self._wire.opened("GET", path + query(params)) as incoming:
                 yield incoming
-        except Lost as lost:
+        except ConnectionLost as lost:
             raise connection_lost(self._wire.address, str(lost)) from lost
 
     async def _followed(
@@ -397,7 +399,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
                         after, tries = max(after, number), 0
                         yield number, data
                 return
-            except Lost as lost:
+            except ConnectionLost as lost:
                 tries += 1
                 if method != "GET" or tries > 3:
                     raise connection_lost(self._wire.address, str(lost)) from lost

@@ -10,8 +10,8 @@ from typing import Any
 from sbx.client import checks
 from sbx.client.errors import failure
 from sbx.client.http import connection_lost, query, target
-from sbx.client.http_connection import Lost
-from sbx.client.talk import Held
+from sbx.client.http_connection import ConnectionLost
+from sbx.client.talk import SandboxState
 from sbx.errors import Broken, Unavailable
 from sbx.protocol.commands import (
     LOG_PIECE,
@@ -32,7 +32,7 @@ _STOP_GRACE_S = 2.0
 class RemoteCommand:
     """One background command in a service."""
 
-    def __init__(self, held: Held, path: str, command_id: str) -> None:
+    def __init__(self, held: SandboxState, path: str, command_id: str) -> None:
         self.id = command_id
         self._held = held
         self._path = f"{path}{target(command_id)}"
@@ -57,7 +57,7 @@ class RemoteCommand:
         loop, at = asyncio.get_running_loop(), offset
         deadline = loop.time() + _REATTACH_S
         while True:
-            lost = Lost("the stream ended before the command did")
+            lost = ConnectionLost("the stream ended before the command did")
             try:
                 path = f"{self._path}/follow{query({'offset': at})}"
                 async with aclosing(self._held.wire.events("GET", path)) as events:
@@ -70,12 +70,12 @@ class RemoteCommand:
                         piece = _piece(_decoded(data))
                         at = piece.next_offset
                         yield piece
-            except Lost as error:
+            except ConnectionLost as error:
                 lost = error
             except Unavailable as error:
                 if error.code not in ("service_unreachable", "timeout"):
                     raise
-                lost = Lost(error.message)
+                lost = ConnectionLost(error.message)
             if loop.time() > deadline:
                 raise connection_lost(self._held.wire.address, str(lost)) from lost
             await asyncio.sleep(_REATTACH_PAUSE_S)
@@ -108,7 +108,7 @@ class RemoteCommands:
     """Background commands by their ids. Its methods may be called concurrently from one event
     loop."""
 
-    def __init__(self, held: Held, path: str) -> None:
+    def __init__(self, held: SandboxState, path: str) -> None:
         """`path` is that of the conversation."""
         self._held = held
         self._path = f"{path}/commands"
@@ -148,7 +148,7 @@ class RemoteCommands:
 
 
 async def _call(
-    held: Held,
+    held: SandboxState,
     method: str,
     path: str,
     ask: Mapping[str, Any] | None = None,

@@ -6,7 +6,7 @@ from typing import Any
 
 from sbx.client.http import target
 from sbx.client.runs import OnInput, RemoteRun
-from sbx.client.talk import Talk, cell, command_line, receipt_from
+from sbx.client.talk import ConversationCalls, cell, command_line, receipt_from
 from sbx.errors import Broken
 from sbx.protocol.contexts import check_context
 from sbx.protocol.receipt import Receipt
@@ -17,7 +17,7 @@ class RemoteContext:
     """One kernel of a conversation, in a service. Its methods may be called concurrently from one
     event loop."""
 
-    def __init__(self, talk: Talk, name: str, receipt: Receipt | None = None) -> None:
+    def __init__(self, talk: ConversationCalls, name: str, receipt: Receipt | None = None) -> None:
         self.name = name
         self._talk = talk
         self._path = f"{talk.path}/contexts{target(name)}"
@@ -127,7 +127,7 @@ class RemoteContext:
 class RemoteContexts:
     """Named kernels side by side over the files of one conversation, in a service."""
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: ConversationCalls) -> None:
         self._talk = talk
         self._path = f"{talk.path}/contexts"
 

@@ -11,24 +11,24 @@ from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.http import target
 from sbx.client.runs import OnInput, RemoteRun
 from sbx.client.scripts import script
-from sbx.client.talk import Held, Talk, cell, command_line, receipt_from
+from sbx.client.talk import ConversationCalls, SandboxState, cell, command_line, receipt_from
 from sbx.client.terminals import RemoteTerminals
 from sbx.client.usage import stream_usage, usage
 from sbx.protocol.events import text_to_json
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run
-from sbx.protocol.usage import Usage
+from sbx.protocol.usage import SandboxUsage
 
 
 class RemoteConversation:
     """A workspace with a kernel, in a service. Its methods may be called concurrently from one
     event loop."""
 
-    def __init__(self, held: Held, name: str) -> None:
+    def __init__(self, held: SandboxState, name: str) -> None:
         self.name = checks.name(name)
         self._held = held
         self._wire = held.wire
-        self._talk = Talk(held, name)
+        self._talk = ConversationCalls(held, name)
         self._path = self._talk.path
         self.files = RemoteFiles(held.wire, held.check, self._path)
         self.uploads = RemoteUploads(held.wire, held.check, self._path)
@@ -199,11 +199,11 @@ class RemoteConversation:
 
     # -- what it uses -----------------------------------------------------------------------------
 
-    async def usage(self) -> Usage:
+    async def usage(self) -> SandboxUsage:
         """What its sandbox uses now, and the disk of this conversation; nothing starts for it."""
         return await usage(self._held, self._path)
 
-    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[Usage, None]:
+    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[SandboxUsage, None]:
         """The same now and after each interval (0.2 to 3600 seconds), until it is closed."""
         return stream_usage(self._held, self._path, interval_s)
 

@@ -7,7 +7,7 @@ from typing import Any
 from sbx import errors
 from sbx.client import checks
 from sbx.client.http import target
-from sbx.client.talk import Talk, encoded
+from sbx.client.talk import ConversationCalls, encoded
 from sbx.protocol.dry_runs import FileChange, from_json
 from sbx.protocol.events import run_from_json
 from sbx.protocol.runs import Run
@@ -23,7 +23,7 @@ class RemoteRehearsal:
     truncated: bool
     left_out: Sequence[str]
     expires_at: float
-    _talk: Talk = field(repr=False)
+    _talk: ConversationCalls = field(repr=False)
 
     async def commit(self) -> None:
         """Make the very same changes, all or none. Raises Conflict `workspace_changed` when what it
@@ -44,7 +44,7 @@ class RemoteCheckpoint:
     """Files as they were at a moment, in a service."""
 
     id: str
-    _talk: Talk = field(repr=False)
+    _talk: ConversationCalls = field(repr=False)
 
     async def restore(self) -> Sequence[FileChange]:
         """Make the files so again, all or none, and tell what that changed. Raises Conflict
@@ -61,7 +61,7 @@ class RemoteCheckpoint:
 
 
 async def rehearse(
-    talk: Talk, command: str, timeout: float | None, cwd: str | None
+    talk: ConversationCalls, command: str, timeout: float | None, cwd: str | None
 ) -> RemoteRehearsal:
     """When the caller goes the connection is cut, and the service leaves nothing of it."""
     ask: dict[str, Any] = {"command": checks.text(command, "command")}
@@ -84,7 +84,7 @@ async def rehearse(
         raise _foreign(error) from error
 
 
-async def checkpoint(talk: Talk) -> RemoteCheckpoint:
+async def checkpoint(talk: ConversationCalls) -> RemoteCheckpoint:
     """The files as they are now."""
     told = await talk.patiently(f"{talk.path}/checkpoints", b"")
     try:
@@ -93,7 +93,7 @@ async def checkpoint(talk: Talk) -> RemoteCheckpoint:
         raise _foreign(error) from error
 
 
-async def _delete(talk: Talk, path: str) -> None:
+async def _delete(talk: ConversationCalls, path: str) -> None:
     try:
         await talk.call("DELETE", path, again=True)
     except errors.NotFound as error:

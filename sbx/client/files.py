@@ -12,13 +12,13 @@ from typing import IO, Any, Literal
 from sbx import errors
 from sbx.client import checks
 from sbx.client.errors import failure
-from sbx.client.http import CHUNK, Incoming, Wire, connection_lost, query, target
-from sbx.client.http_connection import Lost
-from sbx.client.partials import RESUMABLE_MIN, Target, send_in_pieces
+from sbx.client.http import CHUNK, HttpClient, StreamedReply, connection_lost, query, target
+from sbx.client.http_connection import ConnectionLost
+from sbx.client.partials import RESUMABLE_MIN, UploadTarget, send_in_pieces
 from sbx.protocol.files import (
-    Change,
     Copied,
-    Entry,
+    FileEntry,
+    FileEvent,
     Kind,
     Listing,
     Match,
@@ -40,7 +40,7 @@ class RemoteFiles:
     Unavailable `no_space`, and Denied where the policy offers no `filesystem`.
     """
 
-    def __init__(self, wire: Wire, check: Callable[[], None], path: str) -> None:
+    def __init__(self, wire: HttpClient, check: Callable[[], None], path: str) -> None:
         self._wire = wire
         self._check = check
         self._path = path
@@ -67,7 +67,7 @@ class RemoteFiles:
         return await self.write_stream(path, _pieces(data), size=len(data))
 
     @asynccontextmanager
-    async def open_stream(self, path: str) -> AsyncIterator[Incoming]:
+    async def open_stream(self, path: str) -> AsyncIterator[StreamedReply]:
         """A file of any size, to be read in pieces: `.size` and `.chunks()`."""
         async with _reading(self._wire, self._at("files", path=path)) as incoming:
             yield incoming
@@ -85,7 +85,7 @@ class RemoteFiles:
         """Copy a file of this host to `path`; its size in bytes. A large one goes in pieces, which
         survive a lost connection."""
         at = self._at("files", path=path)
-        target = Target(f"{self._path}/partials", checks.path(path), upload=False)
+        target = UploadTarget(f"{self._path}/partials", checks.path(path), upload=False)
         return int((await _sent(self._wire, at, Path(source), target, on_progress))["size"])
 
     async def download(
@@ -98,13 +98,13 @@ class RemoteFiles:
         """What lies in a directory, by path."""
         reply = await self._wire.call("GET", self._at("list", path=path, max_depth=max_depth))
         told = reply.json()
-        listing = Listing(Entry(**entry) for entry in told["entries"])
+        listing = Listing(FileEntry(**entry) for entry in told["entries"])
         listing.complete = told["complete"]
         return listing
 
-    async def stat(self, path: str) -> Entry:
+    async def stat(self, path: str) -> FileEntry:
         """What a name stands for."""
-        return Entry(**(await self._wire.call("GET", self._at("stat", path=path))).json())
+        return FileEntry(**(await self._wire.call("GET", self._at("stat", path=path))).json())
 
     async def delete(self, path: str) -> bool:
         """Delete a file, or a directory with all below it; False if that goes on later."""
@@ -124,7 +124,7 @@ class RemoteFiles:
         `*.py` or `src/**/test_*`; `complete` is False where a limit cut it."""
         more = {"pattern": checks.path(pattern), "kind": kind, "max_results": max_results}
         told = (await self._wire.call("GET", self._at("find", path=path, **more))).json()
-        listing = Listing(Entry(**entry) for entry in told["entries"])
+        listing = Listing(FileEntry(**entry) for entry in told["entries"])
         listing.complete = told["complete"]
         return listing
 
@@ -181,7 +181,7 @@ class RemoteFiles:
 
     async def watch(
         self, path: str = ".", *, recursive: bool = True
-    ) -> AsyncGenerator[Change, None]:
+    ) -> AsyncGenerator[FileEvent, None]:
         """What changes in a directory, and with `recursive` below it, from the `started` on that
         comes first, until the conversation ends. Raises Unavailable `too_many_watches`."""
         at = self._at("watch", path=path, recursive=recursive)
@@ -191,8 +191,8 @@ class RemoteFiles:
                     if kind == "failure":
                         raise failure(data)
                     told = json.loads(data)
-                    yield Change(told["type"], told["path"])
-        except Lost as lost:
+                    yield FileEvent(told["type"], told["path"])
+        except ConnectionLost as lost:
             raise connection_lost(self._wire.address, str(lost)) from lost
 
     async def archive(
@@ -208,7 +208,7 @@ class RemoteFiles:
             ):
                 async for piece in pieces:
                     yield piece
-        except Lost as lost:
+        except ConnectionLost as lost:
             raise connection_lost(self._wire.address, str(lost)) from lost
 
     async def unpack(self, source: bytes | AsyncIterable[bytes], path: str = ".") -> Unpacked:
@@ -236,7 +236,7 @@ class RemoteFiles:
 class RemoteUploads:
     """What a user put into the conversation, read-only inside at /workspace/uploads/temparea."""
 
-    def __init__(self, wire: Wire, check: Callable[[], None], path: str) -> None:
+    def __init__(self, wire: HttpClient, check: Callable[[], None], path: str) -> None:
         self._wire = wire
         self._check = check
         self._conversation = path
@@ -255,7 +255,7 @@ class RemoteUploads:
         """
         source = Path(path)
         at = self._at(name := source.name if name is None else name)
-        target = Target(f"{self._conversation}/partials", name, upload=True)
+        target = UploadTarget(f"{self._conversation}/partials", name, upload=True)
         told = await _sent(self._wire, at, source, target, on_progress)
         return Upload(**told.get("upload", told))
 
@@ -300,15 +300,15 @@ class RemoteUploads:
 
 
 @asynccontextmanager
-async def _reading(wire: Wire, at: str) -> AsyncIterator[Incoming]:
+async def _reading(wire: HttpClient, at: str) -> AsyncIterator[StreamedReply]:
     try:
         async with wire.opened("GET", at) as incoming:
             yield incoming
-    except Lost as lost:
+    except ConnectionLost as lost:
         raise connection_lost(wire.address, str(lost)) from lost
 
 
-async def _whole(wire: Wire, at: str) -> bytes:
+async def _whole(wire: HttpClient, at: str) -> bytes:
     async with _reading(wire, at) as incoming:
         held = bytearray()
         async for piece in incoming.chunks():
@@ -323,7 +323,7 @@ async def _whole(wire: Wire, at: str) -> bytes:
 
 
 async def _sent(
-    wire: Wire, at: str, source: Path, target: Target, on_progress: OnProgress | None
+    wire: HttpClient, at: str, source: Path, target: UploadTarget, on_progress: OnProgress | None
 ) -> Any:
     file, size = await asyncio.to_thread(_opened, source)
     try:
@@ -334,7 +334,7 @@ async def _sent(
         await asyncio.to_thread(file.close)
 
 
-async def _fetched(wire: Wire, at: str, to: Path, on_progress: OnProgress | None) -> int:
+async def _fetched(wire: HttpClient, at: str, to: Path, on_progress: OnProgress | None) -> int:
     """Under a name of its own until it is whole."""
     partial = to.with_name(f".{to.name[:200]}.{secrets.token_hex(6)}.part")
     async with _reading(wire, at) as incoming:

@@ -28,7 +28,7 @@ from sbx import errors
 from sbx.aio import check_process
 from sbx.client.address import Address
 from sbx.client.errors import error_of
-from sbx.client.http_connection import Connection, Lost, connect
+from sbx.client.http_connection import ConnectionLost, HttpConnection, connect
 
 CHUNK = 256 << 10
 _CONNECT_S = 5.0
@@ -43,7 +43,7 @@ Params = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     status: int
     headers: Mapping[bytes, bytes]
     body: bytes
@@ -58,10 +58,10 @@ class Reply:
             raise _foreign() from error
 
 
-class Incoming:
+class StreamedReply:
     """A reply whose body is still on its way. `size` in bytes, where the service says it."""
 
-    def __init__(self, connection: Connection, timeout_s: float) -> None:
+    def __init__(self, connection: HttpConnection, timeout_s: float) -> None:
         self.status = connection.status
         self.headers = connection.headers
         length = connection.headers.get(b"content-length", b"")
@@ -83,7 +83,7 @@ class Incoming:
                 yield piece
 
 
-class Wire:
+class HttpClient:
     """The connections to one service. Belongs to one process and one event loop."""
 
     def __init__(self, address: Address, key: str | None, timeout_s: float, tries: int) -> None:
@@ -91,8 +91,8 @@ class Wire:
         self.timeout_s = timeout_s
         self._tries = tries
         self._pid = os.getpid()
-        self._idle: list[tuple[Connection, float]] = []
-        self._busy: set[Connection] = set()
+        self._idle: list[tuple[HttpConnection, float]] = []
+        self._busy: set[HttpConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()  # that follow runs: ended with the client
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -112,7 +112,7 @@ class Wire:
         timeout_s: float | None = None,
         again: bool | None = None,
         still_there: Callable[[], Awaitable[object]] | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         """One exchange; raises the error of the body.
 
         `again`: it may be repeated when its connection was lost; None: by the method. With
@@ -127,7 +127,7 @@ class Wire:
             try:
                 connection.send(head, body)
                 content = await _read(connection, limit, still_there)
-            except Lost as lost:
+            except ConnectionLost as lost:
                 if not repeatable or attempt >= self._tries:
                     raise self._lost(lost) from lost
                 if fresh:
@@ -137,7 +137,7 @@ class Wire:
             finally:
                 self._returned(connection)
             if connection.status < 400:
-                return Reply(connection.status, connection.headers, content)
+                return HttpReply(connection.status, connection.headers, content)
             seconds = _retry_after(connection)
             if seconds is None or attempt >= self._tries:
                 raise error_of(connection.status, content)
@@ -153,7 +153,7 @@ class Wire:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> AsyncIterator[Incoming]:
+    ) -> AsyncIterator[StreamedReply]:
         """One exchange whose reply is read in pieces; `timeout_s` is for each of them. Leaving
         early closes the connection. Raises the error of the body, and Lost."""
         head = self._head(method, target, headers, f"content-length: {len(body)}\r\n", body)
@@ -168,7 +168,7 @@ class Wire:
                         raise error_of(connection.status, await connection.read())
             except TimeoutError:
                 raise too_late(limit) from None
-            yield Incoming(connection, limit)
+            yield StreamedReply(connection, limit)
         finally:
             self._returned(connection)
 
@@ -180,7 +180,7 @@ class Wire:
         *,
         size: int | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         """One exchange with a body of any size, sent as it comes; never sent again.
 
         Each piece must be taken within the time-out. Raises the error of the body.
@@ -202,13 +202,13 @@ class Wire:
                 content = await connection.read()
         except TimeoutError:
             raise too_late(self.timeout_s) from None
-        except Lost as lost:
+        except ConnectionLost as lost:
             raise self._lost(lost) from lost
         finally:
             self._returned(connection)
         if connection.status >= 400:
             raise error_of(connection.status, content)
-        return Reply(connection.status, connection.headers, content)
+        return HttpReply(connection.status, connection.headers, content)
 
     async def events(
         self,
@@ -254,7 +254,7 @@ class Wire:
 
     # -- connections ------------------------------------------------------------------------------
 
-    async def _leased(self) -> tuple[Connection, bool]:
+    async def _leased(self) -> tuple[HttpConnection, bool]:
         """A connection to use, and whether it is new."""
         self.check()
         loop = asyncio.get_running_loop()
@@ -276,7 +276,7 @@ class Wire:
         self._busy.add(connection)
         return connection, True
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> HttpConnection:
         for attempt in range(self._tries + 1):
             try:
                 async with asyncio.timeout(_CONNECT_S):
@@ -289,7 +289,7 @@ class Wire:
             await asyncio.sleep(_pause(attempt))
         raise AssertionError
 
-    def _returned(self, connection: Connection) -> None:
+    def _returned(self, connection: HttpConnection) -> None:
         self._busy.discard(connection)
         if connection.usable and not self._closed and len(self._idle) < _IDLE_MAX:
             self._idle.append((connection, time.monotonic()))
@@ -334,7 +334,7 @@ class Wire:
             details={"address": self.address.shown},
         )
 
-    def _lost(self, lost: Lost) -> errors.Unavailable:
+    def _lost(self, lost: ConnectionLost) -> errors.Unavailable:
         return connection_lost(self.address, str(lost))
 
 
@@ -407,7 +407,7 @@ def _bearer(key: str) -> str:
 
 
 async def _read(
-    connection: Connection, limit: float, still_there: Callable[[], Awaitable[object]] | None
+    connection: HttpConnection, limit: float, still_there: Callable[[], Awaitable[object]] | None
 ) -> bytes:
     while True:
         try:
@@ -423,7 +423,7 @@ def _pause(attempt: int) -> float:
     return _AGAIN[min(attempt, len(_AGAIN) - 1)]
 
 
-def _retry_after(connection: Connection) -> float | None:
+def _retry_after(connection: HttpConnection) -> float | None:
     """Seconds, when the reply asks to come back and that is soon."""
     if connection.status not in (429, 503):
         return None

@@ -20,11 +20,11 @@ _BODY_MAX = 1 << 30  # bytes of a reply that is read whole
 _HEADER_BYTES_MAX = 256 << 10
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The connection ended before the reply did: nobody knows whether the service acted."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Made by `connect`. The reply is read by `head`, then `read` or `chunks`; when it is `over`,
     the connection may carry the next exchange, unless it is `spent` or `lost` (why it is gone)."""
 
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
 
     async def _more(self) -> None:
         if self.lost is not None:
-            raise Lost(self.lost)
+            raise ConnectionLost(self.lost)
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
@@ -197,12 +197,12 @@ class Connection(asyncio.Protocol):
             await self._blocked
 
 
-async def connect(address: Address) -> Connection:
+async def connect(address: Address) -> HttpConnection:
     """Raises OSError."""
     loop = asyncio.get_running_loop()
     if address.path is not None:
-        _, made = await loop.create_unix_connection(Connection, address.path)
+        _, made = await loop.create_unix_connection(HttpConnection, address.path)
         return made
     more: dict[str, Any] = {"ssl": True} if address.tls else {}
-    _, made = await loop.create_connection(Connection, host_of(address), address.port, **more)
+    _, made = await loop.create_connection(HttpConnection, host_of(address), address.port, **more)
     return made

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from sbx import errors
-from sbx.client.http import Wire, query
+from sbx.client.http import HttpClient, query
 
 RESUMABLE_MIN = 16 << 20  # bytes: a smaller file is sent again as a whole
 PIECE = 8 << 20
@@ -22,7 +22,7 @@ OnProgress = Callable[[int, int | None], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class UploadTarget:
     """What a file becomes: `partials` is the address where it is begun."""
 
     partials: str
@@ -31,7 +31,11 @@ class Target:
 
 
 async def send_in_pieces(
-    wire: Wire, target: Target, file: IO[bytes], size: int, on_progress: OnProgress | None
+    wire: HttpClient,
+    target: UploadTarget,
+    file: IO[bytes],
+    size: int,
+    on_progress: OnProgress | None,
 ) -> Any:
     """What the service says of the finished file. Raises its errors, and the last one of the
     connection when that cannot be mended."""
@@ -50,7 +54,7 @@ class _Sending:
     """One upload on its way."""
 
     def __init__(
-        self, wire: Wire, at: str, file: IO[bytes], size: int, on_progress: OnProgress | None
+        self, wire: HttpClient, at: str, file: IO[bytes], size: int, on_progress: OnProgress | None
     ) -> None:
         self.at = at
         self._wire = wire

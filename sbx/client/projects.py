@@ -3,7 +3,7 @@
 from sbx.client import records
 from sbx.client.chat import Requests
 from sbx.client.http import target
-from sbx.client.records import Page, ProjectInfo
+from sbx.client.records import ProjectInfo, RecordPage
 
 _PATH = target("api", "v1", "projects")
 
@@ -13,7 +13,7 @@ class ProjectCalls:
 
     async def projects(
         self: Requests, *, limit: int = 50, cursor: str | None = None
-    ) -> Page[ProjectInfo]:
+    ) -> RecordPage[ProjectInfo]:
         """Your projects, by id."""
         told = await self.request("GET", _PATH, params={"limit": limit, "cursor": cursor})
         return records.page(told, records.project)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from sbx.errors import Broken
-from sbx.protocol.mounts import Attachment
+from sbx.protocol.mounts import Mount
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class SandboxInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
+class RecordPage(Generic[T]):
     """Some of a list; `next_cursor` asks for what follows, None when that was all."""
 
     items: tuple[T, ...]
@@ -79,10 +79,10 @@ def sandbox_info(told: Any) -> SandboxInfo:
     )
 
 
-def attachment(told: Any) -> Attachment:
+def attachment(told: Any) -> Mount:
     return _read(
         "an attachment",
-        lambda: Attachment(told["source"], told["target"], bool(told["read_only"])),
+        lambda: Mount(told["source"], told["target"], bool(told["read_only"])),
     )
 
 
@@ -112,10 +112,10 @@ def session(told: Any) -> Session:
     )
 
 
-def page(told: Any, item: Callable[[Any], T]) -> Page[T]:
+def page(told: Any, item: Callable[[Any], T]) -> RecordPage[T]:
     return _read(
         "a list",
-        lambda: Page(tuple(item(one) for one in told["items"]), told.get("next_cursor")),
+        lambda: RecordPage(tuple(item(one) for one in told["items"]), told.get("next_cursor")),
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from sbx import errors
 from sbx.client.errors import failure
-from sbx.client.http import Wire, connection_lost, target
-from sbx.client.http_connection import Lost
+from sbx.client.http import HttpClient, connection_lost, target
+from sbx.client.http_connection import ConnectionLost
 from sbx.protocol.events import event_from_json, text_to_json
 from sbx.protocol.runs import Event, InputRequest, Run, RunEnd, RunStart
 
@@ -31,7 +31,7 @@ class RemoteRun:
     """
 
     def __init__(
-        self, wire: Wire, sandbox_id: str, start: tuple[str, bytes], on_input: OnInput | None
+        self, wire: HttpClient, sandbox_id: str, start: tuple[str, bytes], on_input: OnInput | None
     ) -> None:
         self.run_id: str | None = None
         self._wire = wire
@@ -85,16 +85,16 @@ class RemoteRun:
             await self._attended()
         except errors.SbxError as error:
             self._outcome = error
-        except Lost as lost:
+        except ConnectionLost as lost:
             self._outcome = connection_lost(self._wire.address, str(lost))
             self._outcome.__cause__ = lost
 
     async def _attended(self) -> None:
         path, body = self._start
-        lost: Lost | None = None
+        lost: ConnectionLost | None = None
         try:
             await self._read("POST", path, body)
-        except (Lost, errors.Unavailable) as error:
+        except (ConnectionLost, errors.Unavailable) as error:
             lost = _as_lost(error)
             if self.run_id is None and isinstance(error, errors.Unavailable):
                 raise  # it never began, and the error says why
@@ -102,12 +102,12 @@ class RemoteRun:
         deadline = loop.time() + _REATTACH_S
         while self._outcome is None:
             if self.run_id is None or loop.time() > deadline:
-                raise lost or Lost("the stream ended before the run did")
+                raise lost or ConnectionLost("the stream ended before the run did")
             await asyncio.sleep(_REATTACH_PAUSE_S)
             before = self._seen
             try:
                 await self._read("GET", self._at("events"), b"")
-            except (Lost, errors.Unavailable) as error:
+            except (ConnectionLost, errors.Unavailable) as error:
                 lost = _as_lost(error)
             if self._seen > before:
                 deadline = loop.time() + _REATTACH_S
@@ -216,10 +216,10 @@ def read_event(data: str) -> Event:
         ) from error
 
 
-def _as_lost(error: Exception) -> Lost:
+def _as_lost(error: Exception) -> ConnectionLost:
     """Only what a broken connection raises: what the service itself refuses stays refused."""
-    if isinstance(error, Lost):
+    if isinstance(error, ConnectionLost):
         return error
     if isinstance(error, errors.SbxError) and error.code in ("service_unreachable", "timeout"):
-        return Lost(error.message)
+        return ConnectionLost(error.message)
     raise error

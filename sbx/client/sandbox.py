@@ -13,15 +13,15 @@ from sbx.client.contexts import RemoteContexts
 from sbx.client.conversation import RemoteConversation
 from sbx.client.dry_runs import RemoteCheckpoint, RemoteRehearsal
 from sbx.client.files import RemoteFiles, RemoteUploads
-from sbx.client.http import Wire, query, target
+from sbx.client.http import HttpClient, query, target
 from sbx.client.records import SandboxInfo, attachment, sandbox_info
 from sbx.client.runs import OnInput
-from sbx.client.talk import Held
+from sbx.client.talk import SandboxState
 from sbx.client.terminals import RemoteTerminals
-from sbx.protocol.mounts import Attachment
+from sbx.protocol.mounts import Mount
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run
-from sbx.protocol.usage import Usage
+from sbx.protocol.usage import SandboxUsage
 
 DEFAULT_CONVERSATION = "default"
 
@@ -33,11 +33,11 @@ class RemoteSandbox:
     lives until it is closed, by `close` or the end of `async with`, or until it expires.
     """
 
-    def __init__(self, wire: Wire, sandbox_id: str, policy: str | None = None) -> None:
+    def __init__(self, wire: HttpClient, sandbox_id: str, policy: str | None = None) -> None:
         self.id = sandbox_id
         self.policy = policy
         self._wire = wire
-        self._held = Held(wire, sandbox_id)
+        self._held = SandboxState(wire, sandbox_id)
         self._path = target("v1", "sandboxes", sandbox_id)
         self._operated = target("v1", "admin", "sandboxes", sandbox_id)
         self._conversations: dict[str, RemoteConversation] = {}
@@ -156,11 +156,11 @@ class RemoteSandbox:
         """Terminals of `default`."""
         return self._default.terminals
 
-    async def usage(self) -> Usage:
+    async def usage(self) -> SandboxUsage:
         """What the sandbox uses now, and the disk of `default`; nothing starts for it."""
         return await self._default.usage()
 
-    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[Usage, None]:
+    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[SandboxUsage, None]:
         """The same now and after each interval, until it is closed."""
         return self._default.stream_usage(interval_s)
 
@@ -211,7 +211,7 @@ class RemoteSandbox:
         asked = query({"target": target})
         await self._wire.call("DELETE", f"{self._operated}/attachments{asked}")
 
-    async def attachments(self) -> tuple[Attachment, ...]:
+    async def attachments(self) -> tuple[Mount, ...]:
         """What is attached now, by the path inside. For the operator."""
         self._held.check()
         reply = await self._wire.call("GET", f"{self._operated}/attachments")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbx import errors
-from sbx.client.http import Wire, target
+from sbx.client.http import HttpClient, target
 from sbx.client.records import Session, session
 
 
@@ -39,7 +39,7 @@ class Identity:
 
 
 async def ensure(
-    wire: Wire,
+    wire: HttpClient,
     identity: Identity,
     *,
     config: Mapping[str, Any] | None,
@@ -64,7 +64,7 @@ async def ensure(
     raise _not_ready(identity, made)
 
 
-async def _found(wire: Wire, identity: Identity) -> Session | None:
+async def _found(wire: HttpClient, identity: Identity) -> Session | None:
     with _span(identity, "get"):
         try:
             reply = await wire.call("GET", target("api", "v1", "sessions", identity.session_id))
@@ -73,7 +73,7 @@ async def _found(wire: Wire, identity: Identity) -> Session | None:
         return session(reply.json())
 
 
-async def _made(wire: Wire, identity: Identity, config: Mapping[str, Any] | None) -> Session:
+async def _made(wire: HttpClient, identity: Identity, config: Mapping[str, Any] | None) -> Session:
     asked: dict[str, Any] = {"user_id": identity.user_id, "agent_id": identity.agent_id}
     if identity.business_domain_id is not None:
         asked["business_domain_id"] = identity.business_domain_id

@@ -8,7 +8,7 @@ from typing import Any
 
 from sbx import errors
 from sbx.client import checks
-from sbx.client.http import Wire, target
+from sbx.client.http import HttpClient, target
 from sbx.client.runs import OnInput, RemoteRun
 from sbx.protocol.events import run_from_json
 from sbx.protocol.receipt import Receipt
@@ -19,10 +19,10 @@ _HEALTH_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class SandboxState:
     """What the conversations of one sandbox share on this side."""
 
-    wire: Wire
+    wire: HttpClient
     sandbox_id: str
     runs: set[RemoteRun] = field(default_factory=set)
     closed: bool = False
@@ -37,10 +37,10 @@ class Held:
             )
 
 
-class Talk:
+class ConversationCalls:
     """One conversation's way to its service. `path` is that of its routes."""
 
-    def __init__(self, held: Held, conversation: str) -> None:
+    def __init__(self, held: SandboxState, conversation: str) -> None:
         self.conversation = conversation
         self.path = target("v1", "sandboxes", held.sandbox_id, "conversations", conversation)
         self._held = held

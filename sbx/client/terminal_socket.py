@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from sbx import errors
 from sbx.client.errors import error_of
-from sbx.client.http import Wire
+from sbx.client.http import HttpClient
 from sbx.protocol.terminals import MESSAGE_MAX, NOT_READ, PING_S, TYPED_MAX, UNKNOWN, check_size
 
 _CONNECT_S = 10.0
@@ -69,7 +69,7 @@ class RemoteAttached:
 
 
 @asynccontextmanager
-async def attached(wire: Wire, path: str) -> AsyncIterator[RemoteAttached]:
+async def attached(wire: HttpClient, path: str) -> AsyncIterator[RemoteAttached]:
     """Connect, and leave at the end. Raises the error of the body, Unavailable
     `service_unreachable`."""
     socket = await _connected(wire, path)
@@ -79,7 +79,7 @@ async def attached(wire: Wire, path: str) -> AsyncIterator[RemoteAttached]:
         await socket.close()
 
 
-async def _connected(wire: Wire, path: str) -> ClientConnection:
+async def _connected(wire: HttpClient, path: str) -> ClientConnection:
     address = wire.address
     headers = {} if wire.authorization is None else {"authorization": wire.authorization}
     options: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sbx import errors
 from sbx.client import checks
 from sbx.client.http import target
-from sbx.client.talk import Held, Talk
+from sbx.client.talk import ConversationCalls, SandboxState
 from sbx.protocol.terminals import (
     TerminalScreen,
     TerminalStatus,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class RemoteTerminal:
     """One terminal, by its id."""
 
-    def __init__(self, held: Held, talk: Talk, status: TerminalStatus) -> None:
+    def __init__(self, held: SandboxState, talk: ConversationCalls, status: TerminalStatus) -> None:
         self.id = status.id
         self._held = held
         self._talk = talk
@@ -69,7 +69,7 @@ class RemoteTerminal:
 class RemoteTerminals:
     """The terminals of one conversation, in a service."""
 
-    def __init__(self, held: Held, talk: Talk) -> None:
+    def __init__(self, held: SandboxState, talk: ConversationCalls) -> None:
         self._held = held
         self._talk = talk
         self._path = f"{talk.path}/terminals"

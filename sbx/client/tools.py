@@ -9,7 +9,7 @@ from sbx import errors
 from sbx.client.chat import Requests
 from sbx.client.errors import failure
 from sbx.client.http import connection_lost, target
-from sbx.client.http_connection import Lost
+from sbx.client.http_connection import ConnectionLost
 
 Json = dict[str, Any]
 
@@ -50,6 +50,6 @@ class ToolCalls:
                     if kind == "tool_end":
                         told = json.loads(data)
                         return {key: told[key] for key in ("tool_call_id", "result", "is_error")}
-        except Lost as lost:
+        except ConnectionLost as lost:
             raise connection_lost(self._wire.address, str(lost)) from lost
         raise errors.Broken("the call has no result", code="foreign_reply")

@@ -7,19 +7,21 @@ from typing import Any
 
 from sbx.client.errors import failure
 from sbx.client.http import connection_lost, query
-from sbx.client.http_connection import Lost
-from sbx.client.talk import Held
+from sbx.client.http_connection import ConnectionLost
+from sbx.client.talk import SandboxState
 from sbx.errors import Broken
-from sbx.protocol.usage import Usage, usage_from_json
+from sbx.protocol.usage import SandboxUsage, usage_from_json
 
 
-async def usage(held: Held, path: str) -> Usage:
+async def usage(held: SandboxState, path: str) -> SandboxUsage:
     """`path` is that of the conversation."""
     held.check()
     return _usage((await held.wire.call("GET", f"{path}/usage")).json())
 
 
-async def stream_usage(held: Held, path: str, interval_s: float) -> AsyncGenerator[Usage, None]:
+async def stream_usage(
+    held: SandboxState, path: str, interval_s: float
+) -> AsyncGenerator[SandboxUsage, None]:
     """One now, and one after each interval. A connection that breaks ends it: Unavailable."""
     held.check()
     address = f"{path}/usage{query({'interval_s': interval_s})}"
@@ -30,11 +32,11 @@ async def stream_usage(held: Held, path: str, interval_s: float) -> AsyncGenerat
                 if kind == "failure":
                     raise failure(data)
                 yield _usage(json.loads(data))
-    except Lost as lost:
+    except ConnectionLost as lost:
         raise connection_lost(held.wire.address, str(lost)) from lost
 
 
-def _usage(told: Mapping[str, Any]) -> Usage:
+def _usage(told: Mapping[str, Any]) -> SandboxUsage:
     try:
         return usage_from_json(told)
     except (ValueError, TypeError) as error:

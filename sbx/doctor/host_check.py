@@ -34,7 +34,7 @@ _PATHS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PolicyCheck:
     """Whether one shipped policy can run here. `weaker` has pairs (wall, the weaker means)."""
 
     policy: str
@@ -77,7 +77,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class CheckResult:
     """Whether sandboxes of the policy `default` can run a language here.
 
     `path` is the path of its program inside the sandbox. `remedy` is the way to install it.
@@ -97,14 +97,14 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class HostCheck:
     linux: str
     machine: str
     root: bool
     layers: tuple[Layer, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PolicyCheck, ...]
     paths: tuple[Live, ...]
-    languages: tuple[Spoken, ...] = ()
+    languages: tuple[CheckResult, ...] = ()
 
     @property
     def live(self) -> Live:
@@ -116,13 +116,13 @@ class Examination:
         return self.live.ok and any(v.runs for v in self.verdicts if v.policy == _LIVE_POLICY)
 
 
-async def examine() -> Examination:
+async def examine() -> HostCheck:
     """Run all checks. A failed check is part of the result; raise only errors that the host did not
     cause."""
     settings = Settings()
     async with Runtime(settings) as runtime:
         capabilities = runtime.capabilities
-        return Examination(
+        return HostCheck(
             linux=capabilities.linux,
             machine=capabilities.machine,
             root=capabilities.root,
@@ -133,17 +133,17 @@ async def examine() -> Examination:
         )
 
 
-def _languages(environments: Environments) -> tuple[Spoken, ...]:
+def _languages(environments: Environments) -> tuple[CheckResult, ...]:
     programs = available_languages(load(_LIVE_POLICY), environments)
     return tuple(
-        Spoken(language, programs[language].path)
+        CheckResult(language, programs[language].path)
         if language in programs
-        else Spoken(language, None, how_to_get(language))
+        else CheckResult(language, None, how_to_get(language))
         for language in LANGUAGES
     )
 
 
-def verdict(policy: Policy, capabilities: Capabilities) -> Verdict:
+def verdict(policy: Policy, capabilities: Capabilities) -> PolicyCheck:
     """Return the verdict on one policy.
 
     The function is pure, except for `lacks`: the modules of the preload list that are missing in
@@ -152,13 +152,13 @@ def verdict(policy: Policy, capabilities: Capabilities) -> Verdict:
     try:
         walls = decide_walls(policy, capabilities)
     except errors.CannotEnforce as error:
-        return Verdict(policy.name, False, cause=error.message, remedy=error.hint)
+        return PolicyCheck(policy.name, False, cause=error.message, remedy=error.hint)
     weaker = tuple((wall.name, wall.means) for wall in walls if wall.weaker)
     # The policy does not choose the disk limit's mechanism, so it is not among the planned walls.
     disk = [layer for layer in capabilities.layers if layer.name == "disk" and not layer.found]
     weaker += tuple((layer.name, layer.detail) for layer in disk)
     lacks = () if policy.interpreter else _lacking(policy.preload)
-    return Verdict(policy.name, True, weaker, lacks)
+    return PolicyCheck(policy.name, True, weaker, lacks)
 
 
 def host_ids(maps: Sequence[str], first: int, count: int) -> Layer:

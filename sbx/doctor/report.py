@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbx import errors
-from sbx.doctor.attacks.attack import End
-from sbx.doctor.attacks.decoys import Baits, laid_out
-from sbx.doctor.attacks.runner import Result, Trial, try_policy
-from sbx.doctor.host_check import Verdict, shipped, verdict
+from sbx.doctor.attacks.attack import Outcome
+from sbx.doctor.attacks.decoys import Decoys, laid_out
+from sbx.doctor.attacks.runner import AttackResult, AttackRunner, try_policy
+from sbx.doctor.host_check import PolicyCheck, shipped, verdict
 from sbx.policy import Policy
 from sbx.runtime.runtime import Runtime
 
@@ -35,21 +35,21 @@ _LAYERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Siege:
+class AttackReport:
     """The result of all trials. `refused` are the policies that do not run on this host, so they
     were not attacked."""
 
-    trials: tuple[Trial, ...]
-    refused: tuple[Verdict, ...]
+    trials: tuple[AttackRunner, ...]
+    refused: tuple[PolicyCheck, ...]
     duration_s: float
 
     @property
-    def escaped(self) -> list[tuple[Trial, Result]]:
-        return self._ended(End.ESCAPED)
+    def escaped(self) -> list[tuple[AttackRunner, AttackResult]]:
+        return self._ended(Outcome.ESCAPED)
 
     @property
-    def unclear(self) -> list[tuple[Trial, Result]]:
-        return self._ended(End.UNCLEAR)
+    def unclear(self) -> list[tuple[AttackRunner, AttackResult]]:
+        return self._ended(Outcome.UNCLEAR)
 
     @property
     def complete(self) -> bool:
@@ -59,7 +59,7 @@ class Siege:
         started = {trial.policy for trial in self.trials}
         return "default" in completed and completed == started and not self.unclear
 
-    def _ended(self, end: End) -> list[tuple[Trial, Result]]:
+    def _ended(self, end: Outcome) -> list[tuple[AttackRunner, AttackResult]]:
         return [(trial, result) for trial in self.trials for result in trial.ended(end)]
 
     def tally(self, layer: str, policy: str) -> tuple[int, int]:
@@ -71,7 +71,7 @@ class Siege:
             for result in trial.results
             if result.attack.layer == layer
         ]
-        return len(results), sum(result.end is End.HELD for result in results)
+        return len(results), sum(result.end is Outcome.HELD for result in results)
 
     def to_dict(self) -> dict[str, Any]:
         policies = list(dict.fromkeys(trial.policy for trial in self.trials))
@@ -80,7 +80,7 @@ class Siege:
             "complete": self.complete,
             "duration_s": round(self.duration_s, 3),
             "tried": sum(len(trial.results) for trial in self.trials),
-            "held": sum(len(trial.ended(End.HELD)) for trial in self.trials),
+            "held": sum(len(trial.ended(Outcome.HELD)) for trial in self.trials),
             "escaped": [_finding(*finding) for finding in self.escaped],
             "unclear": [_finding(*finding) for finding in self.unclear],
             "layers": [
@@ -114,8 +114,8 @@ class Siege:
                 trial.policy,
                 trial.path,
                 str(len(trial.results)),
-                str(len(trial.ended(End.HELD))),
-                str(len(trial.ended(End.ESCAPED))),
+                str(len(trial.ended(Outcome.HELD))),
+                str(len(trial.ended(Outcome.ESCAPED))),
                 f"{trial.duration_s:.1f} s",
             )
             for trial in self.trials
@@ -152,7 +152,7 @@ def _cell(tried: int, stopped: int) -> str:
     return f"{stopped} held" if stopped == tried else f"{stopped} of {tried} held"
 
 
-def _finding(trial: Trial, result: Result) -> dict[str, Any]:
+def _finding(trial: AttackRunner, result: AttackResult) -> dict[str, Any]:
     return {
         "name": result.attack.name,
         "class": str(result.attack.kind),
@@ -163,7 +163,7 @@ def _finding(trial: Trial, result: Result) -> dict[str, Any]:
     }
 
 
-async def besiege() -> Siege:
+async def besiege() -> AttackReport:
     """Attack every policy that this host can run. Failed trials are part of the result."""
     started_at = time.monotonic()
     with laid_out() as baits:
@@ -175,12 +175,12 @@ async def besiege() -> Siege:
             policies.sort(key=lambda policy: list(PLAN).index(policy.name))
             trials = await _trials(runtime, policies, baits, started_at + _WHOLE_S)
     refused = [verdicts[name] for name in PLAN if name in verdicts and not verdicts[name].runs]
-    return Siege(tuple(trials), tuple(refused), time.monotonic() - started_at)
+    return AttackReport(tuple(trials), tuple(refused), time.monotonic() - started_at)
 
 
 async def _trials(
-    runtime: Runtime, policies: Sequence[Policy], baits: Baits, deadline: float
-) -> list[Trial]:
+    runtime: Runtime, policies: Sequence[Policy], baits: Decoys, deadline: float
+) -> list[AttackRunner]:
     """Run the trials of the plan. If a policy completed none of its paths, try the path `cold`."""
     cells = [
         (policy, PLAN[policy.name][number], number == 0)
@@ -199,12 +199,12 @@ async def _trials(
 
 
 async def _some_at_once(
-    runtime: Runtime, cells: Sequence[tuple[Policy, str, bool]], baits: Baits, deadline: float
-) -> list[Trial]:
+    runtime: Runtime, cells: Sequence[tuple[Policy, str, bool]], baits: Decoys, deadline: float
+) -> list[AttackRunner]:
     """Start in the order of `cells`, so that each policy is attacked once before time runs out."""
     semaphore = asyncio.Semaphore(_AT_ONCE)
 
-    async def run_trial(policy: Policy, path: str, runs: bool) -> Trial:
+    async def run_trial(policy: Policy, path: str, runs: bool) -> AttackRunner:
         async with semaphore:
             return await _in_time(runtime, policy, path, baits, deadline, runs=runs)
 
@@ -212,12 +212,12 @@ async def _some_at_once(
 
 
 async def _in_time(
-    runtime: Runtime, policy: Policy, path: str, baits: Baits, deadline: float, *, runs: bool
-) -> Trial:
+    runtime: Runtime, policy: Policy, path: str, baits: Decoys, deadline: float, *, runs: bool
+) -> AttackRunner:
     started_at = time.monotonic()
     try:
         async with asyncio.timeout(deadline - started_at):
             return await try_policy(runtime, policy, path, baits, runs=runs)
     except TimeoutError:
         error = errors.Unavailable(f"this host is too busy: {_WHOLE_S:.0f} s were not enough")
-        return Trial(policy.name, path, time.monotonic() - started_at, error=error)
+        return AttackRunner(policy.name, path, time.monotonic() - started_at, error=error)

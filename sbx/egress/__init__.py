@@ -20,9 +20,9 @@ what is said is not: whoever may reach a host that serves many names may ask it 
 May import: policy, errors.
 """
 
-from sbx.egress.limits import Patience
+from sbx.egress.limits import Timeouts
 from sbx.egress.proxy import Egress
-from sbx.egress.rules import Decision
+from sbx.egress.rules import EgressDecision
 from sbx.egress.secrets import Secret
 
-__all__ = ["Decision", "Egress", "Patience", "Secret"]
+__all__ = ["Egress", "EgressDecision", "Secret", "Timeouts"]

@@ -8,18 +8,18 @@ import ssl
 
 import anyio
 
-from sbx.egress.rules import Hello
-from sbx.egress.stream import Wire
+from sbx.egress.rules import ClientHello
+from sbx.egress.stream import ProxyStream
 
 HELLO_MAX = 32 * 1024  # with keys of post-quantum exchanges it takes some 2 KiB
 _RECORD_MAX = 16 * 1024
 
 
-class NoHello(Exception):
+class NotTls(Exception):
     """What came is not the beginning of TLS."""
 
 
-async def read_hello(wire: Wire) -> tuple[Hello, bytes]:
+async def read_hello(wire: ProxyStream) -> tuple[ClientHello, bytes]:
     """What it says, and the bytes it came in: all that were read. Raises NoHello."""
     names: list[str | None] = []
 
@@ -36,7 +36,7 @@ async def read_hello(wire: Wire) -> tuple[Hello, bytes]:
         try:
             piece = await wire.receive(_RECORD_MAX)
         except anyio.EndOfStream:
-            raise NoHello("it ended before TLS began") from None
+            raise NotTls("it ended before TLS began") from None
         read += piece
         came.write(piece)
         try:
@@ -45,11 +45,11 @@ async def read_hello(wire: Wire) -> tuple[Hello, bytes]:
             continue
         except ssl.SSLError:
             if names:
-                return Hello(names[0]), read
+                return ClientHello(names[0]), read
             break
-    raise NoHello("what came is not the beginning of TLS 1.2 or later")
+    raise NotTls("what came is not the beginning of TLS 1.2 or later")
 
 
-async def deny(wire: Wire) -> None:
+async def deny(wire: ProxyStream) -> None:
     """What TLS says where HTTP would say 403: the alert `access_denied`."""
     await wire.send(b"\x15\x03\x03\x00\x02\x02" + bytes([ssl.ALERT_DESCRIPTION_ACCESS_DENIED]))

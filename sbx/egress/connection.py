@@ -18,15 +18,15 @@ from anyio.abc import ByteStream
 from anyio.streams.tls import TLSStream
 
 from sbx.egress import denials, http_heads
-from sbx.egress.client_hello import NoHello, deny, read_hello
-from sbx.egress.denials import Gone, Refused
+from sbx.egress.client_hello import NotTls, deny, read_hello
+from sbx.egress.denials import EgressDenied, HostGone
 from sbx.egress.forward import Exchange, Upstream
 from sbx.egress.hosts import is_address, written
-from sbx.egress.limits import Terms, misplaced
+from sbx.egress.limits import ConnectionLimits, misplaced
 from sbx.egress.resolver import NotReached, connect, own
-from sbx.egress.rules import Asked, Decision, Verdict, has_rules, judge
-from sbx.egress.secrets import Headers, Misplaced, password
-from sbx.egress.stream import Spent, Wire, copy, together
+from sbx.egress.rules import EgressDecision, ProxyRequest, RuleResult, has_rules, judge
+from sbx.egress.secrets import Headers, SecretMisuse, password
+from sbx.egress.stream import BudgetExceeded, ProxyStream, copy, together
 
 _CONNECTED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _LINGER_MAX = 1024 * 1024
@@ -39,25 +39,25 @@ _PORT_OF_HTTP = 80
 class _UnderWay:
     """What was allowed and has not ended: its end is recorded, too."""
 
-    asked: Asked
-    verdict: Verdict
+    asked: ProxyRequest
+    verdict: RuleResult
     address: str
-    wire: Wire
+    wire: ProxyStream
     received: int  # by the wire before it
     sent: int
 
 
-class Connection:
-    def __init__(self, terms: Terms, wire: Wire) -> None:
+class ProxyConnection:
+    def __init__(self, terms: ConnectionLimits, wire: ProxyStream) -> None:
         self._terms = terms
         self._wire = wire
-        self._asked: Asked | None = None  # what a refusal is about
+        self._asked: ProxyRequest | None = None  # what a refusal is about
         self._answer: ByteStream | None = wire  # where it can still be said
         self._under_way: _UnderWay | None = None
         self._upstream: Upstream | None = None
         self._idle = False  # between requests
 
-    async def run(self, *, refused: Refused | None = None) -> None:
+    async def run(self, *, refused: EgressDenied | None = None) -> None:
         """Until it ends by itself, is refused, or its time is over; `refused` at once."""
         seconds = self._terms.network.time_max
         try:
@@ -69,18 +69,18 @@ class Connection:
             except TimeoutError:
                 if not self._idle:
                     await self._refuse(
-                        Refused("network.time_max", f"it took more than {seconds:g} s")
+                        EgressDenied("network.time_max", f"it took more than {seconds:g} s")
                     )
-            except Spent:
+            except BudgetExceeded:
                 most = self._terms.network.bytes_max
                 await self._refuse(
-                    Refused(
+                    EgressDenied(
                         "network.bytes_max", f"this sandbox has used up its {most} bytes of network"
                     )
                 )
-            except Refused as error:
+            except EgressDenied as error:
                 await self._refuse(error)
-            except Gone as error:
+            except HostGone as error:
                 self._end(str(error))
         finally:
             self._end("the proxy was closed")
@@ -90,7 +90,7 @@ class Connection:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def _requests(self, stream: ByteStream, within: Asked | None) -> None:
+    async def _requests(self, stream: ByteStream, within: ProxyRequest | None) -> None:
         """`within`: the CONNECT whose TLS this is."""
         left, again = b"", True
         patience = self._terms.patience
@@ -117,7 +117,7 @@ class Connection:
             again = await self._exchange(stream, http, request, asked, secure=within is not None)
             left = http.trailing_data[0]
 
-    def _look(self, request: h11.Request, asked: Asked) -> None:
+    def _look(self, request: h11.Request, asked: ProxyRequest) -> None:
         """At everything in the head save the values of headers, which may hold a placeholder."""
         self._terms.look("the method", request.method)
         self._terms.look("the host", asked.host.encode())
@@ -133,13 +133,13 @@ class Connection:
         stream: ByteStream,
         http: h11.Connection,
         request: h11.Request,
-        asked: Asked,
+        asked: ProxyRequest,
         *,
         secure: bool,
     ) -> bool:
         await self._judged(asked)
         if http_heads.upgrades(request):
-            raise Refused("http", "there is no upgrade to another protocol through this proxy")
+            raise EgressDenied("http", "there is no upgrade to another protocol through this proxy")
         head = self._head(request, asked, secure=secure)
         upstream = await self._reach(asked, secure=secure)
         veil = (
@@ -156,14 +156,14 @@ class Connection:
             await self._part()
         return again
 
-    def _head(self, request: h11.Request, asked: Asked, *, secure: bool) -> h11.Request:
+    def _head(self, request: h11.Request, asked: ProxyRequest, *, secure: bool) -> h11.Request:
         """What is sent in its place. Raises Refused for a placeholder that cannot be replaced."""
         default = _PORT_OF_TLS if secure else _PORT_OF_HTTP
         try:
             headers = self._terms.vault.filled(
                 request.headers.raw_items(), asked.host, secure=secure
             )
-        except Misplaced as error:
+        except SecretMisuse as error:
             raise misplaced(error) from None
         headers = http_heads.without(http_heads.end_to_end(headers), b"host", b"expect")
         if has_rules(self._terms.network, asked.host):
@@ -181,7 +181,7 @@ class Connection:
 
     # -- tunnels -----------------------------------------------------------------------------------
 
-    async def _connect(self, asked: Asked, left: bytes) -> None:
+    async def _connect(self, asked: ProxyRequest, left: bytes) -> None:
         if self._terms.reads(asked.host):
             await self._judged(asked)
             await self._terms.allowed.turn()
@@ -193,10 +193,10 @@ class Connection:
         try:
             await together(copy(self._wire, upstream.wire), copy(upstream.wire, self._wire))
         except OSError:
-            raise Gone("one side broke off") from None
+            raise HostGone("one side broke off") from None
         self._end()
 
-    async def _confirm(self, asked: Asked, left: bytes) -> None:
+    async def _confirm(self, asked: ProxyRequest, left: bytes) -> None:
         """Say 200, and see that the TLS which follows is for the host that was asked for."""
         self._answer = None
         self._wire.put_back(left)
@@ -205,18 +205,18 @@ class Connection:
             async with asyncio.timeout(self._terms.patience.tls):
                 hello, read = await read_hello(self._wire)
         except TimeoutError:
-            raise Refused("tls.sni", "no TLS began in time") from None
-        except NoHello as error:
-            raise Refused("tls.sni", f"{error}: through CONNECT goes TLS only") from None
+            raise EgressDenied("tls.sni", "no TLS began in time") from None
+        except NotTls as error:
+            raise EgressDenied("tls.sni", f"{error}: through CONNECT goes TLS only") from None
         except OSError:
-            raise Gone("whoever asked went away") from None
+            raise HostGone("whoever asked went away") from None
         verdict = judge(self._terms.network, replace(asked, hello=hello))
         if not verdict.allowed:
             await deny(self._wire)
-            raise Refused(verdict.rule, verdict.reason)
+            raise EgressDenied(verdict.rule, verdict.reason)
         self._wire.put_back(read)
 
-    async def _end_tls(self, asked: Asked) -> ByteStream:
+    async def _end_tls(self, asked: ProxyRequest) -> ByteStream:
         assert self._terms.tls is not None, "what is read needs the means to"
         try:
             async with asyncio.timeout(self._terms.patience.tls):
@@ -227,18 +227,18 @@ class Connection:
                     standard_compatible=False,
                 )
         except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
-            raise Gone("whoever asked does not take our certificate, or went away") from None
+            raise HostGone("whoever asked does not take our certificate, or went away") from None
 
     # -- the host outside --------------------------------------------------------------------------
 
-    async def _judged(self, asked: Asked) -> Verdict:
+    async def _judged(self, asked: ProxyRequest) -> RuleResult:
         verdict = judge(self._terms.network, asked)
         if not verdict.allowed:
-            raise Refused(verdict.rule, verdict.reason)
+            raise EgressDenied(verdict.rule, verdict.reason)
         self._terms.meter.check()
         return verdict
 
-    async def _reach(self, asked: Asked, *, secure: bool | None) -> Upstream:
+    async def _reach(self, asked: ProxyRequest, *, secure: bool | None) -> Upstream:
         """A connection for what is asked, which is recorded as allowed from here on. `secure` None
         is for a tunnel: the TLS in it is not ours."""
         verdict = await self._judged(asked)
@@ -257,7 +257,7 @@ class Connection:
         self._record(asked, verdict, kept.address)
         return kept
 
-    async def _opened(self, asked: Asked) -> Upstream:
+    async def _opened(self, asked: ProxyRequest) -> Upstream:
         addresses: tuple[str, ...] = (asked.host,)
         try:
             if not is_address(asked.host):
@@ -265,8 +265,8 @@ class Connection:
             await self._judged(replace(asked, addresses=addresses, own=own(addresses)))
             sock = await connect(addresses, asked.port, self._terms.patience.connect)
         except NotReached as error:
-            raise Refused("outside", f"{asked.host} was not reached: {error}") from None
-        wire = Wire(sock, meter=self._terms.meter)
+            raise EgressDenied("outside", f"{asked.host} was not reached: {error}") from None
+        wire = ProxyStream(sock, meter=self._terms.meter)
         address = str(sock.getpeername()[0])
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=http_heads.HEAD_MAX)
         return Upstream(asked.host, asked.port, False, address, wire, wire, http)
@@ -284,13 +284,15 @@ class Connection:
                     standard_compatible=False,
                 )
         except ssl.SSLCertVerificationError as error:
-            raise Refused("outside", f"{host} is not who it says: {error.verify_message}") from None
+            raise EgressDenied(
+                "outside", f"{host} is not who it says: {error.verify_message}"
+            ) from None
         except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
-            raise Refused("outside", f"no TLS began with {host}") from None
+            raise EgressDenied("outside", f"no TLS began with {host}") from None
 
     # -- what is said and recorded -----------------------------------------------------------------
 
-    async def _refuse(self, error: Refused) -> None:
+    async def _refuse(self, error: EgressDenied) -> None:
         verdict = error.verdict
         if self._under_way is None:
             self._record(self._asked, verdict, None)
@@ -318,7 +320,7 @@ class Connection:
         if (ended := self._under_way) is None:
             return
         self._under_way = None
-        verdict = Verdict(rule is None, rule or ended.verdict.rule, reason)
+        verdict = RuleResult(rule is None, rule or ended.verdict.rule, reason)
         self._record(
             ended.asked,
             verdict,
@@ -330,17 +332,17 @@ class Connection:
 
     def _record(
         self,
-        asked: Asked | None,
-        verdict: Verdict,
+        asked: ProxyRequest | None,
+        verdict: RuleResult,
         address: str | None,
         *,
         bytes_in: int = 0,
         bytes_out: int = 0,
         ended: bool = False,
     ) -> None:
-        asked = asked or Asked("", "", 0)
+        asked = asked or ProxyRequest("", "", 0)
         self._terms.record(
-            Decision(
+            EgressDecision(
                 at=self._terms.clock(),
                 sandbox=self._terms.sandbox,
                 allowed=verdict.allowed,

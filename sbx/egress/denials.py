@@ -7,7 +7,7 @@ the header `Sbx-Egress`.
 
 import json
 
-from sbx.egress.rules import Asked, Verdict
+from sbx.egress.rules import ProxyRequest, RuleResult
 
 HEADER = "Sbx-Egress"
 _STATUS = {
@@ -22,19 +22,19 @@ _STATUS = {
 _FORBIDDEN = 403
 
 
-class Refused(Exception):
+class EgressDenied(Exception):
     """`rule` says no, or the host outside does (`outside`); `reason` is for whoever asked."""
 
     def __init__(self, rule: str, reason: str) -> None:
         super().__init__(reason)
-        self.verdict = Verdict(False, rule, reason)
+        self.verdict = RuleResult(False, rule, reason)
 
 
-class Gone(Exception):
+class HostGone(Exception):
     """Whoever asked has left, or does not take the answer."""
 
 
-def reply(verdict: Verdict, asked: Asked | None) -> bytes:
+def reply(verdict: RuleResult, asked: ProxyRequest | None) -> bytes:
     """The whole reply of HTTP to a request that is refused, after which the connection ends."""
     said = {"rule": verdict.rule, "reason": verdict.reason}
     if asked is not None:

@@ -14,12 +14,12 @@ import anyio
 import h11
 from anyio.abc import ByteStream
 
-from sbx.egress.denials import Gone, Refused
+from sbx.egress.denials import EgressDenied, HostGone
 from sbx.egress.http_heads import end_to_end, has, without
-from sbx.egress.limits import Terms, misplaced
-from sbx.egress.secrets import Headers, Misplaced, Scan
-from sbx.egress.stream import Wire
-from sbx.egress.veil import Compressed, Sniffer, Veil
+from sbx.egress.limits import ConnectionLimits, misplaced
+from sbx.egress.secrets import Headers, PlaceholderScanner, SecretMisuse
+from sbx.egress.stream import ProxyStream
+from sbx.egress.veil import Compressed, RedactingStream, Sniffer
 
 _INTERIM_MAX = 16  # replies 1xx before the one that counts
 _OVERLAP = 512  # bytes of a body that a trip-wire may lie across
@@ -43,7 +43,7 @@ class Upstream:
     port: int
     secure: bool
     address: str
-    wire: Wire
+    wire: ProxyStream
     stream: ByteStream
     http: h11.Connection
 
@@ -64,12 +64,12 @@ class Exchange:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: ConnectionLimits,
         inside: ByteStream,
-        wire: Wire,
+        wire: ProxyStream,
         http: h11.Connection,
         upstream: Upstream,
-        veil: Veil | None,
+        veil: RedactingStream | None,
     ) -> None:
         self._terms = terms
         self._inside = inside
@@ -99,12 +99,12 @@ class Exchange:
     # -- out ---------------------------------------------------------------------------------------
 
     async def _send_body(self) -> None:
-        scan = Scan(self._terms.vault, "the body of the request")
+        scan = PlaceholderScanner(self._terms.vault, "the body of the request")
         tail = b""
         async for piece in self._body():
             try:
                 scan.feed(piece)
-            except Misplaced as error:
+            except SecretMisuse as error:
                 raise misplaced(error) from None
             self._terms.trip("the body of the request", tail + piece)
             tail = (tail + piece)[-_OVERLAP:]
@@ -139,7 +139,7 @@ class Exchange:
         while not (seen and self._wire.left()):
             seen = self._wire.left()
             await asyncio.sleep(self._terms.patience.left)
-        raise Gone("whoever asked went away")
+        raise HostGone("whoever asked went away")
 
     async def _send_out(self, event: h11.Event) -> None:
         if data := self._upstream.http.send(event):
@@ -180,7 +180,7 @@ class Exchange:
             try:
                 data = data if sniffer is None else sniffer.feed(data, last=last)
             except Compressed:
-                raise Refused(
+                raise EgressDenied(
                     "secrets",
                     f"the reply of {self._upstream.host} is compressed and does not say so, so it "
                     "cannot be searched for secrets",
@@ -203,19 +203,21 @@ class Exchange:
                 if not isinstance(event, h11.Response):
                     break
                 if has(event, b"transfer-encoding") and has(event, b"content-length"):
-                    raise Refused(
+                    raise EgressDenied(
                         "outside", f"{self._upstream.host} says in two ways how long its reply is"
                     )
                 return event
-        raise Refused("outside", f"{self._upstream.host} answers with something else than HTTP")
+        raise EgressDenied(
+            "outside", f"{self._upstream.host} answers with something else than HTTP"
+        )
 
     def _veiled(
-        self, veil: Veil, response: h11.Response, headers: Headers, bodiless: bool
+        self, veil: RedactingStream, response: h11.Response, headers: Headers, bodiless: bool
     ) -> Headers:
         coded = [value for name, value in response.headers if name == b"content-encoding"]
         if not bodiless:
             if any(value.strip().lower() not in (b"", b"identity") for value in coded):
-                raise Refused(
+                raise EgressDenied(
                     "secrets",
                     f"{self._upstream.host} answers in a coding it was not asked for, which cannot "
                     "be searched for secrets",
@@ -269,11 +271,11 @@ def _inside() -> Iterator[None]:
     try:
         yield
     except (OSError, anyio.BrokenResourceError, anyio.EndOfStream):
-        raise Gone("whoever asked went away") from None
+        raise HostGone("whoever asked went away") from None
     except h11.RemoteProtocolError:
-        raise Refused("http", "the body of the request is not as its head says") from None
+        raise EgressDenied("http", "the body of the request is not as its head says") from None
     except h11.LocalProtocolError:  # what the host outside said cannot be said again
-        raise Refused("outside", "the reply is not of HTTP/1.1") from None
+        raise EgressDenied("outside", "the reply is not of HTTP/1.1") from None
 
 
 @contextmanager
@@ -282,6 +284,6 @@ def _outside(host: str) -> Iterator[None]:
     try:
         yield
     except (OSError, anyio.BrokenResourceError, anyio.EndOfStream):
-        raise Refused("outside", f"{host} broke off") from None
+        raise EgressDenied("outside", f"{host} broke off") from None
     except h11.ProtocolError:
-        raise Refused("outside", f"{host} broke off, or does not answer in HTTP/1.1") from None
+        raise EgressDenied("outside", f"{host} broke off, or does not answer in HTTP/1.1") from None

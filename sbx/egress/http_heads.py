@@ -13,9 +13,9 @@ import anyio
 import h11
 from anyio.abc import ByteStream
 
-from sbx.egress.denials import Gone, Refused
+from sbx.egress.denials import EgressDenied, HostGone
 from sbx.egress.hosts import NoHost, authority
-from sbx.egress.rules import Asked
+from sbx.egress.rules import ProxyRequest
 from sbx.egress.secrets import Headers
 
 HEAD_MAX = 64 * 1024
@@ -66,26 +66,28 @@ async def read_head(
     except TimeoutError:
         if not read:
             return None
-        raise Refused(
+        raise EgressDenied(
             "http.head_time", f"the head of a request takes more than {head_s:g} s"
         ) from None
     except (anyio.EndOfStream, anyio.BrokenResourceError, OSError):
         if not read:
             return None
-        raise Gone("whoever asked went away") from None
+        raise HostGone("whoever asked went away") from None
     await turn()  # one of 64 KiB takes some milliseconds, from here until it is judged
     if read.count(b"\n", 0, end) > _LINES_MAX:
-        raise Refused("http.head_size", f"the head of a request has more than {_LINES_MAX} lines")
+        raise EgressDenied(
+            "http.head_size", f"the head of a request has more than {_LINES_MAX} lines"
+        )
     if _AMBIGUOUS.search(read, 0, end):
-        raise Refused("http", "the head has a bare CR or LF, a NUL, or a folded line")
+        raise EgressDenied("http", "the head has a bare CR or LF, a NUL, or a folded line")
     http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX)
     http.receive_data(bytes(read))
     try:
         request = http.next_event()
     except h11.RemoteProtocolError:
-        raise Refused("http", "this is no request of HTTP/1.1") from None
+        raise EgressDenied("http", "this is no request of HTTP/1.1") from None
     if not isinstance(request, h11.Request):
-        raise Refused("http", "this is no request of HTTP/1.1")
+        raise EgressDenied("http", "this is no request of HTTP/1.1")
     _check_framing(request)
     return http, request
 
@@ -99,7 +101,9 @@ async def _until_the_end(stream: ByteStream, read: bytearray) -> int:
         await asyncio.sleep(0)  # a record of TLS may be a byte
         read += await stream.receive()
     if found < 0 or found > HEAD_MAX:
-        raise Refused("http.head_size", f"the head of a request has more than {HEAD_MAX} bytes")
+        raise EgressDenied(
+            "http.head_size", f"the head of a request has more than {HEAD_MAX} bytes"
+        )
     return found + len(_END)
 
 
@@ -107,51 +111,51 @@ def _check_framing(request: h11.Request) -> None:
     names = [name for name, _ in request.headers]
     coded = b"transfer-encoding" in names
     if request.http_version not in (b"1.0", b"1.1"):
-        raise Refused("http", "only HTTP/1.0 and HTTP/1.1 are spoken here")
+        raise EgressDenied("http", "only HTTP/1.0 and HTTP/1.1 are spoken here")
     if coded and b"content-length" in names:
-        raise Refused("http", "the request has both Content-Length and Transfer-Encoding")
+        raise EgressDenied("http", "the request has both Content-Length and Transfer-Encoding")
     if coded and request.http_version == b"1.0":
-        raise Refused("http", "HTTP/1.0 has no Transfer-Encoding")
+        raise EgressDenied("http", "HTTP/1.0 has no Transfer-Encoding")
     if names.count(b"host") > 1:
-        raise Refused("http", "the request has more than one Host")
+        raise EgressDenied("http", "the request has more than one Host")
     if request.method == b"CONNECT" and (coded or b"content-length" in names):
-        raise Refused("http", "a CONNECT has no body")
+        raise EgressDenied("http", "a CONNECT has no body")
     if request.method == b"TRACE":
-        raise Refused("http", "TRACE would send back what the proxy adds")
+        raise EgressDenied("http", "TRACE would send back what the proxy adds")
 
 
-def asked_of(request: h11.Request, within: Asked | None) -> Asked:
+def asked_of(request: h11.Request, within: ProxyRequest | None) -> ProxyRequest:
     """What a request asks for: of a proxy, or `within` the TLS that a CONNECT asked for. Raises
     Refused, also when its Host says something else."""
     method, target = request.method.decode("ascii"), request.target.decode("ascii")
     try:
         if method == "CONNECT":
             if within is not None:
-                raise Refused("http", "there is no CONNECT within a CONNECT")
-            return Asked(method, *authority(target))
+                raise EgressDenied("http", "there is no CONNECT within a CONNECT")
+            return ProxyRequest(method, *authority(target))
         if within is None:
             scheme, host, port, path = "http", *_absolute(target)
         else:
             if not _ORIGIN.fullmatch(target):
-                raise Refused("http", "within TLS a request asks for a path")
+                raise EgressDenied("http", "within TLS a request asks for a path")
             scheme, host, port, path = "https", within.host, within.port, target
         named = [value.decode("latin-1") for name, value in request.headers if name == b"host"]
         if named and authority(named[0], _PORTS[scheme]) != (host, port):
-            raise Refused(
+            raise EgressDenied(
                 "http.host",
                 f"the request is for {host} at port {port}, and its Host says otherwise",
             )
     except NoHost as error:
-        raise Refused("http.host", f"the host of the request is none: {error}") from None
-    return Asked(method, host, port, path)
+        raise EgressDenied("http.host", f"the host of the request is none: {error}") from None
+    return ProxyRequest(method, host, port, path)
 
 
 def _absolute(target: str) -> tuple[str, int, str]:
     if target[:8].lower() == "https://":
-        raise Refused("http", "https goes through this proxy by CONNECT")
+        raise EgressDenied("http", "https goes through this proxy by CONNECT")
     found = _ABSOLUTE.fullmatch(target)
     if found is None:
-        raise Refused("http", "a proxy is asked for http://host/path, or by CONNECT host:port")
+        raise EgressDenied("http", "a proxy is asked for http://host/path, or by CONNECT host:port")
     path = found[2] or "/"
     return *authority(found[1], _PORTS["http"]), path if path.startswith("/") else f"/{path}"
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sbx.egress.denials import Refused
+from sbx.egress.denials import EgressDenied
 from sbx.egress.resolver import Resolver
-from sbx.egress.rules import Decision, has_rules
-from sbx.egress.secrets import Misplaced, Vault
-from sbx.egress.stream import Meter
+from sbx.egress.rules import EgressDecision, has_rules
+from sbx.egress.secrets import SecretMisuse, SecretStore
+from sbx.egress.stream import ByteCounter
 from sbx.policy.model import Network
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long is waited, in seconds, for whoever is inside and for the world."""
 
     idle: float = 60.0  # for the next request of a connection
@@ -31,7 +31,7 @@ class Patience:
     linger: float = 1.0  # for whoever is refused to read it
 
 
-class Pace:
+class RateLimit:
     """Lets through so many a second, and some at once after a pause. What is decided is written
     to the audit log: whoever asks without end must not fill the disk with it."""
 
@@ -47,7 +47,7 @@ class Pace:
             await asyncio.sleep(self._next - now)
 
 
-class Turns:
+class FairQueue:
     """One connection of a sandbox at a time: all of them at once would be a long turn of the loop,
     in which nobody else has one."""
 
@@ -68,18 +68,18 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ConnectionLimits:
     sandbox: str
     network: Network
-    vault: Vault
+    vault: SecretStore
     tls: Tls | None
     resolver: Resolver
-    meter: Meter
-    allowed: Pace
-    refused: Pace
-    reading: Turns  # of heads
-    patience: Patience
-    record: Callable[[Decision], None]
+    meter: ByteCounter
+    allowed: RateLimit
+    refused: RateLimit
+    reading: FairQueue  # of heads
+    patience: Timeouts
+    record: Callable[[EgressDecision], None]
     tripwires: Callable[[str], str | None]
     clock: Callable[[], float]
 
@@ -91,14 +91,14 @@ class Terms:
         """Raises Refused for a placeholder or a trip-wire in something that was said inside."""
         try:
             self.vault.check(where, text)
-        except Misplaced as error:
+        except SecretMisuse as error:
             raise misplaced(error) from None
         self.trip(where, text)
 
     def trip(self, where: str, text: bytes) -> None:
         if name := self.tripwires(text.decode("latin-1")):
-            raise Refused("tripwire", f"{where} holds what nobody should have found ({name})")
+            raise EgressDenied("tripwire", f"{where} holds what nobody should have found ({name})")
 
 
-def misplaced(error: Misplaced) -> Refused:
-    return Refused(f"secrets.{error.secret}" if error.secret else "secrets", str(error))
+def misplaced(error: SecretMisuse) -> EgressDenied:
+    return EgressDenied(f"secrets.{error.secret}" if error.secret else "secrets", str(error))

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-from sbx.egress.connection import Connection
-from sbx.egress.denials import Refused
-from sbx.egress.limits import Pace, Patience, Terms, Tls, Turns
+from sbx.egress.connection import ProxyConnection
+from sbx.egress.denials import EgressDenied
+from sbx.egress.limits import ConnectionLimits, FairQueue, RateLimit, Timeouts, Tls
 from sbx.egress.resolver import Lookup, Resolver, system_lookup
-from sbx.egress.rules import Decision
-from sbx.egress.secrets import Secret, Vault
-from sbx.egress.stream import Meter, Wire
+from sbx.egress.rules import EgressDecision
+from sbx.egress.secrets import Secret, SecretStore
+from sbx.egress.stream import ByteCounter, ProxyStream
 from sbx.errors import Unavailable
 from sbx.policy.model import Network
 from sbx.telemetry.background import background_context
@@ -35,7 +35,11 @@ class Egress:
     """The proxy of one sandbox, open until `close`."""
 
     def __init__(
-        self, terms: Terms, listening: socket.socket, path: Path, certificates: bytes | None
+        self,
+        terms: ConnectionLimits,
+        listening: socket.socket,
+        path: Path,
+        certificates: bytes | None,
     ) -> None:
         self.socket = path
         self.environment: Mapping[str, str] = terms.vault.environment
@@ -56,11 +60,11 @@ class Egress:
         *,
         directory: Path,
         owner: tuple[int, int] | None,
-        record: Callable[[Decision], None],
+        record: Callable[[EgressDecision], None],
         tripwires: Callable[[str], str | None] | None = None,
         lookup: Lookup = system_lookup,
         outside: ssl.SSLContext | None = None,
-        patience: Patience | None = None,
+        patience: Timeouts | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Self:
         """Make `directory`, and listen on a socket in it.
@@ -69,7 +73,7 @@ class Egress:
         the host that is whoever may enter the directory, inside whoever has it mounted. `record`
         must not wait. Raises Unavailable `egress_unusable`.
         """
-        patience = patience or Patience()
+        patience = patience or Timeouts()
         patterns = {rule.host for rule in network.rule}
         patterns |= {pattern for secret in secrets.values() for pattern in secret.hosts}
         tls, certificates = None, None
@@ -77,16 +81,16 @@ class Egress:
             tls, certificates = await asyncio.to_thread(
                 _means, sandbox, tuple(sorted(patterns)), outside
             )
-        terms = Terms(
+        terms = ConnectionLimits(
             sandbox=sandbox,
             network=network,
-            vault=Vault(secrets),
+            vault=SecretStore(secrets),
             tls=tls,
             resolver=Resolver(lookup, patience.resolve),
-            meter=Meter(network.bytes_max),
-            allowed=Pace(100, 200),
-            refused=Pace(5, 50),
-            reading=Turns(),
+            meter=ByteCounter(network.bytes_max),
+            allowed=RateLimit(100, 200),
+            refused=RateLimit(5, 50),
+            reading=FairQueue(),
             patience=patience,
             record=record,
             tripwires=tripwires or (lambda _: None),
@@ -145,17 +149,17 @@ class Egress:
         if len(self._connections) >= most + _REFUSED_AT_ONCE:
             sock.close()
             return
-        wire = Wire(sock, stall_s=self._terms.patience.body)
+        wire = ProxyStream(sock, stall_s=self._terms.patience.body)
         full = len(self._connections) >= most
-        connection = Connection(self._terms, wire)
-        refused = Refused("network.connections_max", f"{most} connections are open already")
+        connection = ProxyConnection(self._terms, wire)
+        refused = EgressDenied("network.connections_max", f"{most} connections are open already")
         task = self._loop.create_task(_guarded(connection, refused if full else None))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         task.add_done_callback(lambda _: wire.close())  # a task that is cancelled may never begin
 
 
-async def _guarded(connection: Connection, refused: Refused | None) -> None:
+async def _guarded(connection: ProxyConnection, refused: EgressDenied | None) -> None:
     try:
         await connection.run(refused=refused)
     except Exception as error:  # noqa: BLE001  # the border of a task: the others go on

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from sbx.egress.veil import Search, Veil
+from sbx.egress.veil import RedactingStream, Search
 from sbx.errors import Unavailable
 from sbx.policy import destinations
 
@@ -77,7 +77,7 @@ def password(value: bytes) -> bytes | None:
         return None
 
 
-class Misplaced(Exception):
+class SecretMisuse(Exception):
     """A placeholder where no value may be put; the text says where, and for whom."""
 
     def __init__(self, secret: str, why: str) -> None:
@@ -85,7 +85,7 @@ class Misplaced(Exception):
         self.secret = secret
 
 
-class Vault:
+class SecretStore:
     """The secrets of one sandbox. Each has another placeholder in every sandbox."""
 
     def __init__(self, given: Mapping[str, Secret]) -> None:
@@ -113,22 +113,22 @@ class Vault:
             if found := _PLACEHOLDER.search(form):
                 raise self.misplaced(found[0], where)
 
-    def misplaced(self, placeholder: bytes, where: str) -> Misplaced:
+    def misplaced(self, placeholder: bytes, where: str) -> SecretMisuse:
         secret = self._by_placeholder.get(placeholder.lower())
         if secret is None:
-            return Misplaced("", f"{where} holds a placeholder of no secret of this sandbox")
-        return Misplaced(
+            return SecretMisuse("", f"{where} holds a placeholder of no secret of this sandbox")
+        return SecretMisuse(
             secret.name,
             f"{where} holds the placeholder of {secret.name}, which is for the header "
             f"{secret.header} of requests to {', '.join(secret.hosts)}",
         )
 
-    def veil(self, host: str) -> Veil:
+    def veil(self, host: str) -> RedactingStream:
         """For what this host answers."""
         there = tuple(secret for secret in self._of if secret.goes_to(host))
         if there not in self._searches:
             self._searches[there] = Search([(one.value, self._of[one]) for one in there])
-        return Veil(self._searches[there])
+        return RedactingStream(self._searches[there])
 
     def _fill(self, name: bytes, value: bytes, host: str, secure: bool) -> bytes:
         if (plain := password(value)) and _PLACEHOLDER.search(plain):
@@ -152,7 +152,7 @@ class Vault:
                 where = f"the header {name.decode('latin-1')} of a request to {host}"
                 raise self.misplaced(found[0], where)
             if not secure and not secret.allow_plain:
-                raise Misplaced(
+                raise SecretMisuse(
                     secret.name,
                     f"{secret.name} is not sent in clear text: ask {host} by https, or let the "
                     "policy say allow_plain",
@@ -162,10 +162,10 @@ class Vault:
         return _PLACEHOLDER.sub(one, value)
 
 
-class Scan:
+class PlaceholderScanner:
     """Looks for placeholders in what is sent, piece by piece."""
 
-    def __init__(self, vault: Vault, where: str) -> None:
+    def __init__(self, vault: SecretStore, where: str) -> None:
         self._vault = vault
         self._where = where
         self._tail = b""

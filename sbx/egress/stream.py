@@ -18,11 +18,11 @@ from anyio.abc import ByteStream
 PIECE = 256 * 1024  # bytes that are moved at once
 
 
-class Spent(Exception):
+class BudgetExceeded(Exception):
     """The bytes that the policy gives a sandbox have been used up."""
 
 
-class Meter:
+class ByteCounter:
     """The bytes that a sandbox has exchanged with the world, all its connections together."""
 
     def __init__(self, most: int) -> None:
@@ -35,14 +35,14 @@ class Meter:
 
     def check(self) -> None:
         if self._left < 0:
-            raise Spent
+            raise BudgetExceeded
 
 
-class Wire(ByteStream):
+class ProxyStream(ByteStream):
     """One end of a socket, which it owns. `stall_s` bounds each single wait for room to send."""
 
     def __init__(
-        self, sock: socket.socket, *, stall_s: float | None = None, meter: Meter | None = None
+        self, sock: socket.socket, *, stall_s: float | None = None, meter: ByteCounter | None = None
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -114,7 +114,7 @@ class Wire(ByteStream):
         return False
 
 
-async def copy(source: Wire, sink: Wire) -> None:
+async def copy(source: ProxyStream, sink: ProxyStream) -> None:
     """All there is, and then the end of it: the other direction goes on."""
     try:
         while True:

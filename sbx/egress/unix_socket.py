@@ -24,14 +24,14 @@ from sbx.policy import Policy
 from sbx.workspace import DataDirectory
 
 if TYPE_CHECKING:
-    from sbx.egress import Decision, Egress, Secret
+    from sbx.egress import Egress, EgressDecision, Secret
 
 _REMEMBERED = 1000
 _SECRET_MAX = 64 * 1024
 _SWEEP_S = 5.0
 
 
-class Outlet:
+class EgressSocket:
     """See the module. Nothing of the proxy is imported before it is opened."""
 
     def __init__(
@@ -39,10 +39,10 @@ class Outlet:
         sandbox: str,
         policy: Policy,
         data: DataDirectory,
-        record: "Callable[[Decision], None]",
+        record: "Callable[[EgressDecision], None]",
         tripwires: Callable[[str], str | None] | None = None,
     ) -> None:
-        self.log: deque[Decision] = deque(maxlen=_REMEMBERED)
+        self.log: deque[EgressDecision] = deque(maxlen=_REMEMBERED)
         self._sandbox = sandbox
         self._policy = policy
         self._data = data
@@ -117,7 +117,7 @@ class Outlet:
         if name is not None:
             await in_thread(self._data.remove_egress, name, _SWEEP_S)
 
-    def _decided(self, decision: "Decision") -> None:
+    def _decided(self, decision: "EgressDecision") -> None:
         self.log.append(decision)
         self._record(decision)
 

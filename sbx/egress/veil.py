@@ -91,7 +91,7 @@ class Search:
         return (best, instead) if instead is not None else (int(cut), None)
 
 
-class Veil:
+class RedactingStream:
     """Puts placeholders in the place of values. What might be the beginning of a value is kept back
     until the next piece shows; all else is given at once, for a stream of events is waited for."""
 

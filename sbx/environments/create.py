@@ -29,12 +29,12 @@ from packaging.utils import canonicalize_name
 
 from sbx.aio import in_thread, to_the_end
 from sbx.environments import installers, pythons, requirements
-from sbx.environments.directory import FILES, Claim, Environments, checked
+from sbx.environments.directory import FILES, Environments, NameLock, checked
 from sbx.environments.interpreter import interpreter_of
-from sbx.environments.manifest import Contents, contents, make_readable
-from sbx.environments.record import ALGORITHM, FORMAT, Environment, Package, Record
-from sbx.environments.requirements import Wanted
-from sbx.environments.step_runner import Steps
+from sbx.environments.manifest import FileHashes, contents, make_readable
+from sbx.environments.record import ALGORITHM, FORMAT, Environment, EnvironmentRecord, Package
+from sbx.environments.requirements import PackageRequirement
+from sbx.environments.step_runner import StepRunner
 from sbx.errors import Unavailable
 from sbx.isolation.plan import Interpreter
 
@@ -44,19 +44,19 @@ Tell = Callable[[str, str], None]  # the step, and what there is to say of it
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EnvironmentSpec:
     """What is to be made. `timeout_s` is for all of it; `build`: source distributions, whose code
     runs here and now as whoever asks, are taken too."""
 
     name: str
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[PackageRequirement, ...]
     python: str | None = None
     installer: installers.Choice = "auto"
     build: bool = False
     timeout_s: float = 1800.0
 
 
-async def create(environments: Environments, asked: Asked, tell: Tell) -> Environment:
+async def create(environments: Environments, asked: EnvironmentSpec, tell: Tell) -> Environment:
     """Make it. However it fails, and also when it is cancelled, nothing of it is left.
 
     Raises BadRequest (`invalid_environment`, `invalid_requirement`, `python_unsupported`,
@@ -86,14 +86,19 @@ async def create(environments: Environments, asked: Asked, tell: Tell) -> Enviro
 
 class _Making:
     def __init__(
-        self, claim: Claim, asked: Asked, python: pythons.Python, tell: Tell, until: float
+        self,
+        claim: NameLock,
+        asked: EnvironmentSpec,
+        python: pythons.Python,
+        tell: Tell,
+        until: float,
     ) -> None:
         self._claim = claim
         self._asked = asked
         self._python = python
         self._tell = tell
         self._step = "venv"
-        self._steps = Steps(
+        self._steps = StepRunner(
             lambda line: tell(self._step, line), until, inherited=(claim.directory,)
         )
         self._venv = claim.path / "venv"
@@ -110,7 +115,7 @@ class _Making:
         found = await self._hash()
         listed = msgspec.json.encode(found.entries)
         await in_thread(self._claim.write, FILES, listed)
-        record = Record(
+        record = EnvironmentRecord(
             format=FORMAT,
             name=self._asked.name,
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -187,11 +192,11 @@ class _Making:
         base = tuple(map(str, json.loads(said.out)))
         return interpreter_of(str(self._executable), (str(self._venv), *base))
 
-    async def _hash(self) -> Contents:
+    async def _hash(self) -> FileHashes:
         self._say("files", "every file")
         cancelled = threading.Event()
 
-        def act() -> Contents:
+        def act() -> FileHashes:
             make_readable(str(self._venv))
             return contents(str(self._venv), lambda: not cancelled.is_set())
 
@@ -208,8 +213,8 @@ class _Making:
         self._tell(step, what)
 
 
-async def _claimed(environments: Environments, name: str) -> Claim:
-    claims: list[Claim] = []
+async def _claimed(environments: Environments, name: str) -> NameLock:
+    claims: list[NameLock] = []
     try:
         await in_thread(lambda: claims.append(environments.claim(name)))
     except asyncio.CancelledError:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from sbx.environments.interpreter import interpreter_of
 from sbx.environments.manifest import Differences, contents, differences
-from sbx.environments.record import ALGORITHM, FORMAT, Environment, Record
+from sbx.environments.record import ALGORITHM, FORMAT, Environment, EnvironmentRecord
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, PolicyError, Unavailable
 from sbx.isolation.plan import Interpreter
 from sbx.linux import locks
@@ -59,7 +59,9 @@ class Environments:
         try:
             with ExitStack() as held:
                 directory = _enter(held, self.top, name)
-                record = msgspec.json.decode(_read(directory, RECORD, _RECORD_MAX), type=Record)
+                record = msgspec.json.decode(
+                    _read(directory, RECORD, _RECORD_MAX), type=EnvironmentRecord
+                )
         except FileNotFoundError:
             raise NotFound(
                 f"there is no environment {name}",
@@ -124,7 +126,7 @@ class Environments:
                 raise _broken(environment.name, f"{name} is not what it was")
         return differences(msgspec.json.decode(told, type=dict[str, str]), now)
 
-    def claim(self, name: str) -> "Claim":
+    def claim(self, name: str) -> "NameLock":
         """The empty directory of a new environment, to be published or, without that, removed by
         `end`. Of several who claim one name at once, one has it.
 
@@ -147,7 +149,7 @@ class Environments:
                         code="environment_exists",
                         hint=f"choose another name, or remove it: sbx env remove {name}",
                     )
-                claim = Claim(top, directory, name, self.top / name)
+                claim = NameLock(top, directory, name, self.top / name)
                 claim.clear()
                 undo.pop_all()
                 return claim
@@ -199,7 +201,7 @@ class Environments:
         return directory
 
 
-class Claim:
+class NameLock:
     """The directory of an environment that is being made; see `Environments.claim`."""
 
     def __init__(self, top: int, directory: int, name: str, path: Path) -> None:
@@ -219,7 +221,7 @@ class Claim:
             file.flush()
             os.fsync(fd)
 
-    def publish(self, record: Record) -> Environment:
+    def publish(self, record: EnvironmentRecord) -> Environment:
         """From now on it is there. Raises OSError."""
         self.write(f"{RECORD}.new", msgspec.json.encode(record) + b"\n")
         os.fchmod(self.directory, 0o755)

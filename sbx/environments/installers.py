@@ -20,8 +20,8 @@ from packaging.version import InvalidVersion, Version
 
 from sbx.aio import in_thread
 from sbx.environments.pythons import Python
-from sbx.environments.requirements import Locked, lock_text, locked, of_words
-from sbx.environments.step_runner import Said, Steps
+from sbx.environments.requirements import LockFile, lock_text, locked, of_words
+from sbx.environments.step_runner import StepOutput, StepRunner
 from sbx.errors import Unavailable
 
 Choice = Literal["auto", "pip", "uv"]
@@ -46,9 +46,9 @@ class Installer(Protocol):
     @property
     def text(self) -> str: ...
 
-    async def lock(self, steps: Steps, python: Path, wanted: Path) -> str: ...
+    async def lock(self, steps: StepRunner, python: Path, wanted: Path) -> str: ...
 
-    async def install(self, steps: Steps, python: Path, lock: Path) -> None: ...
+    async def install(self, steps: StepRunner, python: Path, lock: Path) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Pip:
     def text(self) -> str:
         return f"pip {self.version}"
 
-    async def lock(self, steps: Steps, python: Path, wanted: Path) -> str:
+    async def lock(self, steps: StepRunner, python: Path, wanted: Path) -> str:
         report = wanted.with_name("report.json")
         said = await steps.run(
             *self._in(python),
@@ -78,7 +78,7 @@ class Pip:
         except (ValueError, KeyError, TypeError) as error:
             raise _unlockable(f"what pip reports cannot be read: {error}") from error
 
-    async def install(self, steps: Steps, python: Path, lock: Path) -> None:
+    async def install(self, steps: StepRunner, python: Path, lock: Path) -> None:
         said = await steps.run(
             *self._in(python),
             *("install", "--no-deps", "--require-hashes", "--progress-bar", "off"),
@@ -101,7 +101,7 @@ class Uv:
     def text(self) -> str:
         return f"uv {self.version}"
 
-    async def lock(self, steps: Steps, python: Path, wanted: Path) -> str:
+    async def lock(self, steps: StepRunner, python: Path, wanted: Path) -> str:
         said = await steps.run(
             *self.command,
             *("pip", "compile", "--python", str(python), "--generate-hashes", "--no-annotate"),
@@ -116,7 +116,7 @@ class Uv:
         except ValueError as error:
             raise _unlockable(f"there is no hash for {error}") from None
 
-    async def install(self, steps: Steps, python: Path, lock: Path) -> None:
+    async def install(self, steps: StepRunner, python: Path, lock: Path) -> None:
         said = await steps.run(
             *self.command,
             *("pip", "install", "--python", str(python), "--require-hashes", "--no-deps"),
@@ -130,7 +130,7 @@ class Uv:
         await steps.run(str(python), "-I", "-S", "-m", "compileall", "-qq", str(library))
 
 
-async def choose(choice: Choice, python: Python, steps: Steps, *, build: bool) -> Installer:
+async def choose(choice: Choice, python: Python, steps: StepRunner, *, build: bool) -> Installer:
     """The installer that was asked for, or the one that there is. Raises Unavailable
     `installer_unavailable`."""
     uv = await _uv(steps, build) if choice != "pip" else None
@@ -168,7 +168,7 @@ def _is_new_enough(version: str) -> bool:
         return False
 
 
-async def _uv(steps: Steps, build: bool) -> Uv | None:
+async def _uv(steps: StepRunner, build: bool) -> Uv | None:
     path = shutil.which("uv")
     if path is not None and path.startswith("/"):  # never one of the working directory
         command: tuple[str, ...] = (path,)
@@ -181,7 +181,7 @@ async def _uv(steps: Steps, build: bool) -> Uv | None:
     return Uv(command, words[1], build) if said.code == 0 and len(words) > 1 else None
 
 
-async def _only_pip_is_configured(pip: Pip, steps: Steps) -> bool:
+async def _only_pip_is_configured(pip: Pip, steps: StepRunner) -> bool:
     if any(os.environ.get(name) for name in _UV_SOURCES):
         return False
     said = await steps.run(*pip.command, "config", "list", keep=True)
@@ -193,7 +193,7 @@ def _no_builds(build: bool) -> tuple[str, ...]:
     return () if build else ("--only-binary", ":all:")
 
 
-def _of_report(report: Any) -> list[Locked]:
+def _of_report(report: Any) -> list[LockFile]:
     """What `pip install --report` says would be installed."""
     found = []
     for one in report["install"]:
@@ -207,7 +207,7 @@ def _of_report(report: Any) -> list[Locked]:
         text = f"{name} @ {info['url']}" if direct else f"{name}=={Version(version)}"
         of_words([text])  # metadata is whoever's made the package
         hashed = f"{strong[0]}:{hashes[strong[0]]}"
-        found.append(Locked(canonicalize_name(name), text, (hashed,)))
+        found.append(LockFile(canonicalize_name(name), text, (hashed,)))
     return found
 
 
@@ -221,7 +221,7 @@ def _taken(report: Path) -> bytes:
     return data
 
 
-def _check(said: Said, code: str, message: str) -> None:
+def _check(said: StepOutput, code: str, message: str) -> None:
     if said.code == 0:
         return
     raise Unavailable(

@@ -16,7 +16,7 @@ _SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class FileHashes:
     """`entries`: each path below the tree, and in one text what is there: size, whether it can be
     executed and digest of a file, the target of a link."""
 
@@ -46,7 +46,7 @@ class Differences:
         }
 
 
-def contents(top: str, go_on: Callable[[], bool] = lambda: True) -> Contents:
+def contents(top: str, go_on: Callable[[], bool] = lambda: True) -> FileHashes:
     """Read every file below `top`, following no link. Blocks; ends early when `go_on` says no.
 
     Raises OSError, and Unavailable `environment_too_large`.
@@ -64,7 +64,7 @@ def contents(top: str, go_on: Callable[[], bool] = lambda: True) -> Contents:
         entries[_name(os.path.relpath(path, top))] = said
         files += 1
         size += length
-    return Contents(dict(sorted(entries.items())), files, size)
+    return FileHashes(dict(sorted(entries.items())), files, size)
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> Differences:

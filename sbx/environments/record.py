@@ -16,7 +16,7 @@ class Package(msgspec.Struct, frozen=True):
     version: str
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`environment.json`.
 
     `executable` and `prefixes` are what a sandbox is shown, `base` the Python that it is made of.
@@ -45,7 +45,7 @@ class Environment(msgspec.Struct, frozen=True):
     """One that is whole. `path` is its directory on the host."""
 
     path: Path
-    record: Record
+    record: EnvironmentRecord
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ _PINNED = re.compile(r"(?P<what>\S+==\S+|\S+ @ \S+)(?P<hashes>(?: --hash=\w+:[0-
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PackageRequirement:
     """One requirement, in canonical words. `hashes` (`sha256:…`), where any were given."""
 
     name: str
@@ -35,7 +35,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Locked:
+class LockFile:
     """One package of a lock: `name==version` or `name @ url`, and the hashes of its files."""
 
     name: str
@@ -43,14 +43,14 @@ class Locked:
     hashes: tuple[str, ...]
 
 
-def of_words(words: Iterable[str]) -> list[Wanted]:
+def of_words(words: Iterable[str]) -> list[PackageRequirement]:
     """The PACKAGE arguments of a command. Raises BadRequest `invalid_requirement`."""
     return [_wanted(word, "", where=f"{word!a}") for word in words]
 
 
-def of_file(text: str, name: str) -> list[Wanted]:
+def of_file(text: str, name: str) -> list[PackageRequirement]:
     """The lines of a requirements file. Raises BadRequest `invalid_requirement`, with the line."""
-    found: list[Wanted] = []
+    found: list[PackageRequirement] = []
     for number, line in _lines(text):
         if len(found) >= _MOST:
             raise _invalid(f"{name} has more than {_MOST:,} requirements")
@@ -59,7 +59,7 @@ def of_file(text: str, name: str) -> list[Wanted]:
     return found
 
 
-def refuse_sources(wanted: Iterable[Wanted]) -> None:
+def refuse_sources(wanted: Iterable[PackageRequirement]) -> None:
     """Raises BadRequest `invalid_requirement` for a URL that is none of a wheel.
 
     pip, told to take wheels only, still builds what a URL names: its code would run here.
@@ -73,12 +73,12 @@ def refuse_sources(wanted: Iterable[Wanted]) -> None:
             )
 
 
-def with_kernel(wanted: Sequence[Wanted]) -> list[Wanted]:
+def with_kernel(wanted: Sequence[PackageRequirement]) -> list[PackageRequirement]:
     """What is asked of the resolver: the wanted, and what the kernel needs."""
     return [*wanted, *of_words([KERNEL])]
 
 
-def locked(text: str) -> list[Locked]:
+def locked(text: str) -> list[LockFile]:
     """What a lock says. Raises ValueError for one in which something has no hash."""
     found = []
     for _, line in _lines(text):
@@ -88,11 +88,11 @@ def locked(text: str) -> list[Locked]:
         what = pinned["what"]
         name = canonicalize_name(re.split(r"==| @ |\[", what)[0])
         hashes = tuple(one.removeprefix("--hash=") for one in pinned["hashes"].split())
-        found.append(Locked(name, what, hashes))
+        found.append(LockFile(name, what, hashes))
     return found
 
 
-def lock_text(packages: Iterable[Locked]) -> str:
+def lock_text(packages: Iterable[LockFile]) -> str:
     """As `pip install --require-hashes -r` takes it."""
     return "".join(
         " \\\n    ".join([one.text, *(f"--hash={value}" for value in one.hashes)]) + "\n"
@@ -100,7 +100,7 @@ def lock_text(packages: Iterable[Locked]) -> str:
     )
 
 
-def agreed(packages: Iterable[Locked], wanted: Iterable[Wanted]) -> list[Locked]:
+def agreed(packages: Iterable[LockFile], wanted: Iterable[PackageRequirement]) -> list[LockFile]:
     """The lock with no hash that those given leave out. Raises BadRequest `hash_mismatch`."""
     given: dict[str, set[str]] = {}
     for one in wanted:
@@ -109,7 +109,7 @@ def agreed(packages: Iterable[Locked], wanted: Iterable[Wanted]) -> list[Locked]
     return [_agreed(one, given.get(one.name)) for one in packages]
 
 
-def _agreed(package: Locked, given: set[str] | None) -> Locked:
+def _agreed(package: LockFile, given: set[str] | None) -> LockFile:
     if given is None:
         return package
     kept = tuple(one for one in package.hashes if one in given)
@@ -120,7 +120,7 @@ def _agreed(package: Locked, given: set[str] | None) -> Locked:
             hint="look whether the file that the index offers is the one that you mean",
             details={"found": list(package.hashes), "given": sorted(given)},
         )
-    return Locked(package.name, package.text, kept)
+    return LockFile(package.name, package.text, kept)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -146,7 +146,7 @@ def _split(line: str) -> tuple[str, str]:
     return (line[: options.start()], line[options.start() :]) if options else (line, "")
 
 
-def _wanted(text: str, options: str, *, where: str) -> Wanted:
+def _wanted(text: str, options: str, *, where: str) -> PackageRequirement:
     text = text.strip()
     if len(text) > _LINE_MAX or not text.isprintable():
         raise _invalid(f"{where[:300]} is no requirement")
@@ -167,7 +167,7 @@ def _wanted(text: str, options: str, *, where: str) -> Wanted:
     if found.url is not None:
         _check_url(found.url, where)
     hashes = tuple(f"{kind}:{value}" for kind, value in _HASH.findall(options))
-    return Wanted(canonicalize_name(found.name), str(found), hashes)
+    return PackageRequirement(canonicalize_name(found.name), str(found), hashes)
 
 
 def _check_url(url: str, where: str) -> None:

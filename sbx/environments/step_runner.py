@@ -31,7 +31,7 @@ _NOT_HANDED_ON = (
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StepOutput:
     """What a command printed: `lines` the last of both streams, `out` stdout where it was kept."""
 
     code: int
@@ -40,7 +40,7 @@ class Said:
 
 
 @dataclass(slots=True)
-class Steps:
+class StepRunner:
     """The commands of one creation. `tell` hears each line as it comes; `until` is a time of the
     loop's clock; `inherited` are descriptors that each command keeps open."""
 
@@ -49,7 +49,7 @@ class Steps:
     inherited: Sequence[int] = ()
     _told: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES_KEPT))
 
-    async def run(self, *words: str, keep: bool = False) -> Said:
+    async def run(self, *words: str, keep: bool = False) -> StepOutput:
         """Run it to its end. `keep`: all of stdout is wanted, and no line of it told.
 
         Raises Unavailable: `command_not_found`, `environment_timeout`, `output_too_long`.
@@ -92,7 +92,7 @@ class Steps:
             ) from None
         finally:
             await to_the_end(_ended(process))
-        return Said(code, tuple(self._told), out)
+        return StepOutput(code, tuple(self._told), out)
 
     async def _kept(self, stream: asyncio.StreamReader) -> bytes:
         pieces, size = [], 0

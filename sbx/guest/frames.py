@@ -53,7 +53,7 @@ class FrameError(ValueError):
     """The bytes are not a frame, or the content cannot be one."""
 
 
-class Frame(NamedTuple):
+class RawFrame(NamedTuple):
     type: str
     content: dict[str, Any]
     id: str | None = None
@@ -121,7 +121,7 @@ def values_in(encoded: bytes) -> int:
     return 1 + opened - empty + text.count(b",") + text.count(b":")
 
 
-def receive(sock: socket.socket) -> Frame | None:
+def receive(sock: socket.socket) -> RawFrame | None:
     """Block for one frame. Return None at the end of the stream. Raise FrameError, OSError."""
     head = _receive_exactly(sock, _LENGTH.size)
     if head is None:
@@ -138,7 +138,7 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes) -> list[RawFrame]:
         """Return the frames that `data` completes, in order. Raise FrameError."""
         buffer = self._buffer
         buffer += data
@@ -232,7 +232,7 @@ def _length(head: bytes | bytearray) -> int:
     return length
 
 
-def _parse(body: bytes) -> Frame:
+def _parse(body: bytes) -> RawFrame:
     try:
         frame = _loads(body.decode())
         kind, content = frame["type"], frame.get("content") or {}
@@ -240,7 +240,7 @@ def _parse(body: bytes) -> Frame:
         raise FrameError(f"not a frame: {error!r}") from error
     if not isinstance(kind, str) or not isinstance(content, dict):
         raise FrameError("not a frame: type must be a string and content an object")
-    return Frame(kind, content, frame.get("id"))
+    return RawFrame(kind, content, frame.get("id"))
 
 
 def _receive_exactly(sock: socket.socket, size: int) -> bytes | None:

@@ -23,18 +23,18 @@ from sbx.guest.guarded_paths import (
     RECORDS,
     RULES,
     Outside,
-    Resolver,
-    Target,
+    PathResolver,
+    ResolvedPath,
     descriptor_of,
     is_item,
     open_path,
     own_view,
     signed,
 )
-from sbx.guest.path_rules import HEAD, Match, Parts, PathRules, leads_out
+from sbx.guest.path_rules import HEAD, Parts, PathRules, RuleMatch, leads_out
 from sbx.guest.quarantine_items import Items, recorded_name
 from sbx.linux import file_names, procfs, seccomp_notify
-from sbx.linux.seccomp_notify import Call
+from sbx.linux.seccomp_notify import SyscallNotice
 
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
@@ -80,14 +80,14 @@ class GuardedCalls:
 
     def __init__(self, walls: Mapping[str, Any]) -> None:
         self._rules = PathRules((), ())
-        self._paths = Resolver(walls["root"])
+        self._paths = PathResolver(walls["root"])
         self._items = Items()
         self._linked: set[tuple[int, int]] = set()  # protected files that have further names
         self._rules_seen: tuple[int, int] | None = None  # inode and mtime
         self._link_prefixes: tuple[str, ...] = tuple(walls["link_prefixes"])
         self._makes_fifos: bool = walls["fifos"]
         first, second = _At(None, 0), _At(0, 1)
-        calls: dict[str, Callable[[Call], Answer]] = {
+        calls: dict[str, Callable[[SyscallNotice], Answer]] = {
             "open": lambda c: self._open(c, first, c.arguments[1], c.arguments[2]),
             "openat": lambda c: self._open(c, second, c.arguments[2], c.arguments[3]),
             "creat": lambda c: self._open(c, first, _CREATES, c.arguments[1]),
@@ -116,7 +116,7 @@ class GuardedCalls:
         numbers = seccomp_notify.path_calls()
         self._calls = {number: calls[name] for name, number in numbers.items()}
 
-    def perform(self, call: Call) -> Answer:
+    def perform(self, call: SyscallNotice) -> Answer:
         """Perform one call. Raise `Outside`, and OSError for the caller."""
         self._take_rules()
         return self._calls[call.number](call)
@@ -139,7 +139,7 @@ class GuardedCalls:
 
     # -- decisions ------------------------------------------------------------------------------
 
-    def _check(self, target: Target, *, is_directory: bool = False) -> Match | None:
+    def _check(self, target: ResolvedPath, *, is_directory: bool = False) -> RuleMatch | None:
         """Return the match if `target` would be new in the quarantine, None if it is free. Raise
         OSError EROFS if it is protected."""
         parts = target.parts
@@ -150,7 +150,7 @@ class GuardedCalls:
             raise _protected()
         return match
 
-    def _check_existing(self, target: Target, *, is_directory: bool = False) -> None:
+    def _check_existing(self, target: ResolvedPath, *, is_directory: bool = False) -> None:
         """Raise OSError EROFS if the table protects a name that is to be linked, moved or removed.
         A link to the quarantine is free."""
         if target.item() is None and self._rules.match(
@@ -183,7 +183,7 @@ class GuardedCalls:
             return
         raise PermissionError(errno.EPERM, "a symlink would lead out of the directory")
 
-    def _check_above(self, target: Target) -> None:
+    def _check_above(self, target: ResolvedPath) -> None:
         """Raise OSError EROFS if a protected file may later exist below this name.
 
         A symlink or a directory with content would put another file in its place: `tools -> evil`
@@ -194,7 +194,7 @@ class GuardedCalls:
             raise _protected()
 
     def _check_move(
-        self, source: Target, destination: Target, path_fd: int, status: os.stat_result
+        self, source: ResolvedPath, destination: ResolvedPath, path_fd: int, status: os.stat_result
     ) -> None:
         """Check a move. The entries of a directory keep their meaning only if it stays in place.
 
@@ -222,14 +222,14 @@ class GuardedCalls:
             # a search for them: so no directory ever changes its depth.
             raise OSError(errno.EXDEV, "to another depth")
 
-    def _zone(self, target: Target) -> tuple[bool, bool]:
+    def _zone(self, target: ResolvedPath) -> tuple[bool, bool]:
         """Return which scopes of the table apply below a directory."""
         trees = [self._rules.is_package_tree(part) for part in target.parts]
         return any(trees), trees[-1]
 
     # -- files ----------------------------------------------------------------------------------
 
-    def _open(self, call: Call, at: _At, flags: int, mode: int) -> Answer:
+    def _open(self, call: SyscallNotice, at: _At, flags: int, mode: int) -> Answer:
         flags &= 0xFFFFFFFF
         if flags & os.O_PATH:
             raise Outside
@@ -250,7 +250,7 @@ class GuardedCalls:
             with _closing(path_fd):
                 return self._open_existing(path_fd, target, flags)
 
-    def _open_existing(self, path_fd: int, target: Target, flags: int) -> Answer:
+    def _open_existing(self, path_fd: int, target: ResolvedPath, flags: int) -> Answer:
         """Open an existing file by the O_PATH descriptor that is checked: another context may give
         its name to a protected file at any time."""
         status = os.fstat(path_fd)
@@ -280,7 +280,7 @@ class GuardedCalls:
                 self._check_inode(status)
                 return Opened(_reopen(path_fd, target, status, how), flags)
 
-    def _create(self, call: Call, target: Target, flags: int, mode: int) -> Opened:
+    def _create(self, call: SyscallNotice, target: ResolvedPath, flags: int, mode: int) -> Opened:
         mode = (mode & 0o7777 & ~_SET_ID) & ~procfs.umask(call.thread)
         how = flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         match = self._check(target)
@@ -288,7 +288,9 @@ class GuardedCalls:
             return Opened(self._items.open(target, match, how, mode), flags)
         return Opened(os.open(target.name, how, mode, dir_fd=target.parent), flags)
 
-    def _open_unnamed(self, call: Call, at: _At, path: str, flags: int, mode: int) -> Opened:
+    def _open_unnamed(
+        self, call: SyscallNotice, at: _At, path: str, flags: int, mode: int
+    ) -> Opened:
         """Open a file without a name (O_TMPFILE) in a directory. Only linkat can give it a name."""
         inside = f"{path.rstrip('/')}/unnamed"
         with self._paths.target(call, at.directory, inside, follow=False) as target:
@@ -296,7 +298,7 @@ class GuardedCalls:
             mode = (mode & 0o7777 & ~_SET_ID) & ~procfs.umask(call.thread)
             return Opened(os.open(".", flags | os.O_CLOEXEC, mode, dir_fd=target.parent), flags)
 
-    def _truncate(self, call: Call) -> None:
+    def _truncate(self, call: SyscallNotice) -> None:
         size = signed(call.arguments[1], 64)
         with (
             self._paths.target(call, None, self._paths.path(call, 0), follow=True) as target,
@@ -313,7 +315,7 @@ class GuardedCalls:
 
     # -- names ----------------------------------------------------------------------------------
 
-    def _mkdir(self, call: Call, at: _At, mode: int) -> None:
+    def _mkdir(self, call: SyscallNotice, at: _At, mode: int) -> None:
         with self._name(call, at) as target:
             if target.mode() is not None:
                 raise FileExistsError(errno.EEXIST, target.name)
@@ -324,7 +326,7 @@ class GuardedCalls:
             else:
                 self._items.mkdir(target, match, mode)
 
-    def _mknod(self, call: Call, at: _At, mode: int) -> None:
+    def _mknod(self, call: SyscallNotice, at: _At, mode: int) -> None:
         with self._name(call, at) as target:
             if self._check(target) is not None or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
                 raise _protected()
@@ -333,7 +335,7 @@ class GuardedCalls:
             permissions = (mode & 0o777) & ~procfs.umask(call.thread)
             os.mknod(target.name, stat.S_IFMT(mode) | permissions, dir_fd=target.parent)
 
-    def _symlink(self, call: Call, at: _At) -> None:
+    def _symlink(self, call: SyscallNotice, at: _At) -> None:
         link = self._paths.path(call, 0)
         with self._name(call, at) as target:
             if is_item(link):  # mv(1) creates a link to the quarantine again
@@ -348,7 +350,7 @@ class GuardedCalls:
             self._check_link(link, target.parts)
             os.symlink(link, target.name, dir_fd=target.parent)
 
-    def _link(self, call: Call, old: _At, new: _At, flags: int) -> None:
+    def _link(self, call: SyscallNotice, old: _At, new: _At, flags: int) -> None:
         path = self._paths.path(call, old.path)
         with self._name(call, new) as target:
             if target.mode() is not None:
@@ -378,7 +380,7 @@ class GuardedCalls:
         if stat.S_ISLNK(status.st_mode) and _item_of(path_fd, status) is None:
             raise PermissionError(errno.EPERM, "a hard link to a symlink")
 
-    def _link_descriptor(self, descriptor: str, target: Target) -> None:
+    def _link_descriptor(self, descriptor: str, target: ResolvedPath) -> None:
         """Give a name to a file of O_TMPFILE, as linkat(2) describes it without a capability."""
         with _closing(open_path(descriptor)) as path_fd:
             try:
@@ -393,7 +395,7 @@ class GuardedCalls:
                 raise _protected()
             hard_links.link(path_fd, target)
 
-    def _rename(self, call: Call, old: _At, new: _At, flags: int) -> None:
+    def _rename(self, call: SyscallNotice, old: _At, new: _At, flags: int) -> None:
         with contextlib.ExitStack() as stack:
             source = self._name_or_none(call, old, stack)
             destination = self._name_or_none(call, new, stack)
@@ -427,7 +429,7 @@ class GuardedCalls:
             else:
                 raise OSError(errno.EXDEV, "goes to the quarantine")
 
-    def _remove(self, call: Call, at: _At, *, is_directory: bool) -> None:
+    def _remove(self, call: SyscallNotice, at: _At, *, is_directory: bool) -> None:
         with self._name(call, at) as target:
             mode = target.mode()
             if mode is None:
@@ -442,12 +444,14 @@ class GuardedCalls:
             else:
                 os.unlink(target.name, dir_fd=target.parent)
 
-    def _name(self, call: Call, at: _At) -> Target:
+    def _name(self, call: SyscallNotice, at: _At) -> ResolvedPath:
         """Return the target for a name, which may be a symlink, to create or remove it."""
         path = self._paths.path(call, at.path)
         return self._paths.target(call, at.directory, path.rstrip("/") or path, follow=False)
 
-    def _name_or_none(self, call: Call, at: _At, stack: contextlib.ExitStack) -> Target | None:
+    def _name_or_none(
+        self, call: SyscallNotice, at: _At, stack: contextlib.ExitStack
+    ) -> ResolvedPath | None:
         try:
             return stack.enter_context(self._name(call, at))
         except Outside:
@@ -458,7 +462,7 @@ class GuardedCalls:
     # Never left to Linux, also outside of the workspace: Landlock has no right for modes, and a
     # caller could exchange the path after the check.
 
-    def _chmod(self, call: Call, at: _At, mode: int, flags: int) -> None:
+    def _chmod(self, call: SyscallNotice, at: _At, mode: int, flags: int) -> None:
         path = self._paths.path(call, at.path)
         if not path and flags & AT_EMPTY_PATH and at.directory is not None:
             fd = open_path(f"/proc/{call.thread}/fd/{signed(call.arguments[at.directory])}")
@@ -472,7 +476,7 @@ class GuardedCalls:
                     os.close(base)
         self._set_mode(fd, mode, by_path=bool(path))
 
-    def _fchmod(self, call: Call, mode: int) -> None:
+    def _fchmod(self, call: SyscallNotice, mode: int) -> None:
         self._set_mode(
             open_path(f"/proc/{call.thread}/fd/{signed(call.arguments[0])}"), mode, by_path=False
         )
@@ -506,7 +510,7 @@ class GuardedCalls:
             os.chmod(own, mode & 0o1777)
 
 
-def _reopen(path_fd: int, target: Target, status: os.stat_result, flags: int) -> int:
+def _reopen(path_fd: int, target: ResolvedPath, status: os.stat_result, flags: int) -> int:
     """Open a regular file for writing by its O_PATH descriptor. If it has further names, open a
     copy of it."""
     if status.st_nlink > 1:
@@ -522,7 +526,7 @@ def _open_own(path_fd: int, flags: int) -> int:
     return os.open(f"/proc/self/fd/{path_fd}", flags | os.O_CLOEXEC)
 
 
-def _rename(source: Target, destination: Target) -> None:
+def _rename(source: ResolvedPath, destination: ResolvedPath) -> None:
     """Rename by the path, where it does not matter if another context puts another file there."""
     os.rename(
         source.name,

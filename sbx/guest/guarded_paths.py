@@ -12,7 +12,7 @@ import stat
 
 from sbx.guest.path_rules import Parts
 from sbx.linux import procfs
-from sbx.linux.seccomp_notify import Call
+from sbx.linux.seccomp_notify import SyscallNotice
 
 QUARANTINE = "/.sbx-quarantine"
 ITEMS, RECORDS = f"{QUARANTINE}/items", f"{QUARANTINE}/records"
@@ -28,7 +28,7 @@ class Outside(Exception):
     """The path does not lie in the workspace: Linux executes the call, under Landlock."""
 
 
-class Target:
+class ResolvedPath:
     """A name in a directory of the workspace. `parent` is an O_PATH descriptor, `parts` the path
     relative to the workspace, in which only the last name may be a symlink. A context manager."""
 
@@ -39,7 +39,7 @@ class Target:
         self.parts = parts
         self.name = parts[-1]
 
-    def __enter__(self) -> "Target":
+    def __enter__(self) -> "ResolvedPath":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,17 +77,17 @@ class Target:
         return _item(self.name, self.parent)
 
 
-class Resolver:
+class PathResolver:
     """Resolves paths of callers. `root` is the workspace inside."""
 
     def __init__(self, root: str) -> None:
         self._root = root
 
-    def path(self, call: Call, argument: int) -> str:
+    def path(self, call: SyscallNotice, argument: int) -> str:
         """Return the path that an argument points to. Raise OSError EFAULT, ENAMETOOLONG."""
         return os.fsdecode(procfs.read_string(call.thread, call.arguments[argument], _PATH_MAX))
 
-    def base(self, call: Call, directory: int | None, path: str) -> int | None:
+    def base(self, call: SyscallNotice, directory: int | None, path: str) -> int | None:
         """Open the directory from which the caller resolves `path`; None for an absolute one.
 
         `directory` is the number of the argument with a descriptor, or None.
@@ -98,7 +98,9 @@ class Resolver:
         where = "cwd" if number == AT_FDCWD else f"fd/{number}"
         return open_path(f"/proc/{call.thread}/{where}")
 
-    def target(self, call: Call, directory: int | None, path: str, *, follow: bool) -> Target:
+    def target(
+        self, call: SyscallNotice, directory: int | None, path: str, *, follow: bool
+    ) -> ResolvedPath:
         """Resolve `path` as the caller would. Raise `Outside`, OSError."""
         base = self.base(call, directory, path)
         for _ in range(_LINKS_MAX):
@@ -117,7 +119,7 @@ class Resolver:
                 os.close(fd)
                 raise Outside
             if link is None and below is not None:
-                return Target(fd, (*below, name))
+                return ResolvedPath(fd, (*below, name))
             assert link is not None
             base, path = fd, link
         if base is not None:
@@ -132,7 +134,7 @@ class Resolver:
             return None
         return tuple(path[len(self._root) + 1 :].split("/"))
 
-    def target_of(self, path_fd: int) -> Target | None:
+    def target_of(self, path_fd: int) -> ResolvedPath | None:
         """Return the name that an O_PATH descriptor was opened by; None for the workspace itself
         and for a file without a name. Raise `Outside`, OSError EROFS if it has only other names.
         """
@@ -144,7 +146,7 @@ class Resolver:
         if not below or status.st_nlink == 0:
             return None
         try:
-            target = Target(open_path(path.rpartition("/")[0]), below)
+            target = ResolvedPath(open_path(path.rpartition("/")[0]), below)
         except (FileNotFoundError, NotADirectoryError):
             raise _moved() from None
         try:
@@ -180,7 +182,7 @@ def is_item(link: str) -> bool:
     return match is not None and os.path.lexists(f"{RECORDS}/{match[1]}.json")
 
 
-def own_view(call: Call, path: str) -> str:
+def own_view(call: SyscallNotice, path: str) -> str:
     """Return `path` so that /proc/self and /dev/fd mean the caller, not the guard."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if path == f"/dev/{name}":
@@ -195,7 +197,7 @@ def own_view(call: Call, path: str) -> str:
     return path
 
 
-def descriptor_of(call: Call, path: str, directory: int | None, flags: int) -> str | None:
+def descriptor_of(call: SyscallNotice, path: str, directory: int | None, flags: int) -> str | None:
     """Return the descriptor that linkat(2) names by AT_EMPTY_PATH or by /proc/self/fd, as a path;
     None if it names a file otherwise."""
     if not path and directory is not None and flags & AT_EMPTY_PATH:

@@ -10,17 +10,17 @@ import secrets
 import stat
 from contextlib import suppress
 
-from sbx.guest.guarded_paths import Target
+from sbx.guest.guarded_paths import ResolvedPath
 
 COPY_MAX = 64 << 20  # bytes
 
 
-def link(path_fd: int, target: Target) -> None:
+def link(path_fd: int, target: ResolvedPath) -> None:
     """Give the file of an O_PATH descriptor a further name. Raise OSError."""
     _link(path_fd, target.name, target.parent)
 
 
-def move(path_fd: int, source: Target, destination: Target) -> None:
+def move(path_fd: int, source: ResolvedPath, destination: ResolvedPath) -> None:
     """Move the file of an O_PATH descriptor, which `source` led to, as rename(2) does.
 
     Raise OSError: EXDEV if the file system has no hard links, and mv(1) then copies.
@@ -43,7 +43,7 @@ def move(path_fd: int, source: Target, destination: Target) -> None:
             os.unlink(fresh, dir_fd=destination.parent)
 
 
-def separate(path_fd: int, target: Target, *, empty: bool = False) -> int:
+def separate(path_fd: int, target: ResolvedPath, *, empty: bool = False) -> int:
     """Make `target` a separate file, and return a descriptor of it.
 
     The content is that of the file of an O_PATH descriptor that `target` led to. `empty`: without
@@ -96,11 +96,11 @@ def _link(path_fd: int, name: str, directory: int) -> None:
     os.link(f"/proc/self/fd/{path_fd}", name, dst_dir_fd=directory, follow_symlinks=True)
 
 
-def _rename(name: str, target: Target) -> None:
+def _rename(name: str, target: ResolvedPath) -> None:
     os.rename(name, target.name, src_dir_fd=target.parent, dst_dir_fd=target.parent)
 
 
-def _is(target: Target, path_fd: int) -> bool:
+def _is(target: ResolvedPath, path_fd: int) -> bool:
     """Return whether the name leads to the file of a descriptor."""
     try:
         status = os.lstat(target.name, dir_fd=target.parent)

@@ -41,7 +41,7 @@ from typing import NoReturn
 from sbx.guest.guarded_calls import GuardedCalls, Opened, SlowOpen
 from sbx.guest.guarded_paths import Outside
 from sbx.linux import seccomp_notify
-from sbx.linux.seccomp_notify import Call
+from sbx.linux.seccomp_notify import SyscallNotice
 
 
 def serve(joining: socket.socket, calls: GuardedCalls, child: int | None = None) -> NoReturn:
@@ -102,7 +102,7 @@ def _join(joining: socket.socket, poll: select.poll) -> None:
         poll.register(fd, select.POLLIN)
 
 
-def _answer(listener: int, call: Call, calls: GuardedCalls) -> None:
+def _answer(listener: int, call: SyscallNotice, calls: GuardedCalls) -> None:
     """Perform one call, and always answer it, so that the next one is served."""
     try:
         _perform(listener, call, calls)
@@ -110,7 +110,7 @@ def _answer(listener: int, call: Call, calls: GuardedCalls) -> None:
         _refuse(listener, call, error)
 
 
-def _perform(listener: int, call: Call, calls: GuardedCalls) -> None:
+def _perform(listener: int, call: SyscallNotice, calls: GuardedCalls) -> None:
     try:
         answer = calls.perform(call)
     except Outside:
@@ -128,7 +128,7 @@ def _perform(listener: int, call: Call, calls: GuardedCalls) -> None:
         seccomp_notify.succeed(listener, call.id)
 
 
-def _open_slowly(listener: int, call: Call, slow: SlowOpen) -> None:
+def _open_slowly(listener: int, call: SyscallNotice, slow: SlowOpen) -> None:
     try:
         try:
             fd = os.open(f"/proc/self/fd/{slow.fd}", slow.flags | os.O_CLOEXEC)
@@ -139,7 +139,7 @@ def _open_slowly(listener: int, call: Call, slow: SlowOpen) -> None:
         _refuse(listener, call, error)
 
 
-def _give(listener: int, call: Call, opened: Opened) -> None:
+def _give(listener: int, call: SyscallNotice, opened: Opened) -> None:
     try:
         close_on_exec = bool(opened.flags & os.O_CLOEXEC)
         seccomp_notify.give_fd(listener, call.id, opened.fd, close_on_exec=close_on_exec)
@@ -147,7 +147,7 @@ def _give(listener: int, call: Call, opened: Opened) -> None:
         os.close(opened.fd)
 
 
-def _refuse(listener: int, call: Call, error: Exception) -> None:
+def _refuse(listener: int, call: SyscallNotice, error: Exception) -> None:
     number = error.errno if isinstance(error, OSError) else None
     with contextlib.suppress(OSError):  # the listener itself may be unusable
         seccomp_notify.fail(listener, call.id, number or errno.EPERM)

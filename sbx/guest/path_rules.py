@@ -34,7 +34,7 @@ _IMPORTED = frozenset(name.casefold() for name in sys.stdlib_module_names) | {
 }  # fmt: skip
 
 
-class Match(NamedTuple):
+class RuleMatch(NamedTuple):
     """`depth`: how many parts of the path lead to the matching name. `is_new`: it does not exist
     yet, so the call would create it. `name` and `program` come from the table's entry."""
 
@@ -125,7 +125,7 @@ class PathRules:
 
     def match(
         self, path: Sequence[str], exists: Exists, *, is_directory: bool = False
-    ) -> Match | None:
+    ) -> RuleMatch | None:
         """Return the first entry that forbids a change at `path`, or None if it is free.
 
         The parent of `path` exists and has no symlink in it. `is_directory`: `path` is a directory,
@@ -141,7 +141,7 @@ class PathRules:
             or self._by_import(parts, folded, exists)
         )
 
-    def match_name(self, path: Sequence[str]) -> Match | None:
+    def match_name(self, path: Sequence[str]) -> RuleMatch | None:
         """Return the entry that an existing path fits by its names alone."""
         parts = tuple(path)
         return self._by_name(parts, tuple(part.casefold() for part in parts), lambda _: True)
@@ -186,7 +186,7 @@ class PathRules:
         """The names of the table that are not patterns, in lower case."""
         return tuple(self._exact)
 
-    def _by_name(self, parts: Parts, folded: Parts, exists: Exists) -> Match | None:
+    def _by_name(self, parts: Parts, folded: Parts, exists: Exists) -> RuleMatch | None:
         in_packages = False
         for index, name in enumerate(folded):
             parent = folded[index - 1] if index > 0 else ""
@@ -196,26 +196,26 @@ class PathRules:
                 if not _applies(rule, index - by_parent, in_packages, directly_in_packages):
                     continue
                 is_new = index == len(parts) - 1 and not exists(parts)
-                return Match(index + 1, rule.pattern, rule.program, is_new)
+                return RuleMatch(index + 1, rule.pattern, rule.program, is_new)
             in_packages = in_packages or name in self.package_trees
         return None
 
-    def _by_content(self, parts: Parts, exists: Exists) -> Match | None:
+    def _by_content(self, parts: Parts, exists: Exists) -> RuleMatch | None:
         for depth in range(len(parts) + 1):  # the directory itself too: it may be moved
             directory = parts[:depth]
             if exists((*directory, HEAD)) and _has_git_parts(directory, exists):
-                return Match(max(depth, 1), _GIT_DIRECTORY, "git", is_new=False)
+                return RuleMatch(max(depth, 1), _GIT_DIRECTORY, "git", is_new=False)
             if any(exists((*directory, mark)) for mark in _ENVIRONMENT_MARKS):
-                return Match(max(depth, 1), _ENVIRONMENT, "python", is_new=False)
+                return RuleMatch(max(depth, 1), _ENVIRONMENT, "python", is_new=False)
         return None
 
-    def _by_alias(self, parts: Parts) -> Match | None:
+    def _by_alias(self, parts: Parts) -> RuleMatch | None:
         for depth in range(1, len(parts) + 1):
             if "/".join(parts[:depth]) in self.aliases:
-                return Match(depth, "/".join(parts[:depth]), "the link or setting to it", False)
+                return RuleMatch(depth, "/".join(parts[:depth]), "the link or setting to it", False)
         return None
 
-    def _by_import(self, parts: Parts, folded: Parts, exists: Exists) -> Match | None:
+    def _by_import(self, parts: Parts, folded: Parts, exists: Exists) -> RuleMatch | None:
         """Match a new module, such as `argparse.py`, `argparse/__init__.py` or
         `argparse.cpython-311-x86_64-linux-gnu.so`."""
         stem, _, ending = folded[-1].partition(".")
@@ -226,7 +226,7 @@ class PathRules:
             directory, name = parts[:-2], folded[-2]
         if not self.is_import_name((*directory, name)):
             return None
-        return Match(len(parts), parts[-1], "python", is_new=not exists(parts))
+        return RuleMatch(len(parts), parts[-1], "python", is_new=not exists(parts))
 
 
 def leads_out(link: str, parts: Sequence[str]) -> bool:
@@ -246,14 +246,14 @@ def _has_git_parts(directory: Parts, exists: Exists) -> bool:
 
 def _by_part(
     parts: Parts, folded_name: Parts, exists: Exists, *, is_directory: bool
-) -> Match | None:
+) -> RuleMatch | None:
     """Return the match of a name that makes its directory a repository or an environment."""
     name = folded_name[0] if folded_name else ""
     if name in _ENVIRONMENT_MARKS:
-        return Match(len(parts), _ENVIRONMENT, "python", is_new=not exists(parts))
+        return RuleMatch(len(parts), _ENVIRONMENT, "python", is_new=not exists(parts))
     is_head = parts[-1:] == (HEAD,) and not is_directory
     if is_head or (any(name in group for group in _GIT_PARTS) and exists((*parts[:-1], HEAD))):
-        return Match(len(parts), _GIT_DIRECTORY, "git", is_new=not exists(parts))
+        return RuleMatch(len(parts), _GIT_DIRECTORY, "git", is_new=not exists(parts))
     return None
 
 

@@ -10,8 +10,8 @@ import os
 import secrets
 
 from sbx.guest import hard_links
-from sbx.guest.guarded_paths import ITEMS, RECORDS, Target
-from sbx.guest.path_rules import Match
+from sbx.guest.guarded_paths import ITEMS, RECORDS, ResolvedPath
+from sbx.guest.path_rules import RuleMatch
 
 _ITEMS_MAX = 1_000
 
@@ -19,7 +19,7 @@ _ITEMS_MAX = 1_000
 class Items:
     """Creates items. Every method raises OSError, for example ENOSPC beyond `_ITEMS_MAX` items."""
 
-    def open(self, target: Target, match: Match, flags: int, mode: int) -> int:
+    def open(self, target: ResolvedPath, match: RuleMatch, flags: int, mode: int) -> int:
         """Create a file and return its descriptor."""
         item = _record(target, match, "file")
         fd = os.open(item, flags, mode)
@@ -30,18 +30,20 @@ class Items:
             raise
         return fd
 
-    def mkdir(self, target: Target, match: Match, mode: int) -> None:
+    def mkdir(self, target: ResolvedPath, match: RuleMatch, mode: int) -> None:
         item = _record(target, match, "directory")
         os.mkdir(item, mode)
         os.symlink(item, target.name, dir_fd=target.parent)
 
-    def copy(self, source: Target, target: Target, match: Match) -> None:
+    def copy(self, source: ResolvedPath, target: ResolvedPath, match: RuleMatch) -> None:
         """Copy a regular file. Raise OSError EXDEV for anything else, or a large one."""
         item = _record(target, match, "file")
         _copy(source, item, os.O_EXCL)
         os.symlink(item, target.name, dir_fd=target.parent)
 
-    def move(self, source: Target, target: Target, match: Match | None, item: str | None) -> None:
+    def move(
+        self, source: ResolvedPath, target: ResolvedPath, match: RuleMatch | None, item: str | None
+    ) -> None:
         """Move a regular file to a new item, or over the content of an existing `item`."""
         if item is not None:
             _copy(source, item, os.O_TRUNC)
@@ -57,7 +59,7 @@ def recorded_name(item: str) -> str:
         return str(json.loads(file.read())["name"])
 
 
-def _record(target: Target, match: Match, kind: str) -> str:
+def _record(target: ResolvedPath, match: RuleMatch, kind: str) -> str:
     """Record a new item and return its path inside."""
     if len(os.listdir(RECORDS)) >= _ITEMS_MAX:
         raise OSError(errno.ENOSPC, "the quarantine is full")
@@ -75,7 +77,7 @@ def _record(target: Target, match: Match, kind: str) -> str:
     return f"{ITEMS}/{item_id}"
 
 
-def _copy(source: Target, item: str, flag: int) -> None:
+def _copy(source: ResolvedPath, item: str, flag: int) -> None:
     reading = source.hold()
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flag

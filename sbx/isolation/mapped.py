@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from sbx.errors import Denied
-from sbx.forbidden_directories import HostFacts, look, place_of, refusal
+from sbx.forbidden_directories import HostDirectoryFacts, look, place_of, refusal
 from sbx.linux import mountinfo, openat2
 
 _WORKSPACE = "/workspace"
@@ -31,7 +31,11 @@ class MappedProjects:
         }
         self._owners = frozenset(told["owners"]) if told is not None else frozenset()
         self._writable = tuple(writable)
-        self._host = HostFacts.from_json(told["host"]) if told is not None else HostFacts(0)
+        self._host = (
+            HostDirectoryFacts.from_json(told["host"])
+            if told is not None
+            else HostDirectoryFacts(0)
+        )
         self._held: dict[str, tuple[str, int]] = {}
 
     @contextmanager

@@ -47,7 +47,7 @@ class Masks(NamedTuple):
     complete: bool
 
 
-class Limits:
+class MaskingLimits:
     """The entries and the time that are left for all walks of one child together."""
 
     def __init__(self, *, entries: int = ENTRIES_MAX, seconds: float = WALK_S) -> None:
@@ -99,7 +99,7 @@ def make_cover(directory: str) -> int:
     return tree
 
 
-def mask(top: int, cover: Cover, limits: Limits, *, pin: bool) -> Masks:
+def mask(top: int, cover: Cover, limits: MaskingLimits, *, pin: bool) -> Masks:
     """Cover every socket and FIFO below the directory `top`, an fd. Raises OSError."""
     covered = 0
     for _ in range(_ROUNDS):
@@ -119,7 +119,7 @@ def mask(top: int, cover: Cover, limits: Limits, *, pin: bool) -> Masks:
     return Masks(covered, False)
 
 
-def find(top: int, limits: Limits) -> list[bytes]:
+def find(top: int, limits: MaskingLimits) -> list[bytes]:
     """The paths, relative to `top`, of every socket and FIFO below it."""
     found: list[bytes] = []
     pending: list[tuple[bytes, int]] = [(b".", 0)]
@@ -142,7 +142,7 @@ def find(top: int, limits: Limits) -> list[bytes]:
     return found
 
 
-def _look(directory: int, path: bytes, found: list[bytes], limits: Limits) -> list[bytes]:
+def _look(directory: int, path: bytes, found: list[bytes], limits: MaskingLimits) -> list[bytes]:
     """Add the sockets and FIFOs of one directory to `found`; the directories in it."""
     below = []
     seen = 0

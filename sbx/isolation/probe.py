@@ -71,7 +71,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostFacts:
     """What was read of the host that explains a refusal; plain, so that tests can invent one."""
 
     root: bool
@@ -88,8 +88,8 @@ def find_bwrap(places: Sequence[str] = _BWRAP_PLACES) -> str | None:
     return None
 
 
-def read_host() -> Host:
-    return Host(
+def read_host() -> HostFacts:
+    return HostFacts(
         root=os.geteuid() == 0,
         sysctls={name: text for name in _SYSCTLS if (text := _read(f"/proc/sys/{name}")) != ""},
         container=os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
@@ -135,7 +135,7 @@ def parse_version(text: str) -> tuple[int, ...] | None:
     return tuple(int(part or 0) for part in match.groups()) if match else None
 
 
-def explain(stderr: str, host: Host) -> tuple[str, str]:
+def explain(stderr: str, host: HostFacts) -> tuple[str, str]:
     """Why bwrap could not make its namespaces on this host, and what to do: two sentences."""
     said = stderr.strip().splitlines()[-1] if stderr.strip() else "bwrap failed without a word"
     sysctls = host.sysctls
@@ -198,7 +198,7 @@ def _bwrap(path: str | None) -> tuple[frozenset[str], Layer]:
 
 
 def _namespaces(
-    bwrap: str | None, options: frozenset[str], host: Host, become: Sequence[int] | None
+    bwrap: str | None, options: frozenset[str], host: HostFacts, become: Sequence[int] | None
 ) -> Layer:
     if bwrap is None:
         return Layer("namespaces", False, "not tried", "there is no bwrap", "install bubblewrap")

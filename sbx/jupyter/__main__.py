@@ -56,7 +56,7 @@ async def _serve(policy: str, file: Path) -> int:
         from sbx.jupyter import connection_file
         from sbx.jupyter.directory import check_apart
         from sbx.jupyter.notebook import Notebook
-        from sbx.jupyter.notebook_sandbox import Wanted, seats_of
+        from sbx.jupyter.notebook_sandbox import NotebookSpec, seats_of
         from sbx.runtime.runtime import Runtime
         from sbx.runtime.settings import Settings
 
@@ -66,7 +66,7 @@ async def _serve(policy: str, file: Path) -> int:
         async with Runtime(Settings(data_dir=None)) as runtime:
             notebook = Notebook(seats_of(runtime))
             try:
-                seat = await notebook.sit(Wanted(policy, Path.cwd()))
+                seat = await notebook.sit(NotebookSpec(policy, Path.cwd()))
                 if seat.directory is not None:
                     check_apart(seat.directory, file, connection)
                 bound = await notebook.bind(connection)

@@ -17,12 +17,12 @@ from typing import Self
 
 from sbx.aio import to_the_end
 from sbx.jupyter.channels import Channels
-from sbx.jupyter.connection import Connection
-from sbx.jupyter.history import History
-from sbx.jupyter.kernel_session import Life
+from sbx.jupyter.connection import ConnectionInfo
+from sbx.jupyter.history import CellHistory
+from sbx.jupyter.kernel_session import KernelSession
 from sbx.runtime.run.context import Context
 
-__all__ = ("Bridge", "Connection")
+__all__ = ("Bridge", "ConnectionInfo")
 
 
 class Bridge:
@@ -30,20 +30,20 @@ class Bridge:
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
-        self._history = History()
-        self._life: Life | None = None
+        self._history = CellHistory()
+        self._life: KernelSession | None = None
         self._changing = asyncio.Lock()
         self._closed = False
         self._welcoming = asyncio.create_task(channels.welcome())
 
     @classmethod
-    async def bind(cls, connection: Connection) -> Self:
+    async def bind(cls, connection: ConnectionInfo) -> Self:
         """Bind the sockets without serving them. Raise BadRequest and Unavailable
         `address_in_use`."""
         return cls(Channels.bind(connection))
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ConnectionInfo:
         """The connection after the bind: no port is 0."""
         return self._channels.connection
 
@@ -57,7 +57,7 @@ class Bridge:
         async with self._changing:
             await self._end()
             self._channels.bind_again()
-            life = Life(self._channels, self._history, context, on_exit)
+            life = KernelSession(self._channels, self._history, context, on_exit)
             await life.begin()
             self._life = life
 

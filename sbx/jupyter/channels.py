@@ -24,11 +24,11 @@ from jupyter_client.session import Session
 
 from sbx.aio import in_thread
 from sbx.jupyter import parse
-from sbx.jupyter.connection import Connection
-from sbx.jupyter.parse import Malformed, Request
-from sbx.jupyter.serialize import Message
+from sbx.jupyter.connection import ConnectionInfo
+from sbx.jupyter.parse import KernelRequest, MalformedMessage
+from sbx.jupyter.serialize import JupyterMessage
 from sbx.jupyter.sockets import Sockets
-from sbx.jupyter.stream_batching import Gathering
+from sbx.jupyter.stream_batching import StreamBatcher
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,16 +55,16 @@ class Channels:
             name: _Sender(name, sockets[name]) for name in ("shell", "control", "stdin")
         }
         self._iopub = _Sender("iopub", sockets["iopub"])
-        self._gathering = Gathering(self._publish)
+        self._gathering = StreamBatcher(self._publish)
         self._rejected = 0
 
     @classmethod
-    def bind(cls, connection: Connection) -> Self:
+    def bind(cls, connection: ConnectionInfo) -> Self:
         """Bind the sockets. Raise Unavailable `address_in_use` and BadRequest."""
         return cls(Sockets(connection))
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ConnectionInfo:
         """The connection after the bind: no port is 0."""
         return self._sockets.connection
 
@@ -72,7 +72,7 @@ class Channels:
         """Create removed socket files again. Raise like `bind`."""
         self._sockets.bind_again()
 
-    async def receive(self, channel: str) -> Request:
+    async def receive(self, channel: str) -> KernelRequest:
         """Return the next authentic, well-formed request. Log and drop others."""
         while True:
             request = self._read(channel, await self._sockets[channel].recv_multipart())
@@ -80,22 +80,22 @@ class Channels:
                 return request
             await asyncio.sleep(0)  # receiving a message that is already there does not yield
 
-    def arrived(self, channel: str) -> list[Request]:
+    def arrived(self, channel: str) -> list[KernelRequest]:
         """Return all requests that have already arrived."""
         arrived = _received(self._sockets[channel], _AT_ONCE)
         read = (self._read(channel, parts) for parts in arrived)
         return [request for request in read if request is not None]
 
-    def _read(self, channel: str, parts: list[bytes]) -> Request | None:
+    def _read(self, channel: str, parts: list[bytes]) -> KernelRequest | None:
         try:
             return parse.read(self._session, parts)
-        except Malformed as error:
+        except MalformedMessage as error:
             self._rejected += 1
             if self._rejected.bit_count() == 1:  # any process may send any number of them
                 _log.warning("%s on %s is dropped (%d so far)", error, channel, self._rejected)
             return None
 
-    async def reply(self, channel: str, to: Request, message: Message) -> None:
+    async def reply(self, channel: str, to: KernelRequest, message: JupyterMessage) -> None:
         """Send to the client of the request, after all output so far. A client that is gone or does
         not read gets nothing."""
         await self._gathering.flush()
@@ -103,14 +103,14 @@ class Channels:
         if not await self._senders[channel].send(parts):
             _log.warning("%s on %s was not delivered", message.kind, channel)
 
-    async def publish(self, message: Message, parent: Mapping[str, Any]) -> None:
+    async def publish(self, message: JupyterMessage, parent: Mapping[str, Any]) -> None:
         """Send to every client. Join text with the text that follows within a moment.
 
         A client that does not read misses the message.
         """
         await self._gathering.publish(message, parent)
 
-    async def _publish(self, message: Message, parent: Mapping[str, Any]) -> None:
+    async def _publish(self, message: JupyterMessage, parent: Mapping[str, Any]) -> None:
         await self._iopub.send(self._packed(message, parent, (message.kind.encode(),)))
 
     async def beat(self) -> None:
@@ -127,7 +127,7 @@ class Channels:
             arrivals = [await iopub.recv_multipart(), *_received(iopub, _WELCOMES_MAX)]
             for topic in {parts[0][1:] for parts in arrivals if parts[0][:1] == b"\x01"}:
                 content = {"subscription": topic.decode(errors="replace")}
-                greeting = self._packed(Message("iopub_welcome", content), {}, (topic,))
+                greeting = self._packed(JupyterMessage("iopub_welcome", content), {}, (topic,))
                 await self._iopub.send(greeting)
             await asyncio.sleep(0)
 
@@ -138,7 +138,7 @@ class Channels:
         await in_thread(self._sockets.end)
 
     def _packed(
-        self, message: Message, parent: Mapping[str, Any], names: Sequence[bytes]
+        self, message: JupyterMessage, parent: Mapping[str, Any], names: Sequence[bytes]
     ) -> list[bytes]:
         envelope = self._session.msg(
             message.kind, dict(message.content), metadata=dict(message.metadata)

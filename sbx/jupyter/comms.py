@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sbx.jupyter.serialize import Message
+from sbx.jupyter.serialize import JupyterMessage
 
 _COMMS_MAX = 20_000  # a large dashboard has some thousands
 _NAME_MAX = 256  # characters of an id, and of a target
@@ -14,7 +14,7 @@ class Comms:
     def __init__(self) -> None:
         self._targets: dict[str, str] = {}
 
-    def note(self, message: Message) -> None:
+    def note(self, message: JupyterMessage) -> None:
         """Record that one side opened or closed a comm."""
         name = message.content["comm_id"]
         if message.kind == "comm_close":

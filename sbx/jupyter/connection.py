@@ -13,7 +13,7 @@ _Z85_KEY = 40  # characters of a key of 32 bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ConnectionInfo:
     """The address of a bridge. Port 0 means a free port. For `ipc`, `ip` is the start of a path and
     the ports are its ends."""
 

@@ -15,7 +15,7 @@ import msgspec
 from jupyter_client.connect import write_connection_file
 
 from sbx.errors import BadRequest, NotFound
-from sbx.jupyter.connection import Connection
+from sbx.jupyter.connection import ConnectionInfo
 
 _SIZE_MAX = 64 * 1024
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -38,7 +38,7 @@ class _Fields(msgspec.Struct):
     curve_secretkey: _Curve | None = None
 
 
-def read(path: Path) -> Connection:
+def read(path: Path) -> ConnectionInfo:
     """Return the connection of the file. A missing file is like an empty one.
 
     Make a key if the file has none. Raise NotFound `connection_file_unreadable` and BadRequest
@@ -67,11 +67,11 @@ def read(path: Path) -> Connection:
     values["key"] = (fields.key or secrets.token_hex(32)).encode()
     for name in ("curve_publickey", "curve_secretkey"):
         values[name] = values[name] and values[name].encode()
-    return Connection(**values)
+    return ConnectionInfo(**values)
 
 
 @contextmanager
-def telling(path: Path, bound: Connection) -> Iterator[None]:
+def telling(path: Path, bound: ConnectionInfo) -> Iterator[None]:
     """Keep the bound address in the file during the block. Remove the file afterwards if it did not
     exist before. Raise NotFound `connection_file_unreadable`."""
     was_there = path.exists()
@@ -84,7 +84,7 @@ def telling(path: Path, bound: Connection) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _write(path: Path, bound: Connection) -> None:
+def _write(path: Path, bound: ConnectionInfo) -> None:
     """Write the file atomically, readable for its owner only: a client may read it at any time."""
     values = {name: value for name, value in asdict(bound).items() if value is not None}
     target = path.resolve()  # a symlink stays

@@ -13,7 +13,7 @@ from pathlib import Path
 from jupyter_core import paths as jupyter
 
 from sbx.errors import Denied, NotFound
-from sbx.jupyter.connection import Connection
+from sbx.jupyter.connection import ConnectionInfo
 from sbx.workspace import allowed_paths
 from sbx.workspace.allowed_paths import OwnPaths
 
@@ -35,7 +35,7 @@ def resolve(path: Path, private: Iterable[Path]) -> Path:
     return directory
 
 
-def check_apart(directory: Path, file: Path, connection: Connection) -> None:
+def check_apart(directory: Path, file: Path, connection: ConnectionInfo) -> None:
     """Check that the connection file, and the sockets of ipc, lie outside the directory.
 
     Code that can read the file or connect to the sockets is a client. Raise Denied

@@ -15,13 +15,13 @@ from sbx.jupyter import parse, serialize
 from sbx.jupyter.channels import Channels
 from sbx.jupyter.comms import Comms
 from sbx.jupyter.connection import CHANNELS
-from sbx.jupyter.history import History
-from sbx.jupyter.parse import Request
-from sbx.jupyter.serialize import Message
+from sbx.jupyter.history import CellHistory
+from sbx.jupyter.parse import KernelRequest
+from sbx.jupyter.serialize import JupyterMessage
 from sbx.kernels import frames
 from sbx.protocol.runs import RunError, Status
 from sbx.runtime.run.context import Context
-from sbx.runtime.run.frontend import Cell, CommKind, Frontend, Told
+from sbx.runtime.run.frontend import Cell, CommKind, JupyterFrontend, Told
 
 _log = logging.getLogger(__name__)
 KILLED = 128 + 9  # a shell's exit code for SIGKILL
@@ -32,18 +32,18 @@ _ENDED_BY_US = frozenset({Status.TIMEOUT, Status.KILLED})
 _Content = dict[str, Any]
 
 
-class Answers:
+class RequestHandlers:
     """The answers of one kernel. `over` receives the exit code if the kernel dies or is ended for
     an invalid frame."""
 
     def __init__(
         self,
         channels: Channels,
-        history: History,
+        history: CellHistory,
         context: Context,
         over: Callable[[int], None],
     ) -> None:
-        self.frontend = Frontend(context, self._publish_frame, self._died)
+        self.frontend = JupyterFrontend(context, self._publish_frame, self._died)
         self._channels = channels
         self._history = history
         self._over = over
@@ -54,7 +54,7 @@ class Answers:
         self._result: str | None = None
         self._asking = asyncio.Lock()
         self._password = False
-        self._handlers: dict[str, Callable[[Request, Any], Awaitable[_Content | None]]] = {
+        self._handlers: dict[str, Callable[[KernelRequest, Any], Awaitable[_Content | None]]] = {
             "execute_request": self._execute,
             "complete_request": self._complete,
             "inspect_request": self._inspect,
@@ -80,7 +80,7 @@ class Answers:
         self._history.begin_session()
         await self._channels.publish(serialize.status("starting"), {})
 
-    async def content(self, request: Request) -> _Content | None:
+    async def content(self, request: KernelRequest) -> _Content | None:
         """Return the content of the reply; None for a request without a reply."""
         handler = self._handlers.get(request.kind)
         if handler is None:
@@ -90,7 +90,7 @@ class Answers:
             self._parent = request.header
         try:
             return await handler(request, parse.shape(request))
-        except frames.Malformed as error:
+        except frames.MalformedFrame as error:
             _log.warning("a kernel was cut off: %s", error)
             self._over(KILLED)
             content = serialize.ended(_CUT_OFF)
@@ -106,7 +106,7 @@ class Answers:
 
     # -- cells ------------------------------------------------------------------------------------
 
-    async def _execute(self, request: Request, body: parse.Execute) -> _Content:
+    async def _execute(self, request: KernelRequest, body: parse.Execute) -> _Content:
         self._result = None
         if not body.silent:
             entered = serialize.execute_input(body.code, self._count)
@@ -141,12 +141,12 @@ class Answers:
         await self._channels.publish(serialize.error(content), self._parent)
         return content
 
-    async def _ask(self, request: Request, prompt: str) -> str:
+    async def _ask(self, request: KernelRequest, prompt: str) -> str:
         """Ask the client whose cell wants input. Ignore answers of other clients and older ones."""
         async with self._asking:
             self._channels.arrived("stdin")
             question = {"prompt": prompt, "password": self._password}
-            await self._channels.reply("stdin", request, Message("input_request", question))
+            await self._channels.reply("stdin", request, JupyterMessage("input_request", question))
             while True:
                 answer = await self._channels.receive("stdin")
                 if answer.names != request.names:
@@ -162,11 +162,11 @@ class Answers:
     # -- the output of the kernel -----------------------------------------------------------------
 
     async def _publish_frame(self, frame: Told) -> None:
-        if isinstance(frame, frames.InputRequest):
+        if isinstance(frame, frames.InputRequestFrame):
             self._password = frame.password  # `_ask` comes next
             return
         message = serialize.shown(frame, self._count)
-        if isinstance(frame, frames.CommOpen | frames.CommMsg):
+        if isinstance(frame, frames.CommOpenFrame | frames.CommMsgFrame):
             self._comms.note(message)
         elif isinstance(frame, frames.ExecuteResult):
             plain = message.content["data"].get("text/plain")
@@ -179,26 +179,26 @@ class Answers:
 
     # -- other requests to the kernel -------------------------------------------------------------
 
-    async def _complete(self, _: Request, body: parse.Complete) -> _Content:
+    async def _complete(self, _: KernelRequest, body: parse.Complete) -> _Content:
         position = len(body.code) if body.cursor_pos is None else body.cursor_pos
         reply = await self.frontend.complete(body.code, min(position, len(body.code)))
         return serialize.completed(reply, body.code)
 
-    async def _inspect(self, _: Request, body: parse.Inspect) -> _Content:
+    async def _inspect(self, _: KernelRequest, body: parse.Inspect) -> _Content:
         position = len(body.code) if body.cursor_pos is None else body.cursor_pos
         position = min(position, len(body.code))
         return serialize.inspected(
             await self.frontend.inspect(body.code, position, body.detail_level)
         )
 
-    async def _is_complete(self, _: Request, body: parse.IsComplete) -> _Content:
+    async def _is_complete(self, _: KernelRequest, body: parse.IsComplete) -> _Content:
         return serialize.is_complete(await self.frontend.is_complete(body.code))
 
-    async def _comm(self, request: Request, body: parse.CommOpen | parse.CommMsg) -> None:
+    async def _comm(self, request: KernelRequest, body: parse.CommOpen | parse.CommMsg) -> None:
         content: _Content = {"comm_id": body.comm_id, "data": body.data}
         if isinstance(body, parse.CommOpen):
             content["target_name"] = body.target_name
-        self._comms.note(Message(request.kind, content))
+        self._comms.note(JupyterMessage(request.kind, content))
         earlier, self._parent = self._parent, request.header
         try:
             kind = cast("CommKind", request.kind)
@@ -210,31 +210,31 @@ class Answers:
 
     # -- requests that the bridge answers ---------------------------------------------------------
 
-    async def _recall(self, _: Request, body: parse.History) -> _Content:
+    async def _recall(self, _: KernelRequest, body: parse.HistoryRequest) -> _Content:
         return self._history.asked(body)
 
-    async def _comm_info(self, _: Request, body: parse.CommInfo) -> _Content:
+    async def _comm_info(self, _: KernelRequest, body: parse.CommInfo) -> _Content:
         return self._comms.listed(body.target_name)
 
-    async def _kernel_info(self, _: Request, __: object) -> _Content:
+    async def _kernel_info(self, _: KernelRequest, __: object) -> _Content:
         assert self._ready is not None
         return serialize.kernel_info(self._ready)
 
-    async def _connect(self, _: Request, __: object) -> _Content:
+    async def _connect(self, _: KernelRequest, __: object) -> _Content:
         bound = self._channels.connection
         return {"status": "ok", **{f"{name}_port": bound.port(name) for name in CHANNELS}}
 
-    async def _interrupt(self, _: Request, __: object) -> _Content:
+    async def _interrupt(self, _: KernelRequest, __: object) -> _Content:
         await self.frontend.interrupt()
         return {"status": "ok"}
 
-    async def _shut_down(self, request: Request, body: parse.Shutdown) -> _Content:
+    async def _shut_down(self, request: KernelRequest, body: parse.Shutdown) -> _Content:
         content = {"status": "ok", "restart": body.restart}
-        await self._channels.publish(Message("shutdown_reply", content), request.header)
+        await self._channels.publish(JupyterMessage("shutdown_reply", content), request.header)
         return content
 
-    async def _refuse_debugger(self, request: Request, body: parse.Debug) -> _Content:
+    async def _refuse_debugger(self, request: KernelRequest, body: parse.Debug) -> _Content:
         return serialize.no_debugger(body.seq, body.command)
 
-    async def _refuse_subshells(self, _: Request, __: object) -> _Content:
+    async def _refuse_subshells(self, _: KernelRequest, __: object) -> _Content:
         raise Unavailable("a sandbox has no subshells", code="no_subshells")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from sbx.jupyter.parse import History as HistoryRequest
+from sbx.jupyter.parse import HistoryRequest as HistoryRequest
 
 LINES_MAX = 10_000
 TEXT_MAX = 8 << 20  # characters of all lines and outputs
@@ -21,7 +21,7 @@ _TAIL = 10
 
 
 @dataclass(slots=True)
-class Line:
+class HistoryCell:
     """One cell. `output` is the value of its last expression, as text."""
 
     session: int
@@ -34,12 +34,12 @@ class Line:
         return len(self.code) + len(self.output or "")
 
 
-class History:
+class CellHistory:
     """See the module."""
 
     def __init__(self) -> None:
         self.session = 0
-        self._lines: deque[Line] = deque()
+        self._lines: deque[HistoryCell] = deque()
         self._size = 0
 
     def begin_session(self) -> None:
@@ -48,7 +48,9 @@ class History:
 
     def add(self, number: int, code: str, output: str | None = None) -> None:
         """Record an executed cell."""
-        line = Line(self.session, number, code, None if output is None else output[:OUTPUT_MAX])
+        line = HistoryCell(
+            self.session, number, code, None if output is None else output[:OUTPUT_MAX]
+        )
         self._lines.append(line)
         self._size += line.size
         while self._size > TEXT_MAX or len(self._lines) > LINES_MAX:
@@ -59,7 +61,7 @@ class History:
         lines = [_entry(line, with_output=request.output) for line in self._select(request)]
         return {"status": "ok", "history": lines}
 
-    def _select(self, request: HistoryRequest) -> Iterable[Line]:
+    def _select(self, request: HistoryRequest) -> Iterable[HistoryCell]:
         match request.hist_access_type:
             case "tail":
                 return self._last(self._lines, _TAIL if request.n is None else request.n)
@@ -68,7 +70,7 @@ class History:
             case "range":
                 return self._range(request.session, request.start, request.stop)
 
-    def _range(self, session: int, start: int | None, stop: int | None) -> Iterable[Line]:
+    def _range(self, session: int, start: int | None, stop: int | None) -> Iterable[HistoryCell]:
         """Yield lines from `start` up to, and without, `stop`. Sessions of 0 or less count back."""
         if session <= 0:
             session += self.session
@@ -78,7 +80,7 @@ class History:
                     return
                 yield line
 
-    def _matching(self, pattern: str, limit: int | None, *, unique: bool) -> Iterable[Line]:
+    def _matching(self, pattern: str, limit: int | None, *, unique: bool) -> Iterable[HistoryCell]:
         """Return the last lines that match a glob; with `unique`, only the last of each text."""
         fits = re.compile(fnmatch.translate(pattern)).match  # it scans a text only once
         matches = [line for line in self._lines if fits(line.code)]
@@ -88,10 +90,10 @@ class History:
         return matches if limit is None else self._last(matches, limit)
 
     @staticmethod
-    def _last(lines: deque[Line] | list[Line], limit: int) -> Iterable[Line]:
+    def _last(lines: deque[HistoryCell] | list[HistoryCell], limit: int) -> Iterable[HistoryCell]:
         return islice(lines, max(0, len(lines) - max(0, limit)), None)
 
 
-def _entry(line: Line, *, with_output: bool) -> tuple[int, int, Any]:
+def _entry(line: HistoryCell, *, with_output: bool) -> tuple[int, int, Any]:
     entry = (line.code, line.output) if with_output else line.code
     return line.session, line.number, entry

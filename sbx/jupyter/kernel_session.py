@@ -15,11 +15,11 @@ from typing import Any
 from sbx.aio import to_the_end
 from sbx.jupyter import serialize
 from sbx.jupyter.channels import Channels
-from sbx.jupyter.handlers import KILLED, UNANSWERED, Answers
-from sbx.jupyter.history import History
-from sbx.jupyter.parse import Request
-from sbx.jupyter.pending_requests import Asked, Waiting
-from sbx.jupyter.serialize import Message
+from sbx.jupyter.handlers import KILLED, UNANSWERED, RequestHandlers
+from sbx.jupyter.history import CellHistory
+from sbx.jupyter.parse import KernelRequest
+from sbx.jupyter.pending_requests import PendingRequests, QueuedRequest
+from sbx.jupyter.serialize import JupyterMessage
 from sbx.runtime.run.context import Context
 
 _log = logging.getLogger(__name__)
@@ -33,22 +33,22 @@ _AT_ONCE = frozenset(
 )
 
 
-class Life:
+class KernelSession:
     """See the module. `on_exit` receives the exit code, once, as the last step."""
 
     def __init__(
         self,
         channels: Channels,
-        history: History,
+        history: CellHistory,
         context: Context,
         on_exit: Callable[[int], None],
     ) -> None:
         self._channels = channels
-        self._answers = Answers(channels, history, context, self._is_over)
+        self._answers = RequestHandlers(channels, history, context, self._is_over)
         self._on_exit = on_exit
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._serving: asyncio.Task[None] | None = None
-        self._waiting = Waiting()
+        self._waiting = PendingRequests()
         self._free = asyncio.Event()  # whether no request from the line is being served
         self._free.set()
 
@@ -109,15 +109,15 @@ class Life:
 
     async def _take_in(self) -> None:
         while True:
-            await self._waiting.put(Asked("shell", await self._channels.receive("shell")))
+            await self._waiting.put(QueuedRequest("shell", await self._channels.receive("shell")))
 
     def _take_what_is_there(self) -> None:
         for request in self._channels.arrived("shell"):
-            self._waiting.add(Asked("shell", request))
+            self._waiting.add(QueuedRequest("shell", request))
 
     async def _control(self) -> None:
         while True:
-            entry = Asked("control", await self._channels.receive("control"))
+            entry = QueuedRequest("control", await self._channels.receive("control"))
             if entry.request.kind in _AT_ONCE:
                 await self._answer(entry)
             else:
@@ -136,19 +136,19 @@ class Life:
             finally:
                 self._free.set()
 
-    async def _answer(self, entry: Asked) -> None:
+    async def _answer(self, entry: QueuedRequest) -> None:
         try:
             await self._serve_one(entry)
         except Exception:  # noqa: BLE001  # the boundary: a failed request does not end the others
             _log.exception("a request of a notebook could not be answered")
 
-    async def _serve_one(self, entry: Asked) -> None:
+    async def _serve_one(self, entry: QueuedRequest) -> None:
         """Serve a request between its `busy` and its `idle`."""
         request = entry.request
         await self._channels.publish(serialize.status("busy"), request.header)
         content = await self._answers.content(request)
         failed = content is not None and content.get("status") == "error"
-        behind: list[Asked] = []
+        behind: list[QueuedRequest] = []
         if failed and _stops_on_error(request):
             self._take_what_is_there()  # before the client gets the error and sends more
             behind = self._waiting.remove("execute_request")
@@ -160,7 +160,7 @@ class Life:
         if request.kind == "shutdown_request" and not failed:
             self._is_over(0)
 
-    async def _abort(self, entry: Asked) -> None:
+    async def _abort(self, entry: QueuedRequest) -> None:
         """Reply that a request is not served.
 
         No client waits for an answer to a comm message. A client repeats a kernel_info request, and
@@ -173,12 +173,12 @@ class Life:
         await self._reply(entry, {"status": "aborted"})
         await self._channels.publish(serialize.status("idle"), request.header)
 
-    async def _reply(self, entry: Asked, content: dict[str, Any]) -> None:
+    async def _reply(self, entry: QueuedRequest, content: dict[str, Any]) -> None:
         kind = entry.request.kind.removesuffix("_request") + "_reply"
-        await self._channels.reply(entry.channel, entry.request, Message(kind, content))
+        await self._channels.reply(entry.channel, entry.request, JupyterMessage(kind, content))
 
 
-def _stops_on_error(request: Request) -> bool:
+def _stops_on_error(request: KernelRequest) -> bool:
     """Return whether the cells that were sent after this one are aborted when it fails."""
     content = request.content
     return (

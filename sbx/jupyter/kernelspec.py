@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KernelspecDir:
     """The directory of kernelspecs: the user's Jupyter directory, or one below `prefix`."""
 
     prefix: Path | None = None
@@ -84,7 +84,7 @@ def install(
     policy: str = DEFAULT_POLICY,
     *,
     display_name: str | None = None,
-    place: Place | None = None,
+    place: KernelspecDir | None = None,
     standalone: bool = False,
 ) -> Installed:
     """Write a kernelspec. Replace one of sbx with the same name.
@@ -95,7 +95,7 @@ def install(
     Raise NotFound `policy_not_found`, PolicyError, BadRequest `invalid_kernel_name`, Conflict
     `kernelspec_exists`, Unavailable `directory_not_writable`.
     """
-    place = place or Place()
+    place = place or KernelspecDir()
     policy_name, policy = _resolve_policy(policy)
     usual = policy == DEFAULT_POLICY
     name = _checked(name or ("sbx" if usual else f"sbx-{policy_name}"))
@@ -111,12 +111,12 @@ def install(
     return Installed(name, shown, policy, standalone, path)
 
 
-def installed(place: Place | None = None) -> list[Installed]:
+def installed(place: KernelspecDir | None = None) -> list[Installed]:
     """Return every kernelspec of sbx that Jupyter finds, or that lies in that place."""
     return sorted(_find(place), key=lambda spec: (spec.name, spec.path))
 
 
-def remove(name: str, place: Place | None = None) -> Installed:
+def remove(name: str, place: KernelspecDir | None = None) -> Installed:
     """Remove the kernelspec that Jupyter would use, or the one in that place.
 
     Raise NotFound `kernelspec_not_found`, Conflict `kernelspec_not_ours`, Unavailable
@@ -165,7 +165,7 @@ def _checked(name: str) -> str:
     return name.lower()
 
 
-def _write(name: str, place: Place, content: dict[str, Any]) -> None:
+def _write(name: str, place: KernelspecDir, content: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory(prefix="sbx-kernelspec-") as source:
         Path(source, "kernel.json").write_text(json.dumps(content, indent=1) + "\n")
         Path(source).chmod(0o755)  # it is copied with its mode, and other users may have to read it
@@ -184,7 +184,7 @@ def _unwritable(path: Path, error: OSError) -> Unavailable:
     )
 
 
-def _manager(place: Place | None) -> KernelSpecManager:
+def _manager(place: KernelspecDir | None) -> KernelSpecManager:
     """Return a manager; for one place, it finds no other kernelspecs."""
     options: dict[str, Any] = {"ensure_native_kernel": False}
     if place is not None:
@@ -192,11 +192,11 @@ def _manager(place: Place | None) -> KernelSpecManager:
     return KernelSpecManager(**options)
 
 
-def _specs(place: Place | None) -> dict[str, Path]:
+def _specs(place: KernelspecDir | None) -> dict[str, Path]:
     return {name: Path(path) for name, path in _manager(place).find_kernel_specs().items()}
 
 
-def _find(place: Place | None) -> Iterator[Installed]:
+def _find(place: KernelspecDir | None) -> Iterator[Installed]:
     for path in _specs(place).values():
         if (spec := _ours(path)) is not None:
             yield spec

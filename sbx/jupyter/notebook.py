@@ -9,33 +9,33 @@ from concurrent.futures import Future
 
 from sbx.aio import to_the_end
 from sbx.jupyter.bridge import Bridge
-from sbx.jupyter.connection import Connection
+from sbx.jupyter.connection import ConnectionInfo
 from sbx.jupyter.handlers import KILLED
-from sbx.jupyter.notebook_sandbox import Seat, Seats, Wanted
+from sbx.jupyter.notebook_sandbox import NotebookSandbox, NotebookSandboxes, NotebookSpec
 
 
 class Notebook:
     """See the module. The steps in order: `sit` and `bind`; `start` for each kernel; `leave` when
     the notebook is closed for a while; `close`."""
 
-    def __init__(self, seats: Seats) -> None:
+    def __init__(self, seats: NotebookSandboxes) -> None:
         self._seats = seats
-        self._seat: Seat | None = None
+        self._seat: NotebookSandbox | None = None
         self._bridge: Bridge | None = None
         self._holding: asyncio.Task[None] | None = None
         self._ended: Future[int] | None = None
 
     @property
-    def seat(self) -> Seat | None:
+    def seat(self) -> NotebookSandbox | None:
         return self._seat
 
-    async def sit(self, request: Wanted) -> Seat:
-        """Take a seat unless it has one. Raise like `Seats.take`."""
+    async def sit(self, request: NotebookSpec) -> NotebookSandbox:
+        """Take a seat unless it has one. Raise like `NotebookSandboxes.take`."""
         if self._seat is None:
             self._seat = await self._seats.take(request)
         return self._seat
 
-    async def bind(self, connection: Connection) -> Connection:
+    async def bind(self, connection: ConnectionInfo) -> ConnectionInfo:
         """Bind the sockets to this connection, unless they are bound to it. Return the bound one.
 
         Raise like `Bridge.bind`.

@@ -29,7 +29,7 @@ _WAITING_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class NotebookSpec:
     """A request for a seat. `policy`: its name, or its file. `directory`: the directory of the
     notebook. `notebook`: the client's name for it; any text. `private`: paths that no workspace may
     contain."""
@@ -49,7 +49,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seat:
+class NotebookSandbox:
     """A sandbox for one kernel at a time. `directory` is its workspace on the host if that belongs
     to the user. `key` is the name under which the seat waits."""
 
@@ -68,14 +68,16 @@ class Seat:
 
 
 @dataclass(slots=True, eq=False)
-class Seats:
+class NotebookSandboxes:
     """The seats of one runtime, on its event loop."""
 
     runtime: Runtime
-    _waiting: dict[bytes, Seat] = field(default_factory=dict)  # in the order of their `leave`
+    _waiting: dict[bytes, NotebookSandbox] = field(
+        default_factory=dict
+    )  # in the order of their `leave`
     _taken: set[bytes] = field(default_factory=set)
 
-    async def take(self, request: Wanted) -> Seat:
+    async def take(self, request: NotebookSpec) -> NotebookSandbox:
         """Return a seat that no other notebook holds. The caller must `leave` it.
 
         Raise like `Runtime.create` and like `directory.resolve`.
@@ -84,17 +86,19 @@ class Seats:
         if policy.workspace == "cwd":
             return await self._over_directory(policy, request)
         if (key := request.key) is None or key in self._taken:
-            return Seat(await self.runtime.create(policy))  # one kernel at a time has the files
+            return NotebookSandbox(
+                await self.runtime.create(policy)
+            )  # one kernel at a time has the files
         self._taken.add(key)
         try:
-            return await self._waiting_seat(key, policy) or Seat(
+            return await self._waiting_seat(key, policy) or NotebookSandbox(
                 await self.runtime.create(policy), key=key
             )
         except BaseException:
             self._taken.discard(key)
             raise
 
-    async def leave(self, seat: Seat) -> None:
+    async def leave(self, seat: NotebookSandbox) -> None:
         """Give a seat back. Remove its files if no notebook could find them again."""
         if seat.key is None:
             await seat.box.close()
@@ -104,7 +108,7 @@ class Seats:
         while len(self._waiting) > _WAITING_MAX:
             await self._waiting.pop(next(iter(self._waiting))).box.close()
 
-    async def _waiting_seat(self, key: bytes, policy: Policy) -> Seat | None:
+    async def _waiting_seat(self, key: bytes, policy: Policy) -> NotebookSandbox | None:
         """Return the seat that waits under this key, if the policy has not changed."""
         seat = self._waiting.pop(key, None)
         if seat is not None and seat.box.policy != policy:
@@ -115,7 +119,7 @@ class Seats:
             return None
         return seat
 
-    async def _over_directory(self, policy: Policy, request: Wanted) -> Seat:
+    async def _over_directory(self, policy: Policy, request: NotebookSpec) -> NotebookSandbox:
         private = (*request.private, *self._private(request.policy))
         directory = await in_thread(resolve, request.directory, private)
         box = await self.runtime.create(policy, workspace=directory)
@@ -130,7 +134,7 @@ class Seats:
         except BaseException:
             await box.close()
             raise
-        return Seat(box, directory)
+        return NotebookSandbox(box, directory)
 
     def _private(self, policy: str) -> Iterator[Path]:
         """Yield the paths that decide about the next kernel, and the data of all sandboxes."""
@@ -142,9 +146,9 @@ class Seats:
             yield policy_or_path.absolute()
 
 
-_of_runtime: WeakKeyDictionary[Runtime, Seats] = WeakKeyDictionary()
+_of_runtime: WeakKeyDictionary[Runtime, NotebookSandboxes] = WeakKeyDictionary()
 
 
-def seats_of(runtime: Runtime) -> Seats:
+def seats_of(runtime: Runtime) -> NotebookSandboxes:
     """Return the seats of this runtime: the same object as long as it runs."""
-    return _of_runtime.setdefault(runtime, Seats(runtime))
+    return _of_runtime.setdefault(runtime, NotebookSandboxes(runtime))

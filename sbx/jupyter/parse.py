@@ -22,7 +22,7 @@ _METADATA_MAX = 4 << 20
 _NAME_MAX = 256  # characters of an id or a type
 
 
-class Malformed(Exception):
+class MalformedMessage(Exception):
     """A message that no Jupyter client would have sent. Its text is safe to log."""
 
     def __init__(self, message: object) -> None:
@@ -30,7 +30,7 @@ class Malformed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class KernelRequest:
     """One message of a client. `names` is the route back to it; `content` is any JSON object."""
 
     names: tuple[bytes, ...]
@@ -47,36 +47,36 @@ class Request:
         return name
 
 
-def read(session: Session, parts: list[bytes]) -> Request:
+def read(session: Session, parts: list[bytes]) -> KernelRequest:
     """Return a message with a valid signature. Raise Malformed."""
     if DELIM not in parts[: _NAMES_MAX + 1]:
-        raise Malformed("a message without a delimiter")
+        raise MalformedMessage("a message without a delimiter")
     names, rest = session.feed_identities(parts)
     signed = cast("list[bytes]", rest)
     if not 5 <= len(signed) <= 5 + _PARTS_MAX:
-        raise Malformed(f"a message of {len(signed)} parts")
+        raise MalformedMessage(f"a message of {len(signed)} parts")
     # Session stores a signature before it checks it: of any size, from any process.
     if not compare_digest(session.sign(signed[1:5]), signed[0]):
-        raise Malformed("a message that is not signed with the key of this connection")
+        raise MalformedMessage("a message that is not signed with the key of this connection")
     if max(len(signed[1]), len(signed[2])) > _HEADER_MAX or len(signed[3]) > _METADATA_MAX:
-        raise Malformed("a message whose header is too large")
+        raise MalformedMessage("a message whose header is too large")
     try:
         message = session.deserialize(signed)
         session.pack(message["header"])  # the replies contain it, so it must be valid JSON
     except Exception as error:  # noqa: BLE001  # jupyter_client: any type, for any odd value
-        raise Malformed(error) from None
+        raise MalformedMessage(error) from None
     return _request(message, tuple(names), sum(map(len, parts)))
 
 
-def _request(message: dict[str, Any], names: tuple[bytes, ...], size: int) -> Request:
+def _request(message: dict[str, Any], names: tuple[bytes, ...], size: int) -> KernelRequest:
     header = message["header"]
     if not isinstance(header, dict) or not _is_name(header.get("msg_id")):
-        raise Malformed("a header without an id")
+        raise MalformedMessage("a header without an id")
     if not _is_name(header.get("msg_type")):
-        raise Malformed("a header without a type")
+        raise MalformedMessage("a header without a type")
     if not isinstance(message["content"], dict) or not isinstance(message["metadata"], dict):
-        raise Malformed("the content or the metadata is not an object")
-    return Request(
+        raise MalformedMessage("the content or the metadata is not an object")
+    return KernelRequest(
         names=names,
         kind=header["msg_type"],
         header=header,
@@ -122,7 +122,7 @@ class IsComplete(msgspec.Struct):
     code: str
 
 
-class History(msgspec.Struct):
+class HistoryRequest(msgspec.Struct):
     """`range`, `tail` or `search`; the kind decides which of the other fields count."""
 
     hist_access_type: Literal["range", "tail", "search"] = "tail"
@@ -165,7 +165,7 @@ class InputReply(msgspec.Struct):
     value: Annotated[str, msgspec.Meta(max_length=1 << 20)]
 
 
-class Nothing(msgspec.Struct):
+class EmptyRequest(msgspec.Struct):
     """The content of a request that has no fields."""
 
 
@@ -174,14 +174,14 @@ Shape = (
     | Complete
     | Inspect
     | IsComplete
-    | History
+    | HistoryRequest
     | CommInfo
     | CommOpen
     | CommMsg
     | Shutdown
     | Debug
     | InputReply
-    | Nothing
+    | EmptyRequest
 )
 
 SHAPES: dict[str, type[Shape]] = {
@@ -189,24 +189,24 @@ SHAPES: dict[str, type[Shape]] = {
     "complete_request": Complete,
     "inspect_request": Inspect,
     "is_complete_request": IsComplete,
-    "history_request": History,
+    "history_request": HistoryRequest,
     "comm_info_request": CommInfo,
     "comm_open": CommOpen,
     "comm_msg": CommMsg,
     "comm_close": CommMsg,
-    "kernel_info_request": Nothing,
-    "connect_request": Nothing,
-    "interrupt_request": Nothing,
+    "kernel_info_request": EmptyRequest,
+    "connect_request": EmptyRequest,
+    "interrupt_request": EmptyRequest,
     "shutdown_request": Shutdown,
     "debug_request": Debug,
-    "create_subshell_request": Nothing,
-    "delete_subshell_request": Nothing,
-    "list_subshell_request": Nothing,
+    "create_subshell_request": EmptyRequest,
+    "delete_subshell_request": EmptyRequest,
+    "list_subshell_request": EmptyRequest,
     "input_reply": InputReply,
 }
 
 
-def shape(request: Request) -> Shape | None:
+def shape(request: KernelRequest) -> Shape | None:
     """Return the checked content of a request; None for an unknown kind. Raise BadRequest."""
     shape_class = SHAPES.get(request.kind)
     if shape_class is None:

@@ -8,47 +8,47 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from sbx.jupyter.parse import Request
+from sbx.jupyter.parse import KernelRequest
 
 _MOST = 10_000
 _BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QueuedRequest:
     """A request, and the channel that its reply goes to."""
 
     channel: str
-    request: Request
+    request: KernelRequest
 
 
-class Waiting:
+class PendingRequests:
     """See the module."""
 
     def __init__(self) -> None:
-        self._entries: deque[Asked] = deque()
+        self._entries: deque[QueuedRequest] = deque()
         self._size = 0
         self._some = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
 
-    async def put(self, entry: Asked) -> None:
+    async def put(self, entry: QueuedRequest) -> None:
         await self._room.wait()
         self.add(entry)
 
-    def add(self, entry: Asked) -> None:
+    def add(self, entry: QueuedRequest) -> None:
         """Add a request even if the line is full."""
         self._entries.append(entry)
         self._count(entry.request.size)
 
-    async def take(self) -> Asked:
+    async def take(self) -> QueuedRequest:
         """Wait for the next request and remove it from the line."""
         await self._some.wait()
         entry = self._entries.popleft()
         self._count(-entry.request.size)
         return entry
 
-    def remove(self, kind: str | None = None) -> list[Asked]:
+    def remove(self, kind: str | None = None) -> list[QueuedRequest]:
         """Remove and return all requests, or those of one kind."""
         removed = [entry for entry in self._entries if kind in (None, entry.request.kind)]
         self._entries = deque(

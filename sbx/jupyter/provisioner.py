@@ -31,9 +31,9 @@ from sbx import errors
 from sbx.jupyter import DEFAULT_POLICY
 
 if TYPE_CHECKING:  # the import takes half a second: done in a thread, with the first kernel
-    from sbx.jupyter.connection import Connection
+    from sbx.jupyter.connection import ConnectionInfo
     from sbx.jupyter.notebook import Notebook
-    from sbx.jupyter.notebook_sandbox import Wanted
+    from sbx.jupyter.notebook_sandbox import NotebookSpec
     from sbx.runtime.shared import SharedRuntime
 
 T = TypeVar("T")
@@ -218,14 +218,16 @@ def _let_go(shared: "SharedRuntime", notebook: "Notebook") -> None:
     shared.begin(notebook.close())
 
 
-def _seat_request(policy: str, spec: KernelSpec, cwd: Any, env: Mapping[str, str]) -> "Wanted":
-    from sbx.jupyter.notebook_sandbox import Wanted
+def _seat_request(
+    policy: str, spec: KernelSpec, cwd: Any, env: Mapping[str, str]
+) -> "NotebookSpec":
+    from sbx.jupyter.notebook_sandbox import NotebookSpec
 
     notebook = env.get("JPY_SESSION_NAME")
     if notebook == os.environ.get("JPY_SESSION_NAME"):
         notebook = None  # the notebook in which this program was started
     private = (Path(spec.resource_dir),) if spec.resource_dir else ()
-    return Wanted(policy, Path(cwd or os.getcwd()), notebook, private)
+    return NotebookSpec(policy, Path(cwd or os.getcwd()), notebook, private)
 
 
 def _prepare(manager: Any, kernel_id: str) -> None:
@@ -243,10 +245,10 @@ def _prepare(manager: Any, kernel_id: str) -> None:
         manager.curve_publickey, manager.curve_secretkey = zmq.curve_keypair()
 
 
-def _connection_of(manager: Any) -> "Connection":
-    from sbx.jupyter.connection import Connection
+def _connection_of(manager: Any) -> "ConnectionInfo":
+    from sbx.jupyter.connection import ConnectionInfo
 
-    return Connection(
+    return ConnectionInfo(
         key=manager.session.key,
         transport=manager.transport,
         ip=manager.ip,
@@ -257,7 +259,7 @@ def _connection_of(manager: Any) -> "Connection":
     )
 
 
-def _check_apart(directory: Path, manager: Any, bound: "Connection") -> None:
+def _check_apart(directory: Path, manager: Any, bound: "ConnectionInfo") -> None:
     from sbx.jupyter.directory import check_apart
 
     try:

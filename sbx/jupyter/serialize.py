@@ -34,7 +34,7 @@ _HELP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class JupyterMessage:
     """One message without its envelope."""
 
     kind: str
@@ -46,33 +46,37 @@ class Message:
 # -- messages that a kernel publishes -------------------------------------------------------------
 
 
-def shown(frame: Told, execution_count: int) -> Message:
+def shown(frame: Told, execution_count: int) -> JupyterMessage:
     """Return the message for a frame; `execution_count` is that of the running cell.
 
     Raise frames.Malformed.
     """
     match frame:
         case frames.Stream(name, text):
-            return Message("stream", {"name": name, "text": text})
+            return JupyterMessage("stream", {"name": name, "text": text})
         case frames.ExecuteResult(data, own_count, metadata):
             count = execution_count if own_count is None else own_count
-            return Message("execute_result", {**_bundle(data, metadata), "execution_count": count})
+            return JupyterMessage(
+                "execute_result", {**_bundle(data, metadata), "execution_count": count}
+            )
         case frames.UpdateDisplayData():
-            return Message("update_display_data", _display(frame))
+            return JupyterMessage("update_display_data", _display(frame))
         case frames.DisplayData():
-            return Message("display_data", _display(frame))
-        case frames.Error(ename, evalue, traceback):
-            return Message("error", {"ename": ename, "evalue": evalue, "traceback": traceback})
+            return JupyterMessage("display_data", _display(frame))
+        case frames.ErrorFrame(ename, evalue, traceback):
+            return JupyterMessage(
+                "error", {"ename": ename, "evalue": evalue, "traceback": traceback}
+            )
         case frames.ClearOutput(wait):
-            return Message("clear_output", {"wait": wait})
-        case frames.CommOpen(comm_id, target_name):
+            return JupyterMessage("clear_output", {"wait": wait})
+        case frames.CommOpenFrame(comm_id, target_name):
             target = {"target_name": target_name, "target_module": None}
             return _comm("comm_open", {"comm_id": comm_id, **target}, frame)
         case frames.CommClose(comm_id):
             return _comm("comm_close", {"comm_id": comm_id}, frame)
-        case frames.CommMsg(comm_id):
+        case frames.CommMsgFrame(comm_id):
             return _comm("comm_msg", {"comm_id": comm_id}, frame)
-    raise frames.Malformed(f"{type(frame).__name__} is not a frame to publish")
+    raise frames.MalformedFrame(f"{type(frame).__name__} is not a frame to publish")
 
 
 def _bundle(data: dict[str, msgspec.Raw], metadata: msgspec.Raw) -> dict[str, Any]:
@@ -85,9 +89,11 @@ def _display(frame: frames.DisplayData) -> dict[str, Any]:
     return {**_bundle(frame.data, frame.metadata), "transient": transient}
 
 
-def _comm(kind: str, content: dict[str, Any], frame: frames.CommOpen | frames.CommMsg) -> Message:
+def _comm(
+    kind: str, content: dict[str, Any], frame: frames.CommOpenFrame | frames.CommMsgFrame
+) -> JupyterMessage:
     data, metadata = _object(frame.data), _object(frame.metadata)
-    return Message(kind, {**content, "data": data}, metadata, frame.buffers)
+    return JupyterMessage(kind, {**content, "data": data}, metadata, frame.buffers)
 
 
 def _object(raw: msgspec.Raw) -> dict[str, Any]:
@@ -177,17 +183,19 @@ def no_debugger(seq: int, command: str) -> dict[str, Any]:
 # -- other messages -------------------------------------------------------------------------------
 
 
-def status(state: str) -> Message:
-    return Message("status", {"execution_state": state})
+def status(state: str) -> JupyterMessage:
+    return JupyterMessage("status", {"execution_state": state})
 
 
-def execute_input(code: str, execution_count: int) -> Message:
-    return Message("execute_input", {"code": code, "execution_count": execution_count})
+def execute_input(code: str, execution_count: int) -> JupyterMessage:
+    return JupyterMessage("execute_input", {"code": code, "execution_count": execution_count})
 
 
-def error(content: Mapping[str, Any]) -> Message:
+def error(content: Mapping[str, Any]) -> JupyterMessage:
     """Return the message for every client about a reply with an error."""
-    return Message("error", {name: content[name] for name in ("ename", "evalue", "traceback")})
+    return JupyterMessage(
+        "error", {name: content[name] for name in ("ename", "evalue", "traceback")}
+    )
 
 
 def ended(error: RunError) -> dict[str, Any]:

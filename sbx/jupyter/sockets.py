@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 
 from sbx.errors import Unavailable
-from sbx.jupyter.connection import CHANNELS, Connection, invalid
+from sbx.jupyter.connection import CHANNELS, ConnectionInfo, invalid
 
 LINGER_MS = 1000  # messages sent before the end, `shutdown_reply` above all, still arrive
 _BACKLOG = 64
@@ -32,7 +32,7 @@ _LARGEST = {"shell": 64 << 20, "control": 1 << 20, "stdin": 4 << 20, "hb": 1 << 
 class Sockets:
     """See the module. `connection` has the bound ports: no port is 0."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ConnectionInfo) -> None:
         """Bind. Raise BadRequest `invalid_connection`, Unavailable `address_in_use`."""
         connection.check()
         self.connection = connection
@@ -114,7 +114,7 @@ class Sockets:
 
 
 def _socket(
-    context: zmq.asyncio.Context, channel: str, connection: Connection
+    context: zmq.asyncio.Context, channel: str, connection: ConnectionInfo
 ) -> zmq.asyncio.Socket:
     sock = context.socket(zmq.XPUB if channel == "iopub" else zmq.ROUTER)
     sock.maxmsgsize = _LARGEST[channel]

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from sbx.jupyter.serialize import Message
+from sbx.jupyter.serialize import JupyterMessage
 
 WAIT_S = 0.05
 """The longest wait, in seconds. A person does not notice it. ipykernel waits 0.2 s."""
@@ -20,10 +20,10 @@ FULL = 64 * 1024
 Parent = Mapping[str, Any]
 
 
-class Gathering:
+class StreamBatcher:
     """Passes published messages on to `send`, in order. Belongs to one event loop."""
 
-    def __init__(self, send: Callable[[Message, Parent], Awaitable[None]]) -> None:
+    def __init__(self, send: Callable[[JupyterMessage, Parent], Awaitable[None]]) -> None:
         self._send = send
         self._texts: list[str] = []
         self._size = 0
@@ -32,7 +32,7 @@ class Gathering:
         self._due: asyncio.TimerHandle | None = None
         self._overdue: asyncio.Task[None] | None = None
 
-    async def publish(self, message: Message, parent: Parent) -> None:
+    async def publish(self, message: JupyterMessage, parent: Parent) -> None:
         """Return when the message is sent, or waits. Block while too much text is published."""
         if message.kind != "stream":
             await self.flush()
@@ -59,7 +59,7 @@ class Gathering:
         texts, self._texts, self._size = self._texts, [], 0
         if texts:
             content = {"name": self._name, "text": "".join(texts)}
-            await self._send(Message("stream", content), self._parent)
+            await self._send(JupyterMessage("stream", content), self._parent)
 
     async def close(self) -> None:
         """Drop the waiting text and stop."""

@@ -21,7 +21,7 @@ _BUSY_PER_S = UNITS_PER_S / 16  # of one channel, above which it becomes busy
 _TICK_S = 0.005
 
 
-class Reader(Protocol):
+class BudgetReader(Protocol):
     """The part of a Channel that a budget uses."""
 
     def hold_back(self) -> None: ...
@@ -51,8 +51,8 @@ class FrameBudget:
 
     def __init__(self) -> None:
         self._all = Level(UNITS_PER_S)
-        self._each: dict[Reader, Level] = {}
-        self._paused: set[Reader] = set()
+        self._each: dict[BudgetReader, Level] = {}
+        self._paused: set[BudgetReader] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -65,7 +65,7 @@ class FrameBudget:
         """The number of channels that are not read now."""
         return len(self._paused)
 
-    def spend(self, reader: Reader, units: float) -> None:
+    def spend(self, reader: BudgetReader, units: float) -> None:
         """Record frames. Hold back the busy channels when the budget is used up."""
         now = asyncio.get_running_loop().time()
         level = self._each.get(reader)
@@ -76,7 +76,7 @@ class FrameBudget:
         if self.used_up:
             self._hold_back(now)
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: BudgetReader) -> None:
         """Forget a channel. It is not let go."""
         self._each.pop(reader, None)
         self._paused.discard(reader)

@@ -42,13 +42,13 @@ class ChannelClosed(Exception):
 class Channel(asyncio.BufferedProtocol):
     """Frames to and from one process inside. Used by one task at a time on each side."""
 
-    def __init__(self, dialect: frames.Dialect) -> None:
+    def __init__(self, dialect: frames.FrameCodec) -> None:
         self._dialect = dialect
         self._loop = asyncio.get_running_loop()
         # One buffer for all reads: asyncio's default allocates 256 KiB for every read, 17 µs of
         # each cell. Mapped, because most channels touch no more than the first page.
         self._received = memoryview(mmap.mmap(-1, _READ))
-        self._splitter = frames.Splitter()
+        self._splitter = frames.FrameDecoder()
         self._frames: deque[frames.Frame] = deque()
         self._queued_bytes = 0
         self._paused = False
@@ -67,7 +67,7 @@ class Channel(asyncio.BufferedProtocol):
         self.on_unread: Callable[[], None] | None = None  # frames arrived that no task waits for
 
     @classmethod
-    async def open(cls, sock: socket.socket, dialect: frames.Dialect) -> "Channel":
+    async def open(cls, sock: socket.socket, dialect: frames.FrameCodec) -> "Channel":
         """Take over a connected stream socket."""
         loop = asyncio.get_running_loop()
         _, channel = await loop.create_connection(lambda: cls(dialect), sock=sock)
@@ -171,7 +171,7 @@ class Channel(asyncio.BufferedProtocol):
                 self._frames.append(frame)
                 self._queued_bytes += frame.size
                 units += frame.size // _UNIT + frame.values // _UNIT_OF_VALUES
-        except frames.Malformed as error:
+        except frames.MalformedFrame as error:
             self._cut_off(f"it sent a frame that our kernel does not send: {error}")
             return
         self._many_at_once = len(bodies) > _MANY

@@ -1,8 +1,8 @@
 """The typed frames that a guest may send, with their limits. Frames from inside are hostile.
 
 A frame is a 4-byte big-endian length and a JSON object {"type", "id"?, "content"}. `decode` returns
-a typed value or raises `Malformed`. Unknown types and fields, wrong types, deep nesting and bad
-UTF-8 all end the kernel that sent them. Bundles and comm data, which only a user of the result
+a typed value or raises `MalformedFrame`. Unknown types and fields, wrong types, deep nesting and
+bad UTF-8 all end the kernel that sent them. Bundles and comm data, which only a user of the result
 reads, are checked in size, depth and number of values before they are built, so that a small frame
 cannot become a large object.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from sbx.protocol.bundles import Bundle, Part, count_values, outline
+from sbx.protocol.bundles import Bundle, BundlePart, count_values, outline
 
 FRAME_MAX = 24 << 20
 SMALL_MAX = 6 << 20
@@ -30,7 +30,7 @@ _EMPTY = msgspec.Raw(b"{}")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-class Malformed(Exception):
+class MalformedFrame(Exception):
     """A frame that our guest would not have sent.
 
     The message may quote the frame and is logged, so it is escaped: no byte of it reaches a
@@ -74,7 +74,7 @@ class ExecuteResult(_Content):
     cut: bool = False
 
 
-class Error(_Content):
+class ErrorFrame(_Content):
     ename: str
     evalue: str
     traceback: list[str]
@@ -84,7 +84,7 @@ class ClearOutput(_Content):
     wait: bool
 
 
-class InputRequest(_Content):
+class InputRequestFrame(_Content):
     prompt: str
     password: bool
 
@@ -93,7 +93,7 @@ class OutputLimit(_Content):
     limit: int
 
 
-class CommOpen(_Content):
+class CommOpenFrame(_Content):
     comm_id: str
     target_name: str
     data: msgspec.Raw = msgspec.Raw(b"{}")
@@ -101,14 +101,14 @@ class CommOpen(_Content):
     buffers: _Buffers = []
 
 
-class CommMsg(_Content):
+class CommMsgFrame(_Content):
     comm_id: str
     data: msgspec.Raw = msgspec.Raw(b"{}")
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
     buffers: _Buffers = []
 
 
-class CommClose(CommMsg):
+class CommClose(CommMsgFrame):
     pass
 
 
@@ -118,13 +118,13 @@ class KernelReady(_Content):
     preload_failed: dict[str, str] = {}
 
 
-class Reply(_Content):
+class ReplyFrame(_Content):
     """The last frame that a request causes."""
 
     status: str
 
 
-class ExecuteReply(Reply):
+class ExecuteReply(ReplyFrame):
     status: Literal["ok", "error", "aborted"]
     execution_count: _Count | None = None
     payload: msgspec.Raw = msgspec.Raw(b"[]")
@@ -134,7 +134,7 @@ class ExecuteReply(Reply):
     traceback: list[str] = []
 
 
-class CompleteReply(Reply):
+class CompleteReply(ReplyFrame):
     matches: list[str]
     cursor_start: _Count
     cursor_end: _Count
@@ -142,19 +142,19 @@ class CompleteReply(Reply):
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class InspectReply(Reply):
+class InspectReply(ReplyFrame):
     status: str
     found: bool
     data: dict[str, msgspec.Raw]
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class IsCompleteReply(Reply):
+class IsCompleteReply(ReplyFrame):
     status: Literal["complete", "incomplete", "invalid", "unknown"]
     indent: str = ""
 
 
-class CommReply(Reply):
+class CommReply(ReplyFrame):
     """The handler of a comm message has finished."""
 
     status: Literal["ok", "error"]
@@ -168,13 +168,13 @@ class SupervisorReady(_Content):
     landlock: int
 
 
-class Refused(_Content):
+class RefusedFrame(_Content):
     layer: str
     message: str
     errno: int
 
 
-class Output(_Content):
+class OutputFrame(_Content):
     name: Literal["stdout", "stderr"]
     text: str
 
@@ -204,17 +204,17 @@ class KernelExited(_Content):
 
 KERNEL_FRAMES: dict[str, type[_Content]] = {
     "ready": KernelReady,
-    "refused": Refused,
+    "refused": RefusedFrame,
     "stream": Stream,
     "display_data": DisplayData,
     "update_display_data": UpdateDisplayData,
     "execute_result": ExecuteResult,
-    "error": Error,
+    "error": ErrorFrame,
     "clear_output": ClearOutput,
-    "input_request": InputRequest,
+    "input_request": InputRequestFrame,
     "output_limit": OutputLimit,
-    "comm_open": CommOpen,
-    "comm_msg": CommMsg,
+    "comm_open": CommOpenFrame,
+    "comm_msg": CommMsgFrame,
     "comm_close": CommClose,
     "execute_reply": ExecuteReply,
     "complete_reply": CompleteReply,
@@ -228,8 +228,8 @@ KERNEL_FRAMES: dict[str, type[_Content]] = {
 SUPERVISOR_FRAMES: dict[str, type[_Content]] = {
     "mounted": SupervisorMounted,
     "ready": SupervisorReady,
-    "refused": Refused,
-    "output": Output,
+    "refused": RefusedFrame,
+    "output": OutputFrame,
     "fed": Fed,
     "tty": Tty,
     "exited": Exited,
@@ -283,7 +283,7 @@ _BUILT = frozenset(
 _LOOSE = frozenset((*(_BUILT - {"ready", "error"}), "execute_reply"))
 
 
-class Dialect:
+class FrameCodec:
     """The frames that one of the two sockets may carry."""
 
     def __init__(self, kinds: dict[str, type[_Content]]) -> None:
@@ -295,17 +295,17 @@ class Dialect:
             envelope = _envelope.decode(body)
             decoder = self._decoders[envelope.type]
             if len(body) > SMALL_MAX and envelope.type not in _LARGE:
-                raise Malformed(f"a frame of type {envelope.type} of {len(body)} bytes")
+                raise MalformedFrame(f"a frame of type {envelope.type} of {len(body)} bytes")
             if envelope.type in _BUILT and len(body) > 2 * STRINGS_MAX and _is_crowded(body):
-                raise Malformed(f"a frame of type {envelope.type} of too many strings")
+                raise MalformedFrame(f"a frame of type {envelope.type} of too many strings")
             content = decoder.decode(envelope.content)
             values = 0
             if envelope.type in _LOOSE and (values := _count(content)) > VALUES_MAX:
-                raise Malformed(f"a frame of type {envelope.type} of {values} values of JSON")
+                raise MalformedFrame(f"a frame of type {envelope.type} of {values} values of JSON")
         except KeyError as error:
-            raise Malformed(f"a frame of unknown type {str(error)[:80]}") from None
+            raise MalformedFrame(f"a frame of unknown type {str(error)[:80]}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Malformed(str(error)[:200]) from None
+            raise MalformedFrame(str(error)[:200]) from None
         return Frame(content, envelope.id, len(body), values)
 
 
@@ -340,8 +340,8 @@ def _parts(content: _Content) -> Iterator[msgspec.Raw]:
                 yield from (raw for raw in parts.values() if isinstance(raw, msgspec.Raw))
 
 
-KERNEL = Dialect(KERNEL_FRAMES)
-SUPERVISOR = Dialect(SUPERVISOR_FRAMES)
+KERNEL = FrameCodec(KERNEL_FRAMES)
+SUPERVISOR = FrameCodec(SUPERVISOR_FRAMES)
 
 
 def encode(kind: str, content: Any, name: str | None = None) -> bytes:
@@ -376,7 +376,7 @@ def kept_object(raw: msgspec.Raw) -> dict[str, Any]:
     try:
         members = msgspec.json.decode(encoded, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Malformed(str(error)[:200]) from None
+        raise MalformedFrame(str(error)[:200]) from None
     return _bundle_of(members)
 
 
@@ -388,13 +388,15 @@ def loose(raw: msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(_checked(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(str(error)[:200]) from None
+        raise MalformedFrame(str(error)[:200]) from None
 
 
 def _bundle_of(parts: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
     """Return a plain dict if all members are text, which is the usual case."""
     members = {name: _kept(raw) for name, raw in parts.items()}
-    return Bundle(members) if any(type(part) is Part for part in members.values()) else members
+    return (
+        Bundle(members) if any(type(part) is BundlePart for part in members.values()) else members
+    )
 
 
 def _kept(raw: msgspec.Raw) -> Any:
@@ -402,14 +404,14 @@ def _kept(raw: msgspec.Raw) -> Any:
     try:
         if not encoded.startswith((b"[", b"{")):
             return msgspec.json.decode(encoded)
-        return Part(encoded)
+        return BundlePart(encoded)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Malformed(str(error)[:200]) from None
+        raise MalformedFrame(str(error)[:200]) from None
 
 
 def _check_bundle(parts: Mapping[str, msgspec.Raw]) -> None:
     if len(parts) > BUNDLE_PARTS_MAX:
-        raise Malformed(f"a bundle of {len(parts)} parts")
+        raise MalformedFrame(f"a bundle of {len(parts)} parts")
 
 
 def _checked(raw: msgspec.Raw) -> bytes:
@@ -418,20 +420,20 @@ def _checked(raw: msgspec.Raw) -> bytes:
     if not encoded.startswith(b'"'):
         _check_size(encoded)
         if len(encoded) > 2 * DEPTH_MAX and nested_deeper(encoded, DEPTH_MAX):
-            raise Malformed("a JSON part nested too deep")
+            raise MalformedFrame("a JSON part nested too deep")
     return encoded
 
 
 def _check_size(encoded: bytes) -> bool:
     if len(encoded) > JSON_PART_MAX and not encoded.startswith(b'"'):
-        raise Malformed(f"a JSON part of {len(encoded)} bytes")
+        raise MalformedFrame(f"a JSON part of {len(encoded)} bytes")
     return True
 
 
 def as_object(value: Any) -> dict[str, Any]:
     """Return a part that must be an object. Raise Malformed."""
     if not isinstance(value, dict):
-        raise Malformed("a part that should be an object is not an object")
+        raise MalformedFrame("a part that should be an object is not an object")
     return value
 
 
@@ -448,7 +450,7 @@ def nested_deeper(encoded: bytes, levels: int) -> bool:
     return bool(brackets)
 
 
-class Splitter:
+class FrameDecoder:
     """Splits a byte stream into frame bodies; never keeps more than one incomplete frame."""
 
     def __init__(self) -> None:
@@ -462,7 +464,7 @@ class Splitter:
         while len(self._buffer) - start >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._buffer, start)
             if length > FRAME_MAX:
-                raise Malformed(f"a frame of {length} bytes")
+                raise MalformedFrame(f"a frame of {length} bytes")
             end = start + _HEADER.size + length
             if end > len(self._buffer):
                 break

@@ -27,7 +27,7 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import to_the_end
-from sbx.isolation.broker.client import End, Jail
+from sbx.isolation.broker.client import Jail, JailExit
 from sbx.isolation.facts import own_namespaces
 from sbx.isolation.masking import Masks
 from sbx.isolation.receipt import Receipt, make_receipt, read_again
@@ -46,7 +46,7 @@ _ACTIVE_S = 2.0  # for how long a terminal counts as busy after the last byte
 _UNGUESSED = 10**16
 _LAST_COUNT_S = 1.0  # for the counters of a jail that does not end
 _LAST_WORDS_S = 0.1  # time to read the last frame of a kernel that has ended
-_REPLIES: Mapping[str, type[frames.Reply]] = {
+_REPLIES: Mapping[str, type[frames.ReplyFrame]] = {
     "execute_request": frames.ExecuteReply,
     "complete_request": frames.CompleteReply,
     "inspect_request": frames.InspectReply,
@@ -61,13 +61,13 @@ class KernelDied(Exception):
     """The kernel ended during a request; `Kernel.ended` returns how."""
 
 
-_CommandFrame = frames.Output | frames.Tty | frames.Exited
+_CommandFrame = frames.OutputFrame | frames.Tty | frames.Exited
 
 
 class Command:
     """A command that runs inside, next to the kernel."""
 
-    speaks: tuple[type[_CommandFrame], ...] = (frames.Output, frames.Exited)
+    speaks: tuple[type[_CommandFrame], ...] = (frames.OutputFrame, frames.Exited)
 
     def __init__(self, kernel: "Kernel", name: str, window: int | None = None) -> None:
         """Set up the command's queue of frames.
@@ -84,9 +84,9 @@ class Command:
         self.reads = True  # whether its standard input is open, as far as the host knows
         self.killed_with_kernel = False
 
-    async def next(self) -> frames.Output | frames.Exited:
+    async def next(self) -> frames.OutputFrame | frames.Exited:
         """Return the next output; Exited is the last. Raise KernelDied if the jail ends first."""
-        frame: frames.Output | frames.Exited = await self._next()
+        frame: frames.OutputFrame | frames.Exited = await self._next()
         return frame
 
     async def _next(self) -> Any:
@@ -205,7 +205,7 @@ class Kernel:
         self._commands: dict[str, Command] = {}
         self._listening: asyncio.Task[None] | None = None
         self._turn = ""
-        self._reply_type: type[frames.Reply] = frames.ExecuteReply
+        self._reply_type: type[frames.ReplyFrame] = frames.ExecuteReply
         self._allow_stdin = False
         self._in_turn = False
         self.on_busy: Callable[[], None] | None = None
@@ -214,7 +214,7 @@ class Kernel:
         self.cut_off: str | None = None
         self.left: RunError | None = None  # why its owner ended it, if the cause was not a limit
         self.seen = (0, 0)
-        self._last_counters: End | None = None  # the counters of a jail that does not end
+        self._last_counters: JailExit | None = None  # the counters of a jail that does not end
         self.receipt: Receipt
         self.versions: frames.KernelReady
 
@@ -414,9 +414,9 @@ class Kernel:
         Raise KernelDied if the kernel ends or is killed for a frame that it sent.
         """
         frame = await self._answer(self._turn)
-        if isinstance(frame.content, frames.InputRequest) and not self._allow_stdin:
+        if isinstance(frame.content, frames.InputRequestFrame) and not self._allow_stdin:
             raise await self._cut_off("it asked for input that was not allowed")
-        if isinstance(frame.content, frames.Reply):
+        if isinstance(frame.content, frames.ReplyFrame):
             if frame.id is None:
                 raise await self._cut_off("its reply has no request id")
             if not isinstance(frame.content, self._reply_type):
@@ -427,7 +427,7 @@ class Kernel:
     async def unasked(self) -> frames.Frame:
         """Return the next frame while no request runs. Raise like `next`."""
         frame = await self._answer("")
-        if isinstance(frame.content, frames.InputRequest | frames.Reply):
+        if isinstance(frame.content, frames.InputRequestFrame | frames.ReplyFrame):
             raise await self._cut_off("it sent a reply or asked for input without a request")
         return frame
 
@@ -490,7 +490,7 @@ class Kernel:
             command._put(None)
         return command
 
-    async def kill(self, cause: Cause | None = None) -> End:
+    async def kill(self, cause: Cause | None = None) -> JailExit:
         """End everything inside and wait until it is gone. `cause` is the limit that it exceeded.
 
         If the jail does not exit in time, the broker cleans it up later. Callers of `kill` and
@@ -505,26 +505,26 @@ class Kernel:
         self._end_commands(by_us=by_us)
         return await self._end_jail()
 
-    async def _end_jail(self) -> End:
+    async def _end_jail(self) -> JailExit:
         try:
             return await self._jail.kill()
         except errors.Broken as error:
             cause = error
         if self._last_counters is None:
             _log.warning("a jail did not end in time and is left to the broker: %s", cause)
-            self._last_counters = End("", *self.seen)
+            self._last_counters = JailExit("", *self.seen)
             with contextlib.suppress(errors.SbxError, TimeoutError):
                 async with asyncio.timeout(_LAST_COUNT_S):
                     self._last_counters = await self._jail.counters()
         return self._last_counters
 
-    async def ended(self) -> End:
+    async def ended(self) -> JailExit:
         """Wait until the kernel has ended, for any reason, and all its processes are gone."""
         assert self._listening is not None
         await asyncio.wait([self._listening])
         return await self.kill()
 
-    async def counters(self) -> End:
+    async def counters(self) -> JailExit:
         """Return the jail's counters. `seen` keeps the last ones of a live jail for comparison."""
         counters = await self._jail.counters()
         if self.alive:
@@ -548,7 +548,7 @@ class Kernel:
             frame = await self._cells.receive()
         except ChannelClosed:
             raise KernelDied from None
-        if isinstance(frame.content, frames.KernelReady | frames.Refused):
+        if isinstance(frame.content, frames.KernelReady | frames.RefusedFrame):
             raise await self._cut_off("it sent `ready` twice")
         if frame.id is not None and frame.id != name:
             raise await self._cut_off("it answered a request that was not sent")
@@ -588,7 +588,7 @@ class Kernel:
                     self.killed_for = self.killed_for or Cause.TRIPWIRE
                     break
                 match frame.content:
-                    case frames.Output() | frames.Tty() | frames.Exited() as content:
+                    case frames.OutputFrame() | frames.Tty() | frames.Exited() as content:
                         command = self._commands.get(frame.id or "")
                         if command is not None:
                             if not isinstance(content, command.speaks):
@@ -624,7 +624,7 @@ class Kernel:
 
 def _size(frame: _CommandFrame) -> int:
     match frame:
-        case frames.Output():
+        case frames.OutputFrame():
             return len(frame.text)
         case frames.Tty():
             return len(frame.data)
@@ -643,7 +643,7 @@ async def _first(control: Channel, cells: Channel) -> frames.Frame:
         with contextlib.suppress(ChannelClosed, TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
                 frame = await cells.receive()
-            if isinstance(frame.content, frames.Refused):
+            if isinstance(frame.content, frames.RefusedFrame):
                 return frame
         raise
 
@@ -651,7 +651,7 @@ async def _first(control: Channel, cells: Channel) -> frames.Frame:
 def _expect(frame: frames.Frame, expected: type[Any]) -> Any:
     if isinstance(frame.content, expected):
         return frame.content
-    if isinstance(frame.content, frames.Refused):
+    if isinstance(frame.content, frames.RefusedFrame):
         raise errors.CannotEnforce(
             f"the guest could not put up a wall: {frame.content.message}",
             hint="run `sbx doctor` to see the restrictions that this host can enforce",

@@ -9,7 +9,7 @@ from sbx.kernels.pool.zygotes import Key
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class LaunchRequest:
     """One requested kernel. `key` None: the cold path. `pooled`: it may be a parked one.
 
     `identities` are the (device, inode) that host paths of the plan must still have.

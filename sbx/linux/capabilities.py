@@ -28,7 +28,7 @@ CAP_NET_ADMIN = 12
 CAP_SYS_ADMIN = 21
 
 
-class Sets(NamedTuple):
+class CapabilitySets(NamedTuple):
     """Bit masks: bit n is the capability number n of capabilities(7)."""
 
     effective: int
@@ -55,10 +55,10 @@ def effective() -> int:
     return _capget()[0]
 
 
-def current() -> Sets:
+def current() -> CapabilitySets:
     """Read all five sets of this thread from Linux."""
     capabilities = range(last() + 1)
-    return Sets(
+    return CapabilitySets(
         *_capget(),
         bounding=_bounding(),
         ambient=sum(

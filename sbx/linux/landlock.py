@@ -31,7 +31,7 @@ _RULE_PATH_BENEATH, _RULE_NET_PORT = 1, 2
 _LOG_SAME_EXEC_OFF, _LOG_SUBDOMAINS_OFF = 1, 4
 
 
-class Files(IntFlag):
+class FileRights(IntFlag):
     """LANDLOCK_ACCESS_FS_*: actions on the files beneath a path."""
 
     EXECUTE = 1 << 0
@@ -71,7 +71,7 @@ class Tcp(IntFlag):
     CONNECT = 1 << 1
 
 
-class Scope(IntFlag):
+class LandlockScope(IntFlag):
     """LANDLOCK_SCOPE_*: mechanisms that cannot reach processes outside the domain."""
 
     ABSTRACT_UNIX_SOCKET = 1 << 0
@@ -82,19 +82,24 @@ class Domain(NamedTuple):
     """The restrictions in force. A right that is not in `handled` is not restricted."""
 
     abi: int
-    handled: Files
+    handled: FileRights
     handled_tcp: Tcp
-    scoped: Scope
+    scoped: LandlockScope
 
 
-_ADDED_BY_ABI = {2: Files.REFER, 3: Files.TRUNCATE, 5: Files.IOCTL_DEV, 9: Files.RESOLVE_UNIX}
+_ADDED_BY_ABI = {
+    2: FileRights.REFER,
+    3: FileRights.TRUNCATE,
+    5: FileRights.IOCTL_DEV,
+    9: FileRights.RESOLVE_UNIX,
+}
 _FOR_NON_DIRECTORIES = int(
-    Files.EXECUTE
-    | Files.WRITE_FILE
-    | Files.READ_FILE
-    | Files.TRUNCATE
-    | Files.IOCTL_DEV
-    | Files.RESOLVE_UNIX
+    FileRights.EXECUTE
+    | FileRights.WRITE_FILE
+    | FileRights.READ_FILE
+    | FileRights.TRUNCATE
+    | FileRights.IOCTL_DEV
+    | FileRights.RESOLVE_UNIX
 )
 
 
@@ -130,11 +135,11 @@ def supported() -> bool:
     return abi() > 0
 
 
-def handled_by(version: int) -> Files:
+def handled_by(version: int) -> FileRights:
     """Return the rights that Linux with ABI `version` can restrict."""
     if version < 1:
-        return Files(0)
-    rights = Files(Files.REFER - 1)
+        return FileRights(0)
+    rights = FileRights(FileRights.REFER - 1)
     for minimum, right in _ADDED_BY_ABI.items():
         if version >= minimum:
             rights |= right
@@ -155,7 +160,7 @@ class Ruleset:
         scope_signals: bool = False,
         scope_abstract_sockets: bool = False,
         tcp: bool = False,
-        only: Files | None = None,
+        only: FileRights | None = None,
         made: int | None = None,
     ) -> None:
         """Create a ruleset, or continue with one that another process created.
@@ -185,7 +190,7 @@ class Ruleset:
     def fileno(self) -> int:
         return self._fd
 
-    def allow(self, where: str | int, rights: Files) -> None:
+    def allow(self, where: str | int, rights: FileRights) -> None:
         """Allow `rights` for the file or directory at `where` (a path or an fd), and below it.
 
         Rights that apply only to directories are left out for other files. Raise OSError ENOENT if
@@ -221,7 +226,7 @@ class Ruleset:
 
 
 def restrict(
-    rules: Sequence[tuple[str | int, Files]],
+    rules: Sequence[tuple[str | int, FileRights]],
     *,
     scope_signals: bool = False,
     scope_abstract_sockets: bool = False,
@@ -249,13 +254,13 @@ def restrict(
 def _obtainable(*, tcp: bool, signals: bool, abstract_sockets: bool) -> Domain:
     """Return the requested restrictions that this Linux can enforce, with all its file rights."""
     version = abi()
-    scoped = Scope.SIGNAL if signals else Scope(0)
-    scoped |= Scope.ABSTRACT_UNIX_SOCKET if abstract_sockets else Scope(0)
+    scoped = LandlockScope.SIGNAL if signals else LandlockScope(0)
+    scoped |= LandlockScope.ABSTRACT_UNIX_SOCKET if abstract_sockets else LandlockScope(0)
     return Domain(
         abi=version,
         handled=handled_by(version),
         handled_tcp=Tcp.BIND | Tcp.CONNECT if tcp and version >= 4 else Tcp(0),
-        scoped=scoped if version >= 6 else Scope(0),
+        scoped=scoped if version >= 6 else LandlockScope(0),
     )
 
 

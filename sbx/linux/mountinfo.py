@@ -11,7 +11,7 @@ from typing import NamedTuple
 Source = tuple[str, str]  # the device of a file system, and a path from its root
 
 
-class Mount(NamedTuple):
+class MountInfo(NamedTuple):
     """`root` is the path in the file system `device` that is mounted at `point`."""
 
     point: str
@@ -19,7 +19,7 @@ class Mount(NamedTuple):
     root: str
 
 
-def read() -> tuple[Mount, ...]:
+def read() -> tuple[MountInfo, ...]:
     """Return the mounts of this process in order; an empty tuple if /proc cannot be read."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
@@ -28,12 +28,12 @@ def read() -> tuple[Mount, ...]:
         return ()
 
 
-def parse(lines: Iterable[str]) -> tuple[Mount, ...]:
+def parse(lines: Iterable[str]) -> tuple[MountInfo, ...]:
     rows = (line.split(" ") for line in lines)
-    return tuple(Mount(_unescaped(row[4]), row[2], _unescaped(row[3])) for row in rows)
+    return tuple(MountInfo(_unescaped(row[4]), row[2], _unescaped(row[3])) for row in rows)
 
 
-def source_of(path: str, mounts: Sequence[Mount]) -> Source | None:
+def source_of(path: str, mounts: Sequence[MountInfo]) -> Source | None:
     """Return the source of a path that contains no symlinks.
 
     If several mounts have the same nearest point above the path, the last one hides the others.
@@ -45,7 +45,7 @@ def source_of(path: str, mounts: Sequence[Mount]) -> Source | None:
     return nearest.device, _joined(nearest.root, path[len(nearest.point.rstrip("/")) :])
 
 
-def paths_of(source: Source, mounts: Sequence[Mount]) -> Iterator[str]:
+def paths_of(source: Source, mounts: Sequence[MountInfo]) -> Iterator[str]:
     """Yield the paths at which a source is visible."""
     device, path = source
     for mount in mounts:

@@ -39,7 +39,7 @@ _PATH_CALLS = {
 }  # fmt: skip
 
 
-class Call(NamedTuple):
+class SyscallNotice(NamedTuple):
     """A waiting call. `thread` is the TID of the caller in the PID namespace of this process."""
 
     id: int
@@ -60,7 +60,7 @@ def path_calls(machine: str | None = None) -> dict[str, int]:
         raise OSError(errno.ENOSYS, f"no call numbers are known for {machine}") from None
 
 
-def receive(listener: int) -> Call | None:
+def receive(listener: int) -> SyscallNotice | None:
     """Block until a call waits and return it; None if its caller has ended first."""
     buffer = bytearray(_NOTIFICATION.size)
     try:
@@ -70,7 +70,7 @@ def receive(listener: int) -> Call | None:
             return None
         raise
     call, thread, _, number, _, _, *arguments = _NOTIFICATION.unpack(buffer)
-    return Call(call, thread, number, tuple(arguments))
+    return SyscallNotice(call, thread, number, tuple(arguments))
 
 
 def succeed(listener: int, call: int, value: int = 0) -> bool:

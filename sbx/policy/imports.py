@@ -20,7 +20,7 @@ _IMPORTERS = ("__import__", "import_module", "importlib.import_module")
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ImportDenied:
     """One refused import. `name` is the module or member at `line` of the cell.
 
     `forbidden` is True if `imports.forbid` names it, and False if it is only missing from
@@ -44,7 +44,7 @@ def permits(rules: Imports, module: str) -> bool:
     )
 
 
-def refusals(code: str, rules: Imports) -> list[Refusal]:
+def refusals(code: str, rules: Imports) -> list[ImportDenied]:
     """Return the refused imports of `code`, ordered by line. Top-level await is valid here.
 
     Raise SyntaxError if the code is not Python. IPython magics must be translated first.
@@ -54,7 +54,7 @@ def refusals(code: str, rules: Imports) -> list[Refusal]:
     nodes = list(ast.walk(_parse(code)))
     refused = {_refusal(rules, name, line) for name, line in _imported(nodes, rules)}
     refused |= {
-        Refusal(name, line, forbidden=True)
+        ImportDenied(name, line, forbidden=True)
         for name, line in _members(nodes)
         if name in rules.forbid and "." in name
     }
@@ -79,16 +79,16 @@ def _covers(names: Sequence[str], module: str) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in names)
 
 
-def _refusal(rules: Imports, name: str, line: int) -> Refusal | None:
+def _refusal(rules: Imports, name: str, line: int) -> ImportDenied | None:
     """Name the refused module as briefly as the rules allow: subprocess.run is reported as
     subprocess."""
     if permits(rules, name):
         return None
     if covering := [entry for entry in rules.forbid if _covers([entry], name)]:
-        return Refusal(covering[0], line, forbidden=True)
+        return ImportDenied(covering[0], line, forbidden=True)
     package = name.partition(".")[0]
     partly_allowed = any(entry.startswith(f"{package}.") for entry in rules.allow)
-    return Refusal(name if partly_allowed else package, line, forbidden=False)
+    return ImportDenied(name if partly_allowed else package, line, forbidden=False)
 
 
 def _imported(nodes: Sequence[ast.AST], rules: Imports) -> Iterator[tuple[str, int]]:

@@ -77,7 +77,7 @@ class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Mount(Table):
+class MountPolicy(Table):
     """A folder of the host (`source`), read-only at `target` inside."""
 
     source: Annotated[_Path, AfterValidator(checks.mount_source)]
@@ -111,7 +111,7 @@ class Filesystem(Table):
         "/sbin",
         "/usr",
     )
-    mount: Annotated[tuple[Mount, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
+    mount: Annotated[tuple[MountPolicy, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
 
     @model_validator(mode="after")
     def _apart(self) -> "Filesystem":
@@ -123,7 +123,7 @@ class Filesystem(Table):
         return self
 
 
-class Rule(Table):
+class NetworkRule(Table):
     """The requests that are allowed to `host`: one of `methods` at one of `paths`.
 
     Once a host has a rule, only requests that match one of its rules are allowed. A path that ends
@@ -153,7 +153,7 @@ class Network(Table):
         Field(max_length=checks.MOST_ENTRIES),
         AfterValidator(checks.sorted_set),
     ] = ()
-    rule: Annotated[tuple[Rule, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
+    rule: Annotated[tuple[NetworkRule, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
     allow_private: Annotated[
         tuple[Annotated[str, AfterValidator(checks.private_host)], ...],
         Field(max_length=checks.MOST_ENTRIES),
@@ -171,7 +171,7 @@ class Network(Table):
         return self
 
 
-class Secret(Table):
+class SecretPolicy(Table):
     """A secret that code inside can use but not read: its variable `env` contains a placeholder.
 
     The proxy replaces the placeholder with the real value in `header` of requests to `hosts`, and
@@ -192,7 +192,7 @@ class Secret(Table):
     allow_plain: StrictBool = False
 
 
-class Limits(Table):
+class LimitsPolicy(Table):
     """The resources that a jail may use, in bytes, seconds and CPUs.
 
     Files in /tmp and /dev/shm count as memory. `wall_time` is the maximum duration of one run, and
@@ -220,7 +220,7 @@ class Limits(Table):
     io_write_max: _Rate = math.inf
 
 
-class Uploads(Table):
+class UploadsPolicy(Table):
     """The files that a user may upload to a conversation. `allowed_types` are file name endings, or
     "any"."""
 
@@ -230,7 +230,7 @@ class Uploads(Table):
     total_max: _Some = GIB
 
 
-class Walls(Table):
+class WallsPolicy(Table):
     """hard: refuse to start without it. best-effort: use the next weaker one, named in the receipt.
 
     Namespaces and seccomp have no weaker replacement: without them nothing starts. `io` has an
@@ -260,7 +260,7 @@ class Imports(Table):
     ] = ()
 
 
-class Pool(Table):
+class PoolPolicy(Table):
     """How kernels are started, and how many are kept ready for the next request.
 
     fork   forked from a process that has already imported all modules; all kernels of one such
@@ -277,13 +277,13 @@ class Pool(Table):
     max_idle: Annotated[int, Field(strict=True, ge=0, le=MOST_IDLE)] = 4
 
     @model_validator(mode="after")
-    def _in_order(self) -> "Pool":
+    def _in_order(self) -> "PoolPolicy":
         if self.min_idle > self.max_idle:
             raise invalid(f"min_idle {self.min_idle} is more than max_idle {self.max_idle}")
         return self
 
 
-class Tripwire(Table):
+class HoneytokenPolicy(Table):
     """Fake credentials inside, different in each sandbox.
 
     Their use shows that code has searched for secrets. It freezes the sandbox and notifies an
@@ -366,16 +366,16 @@ class Policy(Table):
     filesystem: Filesystem = Filesystem()
     network: Network = Network()
     secrets: Annotated[
-        Mapping[Annotated[str, AfterValidator(checks.secret_name)], Secret],
+        Mapping[Annotated[str, AfterValidator(checks.secret_name)], SecretPolicy],
         AfterValidator(checks.secrets),
-        PlainSerializer(dict, dict[str, Secret]),
+        PlainSerializer(dict, dict[str, SecretPolicy]),
     ] = Field(default_factory=lambda: MappingProxyType({}))
-    limits: Limits = Limits()
-    uploads: Uploads = Uploads()
-    walls: Walls = Walls()
+    limits: LimitsPolicy = LimitsPolicy()
+    uploads: UploadsPolicy = UploadsPolicy()
+    walls: WallsPolicy = WallsPolicy()
     imports: Imports = Imports()
-    pool: Pool = Pool()
-    tripwire: Tripwire = Tripwire()
+    pool: PoolPolicy = PoolPolicy()
+    tripwire: HoneytokenPolicy = HoneytokenPolicy()
     expect: Annotated[tuple[Expect, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
 
     def __hash__(self) -> int:

@@ -33,7 +33,14 @@ from pydantic import ValidationError
 
 from sbx.errors import BadRequest
 from sbx.policy import destinations
-from sbx.policy.model import Limits, Policy, Rule, Secret, Uploads, Walls
+from sbx.policy.model import (
+    LimitsPolicy,
+    NetworkRule,
+    Policy,
+    SecretPolicy,
+    UploadsPolicy,
+    WallsPolicy,
+)
 from sbx.policy.problems import explain, shown
 
 
@@ -110,7 +117,7 @@ def _private_covers(pattern: str, entry: str) -> bool:
     return part.version == network.version and part.subnet_of(network)  # type: ignore[arg-type]
 
 
-def _rules(requested: Sequence[Rule], allowed: Sequence[Rule]) -> bool:
+def _rules(requested: Sequence[NetworkRule], allowed: Sequence[NetworkRule]) -> bool:
     """Return whether the requested rules allow nothing that the policy refuses.
 
     Several rules for a host add up, and a host without a rule is unrestricted. Therefore each
@@ -127,7 +134,7 @@ def _rules(requested: Sequence[Rule], allowed: Sequence[Rule]) -> bool:
     )
 
 
-def _rule_covers(existing: Rule, rule: Rule) -> bool:
+def _rule_covers(existing: NetworkRule, rule: NetworkRule) -> bool:
     return (
         destinations.host_covers(existing.host, rule.host)
         and _part_or_any(rule.methods, existing.methods)
@@ -148,14 +155,14 @@ def _path_covers(pattern: str, path: str) -> bool:
     return pattern == path or (pattern.endswith("*") and path.startswith(pattern[:-1]))
 
 
-def _secrets(requested: Mapping[str, Secret], allowed: Mapping[str, Secret]) -> bool:
+def _secrets(requested: Mapping[str, SecretPolicy], allowed: Mapping[str, SecretPolicy]) -> bool:
     return all(
         name in allowed and _secret_covers(allowed[name], secret)
         for name, secret in requested.items()
     )
 
 
-def _secret_covers(existing: Secret, secret: Secret) -> bool:
+def _secret_covers(existing: SecretPolicy, secret: SecretPolicy) -> bool:
     return (
         (secret.env, secret.header, secret.source)
         == (existing.env, existing.header, existing.source)
@@ -185,13 +192,13 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "secrets": _secrets,
     "imports.allow": _covered,
     "imports.forbid": _forbids_as_much,
-    **{f"limits.{name}": le for name in Limits.model_fields},
-    **{f"uploads.{name}": le for name in Uploads.model_fields},
+    **{f"limits.{name}": le for name in LimitsPolicy.model_fields},
+    **{f"uploads.{name}": le for name in UploadsPolicy.model_fields},
     "uploads.allowed_types": _part_or_any,
     "pool.start": _one_of("cold", "fork"),
     "pool.min_idle": le,
     "pool.max_idle": le,
-    **{f"walls.{name}": _one_of("hard", "best-effort") for name in Walls.model_fields},
+    **{f"walls.{name}": _one_of("hard", "best-effort") for name in WallsPolicy.model_fields},
 }
 ASKABLE = {key.partition(".")[0] for key in _ORDER} | {"env"}
 

@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class RunStart:
+class AgentRunStart:
     model: str
     max_steps: int
     sandboxed: bool = True  # False: its tools act on the host itself
@@ -20,7 +20,7 @@ class RunStart:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
+class AgentTextDelta:
     text: str
     type: Literal["text_delta"] = field(default="text_delta", init=False)
 
@@ -82,7 +82,7 @@ class StepEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnd:
+class AgentRunEnd:
     """`error` has the shape of every error report: code, message, hint?, details?."""
 
     reason: Reason
@@ -93,17 +93,24 @@ class RunEnd:
 
 
 AgentEvent = (
-    RunStart | TextDelta | ToolStart | ToolOutput | ToolApproval | ToolEnd | StepEnd | RunEnd
+    AgentRunStart
+    | AgentTextDelta
+    | ToolStart
+    | ToolOutput
+    | ToolApproval
+    | ToolEnd
+    | StepEnd
+    | AgentRunEnd
 )
 _KINDS: dict[str, type] = {
-    "run_start": RunStart,
-    "text_delta": TextDelta,
+    "run_start": AgentRunStart,
+    "text_delta": AgentTextDelta,
     "tool_start": ToolStart,
     "tool_output": ToolOutput,
     "tool_approval": ToolApproval,
     "tool_end": ToolEnd,
     "step_end": StepEnd,
-    "run_end": RunEnd,
+    "run_end": AgentRunEnd,
 }
 
 

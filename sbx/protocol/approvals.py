@@ -20,7 +20,7 @@ _WHY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ApprovalDecision:
     """`by` is the source of the decision.
 
     It is an owner, an owner and the id of a token, or `timeout`, `abort`, `restart`.
@@ -59,7 +59,7 @@ class Approval:
     agent_id: str | None = None
     project_id: str | None = None
     rehearsal: Mapping[str, Any] | None = None
-    decision: Decision | None = None
+    decision: ApprovalDecision | None = None
     seq: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Approval:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ApprovalScope:
     """The approvals that a caller may see and decide: those of an owner, within bounds.
 
     A bound of None does not restrict.
@@ -92,7 +92,7 @@ class Reach:
     @property
     def is_bounded(self) -> bool:
         """Return whether this covers less than everything of the owner, as for a token."""
-        return self != Reach(self.owner)
+        return self != ApprovalScope(self.owner)
 
     def covers(self, approval: Approval) -> bool:
         return self.owner == approval.owner and all(
@@ -106,7 +106,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class StoredApprovalRule:
     """ "Always allow": calls of one tool whose text equals this one or begins with it.
 
     It applies to the conversation or the project that is set. `seq` is its position in lists.

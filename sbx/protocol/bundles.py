@@ -39,7 +39,7 @@ def count_values(encoded: bytes) -> int:
     return 1 + opened - empty + text.count(b",") + text.count(b":")
 
 
-class Part:
+class BundlePart:
     """One JSON text, valid and in UTF-8.
 
     `marked` is 0 if `sbx.protocol.events` writes the text unchanged. If it writes some values in
@@ -85,7 +85,7 @@ class Bundle(dict[str, Any]):
 
     def __getitem__(self, mime: str) -> Any:
         part = dict.__getitem__(self, mime)
-        if type(part) is Part:
+        if type(part) is BundlePart:
             part = part.value()
             dict.__setitem__(self, mime, part)
         return part
@@ -158,6 +158,6 @@ def weight(bundles: Iterable[Mapping[str, Any]]) -> int:
     """Return the number of values that Python code visits when these bundles are written as
     JSON."""
     return sum(
-        1 + len(bundle) + sum(part.marked for _, part in stored(bundle) if type(part) is Part)
+        1 + len(bundle) + sum(part.marked for _, part in stored(bundle) if type(part) is BundlePart)
         for bundle in bundles
     )

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sbx.protocol.bundles import Bundle, Part
+from sbx.protocol.bundles import Bundle, BundlePart
 from sbx.protocol.runs import (
     Cause,
     Clear,
@@ -113,7 +113,9 @@ def _object_to_json(value: Mapping[str, Any], *, encoded: bool = False) -> Json:
     for key, item in items:
         if not isinstance(key, str):
             raise TypeError(f"a key of JSON must be text, not {type(key).__name__}")
-        written[text_to_json(key)] = _part(item) if type(item) is Part else value_to_json(item)
+        written[text_to_json(key)] = (
+            _part(item) if type(item) is BundlePart else value_to_json(item)
+        )
     if len(written) == 1:
         (key,) = written
         if _LOOKS_MARKED.fullmatch(key):
@@ -121,7 +123,7 @@ def _object_to_json(value: Mapping[str, Any], *, encoded: bool = False) -> Json:
     return written
 
 
-def _part(part: Part) -> "msgspec.Raw":
+def _part(part: BundlePart) -> "msgspec.Raw":
     import msgspec  # takes 15 ms, which a program that only connects does not need
 
     if part.marked:

@@ -7,7 +7,7 @@ Kind = Literal["file", "directory", "symlink", "other"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """One entry of a directory. Bytes of a name that are not UTF-8 are shown as `\\xNN`.
 
     `path` is absolute in the view of code inside. `size` is in bytes and only set for regular
@@ -21,7 +21,7 @@ class Entry:
     modified_s: float
 
 
-class Listing(list[Entry]):
+class Listing(list[FileEntry]):
     """Entries by path. `complete` is False if the limit or an unreadable directory shortened it."""
 
     complete: bool = True
@@ -82,7 +82,7 @@ ChangeKind = Literal["started", "created", "modified", "deleted", "overflow"]
 
 
 @dataclass(frozen=True)
-class Change:
+class FileEvent:
     """A change at `path`. `started` comes first: every later change is reported.
 
     A rename is a `deleted` and a `created`. `overflow` means that more changed than could be

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
+class Mount:
     """`source` is its path on the host, `target` its path inside."""
 
     source: str

@@ -9,7 +9,7 @@ INTERVAL_MIN_S, INTERVAL_MAX_S = 0.2, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class SandboxUsage:
     """The usage of all jails of a sandbox together; only `disk` is that of one conversation.
 
     Values are in bytes, seconds, processes and threads. A value is `None` if this host does not
@@ -43,15 +43,15 @@ class Usage:
     disk_max: int
 
 
-def usage_to_json(usage: Usage) -> dict[str, Any]:
+def usage_to_json(usage: SandboxUsage) -> dict[str, Any]:
     """Return every field by its own name."""
     return asdict(usage)
 
 
-def usage_from_json(data: Mapping[str, Any]) -> Usage:
+def usage_from_json(data: Mapping[str, Any]) -> SandboxUsage:
     """Return the usage. Ignore unknown fields. Raise ValueError for invalid data."""
     try:
-        usage = Usage(**{field.name: data[field.name] for field in fields(Usage)})
+        usage = SandboxUsage(**{field.name: data[field.name] for field in fields(SandboxUsage)})
     except (KeyError, TypeError) as error:
         raise ValueError(f"a usage has a missing or invalid field: {error}") from None
     if usage.source not in get_args(Source):

@@ -20,23 +20,23 @@ from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Event, Run, RunError
-from sbx.protocol.usage import Usage
-from sbx.runtime.files.disk_limit import DiskWatch, Shared
+from sbx.protocol.usage import SandboxUsage
+from sbx.runtime.files.disk_limit import DiskLimit, DiskLimitState
 from sbx.runtime.files.files import OpenFiles, WorkspaceFiles, WorkspaceUploads
-from sbx.runtime.files.open_limit import OpenLimit
-from sbx.runtime.files.usage import Meter, Whole
+from sbx.runtime.files.open_limit import OpenFilesLimit
+from sbx.runtime.files.usage import SandboxUsageSource, UsageReader
 from sbx.runtime.processes.commands import Commands
-from sbx.runtime.processes.languages import Languages, Tool
+from sbx.runtime.processes.languages import Languages, ScriptInterpreter
 from sbx.runtime.processes.scripts import Program, check_script, plan_script
 from sbx.runtime.processes.terminals import Terminals
 from sbx.runtime.run import checks
-from sbx.runtime.run.active_run import LiveRun
+from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import SANDBOX_GONE, Context, StartKernel
-from sbx.runtime.run.contexts import Contexts, Memory
+from sbx.runtime.run.contexts import Contexts, ContextStore
 from sbx.runtime.run.questions import OnInput
 from sbx.runtime.snapshots.checkpoints import Checkpoint, Checkpoints
-from sbx.runtime.snapshots.dry_run import Rehearsal, Rehearsals
-from sbx.runtime.snapshots.snapshots import Copies
+from sbx.runtime.snapshots.dry_run import DryRun, Rehearsals
+from sbx.runtime.snapshots.snapshots import Snapshots
 
 
 class Conversation:
@@ -58,9 +58,9 @@ class Conversation:
         *,
         languages: Languages,
         lost: Callable[[str], bool] = lambda _context: False,
-        contexts: Memory | None = None,
-        limit: OpenLimit | None = None,
-        whole: Whole,
+        contexts: ContextStore | None = None,
+        limit: OpenFilesLimit | None = None,
+        whole: SandboxUsageSource,
     ) -> None:
         """`lost`: whether a context had a kernel that was ended unasked, so that its next run says
         `state_lost`; `contexts`: who remembers which there are. `limit`: its files may be put away
@@ -77,13 +77,13 @@ class Conversation:
         self._languages = languages
         self._opened: OpenFiles | None = None
         self._opening = asyncio.Lock()
-        self._disk = Shared()
-        self.contexts = Contexts(self._make_context, contexts or Memory())
+        self._disk = DiskLimitState()
+        self.contexts = Contexts(self._make_context, contexts or ContextStore())
         self._default = self.contexts.default
         self.files = WorkspaceFiles(self.opened, policy, self._default.beside)
         self.commands = Commands(policy, self._default, self.opened, whole.id)
         self.terminals = Terminals(policy, self._default)
-        self._meter = Meter(policy, self.opened, whole)
+        self._meter = UsageReader(policy, self.opened, whole)
 
     def _make_context(self, name: str, new: bool) -> Context:
         return Context(
@@ -93,7 +93,7 @@ class Conversation:
             self.opened,
             self._start,
             self._grace_s,
-            disk=DiskWatch(self._policy.limits, self._disk),
+            disk=DiskLimit(self._policy.limits, self._disk),
             had_kernel=not new and self._lost(name),
         )
 
@@ -106,7 +106,7 @@ class Conversation:
         """The same, read back from the live jail now: what `changed` since it started is named."""
         return await self._default.read_receipt()
 
-    def copy_by(self, copies: Copies, start: StartKernel) -> None:
+    def copy_by(self, copies: Snapshots, start: StartKernel) -> None:
         """Once, by its sandbox: how its files are copied, and what a jail over a copy starts by."""
         self.rehearsals = Rehearsals(
             self.name, self._policy, self.opened, copies, start, self._grace_s
@@ -192,8 +192,8 @@ class Conversation:
         *,
         timeout: float | None = None,
         on_input: OnInput | None = None,
-        live: LiveRun | None = None,
-    ) -> LiveRun:
+        live: ActiveRun | None = None,
+    ) -> ActiveRun:
         """Queue a cell; the run goes on whether or not anybody follows it. `live` is told of it,
         where it was made before by `new_run`.
 
@@ -211,7 +211,7 @@ class Conversation:
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
         stdin_open: bool = False,
-    ) -> LiveRun:
+    ) -> ActiveRun:
         """Start a shell command; raises as `start_run` does, and BadRequest `invalid_env`."""
         return self._default.start_shell(
             command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
@@ -262,7 +262,7 @@ class Conversation:
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
         cwd: str | None = None,
-    ) -> LiveRun:
+    ) -> ActiveRun:
         """Start a script. A language that is not there is told by the run's result.
 
         Raises Denied `processes_denied` and `capability_not_supported`, BadRequest
@@ -303,7 +303,7 @@ class Conversation:
         """Its time-out in seconds; raises BadRequest as `start_script`."""
         return checks.timeout_s(self._policy, timeout)
 
-    async def find_tool(self, language: str) -> Tool:
+    async def find_tool(self, language: str) -> ScriptInterpreter:
         """What would run a script of this language here.
 
         Raises BadRequest `unknown_language` and `language_unavailable`, Denied, Closed.
@@ -327,7 +327,7 @@ class Conversation:
 
     async def rehearse(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> Rehearsal:
+    ) -> DryRun:
         """Run a shell command on a frozen copy of the files, in a jail of its own and without
         network: what it printed, and what it would change. `commit` makes that real, all or none.
 
@@ -343,16 +343,16 @@ class Conversation:
 
     # -- what it uses ---------------------------------------------------------------------------
 
-    async def usage(self) -> Usage:
+    async def usage(self) -> SandboxUsage:
         """What its sandbox uses now, and the disk of this conversation; nothing starts for it."""
         return await self._meter.now()
 
-    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[Usage, None]:
+    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[SandboxUsage, None]:
         """The same now and after each interval (0.2 to 3600 seconds), until it is closed. Raises
         BadRequest `invalid_interval`."""
         return self._meter.stream(interval_s)
 
-    async def give_up(self, live: LiveRun) -> None:
+    async def give_up(self, live: ActiveRun) -> None:
         """Nobody waits for this run any more: interrupt it, or forget it if it has not begun."""
         await _all(one.give_up(live) for one in self.contexts.ending)
 

@@ -30,7 +30,7 @@ _UNHELD = "lock.new"
 _SWEEP_S = 5.0
 
 
-class Data:
+class DataDirLock:
     """An open data directory; `close` lets go of it, and removes a temporary one."""
 
     def __init__(self, path: Path | None, *, keep: bool = False) -> None:

@@ -31,7 +31,7 @@ from sbx import errors
 from sbx.aio import in_thread
 from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel
-from sbx.policy.model import Tripwire
+from sbx.policy.model import HoneytokenPolicy
 from sbx.workspace.secret_files import secret_at
 
 CREDENTIALS = "/tmp/.aws/credentials"  # noqa: S108  # inside
@@ -42,7 +42,7 @@ _SHOWN_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Sprung:
+class TokenTriggered:
     """What was used (`wire`, the name of a variable or of a host), where, and when."""
 
     wire: str
@@ -50,11 +50,15 @@ class Sprung:
     at: float
 
 
-class Tripwires:
+class Honeytokens:
     """Those of one sandbox. From one event loop; `find` from any thread."""
 
     def __init__(
-        self, policy: Tripwire, sandbox: str, key: Path, on_sprung: Callable[[Sprung], None]
+        self,
+        policy: HoneytokenPolicy,
+        sandbox: str,
+        key: Path,
+        on_sprung: Callable[[TokenTriggered], None],
     ) -> None:
         """`key`: where the secret lies, or is made, that the values come from."""
         self._policy = policy
@@ -68,7 +72,7 @@ class Tripwires:
         self.longest = 0
         self.environment: Mapping[str, str] = {}
         self.files: Mapping[str, str] = {}
-        self.sprung: Sprung | None = None
+        self.sprung: TokenTriggered | None = None
 
     async def plant(self) -> None:
         """Know the values. Raises Unavailable `secret_unusable`."""
@@ -132,25 +136,25 @@ class Tripwires:
         if "output" in self._policy.watch:
             kernel.on_output = _Output(self).hear
 
-    def reader(self, what: str) -> "Reader | None":
+    def reader(self, what: str) -> "FileReader | None":
         """For one file on its way in or out; None where files are not watched."""
-        return Reader(self, what) if "files" in self._policy.watch else None
+        return FileReader(self, what) if "files" in self._policy.watch else None
 
     def _seen(self, text: str, kind: str, where: str) -> str | None:
         if kind not in self._policy.watch:
             return None
         name = self.find(text)
         if name is not None and self.sprung is None:
-            self.sprung = Sprung(name, where, time.time())
+            self.sprung = TokenTriggered(name, where, time.time())
             self._on_sprung(self.sprung)
         return name
 
 
-class Reader:
+class FileReader:
     """A file that is read piece by piece. Remembers so much of the last piece as could begin a
     value."""
 
-    def __init__(self, wires: Tripwires, what: str) -> None:
+    def __init__(self, wires: Honeytokens, what: str) -> None:
         self._wires = wires
         self._what = what
         self._tail = ""
@@ -180,7 +184,7 @@ class Reader:
             yield piece
 
 
-async def reader_of(wires: Tripwires | None, what: str) -> Reader | None:
+async def reader_of(wires: Honeytokens | None, what: str) -> FileReader | None:
     """For one file; None where nothing is planted, or files are not watched."""
     if wires is None:
         return None
@@ -188,7 +192,7 @@ async def reader_of(wires: Tripwires | None, what: str) -> Reader | None:
     return wires.reader(what)
 
 
-async def look(wires: Tripwires | None, what: str, content: bytes) -> None:
+async def look(wires: Honeytokens | None, what: str, content: bytes) -> None:
     """Raises Conflict `tripwire` for a file that has a planted value."""
     if (reader := await reader_of(wires, what)) is not None:
         reader.read(content)
@@ -197,7 +201,7 @@ async def look(wires: Tripwires | None, what: str, content: bytes) -> None:
 class _Output:
     """What one kernel writes, by its streams: those of the cell, and those of each command."""
 
-    def __init__(self, wires: Tripwires) -> None:
+    def __init__(self, wires: Honeytokens) -> None:
         self._wires = wires
         self._tails: dict[tuple[str | None, str], str] = {}
 
@@ -207,7 +211,7 @@ class _Output:
         match content:
             case frames.Stream(name, text):
                 return self._goes_on((None, name), text)
-            case frames.Output(name, text):
+            case frames.OutputFrame(name, text):
                 return self._goes_on((frame.id, name), text)
             case frames.Tty(data):
                 return self._goes_on((frame.id, "tty"), data.decode("latin-1"))

@@ -20,7 +20,7 @@ def refuse_uncovered(plan: LaunchPlan) -> None:
 def _refuse_below(source: str) -> None:
     top = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        limits = masking.Limits()
+        limits = masking.MaskingLimits()
         found = masking.find(top, limits)
     finally:
         os.close(top)

@@ -21,7 +21,7 @@ from sbx.aio import in_thread, to_the_end
 from sbx.isolation.broker.live_mounts import refuse_without_namespaces
 from sbx.kernels.kernel import Kernel
 from sbx.policy.checks import mount_source
-from sbx.protocol.mounts import Attachment
+from sbx.protocol.mounts import Mount
 from sbx.runtime.grounds import Grounds
 from sbx.runtime.snapshots.dry_run_view import is_inert
 from sbx.workspace.allowed_paths import Check
@@ -38,7 +38,7 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 class _Attached:
     """`identity`: (device, inode) of the source."""
 
-    told: Attachment
+    told: Mount
     identity: tuple[int, int]
 
     @property
@@ -46,7 +46,7 @@ class _Attached:
         return self.told.target
 
 
-class Attachments:
+class LiveMounts:
     """Those of one sandbox. Its methods may be called concurrently from one event loop."""
 
     def __init__(
@@ -73,13 +73,13 @@ class Attachments:
         self._dry_runs: set[Kernel] = set()  # which see nothing that is attached later
 
     @property
-    def there(self) -> tuple[Attachment, ...]:
+    def there(self) -> tuple[Mount, ...]:
         """What is attached, by the path inside."""
         return tuple(self._there[target].told for target in sorted(self._there))
 
     async def attach(
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
-    ) -> Attachment:
+    ) -> Mount:
         """Show the directory `source` at `target`, `/mnt/NAME` unless it is said: with the name
         that it has. Without set-id bits and devices, and read-only.
 
@@ -108,7 +108,7 @@ class Attachments:
                 hint="attach it read-only, or make it the workspace; a policy with"
                 ' host_executables = "allow" allows it',
             )
-        told = Attachment(str(path), target, read_only)
+        told = Mount(str(path), target, read_only)
         return await to_the_end(self._attach(_Attached(told, identity)))
 
     async def detach(self, target: str) -> None:
@@ -159,7 +159,7 @@ class Attachments:
         self._kernels[kernel] = set()
         self._dry_runs &= self._kernels.keys()
 
-    async def _attach(self, one: _Attached) -> Attachment:
+    async def _attach(self, one: _Attached) -> Mount:
         async with self._lock:
             if one.target in self._there:
                 raise errors.Conflict(

@@ -14,33 +14,33 @@ from pathlib import Path
 
 from sbx.aio import in_thread, to_the_end
 from sbx.errors import SbxError
-from sbx.isolation.broker.client import Host
+from sbx.isolation.broker.client import HostIds
 from sbx.isolation.plan import Interpreter
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.order import Order
-from sbx.kernels.pool.warm_pool import Berth, Furnished, destroy
+from sbx.kernels.order import LaunchRequest
+from sbx.kernels.pool.warm_pool import PrewarmedKernel, PrewarmSpec, destroy
 from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy
 from sbx.runtime.files.open_files import OpenFiles, open_files
 from sbx.runtime.files.quota import limited
-from sbx.runtime.resources import Means
+from sbx.runtime.resources import RuntimeResources
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Home:
+class PrewarmedSandbox:
     """See the module. `group` is its name at the broker, `directory` and `conversation` are opaque
     names below the data directory. `opened` and `kernel` are there until they are taken."""
 
-    means: Means
+    means: RuntimeResources
     group: str
-    host: Host
+    host: HostIds
     directory: str
     conversation: str
     files_path: Path
     opened: OpenFiles | None
-    order: Order
+    order: LaunchRequest
     kernel: Kernel | None = None
     key: Key | None = None
 
@@ -83,7 +83,9 @@ class Home:
             await _remove(self.means, self.group, self.directory)
 
 
-async def make_home(means: Means, policy: Policy, interpreter: Interpreter) -> Home:
+async def make_home(
+    means: RuntimeResources, policy: Policy, interpreter: Interpreter
+) -> PrewarmedSandbox:
     """Raises what the broker does, and OSError; nothing is left then."""
     making = asyncio.ensure_future(_make(means, policy, interpreter))
     try:
@@ -94,7 +96,9 @@ async def make_home(means: Means, policy: Policy, interpreter: Interpreter) -> H
         raise
 
 
-async def _make(means: Means, policy: Policy, interpreter: Interpreter) -> Home:
+async def _make(
+    means: RuntimeResources, policy: Policy, interpreter: Interpreter
+) -> PrewarmedSandbox:
     group = f"home-{secrets.token_hex(6)}"
     directory, conversation = means.data.new_name(), means.data.new_name()
     means.homes.add(directory)
@@ -123,10 +127,12 @@ async def _make(means: Means, policy: Policy, interpreter: Interpreter) -> Home:
         finally:
             await _remove(means, group, directory)
         raise
-    return Home(means, group, host, directory, conversation, opened.files_path, opened, order)
+    return PrewarmedSandbox(
+        means, group, host, directory, conversation, opened.files_path, opened, order
+    )
 
 
-async def _remove(means: Means, group: str, directory: str) -> None:
+async def _remove(means: RuntimeResources, group: str, directory: str) -> None:
     """Each whatever becomes of the other; from then on a collection may remove the directory."""
     try:
         try:
@@ -139,21 +145,23 @@ async def _remove(means: Means, group: str, directory: str) -> None:
         means.homes.discard(directory)
 
 
-def furnished(means: Means, loaded: Policy, decided: Policy, of: Interpreter) -> Furnished | None:
+def furnished(
+    means: RuntimeResources, loaded: Policy, decided: Policy, of: Interpreter
+) -> PrewarmSpec | None:
     """How homes for new sandboxes by this policy are made; None for one that a request has changed,
     and where a sandbox has parts of its own around it that cannot be made ahead."""
     if decided != loaded or decided.network.mode != "none" or decided.environment is not None:
         return None
     if decided.tripwire.enabled:
         return None
-    return Furnished((decided, of), partial(make_home, means, decided, of))
+    return PrewarmSpec((decided, of), partial(make_home, means, decided, of))
 
 
-def home_of(berth: Berth | None, key: Key | None) -> Home | None:
+def home_of(berth: PrewarmedKernel | None, key: Key | None) -> PrewarmedSandbox | None:
     """The home with its kernel, which are the caller's from here on. `key`: of its next ones."""
     if berth is None:
         return None
     home = berth.home
-    assert isinstance(home, Home)
+    assert isinstance(home, PrewarmedSandbox)
     home.kernel, home.key = berth.kernel, key
     return home

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sbx.isolation.broker.client import Broker
+from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.plan import (
     Filters,
     GroupLimits,
@@ -16,11 +16,11 @@ from sbx.isolation.plan import (
     slows_io,
 )
 from sbx.isolation.probe import Capabilities
-from sbx.kernels.order import Order
-from sbx.kernels.pool.factory import Starter
+from sbx.kernels.order import LaunchRequest
+from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy
-from sbx.runtime.files.open_files import OpenFiles, Ready
+from sbx.runtime.files.open_files import MountPoints, OpenFiles
 from sbx.workspace import DataDirectory
 from sbx.workspace.allowed_paths import OwnPaths
 from sbx.workspace.quarantine import HostProtection
@@ -29,13 +29,13 @@ _MIME_MAX = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class RuntimeResources:
     """What a runtime has, and every sandbox of it uses. `homes`: directories of sandboxes that
     nobody owns yet, which no store knows of; `copies`: those of frozen copies. `confined`: the
     broker gives jails no uid but those of its range."""
 
-    broker: Broker
-    starter: Starter
+    broker: BrokerClient
+    starter: KernelFactory
     data: DataDirectory
     filters: Filters
     guest: Path
@@ -61,7 +61,7 @@ class Means:
     def paths(
         self,
         opened: OpenFiles,
-        ready: Ready,
+        ready: MountPoints,
         interpreter: Interpreter,
         way_out: WayOut | None = None,
     ) -> Paths:
@@ -82,11 +82,11 @@ class Means:
         )
 
     def order(
-        self, group: str, policy: Policy, paths: Paths, ready: Ready, key: Key | None
-    ) -> Order:
+        self, group: str, policy: Policy, paths: Paths, ready: MountPoints, key: Key | None
+    ) -> LaunchRequest:
         """A kernel by this policy, in the sandbox that the broker knows as `group`."""
         planned = plan(policy, self.capabilities, paths, self.filters)
-        return Order(
+        return LaunchRequest(
             sandbox=group,
             plan=planned,
             identities=ready.identities,

@@ -15,20 +15,20 @@ from sbx import errors
 from sbx.aio import check_process, in_thread, to_the_end
 from sbx.environments.directory import Environments
 from sbx.environments.interpreter import interpreter_at, own_interpreter
-from sbx.isolation.broker.client import Broker, BrokerProcess
+from sbx.isolation.broker.client import BrokerClient, BrokerProcess
 from sbx.isolation.plan import Interpreter, decide_walls
 from sbx.isolation.probe import Capabilities
 from sbx.isolation.seccomp import load_filters
-from sbx.kernels.pool.factory import Starter
+from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load, narrow, unchanged
-from sbx.runtime.data_dir import Data
+from sbx.runtime.data_dir import DataDirLock
 from sbx.runtime.grounds import Grounds
-from sbx.runtime.prewarm import Home, furnished, home_of
-from sbx.runtime.resources import Means
+from sbx.runtime.prewarm import PrewarmedSandbox, furnished, home_of
+from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
-from sbx.telemetry.starts import Starts
+from sbx.telemetry.starts import StartCounts
 from sbx.workspace import DataDirectory
 from sbx.workspace.allowed_paths import OwnPaths
 
@@ -59,10 +59,10 @@ class Runtime:
         self._room = asyncio.Semaphore(_PREPARED_AT_ONCE)
         self._started_broker = broker
         self._pid = os.getpid()
-        self._broker: Broker | None = None
-        self._starter: Starter | None = None
-        self._data: Data | None = None
-        self._means: Means | None = None
+        self._broker: BrokerClient | None = None
+        self._starter: KernelFactory | None = None
+        self._data: DataDirLock | None = None
+        self._means: RuntimeResources | None = None
         self._sandboxes: set[AsyncSandbox] = set()
 
     async def start(self) -> Self:
@@ -77,9 +77,9 @@ class Runtime:
             machine = platform.machine()
             filters = load_filters(machine)
             if self._started_broker is not None:
-                self._broker = Broker.adopt(self._started_broker)
+                self._broker = BrokerClient.adopt(self._started_broker)
             else:
-                self._broker = await Broker.start(
+                self._broker = await BrokerClient.start(
                     bwrap=str(settings.bwrap) if settings.bwrap else None,
                     uids=settings.uid_range,
                     groups=settings.cgroups,
@@ -88,12 +88,12 @@ class Runtime:
         except BaseException:
             await self.close()
             raise
-        self._starter = Starter(
+        self._starter = KernelFactory(
             self._broker,
             most=settings.zygotes_max if settings.fast_path else 0,
             deadline_s=settings.start_timeout,
         )
-        self._means = Means(
+        self._means = RuntimeResources(
             broker=self._broker,
             starter=self._starter,
             data=self._data.directory,
@@ -194,13 +194,15 @@ class Runtime:
             return self._decide(policy, narrower, env)  # which then reads no file
         return await asyncio.to_thread(self._decide, policy, narrower, env)
 
-    async def ready_home(self, loaded: Policy, decided: Policy) -> Home | None:
+    async def ready_home(self, loaded: Policy, decided: Policy) -> PrewarmedSandbox | None:
         """One with a kernel for a new sandbox, the caller's from here on: to be given to `open`, or
         up. None where none is ready; it is asked for, so some may be from then on."""
         self._started()
         return self._home(loaded, decided, await self._interpreter_of(decided))
 
-    def _home(self, loaded: Policy, decided: Policy, interpreter: Interpreter) -> Home | None:
+    def _home(
+        self, loaded: Policy, decided: Policy, interpreter: Interpreter
+    ) -> PrewarmedSandbox | None:
         means = self._started()
         wanted = furnished(means, loaded, decided, interpreter)
         if wanted is None:
@@ -210,7 +212,7 @@ class Runtime:
         return home_of(means.starter.take_berth(key, wanted), key)
 
     def _key(
-        self, means: Means, loaded: Policy, decided: Policy, interpreter: Interpreter
+        self, means: RuntimeResources, loaded: Policy, decided: Policy, interpreter: Interpreter
     ) -> Key | None:
         """By which zygote kernels of any workspace of ours may be forked; of a policy that
         `decide_walls` has not refused."""
@@ -228,7 +230,7 @@ class Runtime:
             raise
         return box
 
-    def known(self, home: Home) -> None:
+    def known(self, home: PrewarmedSandbox) -> None:
         """Its directory is in a store now."""
         self._started().homes.discard(home.directory)
 
@@ -294,9 +296,9 @@ class Runtime:
         await means.starter.warm(key, count, wanted)
 
     @property
-    def starts(self) -> Starts:
+    def starts(self) -> StartCounts:
         """How kernels came to be so far, by path, and why a faster path did not serve."""
-        return self._starter.starts if self._starter is not None else Starts()
+        return self._starter.starts if self._starter is not None else StartCounts()
 
     @property
     def parked(self) -> int:
@@ -311,7 +313,7 @@ class Runtime:
         await to_the_end(self._end())
 
     async def _open_data(self) -> None:
-        open_data = partial(Data, self.settings.data_dir, keep=self._keep_files)
+        open_data = partial(DataDirLock, self.settings.data_dir, keep=self._keep_files)
         self._data = await in_thread(open_data)
 
     async def _end(self) -> None:
@@ -341,7 +343,7 @@ class Runtime:
     ) -> None:
         await self.close()
 
-    def _started(self) -> Means:
+    def _started(self) -> RuntimeResources:
         check_process(self._pid)
         if self._means is None:
             raise _not_running()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Self
 
 from sbx import errors
 from sbx.aio import check_process, in_thread, to_the_end
-from sbx.egress.unix_socket import Outlet
+from sbx.egress.unix_socket import EgressSocket
 from sbx.environments.directory import check_there
-from sbx.isolation.broker.client import Host
+from sbx.isolation.broker.client import HostIds
 from sbx.isolation.plan import Interpreter, Paths, WayOut, decide_walls
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.budget import FrameBudget
@@ -26,32 +26,38 @@ from sbx.kernels.memory_watcher import Watcher
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy
 from sbx.protocol.contexts import DEFAULT_CONTEXT
-from sbx.protocol.mounts import Attachment
+from sbx.protocol.mounts import Mount
 from sbx.protocol.runs import Cause, Event, Run
-from sbx.protocol.usage import Usage
+from sbx.protocol.usage import SandboxUsage
 from sbx.runtime.conversation import Conversation
-from sbx.runtime.files.files import OpenFiles, Ready, WorkspaceFiles, WorkspaceUploads, open_files
+from sbx.runtime.files.files import (
+    MountPoints,
+    OpenFiles,
+    WorkspaceFiles,
+    WorkspaceUploads,
+    open_files,
+)
 from sbx.runtime.files.quota import limited, refused
-from sbx.runtime.files.usage import Whole
-from sbx.runtime.honeytokens import Sprung, Tripwires
+from sbx.runtime.files.usage import SandboxUsageSource
+from sbx.runtime.honeytokens import Honeytokens, TokenTriggered
 from sbx.runtime.host_sockets import refuse_uncovered
-from sbx.runtime.live_mounts import Attachments
-from sbx.runtime.prewarm import Home
+from sbx.runtime.live_mounts import LiveMounts
+from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.processes.commands import Commands
 from sbx.runtime.processes.languages import Languages
 from sbx.runtime.processes.terminals import Terminals
-from sbx.runtime.resources import Means
+from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.run.context import StartKernel
 from sbx.runtime.run.contexts import Contexts
 from sbx.runtime.run.questions import OnInput
 from sbx.runtime.snapshots.checkpoints import Checkpoint
-from sbx.runtime.snapshots.dry_run import Rehearsal, is_rehearsal, offline
-from sbx.runtime.snapshots.snapshots import Copies
+from sbx.runtime.snapshots.dry_run import DryRun, is_rehearsal, offline
+from sbx.runtime.snapshots.snapshots import Snapshots
 from sbx.workspace import allowed_paths, check_name
 from sbx.workspace.rights import refuse_rights
 
 if TYPE_CHECKING:
-    from sbx.egress import Decision
+    from sbx.egress import EgressDecision
 
 _log = logging.getLogger(__name__)
 DEFAULT_CONVERSATION = "default"
@@ -69,7 +75,7 @@ class AsyncSandbox:
 
     def __init__(
         self,
-        means: Means,
+        means: RuntimeResources,
         policy: Policy,
         loaded: Policy,
         interpreter: Interpreter,
@@ -79,7 +85,7 @@ class AsyncSandbox:
         on_close: Callable[["AsyncSandbox"], None],
         id: str | None = None,
         directory: str | None = None,
-        home: Home | None = None,
+        home: PrewarmedSandbox | None = None,
     ) -> None:
         """`id` and `directory` (an opaque name): those of one that was closed with its files.
         `home`: what was made ahead for it; its first conversation gets the kernel."""
@@ -99,27 +105,27 @@ class AsyncSandbox:
         self._directory = directory or means.data.new_name()
         self._conversations: dict[str, Conversation] = {}
         self._watcher: Watcher | None = None
-        self.tripwires: Tripwires | None = None
+        self.tripwires: Honeytokens | None = None
         if policy.tripwire.enabled:
             key = means.data.path / "tripwire_key"
-            self.tripwires = Tripwires(policy.tripwire, self.id, key, self._on_sprung)
+            self.tripwires = Honeytokens(policy.tripwire, self.id, key, self._on_sprung)
         self._freezing: asyncio.Task[None] | None = None
         self._had_kernel = False
-        self._outlet: Outlet | None = None
+        self._outlet: EgressSocket | None = None
         if policy.network.mode == "proxy":
             wires = self.tripwires.at_proxy if self.tripwires is not None else None
-            self._outlet = Outlet(self.id, policy, means.data, self._decided, wires)
-        self._attachments = Attachments(
+            self._outlet = EgressSocket(self.id, policy, means.data, self._decided, wires)
+        self._attachments = LiveMounts(
             policy.shared and workspace is None,
             guarded=policy.host_executables != "allow",
             possible=means.capabilities.own_namespaces,
             check=self._check_directory,
         )
-        self._copies = Copies(
+        self._copies = Snapshots(
             means, policy, self._directory, lambda: (self._host.uid, self._host.gid)
         )
         self._frame_budget = FrameBudget()
-        self._host: Host
+        self._host: HostIds
         self._owner_uid: int | None = None  # of the workspace, when the uid of jails was chosen
         self._mapped = False  # whether jails see the owner of the workspace as their own uid
         self._key: Key | None = None
@@ -147,7 +153,7 @@ class AsyncSandbox:
             await self._means.broker.map_owner(self._group, path, opened.identities[path])
             assert opened.host_directory is not None
             await opened.call(partial(refuse_rights, opened.host_directory))
-        paths = self._means.paths(opened, Ready({}, opened.any_guard), self._interpreter)
+        paths = self._means.paths(opened, MountPoints({}, opened.any_guard), self._interpreter)
         self._decide_key(paths, foreign_uid=paths.host_directory and not self._mapped)
 
     async def _make_group(self, uid: int | None) -> None:
@@ -258,7 +264,7 @@ class AsyncSandbox:
 
     async def rehearse(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> Rehearsal:
+    ) -> DryRun:
         """Run a shell command on a frozen copy; see `Conversation.rehearse`."""
         return await self._default.rehearse(command, timeout=timeout, cwd=cwd)
 
@@ -288,11 +294,11 @@ class AsyncSandbox:
         """Terminals of `default`."""
         return self._default.terminals
 
-    async def usage(self) -> Usage:
+    async def usage(self) -> SandboxUsage:
         """What the sandbox uses now, and the disk of `default`; nothing starts for it."""
         return await self._default.usage()
 
-    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[Usage, None]:
+    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[SandboxUsage, None]:
         """The same now and after each interval, until it is closed."""
         return self._default.stream_usage(interval_s)
 
@@ -307,7 +313,7 @@ class AsyncSandbox:
         return self._default.receipt
 
     @property
-    def network_log(self) -> "tuple[Decision, ...]":
+    def network_log(self) -> "tuple[EgressDecision, ...]":
         """What its proxy decided lately, the last one last; empty without a proxy."""
         return tuple(self._outlet.log) if self._outlet is not None else ()
 
@@ -363,19 +369,19 @@ class AsyncSandbox:
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
     ) -> str:
         """Show one more directory of the host inside, also in kernels that live; the path there.
-        See `Attachments.attach`."""
+        See `LiveMounts.attach`."""
         check_process(self._pid)
         self._check_open()
         told = await self._attachments.attach(source, target, read_only=read_only)
         return told.target
 
     async def detach(self, target: str) -> None:
-        """Show it no more; see `Attachments.detach`."""
+        """Show it no more; see `LiveMounts.detach`."""
         check_process(self._pid)
         self._check_open()
         await self._attachments.detach(target)
 
-    async def attachments(self) -> tuple[Attachment, ...]:
+    async def attachments(self) -> tuple[Mount, ...]:
         """What is attached now, by the path inside."""
         return self._attachments.there
 
@@ -478,8 +484,10 @@ class AsyncSandbox:
         return await limited(self._means, self.policy, opened)
 
     @property
-    def _whole(self) -> Whole:
-        return Whole(self.id, lambda: self._means.broker.usage(self._group), self._pids)
+    def _whole(self) -> SandboxUsageSource:
+        return SandboxUsageSource(
+            self.id, lambda: self._means.broker.usage(self._group), self._pids
+        )
 
     def _pids(self) -> list[int]:
         """Every process of its jails; from any thread."""
@@ -537,7 +545,7 @@ class AsyncSandbox:
             self._watcher.watch(kernel)
         return kernel
 
-    def _on_sprung(self, sprung: Sprung) -> None:
+    def _on_sprung(self, sprung: TokenTriggered) -> None:
         """A planted credential was used: end every kernel, by a task of its own."""
         _log.warning("a trip-wire of %s was sprung: %s, in %s", self.id, sprung.wire, sprung.where)
         for talk in self._conversations.values():
@@ -564,7 +572,7 @@ class AsyncSandbox:
         ids = (self._host.uid, self._host.gid)
         return self._outlet.opened(ids if ids[0] != os.geteuid() else None)
 
-    def _decided(self, decision: "Decision") -> None:
+    def _decided(self, decision: "EgressDecision") -> None:
         """What the proxy let through, or did not. To be quick: the proxy waits for it."""
         level = logging.DEBUG if decision.allowed else logging.INFO
         told = (self.id, decision.host, decision.port, decision.rule, decision.reason)

@@ -109,7 +109,7 @@ def _within(bound: str | None, asked: str | None) -> bool:
     return bound is None or bound == asked
 
 
-class Access:
+class Authenticator:
     """Keys and tokens over a store. `secret_file` holds what signs tokens, made when missing.
 
     `shared_uid`: the uid that Linux reports of several users, see `unmapped_uid`.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sbx.telemetry.audit import Audit
 
 if TYPE_CHECKING:
-    from sbx.egress import Decision
+    from sbx.egress import EgressDecision
 
 _log = logging.getLogger(__name__)
 _MINUTE_S = 60.0
@@ -22,7 +22,7 @@ _EVENTS_MAX = 20
 _TEXT_MAX = 500  # characters of a path or host that the code inside wrote
 
 
-class Decisions:
+class EgressLog:
     """Of one sandbox. `tell` records an event of it: its type, its cause, and details."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Decisions:
         self._counts = {"allowed": 0, "refused": 0, "events": 0}
         self._left_out = {"allowed": 0, "refused": 0, "events": 0}
 
-    def add(self, decision: "Decision") -> None:
+    def add(self, decision: "EgressDecision") -> None:
         """Note it. Awaits nothing: the proxy goes on meanwhile."""
         if (minute := int(self._now() // _MINUTE_S)) != self._minute:
             self.tell_left_out()
@@ -78,7 +78,7 @@ class Decisions:
         return True
 
 
-def _details(decision: "Decision") -> dict[str, Any]:
+def _details(decision: "EgressDecision") -> dict[str, Any]:
     """Its fields, but for what is empty, and for the path's query, where people put keys."""
     path = decision.path and decision.path.partition("?")[0]
     told = {

@@ -17,7 +17,7 @@ from sbx.runtime.settings import Settings
 from sbx.service.models import TaskReport
 from sbx.store import Store, tokens
 from sbx.store import sandboxes as rows
-from sbx.store.sandboxes import CargoRow, Ended, SandboxRow
+from sbx.store.sandboxes import EndedSandbox, SandboxRow, WorkspaceRow
 
 _REMOVE_S = 5.0
 _SWEEP_S = 20.0
@@ -25,7 +25,7 @@ _BRIEFLY_S = 0.2
 _log = logging.getLogger(__name__)
 
 
-class Leftovers:
+class GarbageCollector:
     """Removes; it never ends anything that lives."""
 
     def __init__(self, store: Store, clock: Clock, runtime: Runtime, settings: Settings) -> None:
@@ -35,11 +35,11 @@ class Leftovers:
         self._settings = settings
         self._remove_s = _REMOVE_S
 
-    async def remove(self, row: SandboxRow, cargo: CargoRow) -> None:
+    async def remove(self, row: SandboxRow, cargo: WorkspaceRow) -> None:
         """The files of a sandbox that was deleted a moment ago, unless they are kept a while."""
         assert row.deleted_at is not None
         await self._remove_of(
-            Ended(
+            EndedSandbox(
                 row.id,
                 row.cause,
                 row.expires_at,
@@ -50,16 +50,16 @@ class Leftovers:
             )
         )
 
-    async def remove_files(self, cargo: CargoRow) -> None:
+    async def remove_files(self, cargo: WorkspaceRow) -> None:
         """Remove the files of a sandbox that is about to be deleted."""
         await self._removed(cargo.directory)
 
-    async def remove_cargo(self, cargo: CargoRow) -> None:
+    async def remove_cargo(self, cargo: WorkspaceRow) -> None:
         if await self._removed(cargo.directory):
             self._store.write_later(partial(rows.is_removed, directory=cargo.directory))
             self._store.write_later(partial(rows.free_uid, cargo_id=cargo.id))
 
-    async def remove_conversations(self, cargo: CargoRow, directories: Sequence[str]) -> None:
+    async def remove_conversations(self, cargo: WorkspaceRow, directories: Sequence[str]) -> None:
         for directory in directories:
             if await self._removed(cargo.directory, directory):
                 done = partial(rows.is_removed, directory=cargo.directory, conversation=directory)
@@ -163,7 +163,7 @@ class Leftovers:
         data = self._runtime.data
         return {name: frozenset(data.conversations(name)) for name in data.sandboxes()}
 
-    async def _remove_of(self, ended: Ended) -> bool:
+    async def _remove_of(self, ended: EndedSandbox) -> bool:
         """True when the files are gone now."""
         grace = self._settings.files_grace if ended.cause == "expired" else 0.0
         since = ended.deleted_at if ended.expires_at is None else ended.expires_at

@@ -24,7 +24,7 @@ from sbx.aio import Clock
 from sbx.errors import Conflict, SbxError
 from sbx.service.auth import Caller
 from sbx.store import Store
-from sbx.store.idempotency import KeptReplies, KeptReply, Reservation, Slot
+from sbx.store.idempotency import Reservation, Slot, StoredReplies, StoredReply
 
 KEY = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _FAILED = 400  # a status from here on is not kept
@@ -44,7 +44,7 @@ class _Call:
     reserved: bool = False
 
 
-class Replies:
+class IdempotencyCache:
     """Replies of the last `ttl_s` seconds. A second call waits `wait_s` seconds at most."""
 
     def __init__(
@@ -54,9 +54,9 @@ class Replies:
         *,
         ttl_s: float = 3600.0,
         wait_s: float = 120.0,
-        kept: KeptReplies | None = None,
+        kept: StoredReplies | None = None,
     ) -> None:
-        self._table = kept or KeptReplies(store)
+        self._table = kept or StoredReplies(store)
         self._clock = clock
         self._ttl_s = ttl_s
         self._wait_s = wait_s
@@ -158,7 +158,7 @@ def _reused(key: str) -> Conflict:
     )
 
 
-def _unknown(key: str, kept: KeptReply) -> Conflict:
+def _unknown(key: str, kept: StoredReply) -> Conflict:
     known = {"run_id": kept.run_id, "status": kept.run_status}
     where = "list the resources" if kept.run_id is None else "find the run in the history"
     return _conflict(

@@ -20,26 +20,26 @@ from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import OpenFiles
-from sbx.runtime.files.open_limit import OpenLimit
-from sbx.runtime.honeytokens import Sprung
-from sbx.runtime.live_mounts import Attachments
-from sbx.runtime.prewarm import Home
-from sbx.runtime.resources import Means
+from sbx.runtime.files.open_limit import OpenFilesLimit
+from sbx.runtime.honeytokens import TokenTriggered
+from sbx.runtime.live_mounts import LiveMounts
+from sbx.runtime.prewarm import PrewarmedSandbox
+from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.run.context import Context, StartKernel
-from sbx.runtime.run.contexts import Memory
+from sbx.runtime.run.contexts import ContextStore
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION, AsyncSandbox
 from sbx.service.sessions import check_id
 
 if TYPE_CHECKING:
-    from sbx.egress import Decision
+    from sbx.egress import EgressDecision
 
 _ENTRIES = 20_000
 _MEASURE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SandboxHooks:
     """Where a sandbox lies that is kept, and what its keeper does for it.
 
     `directory` is an opaque name, `uid` the host uid of its files (None: that of the runtime).
@@ -60,12 +60,12 @@ class Place:
     starting: Callable[[str, str], AbstractAsyncContextManager[None]]
     started: Callable[[str, str, Receipt], None]
     lost: Callable[[str, str], bool]
-    contexts: Callable[[str], Memory]
+    contexts: Callable[[str], ContextStore]
     exists: Callable[[str], Awaitable[bool]]
-    limit: OpenLimit
-    decided: "Callable[[Decision], None]"
-    sprung: Callable[[Sprung], None]
-    attachments: Attachments
+    limit: OpenFilesLimit
+    decided: "Callable[[EgressDecision], None]"
+    sprung: Callable[[TokenTriggered], None]
+    attachments: LiveMounts
     frame_budget: FrameBudget
 
 
@@ -74,15 +74,15 @@ class KeptSandbox(AsyncSandbox):
 
     def __init__(
         self,
-        means: Means,
+        means: RuntimeResources,
         policy: Policy,
         loaded: Policy,
         interpreter: Interpreter,
-        place: Place,
+        place: SandboxHooks,
         *,
         uids: tuple[int, int],
         on_close: Callable[[AsyncSandbox], None],
-        home: Home | None = None,
+        home: PrewarmedSandbox | None = None,
     ) -> None:
         super().__init__(
             means,
@@ -221,10 +221,10 @@ class KeptSandbox(AsyncSandbox):
         self._place.started(name, context, kernel.receipt)
         return kernel
 
-    def _decided(self, decision: "Decision") -> None:
+    def _decided(self, decision: "EgressDecision") -> None:
         self._place.decided(decision)
 
-    def _on_sprung(self, sprung: Sprung) -> None:
+    def _on_sprung(self, sprung: TokenTriggered) -> None:
         self._place.sprung(sprung)
         super()._on_sprung(sprung)
 
@@ -241,7 +241,11 @@ async def end_forgotten(one: Conversation, told: RunError) -> None:
 
 
 async def open_kept(
-    runtime: Runtime, loaded: Policy, decided: Policy, place: Place, home: Home | None = None
+    runtime: Runtime,
+    loaded: Policy,
+    decided: Policy,
+    place: SandboxHooks,
+    home: PrewarmedSandbox | None = None,
 ) -> KeptSandbox:
     """Return a sandbox whose files outlive it, new or opened again.
 

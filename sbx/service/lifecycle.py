@@ -93,7 +93,7 @@ TABLE: Mapping[State, Mapping[Act, State]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LifecycleInputs:
     """What is known of a sandbox at one moment."""
 
     deleted: bool = False
@@ -103,7 +103,7 @@ class Facts:
     failed: bool = False  # the last start
 
 
-def state_of(facts: Facts) -> State:
+def state_of(facts: LifecycleInputs) -> State:
     """The first that is true counts."""
     if facts.deleted:
         return State.DELETED

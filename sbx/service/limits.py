@@ -8,20 +8,22 @@ from sbx.errors import Unavailable
 
 if TYPE_CHECKING:
     from sbx.runtime.run.context import Context
-    from sbx.service.sandbox import Living
+    from sbx.service.sandbox import ServiceSandbox
 
 _RETRY_AFTER_S = 5.0
 
 
-class KernelLimits:
+class KernelLimit:
     """`every` gives the sandboxes there are."""
 
-    def __init__(self, most: int, per_owner: int, every: Callable[[], "Iterable[Living]"]) -> None:
+    def __init__(
+        self, most: int, per_owner: int, every: Callable[[], "Iterable[ServiceSandbox]"]
+    ) -> None:
         self._most = most
         self._per_owner = per_owner
         self._every = every
 
-    async def admit(self, one: "Living") -> None:
+    async def admit(self, one: "ServiceSandbox") -> None:
         """Make room for the kernel that starts in `one`, and is counted among its `starts`.
 
         Raises Unavailable `too_many_kernels` when every other one is busy.
@@ -46,7 +48,7 @@ class KernelLimits:
     def _count(self, owner: str | None = None) -> int:
         return sum(one.kernels for one in self._every() if owner in (None, one.row.owner))
 
-    def _idle(self, owner: str | None) -> "list[tuple[Living, Context]]":
+    def _idle(self, owner: str | None) -> "list[tuple[ServiceSandbox, Context]]":
         """Those of sandboxes that somebody is using right now last."""
         found = [
             (one.users > 0, context.used_at, one, context)

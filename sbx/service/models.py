@@ -62,7 +62,7 @@ class ConversationView:
 
 
 @dataclass(frozen=True, slots=True)
-class CargoView:
+class WorkspaceView:
     """A workspace with an id of its own. `managed_by`: the sandbox it lives and dies with."""
 
     id: str

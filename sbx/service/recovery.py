@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 async def recover(store: Store, clock: Clock, runtime: Runtime) -> None:
-    """Runs that were cut off say so, no row tells of a kernel, half-written files are gone, and
-    commits that were cut off are undone.
+    """Mark interrupted runs, clear the kernels of all rows, remove partial files, and undo
+    interrupted commits.
 
-    What the store does not know, and deletions that were begun, `Leftovers.collect` finishes.
+    `GarbageCollector.collect` removes what the store does not know, and finishes deletions.
     """
     interrupted = await runs.mark_interrupted(store, clock.now())
     agents = await agent_runs.mark_interrupted(store, clock.now())

@@ -37,7 +37,7 @@ from sbx.protocol.languages import LANGUAGES, Language
 from sbx.protocol.runs import Event, Run, RunEnd, RunError, Status
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.run import checks
-from sbx.runtime.run.active_run import LiveRun, SharedRoom
+from sbx.runtime.run.active_run import ActiveRun, SharedRoom
 from sbx.runtime.run.context import Context
 from sbx.service.auth import Caller
 from sbx.service.recording import refusal
@@ -46,7 +46,7 @@ from sbx.store import Store
 from sbx.store import runs as rows
 from sbx.store.idempotency import Slot
 from sbx.store.pending import PendingWrites
-from sbx.store.runs import RunRow, Wanted
+from sbx.store.runs import RunFilter, RunRow
 from sbx.telemetry import logs, metrics, spans
 from sbx.telemetry.host_paths import without_host_paths
 
@@ -68,7 +68,7 @@ _RECORDED_AFTER_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RunRequest:
     """What is to be run. `timeout_s` None: the policy's wall_time. `cwd`, `env` and `stdin` are for
     a command or a script only, `args` for a script. `interactive`: input() asks by an InputRequest
     event, answered by `RunHandle.answer`; without it, input() raises inside. `stdin_open`: a
@@ -107,9 +107,9 @@ class RunHandle:
         self,
         runs: "Runs",
         talk: Context,
-        live: LiveRun,
+        live: ActiveRun,
         begun: rows.Begun,
-        ask: Ask,
+        ask: RunRequest,
         using: AbstractAsyncContextManager[InUse],
     ) -> None:
         self.run_id = begun.id
@@ -186,7 +186,7 @@ class RunHandle:
         self._answers.put_nowait(text)
 
     async def write(self, text: str | None) -> None:
-        """Feed the standard input of a command; see `LiveRun.write`."""
+        """Feed the standard input of a command; see `ActiveRun.write`."""
         await self._live.write(text)
 
     # -- how it goes on ------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class RunHandle:
             await using.__aexit__(None, None, None)
 
 
-class _Queue:
+class RunQueue:
     """What goes on in one context and what waits there, in its order."""
 
     def __init__(self) -> None:
@@ -302,7 +302,7 @@ class Runs:
         self._asked = 0
         self._history_max = history_max
         self._running: dict[str, RunHandle] = {}
-        self._queues: dict[tuple[str, str, str], _Queue] = {}
+        self._queues: dict[tuple[str, str, str], RunQueue] = {}
         self._ended: TTLCache[str, RunHandle] = TTLCache(
             replay_max, replay_s, timer=clock.now, getsizeof=_memory_of
         )
@@ -315,7 +315,7 @@ class Runs:
     # -- runs ------------------------------------------------------------------------------------
 
     async def start(
-        self, caller: Caller, sandbox_id: str, conversation: str, ask: Ask
+        self, caller: Caller, sandbox_id: str, conversation: str, ask: RunRequest
     ) -> RunHandle:
         """Start a run, or queue it behind others; it goes on whether or not anybody waits for it.
 
@@ -416,7 +416,7 @@ class Runs:
         """The runs of a sandbox, the newest first, and how many there are in all. `tags`: any of
         these, separated by commas. A page may end before its limit: the next one begins at `offset`
         plus the number of rows given."""
-        wanted = Wanted(
+        wanted = RunFilter(
             kind=exec_type,
             conversation=conversation,
             success_only=success_only,
@@ -453,7 +453,7 @@ class Runs:
 
     async def entry(self, caller: Caller, sandbox_id: str, run_id: str) -> RunRow:
         """One run, also while it goes on. Raises NotFound."""
-        within, wanted = await self._history_of(caller, sandbox_id, Wanted())
+        within, wanted = await self._history_of(caller, sandbox_id, RunFilter())
         found = self._unrecorded.get(run_id)
         if found is None or found.sandbox_id != within:
             found = await rows.of_id(self._store, within, run_id)
@@ -490,8 +490,8 @@ class Runs:
         return await self.entry(caller, sandbox_id, run_id)
 
     async def _history_of(
-        self, caller: Caller, sandbox_id: str, wanted: Wanted
-    ) -> tuple[str, Wanted]:
+        self, caller: Caller, sandbox_id: str, wanted: RunFilter
+    ) -> tuple[str, RunFilter]:
         """The sandbox's own id, and what of `wanted` lies within the caller's bounds."""
         view = await self._sandboxes.get(caller, sandbox_id)
         if not _reaches(caller, view, wanted.conversation):
@@ -502,7 +502,7 @@ class Runs:
 
     # -- from its start to its end ---------------------------------------------------------------
 
-    def _check_room(self, sandbox_id: str, conversation: str, ask: Ask) -> None:
+    def _check_room(self, sandbox_id: str, conversation: str, ask: RunRequest) -> None:
         queue = self._queues.get((sandbox_id, conversation, ask.context))
         most = self._queue_max + (ask.kind == "python")  # and the one that runs
         if queue is not None and len(queue.of(ask.kind)) >= most:
@@ -514,7 +514,7 @@ class Runs:
         self,
         within: Conversation,
         sandbox_id: str,
-        ask: Ask,
+        ask: RunRequest,
         using: AbstractAsyncContextManager[InUse],
     ) -> RunHandle:
         talk = within.contexts.find(ask.context)
@@ -553,7 +553,7 @@ class Runs:
         self._asked += ask.size
         self._running[begun.id] = handle
         self._idle.clear()
-        queue = self._queues.setdefault((sandbox_id, talk.conversation, talk.name), _Queue())
+        queue = self._queues.setdefault((sandbox_id, talk.conversation, talk.name), RunQueue())
         if ask.kind == "python" and queue.cells:
             handle._waits()
         queue.of(ask.kind)[handle] = None
@@ -654,7 +654,7 @@ def _count(handle: RunHandle, run: Run) -> None:
             _log.info("a run ended: %s (%s)", run.status.value, run.cause or "no cause")
 
 
-async def _outcome(live: LiveRun) -> Run:
+async def _outcome(live: ActiveRun) -> Run:
     """The result; of a run that has none, one that says why."""
     try:
         return await live.result()

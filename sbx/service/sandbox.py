@@ -18,30 +18,30 @@ from sbx.aio import Clock, to_the_end
 from sbx.kernels.budget import FrameBudgets
 from sbx.policy import Policy
 from sbx.protocol.contexts import DEFAULT_CONTEXT
-from sbx.protocol.mounts import Attachment
+from sbx.protocol.mounts import Mount
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
-from sbx.runtime.files.open_limit import OpenLimit
+from sbx.runtime.files.open_limit import OpenFilesLimit
 from sbx.runtime.honeytokens import CODE as TRIPWIRE
-from sbx.runtime.honeytokens import Sprung, refusal
-from sbx.runtime.live_mounts import Attachments, not_attached
-from sbx.runtime.prewarm import Home
+from sbx.runtime.honeytokens import TokenTriggered, refusal
+from sbx.runtime.live_mounts import LiveMounts, not_attached
+from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.run.context import Context
-from sbx.runtime.run.contexts import Memory
+from sbx.runtime.run.contexts import ContextStore
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service import lifecycle
-from sbx.service.egress_log import Decisions
-from sbx.service.kept import KeptSandbox, Place, open_kept
-from sbx.service.lifecycle import Act, Facts, State
-from sbx.service.limits import KernelLimits
+from sbx.service.egress_log import EgressLog
+from sbx.service.kept import KeptSandbox, SandboxHooks, open_kept
+from sbx.service.lifecycle import Act, LifecycleInputs, State
+from sbx.service.limits import KernelLimit
 from sbx.service.models import SandboxView
 from sbx.service.uids import own_uid
 from sbx.store import Store, contexts, events
 from sbx.store import sandboxes as rows
 from sbx.store.contexts import ContextRow
-from sbx.store.sandboxes import CargoRow, ConversationRow, SandboxRow
+from sbx.store.sandboxes import ConversationRow, SandboxRow, WorkspaceRow
 from sbx.telemetry import metrics
 from sbx.telemetry.audit import Audit
 from sbx.telemetry.host_paths import hide_in, without_host_paths
@@ -61,7 +61,7 @@ _CAUSES = {EXPIRED.name: "expired", DELETED.name: "deleted"}  # as metrics tell 
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class ServiceDependencies:
     """What every sandbox of a house uses. `cargos`: those that were not deleted, by id; `audit`:
     who remembers for good, where there is somebody."""
 
@@ -69,18 +69,23 @@ class Keep:
     clock: Clock
     runtime: Runtime
     settings: Settings
-    kernels: KernelLimits
-    cargos: dict[str, CargoRow]
-    open_limit: OpenLimit
+    kernels: KernelLimit
+    cargos: dict[str, WorkspaceRow]
+    open_limit: OpenFilesLimit
     frame_budgets: FrameBudgets
     audit: Audit | None = None
 
 
-class Living:
+class ServiceSandbox:
     """See the module. `users` are inside `Sandboxes.using`; `starts` are kernels on their way."""
 
     def __init__(
-        self, keep: Keep, row: SandboxRow, lost: Lost = frozenset(), *, new: bool = False
+        self,
+        keep: ServiceDependencies,
+        row: SandboxRow,
+        lost: Lost = frozenset(),
+        *,
+        new: bool = False,
     ) -> None:
         """`lost`: the contexts whose kernel ended with an earlier runtime. `new`: it was made just
         now, so there is nothing of it in the store that is not known here."""
@@ -96,14 +101,14 @@ class Living:
         self._lock = asyncio.Lock()
         self.naming = asyncio.Lock()  # held while a conversation is made or deleted
         self._policies: tuple[Policy, Policy] | None = None
-        self._attachments: Attachments | None = None
+        self._attachments: LiveMounts | None = None
         self._conversations: dict[str, ConversationRow] | None = {} if new else None
         # Beside `default`, by conversation.
         self._contexts: dict[str, set[str]] | None = {} if new else None
         self._idle_at: float | None = None
         self._touched_at = 0.0
         self._followers: set[asyncio.Event] = set()
-        self._decisions = Decisions(row.id, row.owner, keep.audit, self.tell, keep.clock.now)
+        self._decisions = EgressLog(row.id, row.owner, keep.audit, self.tell, keep.clock.now)
 
     # -- what it is now -------------------------------------------------------------------------
 
@@ -112,7 +117,7 @@ class Living:
         return self.row.id
 
     @property
-    def cargo(self) -> CargoRow:
+    def cargo(self) -> WorkspaceRow:
         """Its workspace, which other sandboxes may use too. Of one that was deleted, as it was."""
         return self._keep.cargos.get(self.row.cargo_id, self._cargo)
 
@@ -134,7 +139,7 @@ class Living:
     @property
     def state(self) -> State:
         return lifecycle.state_of(
-            Facts(
+            LifecycleInputs(
                 deleted=self.row.deleted_at is not None,
                 expired=self.expired,
                 kernels=len(self.box.live) if self.box is not None else 0,
@@ -241,8 +246,8 @@ class Living:
             raise
         self.touch()
 
-    def _place(self, attachments: Attachments) -> Place:
-        return Place(
+    def _place(self, attachments: LiveMounts) -> SandboxHooks:
+        return SandboxHooks(
             id=self.id,
             directory=self.cargo.directory,
             uid=self.cargo.uid,
@@ -261,7 +266,7 @@ class Living:
 
     async def _ready_home(
         self, loaded: Policy, decided: Policy, conversation: str | None
-    ) -> Home | None:
+    ) -> PrewarmedSandbox | None:
         """One that was made ahead, for a sandbox in which nothing was kept or run before; its first
         conversation lies there then."""
         cargo, runtime = self.cargo, self._keep.runtime
@@ -315,12 +320,12 @@ class Living:
     # -- attachments ----------------------------------------------------------------------------
 
     @property
-    def attached(self) -> tuple[Attachment, ...]:
+    def attached(self) -> tuple[Mount, ...]:
         """What is attached to it, also while it is closed."""
         return self._attachments.there if self._attachments is not None else ()
 
-    async def attach(self, source: str, target: str | None, *, read_only: bool) -> Attachment:
-        """See `Attachments.attach`. Nothing starts, nor is it opened, for this: its next kernels
+    async def attach(self, source: str, target: str | None, *, read_only: bool) -> Mount:
+        """See `LiveMounts.attach`. Nothing starts, nor is it opened, for this: its next kernels
         show it too."""
         self.check(Act.USE)
         attachments = await self._known_attachments()
@@ -329,18 +334,18 @@ class Living:
         return made
 
     async def detach(self, target: str) -> None:
-        """See `Attachments.detach`."""
+        """See `LiveMounts.detach`."""
         if self._attachments is None:
             raise not_attached(target)
         await self._attachments.detach(target)
         self.tell("detached", target=target)
 
-    async def _known_attachments(self) -> Attachments:
+    async def _known_attachments(self) -> LiveMounts:
         """Those that there are for as long as this process lives, however often it is closed."""
         _, policy = await self.policy()
         if self._attachments is None:
             runtime = self._keep.runtime
-            self._attachments = Attachments(
+            self._attachments = LiveMounts(
                 policy.shared,
                 guarded=policy.host_executables != "allow",
                 possible=runtime.capabilities.own_namespaces,
@@ -401,12 +406,12 @@ class Living:
             self._conversations.pop(name, None)
         return self.box.forget(name) if self.box is not None else None
 
-    def _memory_of(self, conversation: str) -> Memory:
+    def _memory_of(self, conversation: str) -> ContextStore:
         """Of its contexts beside `default`; until it is deleted, and another one of the same name
         has contexts of its own."""
         assert self._contexts is not None
         known = self._contexts.setdefault(conversation, set())
-        return Memory(
+        return ContextStore(
             tuple(sorted(known)),
             add=partial(self._add_context, conversation, known),
             drop=partial(self._drop_context, conversation, known),
@@ -473,7 +478,7 @@ class Living:
         """Whether a trip-wire was sprung: no kernel starts until an operator lifts that."""
         return self.row.failure is not None and self.row.failure.get("code") == TRIPWIRE
 
-    def _sprung(self, sprung: Sprung) -> None:
+    def _sprung(self, sprung: TokenTriggered) -> None:
         """At once: its kernels are still on their way out."""
         told = {"wire": sprung.wire, "where": sprung.where}
         self._remember(stopped=False, failure=refusal(**told).to_dict())
@@ -702,7 +707,7 @@ def _not_ready(sandbox_id: str, error: errors.SbxError) -> errors.Unavailable:
     )
 
 
-def _within_cargo(policy: Policy, cargo: CargoRow) -> Policy:
+def _within_cargo(policy: Policy, cargo: WorkspaceRow) -> Policy:
     """A cargo's own size limit narrows what its conversations may keep, each."""
     if cargo.size_limit_mb is None:
         return policy

@@ -18,31 +18,31 @@ from sbx import errors
 from sbx.aio import Clock, to_the_end
 from sbx.isolation.plan import decide_walls
 from sbx.kernels.budget import FrameBudgets
-from sbx.protocol.mounts import Attachment
+from sbx.protocol.mounts import Mount
 from sbx.protocol.runs import RunError
-from sbx.runtime.files.open_limit import OpenLimit
+from sbx.runtime.files.open_limit import OpenFilesLimit
 from sbx.runtime.run.context import Context
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
-from sbx.service.garbage import Leftovers
+from sbx.service.garbage import GarbageCollector
 from sbx.service.kept import KeptSandbox, end_forgotten
-from sbx.service.leases import Registry, unknown
+from sbx.service.leases import SandboxIndex, unknown
 from sbx.service.lifecycle import Act, State
-from sbx.service.limits import KernelLimits
+from sbx.service.limits import KernelLimit
 from sbx.service.models import (
-    CargoView,
     ConversationView,
     Page,
     SandboxView,
     SessionIdentity,
     TaskReport,
+    WorkspaceView,
 )
 from sbx.service.recording import Recording
-from sbx.service.sandbox import Keep, Living
-from sbx.service.using import InUse, Using
-from sbx.service.workspaces import Cargos
+from sbx.service.sandbox import ServiceDependencies, ServiceSandbox
+from sbx.service.using import InUse, SandboxLease
+from sbx.service.workspaces import Workspaces
 from sbx.store import Store, chats, events
 from sbx.store import sandboxes as rows
 from sbx.store.events import EventRow
@@ -50,7 +50,6 @@ from sbx.store.sandboxes import ConversationRow, SandboxRow
 from sbx.telemetry.audit import Audit
 
 __all__ = [
-    "CargoView",
     "ConversationView",
     "InUse",
     "Page",
@@ -58,6 +57,7 @@ __all__ = [
     "Sandboxes",
     "SessionIdentity",
     "TaskReport",
+    "WorkspaceView",
 ]
 
 LATEST = 253_402_300_799.0  # the last second that a date of four digits can tell
@@ -80,11 +80,11 @@ class Sandboxes:
     ) -> None:
         """With `recording`, new work that cannot be recorded is refused."""
         self._recording = recording
-        self._registry = Registry(settings)
-        self.kernels = KernelLimits(settings.kernels_max, settings.kernels_per_owner, self.every)
-        self._cargos = Cargos(store, clock, runtime, settings.cargos_per_owner)
-        self.open_limit = OpenLimit()
-        self._keep = Keep(
+        self._registry = SandboxIndex(settings)
+        self.kernels = KernelLimit(settings.kernels_max, settings.kernels_per_owner, self.every)
+        self._cargos = Workspaces(store, clock, runtime, settings.cargos_per_owner)
+        self.open_limit = OpenFilesLimit()
+        self._keep = ServiceDependencies(
             store,
             clock,
             runtime,
@@ -99,7 +99,7 @@ class Sandboxes:
         self._clock = clock
         self._runtime = runtime
         self._settings = settings
-        self.leftovers = Leftovers(store, clock, runtime, settings)
+        self.leftovers = GarbageCollector(store, clock, runtime, settings)
         self._collecting = False
         self._leaving: list[Leaving] = []
         self._stopping: list[Leaving] = []
@@ -118,9 +118,9 @@ class Sandboxes:
         await self._cargos.load()
         for row in await rows.living(self._store):
             self._cargos.demand(row.cargo_id)
-            self._registry.remember(Living(self._keep, row, lost.get(row.id, frozenset())))
+            self._registry.remember(ServiceSandbox(self._keep, row, lost.get(row.id, frozenset())))
 
-    def every(self) -> list[Living]:
+    def every(self) -> list[ServiceSandbox]:
         """All that were not deleted."""
         return self._registry.every()
 
@@ -223,7 +223,7 @@ class Sandboxes:
                 f"the session {who.session_id} exists already", code="session_exists"
             )
         self._cargos.remember(cargo)
-        one = Living(self._keep, row, new=True)
+        one = ServiceSandbox(self._keep, row, new=True)
         one.know_policy(loaded, decided)
         self._registry.remember(one)
         return await one.view()
@@ -246,7 +246,7 @@ class Sandboxes:
     ) -> Page[SandboxView]:
         """By id. `all_owners` is for operators only, and nothing to others."""
         limit = max(1, min(limit, _LIST_MAX))
-        found: list[Living] = []
+        found: list[ServiceSandbox] = []
         for one in self._registry.sorted(cursor):
             row = one.row
             if row.owner != caller.owner and not (all_owners and caller.operator):
@@ -272,7 +272,7 @@ class Sandboxes:
         starts: bool = True,
         frees: bool = False,
         conversation: str | None = None,
-    ) -> Using:
+    ) -> SandboxLease:
         """An `async with` around any use of its files or kernels; gives InUse.
 
         It keeps the idle time-out away. With `starts` a stop by request is over. `frees`: it only
@@ -287,7 +287,7 @@ class Sandboxes:
             check = self._check_run
         elif scope == "files:write" and not frees:
             check = self._check_change
-        return Using(self._registry, caller, sandbox_id, scope, starts, conversation, check)
+        return SandboxLease(self._registry, caller, sandbox_id, scope, starts, conversation, check)
 
     def _check_run(self) -> None:
         self._check_recording(runs=True)
@@ -351,7 +351,7 @@ class Sandboxes:
         target: str | None = None,
         *,
         read_only: bool = True,
-    ) -> Attachment:
+    ) -> Mount:
         """Show a directory of the host inside, whoever owns the sandbox, until it is detached or
         this process ends. An operator's only, below the setting `attach_dirs`.
 
@@ -365,7 +365,7 @@ class Sandboxes:
         """Show it no more. An operator's only. Raises NotFound, also `not_attached`."""
         await self._registry.operated(caller, sandbox_id).detach(target)
 
-    def attached(self, caller: Caller, sandbox_id: str) -> Sequence[Attachment]:
+    def attached(self, caller: Caller, sandbox_id: str) -> Sequence[Mount]:
         """What is attached, of a sandbox that the caller sees or operates. Raises NotFound."""
         if caller.operator:
             return self._registry.operated(caller, sandbox_id).attached
@@ -385,7 +385,7 @@ class Sandboxes:
             if cause != "expired":  # which the first end of it may have been, and kept its chats
                 await self._store.write(partial(chats.drop_of_sandbox, sandbox_id=row.id))
 
-    async def end(self, one: Living, cause: str) -> bool:
+    async def end(self, one: ServiceSandbox, cause: str) -> bool:
         """`delete`, on nobody's behalf; False where somebody else did."""
         cargo, mine = one.cargo, False
         for leave in self._leaving:
@@ -438,7 +438,7 @@ class Sandboxes:
                 partial(chats.drop_of_conversation, sandbox_id=one.id, name=name)
             )
 
-    async def _delete_conversation(self, one: Living, name: str) -> None:
+    async def _delete_conversation(self, one: ServiceSandbox, name: str) -> None:
         at, cargo = self._clock.now(), one.cargo
 
         def act(on: Any) -> Sequence[str]:
@@ -511,8 +511,8 @@ class Sandboxes:
 
     # -- cargos ---------------------------------------------------------------------------------
 
-    async def create_cargo(self, caller: Caller, size_limit_mb: int | None = 1024) -> CargoView:
-        """A workspace that no sandbox takes along. Raises as `Cargos.create`."""
+    async def create_cargo(self, caller: Caller, size_limit_mb: int | None = 1024) -> WorkspaceView:
+        """A workspace that no sandbox takes along. Raises as `Workspaces.create`."""
         self._check_recording(runs=False)
         return await self._cargos.create(caller, size_limit_mb)
 
@@ -523,11 +523,11 @@ class Sandboxes:
         limit: int = 50,
         cursor: str | None = None,
         managed: bool | None = None,
-    ) -> Page[CargoView]:
+    ) -> Page[WorkspaceView]:
         """By id: those with an own life, or with `managed` those that sandboxes made."""
         return self._cargos.list(caller, limit, cursor, managed=bool(managed))
 
-    async def cargo(self, caller: Caller, cargo_id: str) -> CargoView:
+    async def cargo(self, caller: Caller, cargo_id: str) -> WorkspaceView:
         """Raises NotFound."""
         return self._cargos.get(caller, cargo_id)
 
@@ -567,7 +567,7 @@ class Sandboxes:
         wanted = None if tasks is None else set(tasks)
         return [one for one in reports if wanted is None or one.task_name in wanted]
 
-    async def _bury(self, one: Living) -> bool:
+    async def _bury(self, one: ServiceSandbox) -> bool:
         if not one.expired:
             return False
         await one.expire()
@@ -583,7 +583,7 @@ class Sandboxes:
         return TaskReport(name, cleaned, 0, tuple(failed))
 
 
-async def _first_conversation(one: Living) -> str | None:
+async def _first_conversation(one: ServiceSandbox) -> str | None:
     known = await one.conversations()
     if one.row.session_id is None or DEFAULT_CONVERSATION in known:
         return DEFAULT_CONVERSATION

@@ -26,8 +26,8 @@ from sbx.isolation.broker.client import BrokerProcess
 from sbx.linux.namespaces import unmapped_uid
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
-from sbx.service.auth import Access
-from sbx.service.idempotency import Replies
+from sbx.service.auth import Authenticator
+from sbx.service.idempotency import IdempotencyCache
 from sbx.service.projects.client import ProjectProcess, ProjectServerLink
 from sbx.service.projects.projects import Projects
 from sbx.service.reaper import Reaper
@@ -45,7 +45,7 @@ from sbx.telemetry.host_paths import hide_below
 from sbx.workspace.secret_files import secret_at
 
 
-class House:
+class Service:
     """`async with House(settings) as house`. Its parts are there from then on, until it is closed.
 
     Raises what they raise when they open: Conflict `data_dir_in_use`, Unavailable `store_corrupt`,
@@ -57,9 +57,9 @@ class House:
     store: Store
     sandboxes: Sandboxes
     runs: Runs
-    access: Access
+    access: Authenticator
     projects: Projects
-    replies: Replies
+    replies: IdempotencyCache
     audit: Audit
     pending: PendingWrites
     recording: Recording
@@ -121,7 +121,7 @@ class House:
         held.push_async_callback(self.audit.close)
         self.recording = Recording(reserve, self.audit, self.pending)
         await recover(self.store, clock, self.runtime)
-        self.access = Access(
+        self.access = Authenticator(
             self.store,
             clock,
             data / "token_secret",
@@ -129,7 +129,7 @@ class House:
             self.pending,
             shared_uid=await asyncio.to_thread(unmapped_uid),
         )
-        self.replies = Replies(self.store, clock)
+        self.replies = IdempotencyCache(self.store, clock)
         self.sandboxes = Sandboxes(
             self.store, clock, self.runtime, settings, self.audit, self.recording
         )

@@ -25,7 +25,7 @@ from sbx.service.models import SandboxView, SessionIdentity
 from sbx.workspace import UploadLimits
 
 if TYPE_CHECKING:
-    from sbx.service.service import House  # settings know these rules, and are to be read quickly
+    from sbx.service.service import Service  # settings know these rules, and are to be read quickly
 
 _log = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ Ensured = Literal["created", "resumed", "found"]
 class Sessions:
     """The sessions of a house. Safe under any concurrency: one pair has one session."""
 
-    def __init__(self, house: "House", rules: SessionRules) -> None:
+    def __init__(self, house: "Service", rules: SessionRules) -> None:
         self.rules = rules
         self._house = house
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()

@@ -10,10 +10,10 @@ from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.service.auth import Caller
 from sbx.service.ids import check_id
 from sbx.service.kept import KeptSandbox
-from sbx.service.leases import Registry, unknown
+from sbx.service.leases import SandboxIndex, unknown
 from sbx.service.lifecycle import Act
 from sbx.service.models import SandboxView
-from sbx.service.sandbox import Living
+from sbx.service.sandbox import ServiceSandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class InUse:
         return self.box.conversation(name)
 
 
-class Using:
+class SandboxLease:
     """What `Sandboxes.using` gives; a class, since a generator would cost each cell 2 µs more."""
 
     def __init__(
         self,
-        registry: Registry,
+        registry: SandboxIndex,
         caller: Caller,
         sandbox_id: str,
         scope: str,
@@ -61,7 +61,7 @@ class Using:
         self._scope = scope
         self._starts = starts
         self._conversation = conversation
-        self._one: Living | None = None
+        self._one: ServiceSandbox | None = None
 
     async def __aenter__(self) -> InUse:
         caller = self._caller
@@ -107,7 +107,7 @@ class Using:
                 raise why from error
 
 
-async def _end_unused(one: Living) -> None:
+async def _end_unused(one: ServiceSandbox) -> None:
     """A kernel that was made ahead counts for no limit before it starts to serve: where nothing was
     started after all, it ends with the use that it was taken for."""
     box = one.box

@@ -11,17 +11,17 @@ from sbx import errors
 from sbx.aio import Clock, to_the_end
 from sbx.runtime.runtime import Runtime
 from sbx.service.auth import Caller
-from sbx.service.models import CargoView, Page
+from sbx.service.models import Page, WorkspaceView
 from sbx.store import Store
 from sbx.store import sandboxes as rows
-from sbx.store.sandboxes import CargoRow
+from sbx.store.sandboxes import WorkspaceRow
 
 _SIZE_MAX_MB = 65536
 _LIST_MAX = 500
 _RETRY_AFTER_S = 30.0
 
 
-class Cargos:
+class Workspaces:
     """Those that were not deleted, held in memory as the sandboxes are."""
 
     def __init__(self, store: Store, clock: Clock, runtime: Runtime, per_owner: int) -> None:
@@ -31,7 +31,7 @@ class Cargos:
         self._runtime = runtime
         self._per_owner = per_owner
         self._making: Counter[str] = Counter()  # how many of an owner are just being made
-        self.by_id: dict[str, CargoRow] = {}
+        self.by_id: dict[str, WorkspaceRow] = {}
 
     async def load(self) -> None:
         self.by_id.update({row.id: row for row in await rows.cargos(self._store)})
@@ -41,7 +41,7 @@ class Cargos:
         if cargo_id not in self.by_id:
             raise errors.Broken(f"the store has a sandbox whose cargo {cargo_id} is gone")
 
-    def for_sandbox(self, caller: Caller, cargo_id: str | None, sandbox_id: str) -> CargoRow:
+    def for_sandbox(self, caller: Caller, cargo_id: str | None, sandbox_id: str) -> WorkspaceRow:
         """The one that is named, or a new one that the sandbox will manage. Raises NotFound, and
         Conflict for one that is another sandbox's own."""
         if cargo_id is None:
@@ -51,13 +51,13 @@ class Cargos:
             raise _managed(row)
         return row
 
-    def remember(self, row: CargoRow) -> None:
+    def remember(self, row: WorkspaceRow) -> None:
         self.by_id.setdefault(row.id, row)
 
     def forget(self, cargo_id: str) -> None:
         self.by_id.pop(cargo_id, None)
 
-    async def create(self, caller: Caller, size_limit_mb: int | None) -> CargoView:
+    async def create(self, caller: Caller, size_limit_mb: int | None) -> WorkspaceView:
         """Raises BadRequest, NotFound for a token, Unavailable `too_many_cargos`."""
         if size_limit_mb is not None and not 1 <= size_limit_mb <= _SIZE_MAX_MB:
             raise errors.BadRequest(
@@ -76,7 +76,7 @@ class Cargos:
             self._making += Counter()  # without those that are nought
         return _view(row)
 
-    async def _add(self, row: CargoRow) -> None:
+    async def _add(self, row: WorkspaceRow) -> None:
         await self._store.write(partial(rows.add_cargo, row=row))
         self.by_id[row.id] = row
 
@@ -90,12 +90,12 @@ class Cargos:
                 details={"limit": self._per_owner, "retry_after_s": _RETRY_AFTER_S},
             )
 
-    def get(self, caller: Caller, cargo_id: str) -> CargoView:
+    def get(self, caller: Caller, cargo_id: str) -> WorkspaceView:
         return _view(self._mine(caller, cargo_id))
 
     def list(
         self, caller: Caller, limit: int, cursor: str | None, *, managed: bool
-    ) -> Page[CargoView]:
+    ) -> Page[WorkspaceView]:
         limit = max(1, min(limit, _LIST_MAX))
         found = [
             row
@@ -108,7 +108,7 @@ class Cargos:
         views = [_view(row) for row in found[:limit]]
         return Page(views, views[-1].id if len(found) > limit else None)
 
-    async def delete(self, caller: Caller, cargo_id: str) -> CargoRow:
+    async def delete(self, caller: Caller, cargo_id: str) -> WorkspaceRow:
         """Its row; the files are the caller's to remove."""
         row = self._mine(caller, cargo_id)
         if row.managed_by is not None:
@@ -130,15 +130,15 @@ class Cargos:
         self.forget(cargo_id)
         return replace(row, deleted_at=at)
 
-    def _mine(self, caller: Caller, cargo_id: str) -> CargoRow:
+    def _mine(self, caller: Caller, cargo_id: str) -> WorkspaceRow:
         row = self.by_id.get(cargo_id)
         if row is None or row.owner != caller.owner or caller.via == "token":
             raise errors.NotFound(f"there is no cargo {cargo_id}")
         return row
 
-    def _new(self, owner: str, managed_by: str | None, size_limit_mb: int | None) -> CargoRow:
+    def _new(self, owner: str, managed_by: str | None, size_limit_mb: int | None) -> WorkspaceRow:
         now = self._clock.now()
-        return CargoRow(
+        return WorkspaceRow(
             id=f"ws-{secrets.token_hex(6)}",
             owner=owner,
             managed_by=managed_by,
@@ -150,7 +150,7 @@ class Cargos:
         )
 
 
-def _managed(row: CargoRow) -> errors.Conflict:
+def _managed(row: WorkspaceRow) -> errors.Conflict:
     return errors.Conflict(
         f"the cargo {row.id} lives and dies with its sandbox",
         hint="delete that sandbox",
@@ -158,8 +158,8 @@ def _managed(row: CargoRow) -> errors.Conflict:
     )
 
 
-def _view(row: CargoRow) -> CargoView:
-    return CargoView(
+def _view(row: WorkspaceRow) -> WorkspaceView:
+    return WorkspaceView(
         id=row.id,
         owner=row.owner,
         managed_by=row.managed_by,

@@ -10,7 +10,7 @@ from dataclasses import astuple
 from typing import Any
 
 from sbx.errors import Conflict, NotFound, TooLarge
-from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
+from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, StoredApprovalRule
 from sbx.store import Store
 from sbx.store.pending import PendingWrites
 
@@ -78,7 +78,7 @@ class StoredApprovals:
         return await self._store.read(lambda on: _of_id(on, tool_call_id))
 
     async def settle(
-        self, tool_call_id: str, decision: Decision, rule: Remembered | None = None
+        self, tool_call_id: str, decision: ApprovalDecision, rule: StoredApprovalRule | None = None
     ) -> tuple[Approval | None, bool]:
         """The approval as it is now decided, and whether by this decision; the rule is kept only
         then. None where there is none. Raises Conflict `too_many_rules`: then nothing was done."""
@@ -95,7 +95,9 @@ class StoredApprovals:
 
         return await self._store.write(act)
 
-    async def settle_all(self, decision: Decision, run_id: str | None = None) -> list[Approval]:
+    async def settle_all(
+        self, decision: ApprovalDecision, run_id: str | None = None
+    ) -> list[Approval]:
         """Decide all that is pending, or what a run waits for; those that it decided."""
 
         def act(on: sqlite3.Connection) -> list[Approval]:
@@ -111,7 +113,7 @@ class StoredApprovals:
 
     async def pending(
         self,
-        reach: Reach,
+        reach: ApprovalScope,
         *,
         now: float,
         after: int,
@@ -134,12 +136,12 @@ class StoredApprovals:
 
     async def rules(
         self,
-        reach: Reach,
+        reach: ApprovalScope,
         *,
         project_id: str | None,
         after: int,
         limit: int,
-    ) -> list[Remembered]:
+    ) -> list[StoredApprovalRule]:
         """Those with `seq` above `after`, in their order. A user, an agent and a conversation have
         the rules of their conversations, and none of projects."""
         rows = await self._store.rows(
@@ -151,8 +153,8 @@ class StoredApprovals:
         return self._rules_of(rows)
 
     async def rules_for(
-        self, reach: Reach, *, project_id: str | None, tool_name: str
-    ) -> list[Remembered]:
+        self, reach: ApprovalScope, *, project_id: str | None, tool_name: str
+    ) -> list[StoredApprovalRule]:
         """What was remembered for calls of this tool there: for the conversation, or its project.
 
         The project counts only where the conversation is one of it.
@@ -172,7 +174,7 @@ class StoredApprovals:
     async def drop_rule(
         self,
         rule_id: str,
-        reach: Reach,
+        reach: ApprovalScope,
     ) -> bool | None:
         """Revoke a rule: from now on it holds no longer, in memory until the store has that. Return
         whether the store has it; None where there was no such rule within these bounds."""
@@ -199,7 +201,7 @@ class StoredApprovals:
         on_done(stored)
         return stored
 
-    def _rules_of(self, rows: Sequence[sqlite3.Row]) -> list[Remembered]:
+    def _rules_of(self, rows: Sequence[sqlite3.Row]) -> list[StoredApprovalRule]:
         return [_rule(row) for row in rows if row["id"] not in self._dropped]
 
 
@@ -219,7 +221,7 @@ def _prune(on: sqlite3.Connection, tool_call_id: str) -> None:
     )
 
 
-def _add_rule(on: sqlite3.Connection, tool_call_id: str, rule: Remembered) -> None:
+def _add_rule(on: sqlite3.Connection, tool_call_id: str, rule: StoredApprovalRule) -> None:
     """For the chat of this call, or the project that the rule names. One that says the same is
     enough."""
     (chat_id,) = on.execute(
@@ -267,7 +269,7 @@ def _written(value: Mapping[str, Any] | None) -> str | None:
 def _approval(row: sqlite3.Row) -> Approval:
     decision = None
     if row["decided_by"] is not None:
-        decision = Decision(
+        decision = ApprovalDecision(
             bool(row["approved"]), row["decided_by"], row["decided_at"], row["remembered"]
         )
     return Approval(
@@ -288,8 +290,8 @@ def _approval(row: sqlite3.Row) -> Approval:
     )
 
 
-def _rule(row: sqlite3.Row) -> Remembered:
-    return Remembered(
+def _rule(row: sqlite3.Row) -> StoredApprovalRule:
+    return StoredApprovalRule(
         id=row["id"],
         owner=row["owner"],
         tool_name=row["tool_name"],

@@ -54,7 +54,7 @@ def connections(
             raise
 
 
-def _agreed(path: Path, data: Path, had: "Contents | None") -> Mark:
+def _agreed(path: Path, data: Path, had: "StoreContents | None") -> Mark:
     """Return the next mark of a store and its directory. Raises Unavailable where they do not
     match."""
     store, directory = None if had is None else had.mark, marks.of_directory(data)
@@ -98,7 +98,7 @@ def make(path: Path, steps: Sequence[Migration]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class StoreContents:
     """The version and the mark of a store. `version` is 0 for an SQLite file without a schema."""
 
     version: int
@@ -106,7 +106,7 @@ class Contents:
     is_backup: bool = False
 
 
-def examine(path: Path, newest: int, *, backup: bool = False) -> Contents:
+def examine(path: Path, newest: int, *, backup: bool = False) -> StoreContents:
     """Refuse a store that is damaged, newer, of another program, or without `backup` a backup;
     changes nothing."""
     with path.open("rb") as file:
@@ -131,7 +131,7 @@ def examine(path: Path, newest: int, *, backup: bool = False) -> Contents:
             raise _corrupt(path, "it belongs to another program")
         if problem := _first_problem(looking):
             raise _corrupt(path, problem)
-        return Contents(version, marks.of_store(looking), program == BACKUP_ID)
+        return StoreContents(version, marks.of_store(looking), program == BACKUP_ID)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ Slot = tuple[str, str]  # space and key
 
 
 @dataclass(frozen=True, slots=True)
-class KeptReply:
+class StoredReply:
     """A reply, and the fingerprint of the call that it answers. `body` None: it was not kept.
 
     `status` None: the call was reserved and has no reply. Then `run_id` is the run that it began,
@@ -53,7 +53,7 @@ class _Held:
     bytes: int = 0
 
 
-class KeptReplies:
+class StoredReplies:
     """The table. The rows of each owner are counted in the writer's thread, by its transactions
     alone. After a failed attempt they are counted again: its changes of the rows were rolled back,
     and its changes of the counts were not."""
@@ -75,7 +75,7 @@ class KeptReplies:
 
     async def reserve(
         self, reservation: Reservation, fingerprint: str, *, at: float, since: float
-    ) -> KeptReply | None:
+    ) -> StoredReply | None:
         """Reserve a key for a call that is about to be made; None when it is now reserved.
 
         Otherwise return the record of the earlier call. A reservation without a reply is not taken
@@ -85,7 +85,7 @@ class KeptReplies:
         """
         space, key = reservation.slot
 
-        def act(on: sqlite3.Connection) -> KeptReply | Unavailable | None:
+        def act(on: sqlite3.Connection) -> StoredReply | Unavailable | None:
             held = self._counted(on)
             gone = on.execute(
                 "DELETE FROM idempotency WHERE created_at < ? RETURNING owner, length(body)",
@@ -99,7 +99,7 @@ class KeptReplies:
                 (space, key),
             ).fetchone()
             if row is not None:
-                return KeptReply(*row)
+                return StoredReply(*row)
             mine = held.setdefault(_owner(space), _Held())
             if mine.keys >= self._keys_max:
                 return _too_many(self._keys_max)  # raised later, so that old rows stay forgotten

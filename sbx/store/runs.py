@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sbx.protocol.bundles import Bundle, Part, stored, text_of
+from sbx.protocol.bundles import Bundle, BundlePart, stored, text_of
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import run_from_json, run_to_json, value_to_json
 from sbx.protocol.runs import MimeBundle, Run, RunError, Status
@@ -59,7 +59,7 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RunFilter:
     """Which runs of a sandbox: None leaves a question open. `tags`: any of them, as a part of what
     is tagged, in either case (of ASCII letters). `running`: also those that have not ended."""
 
@@ -109,7 +109,7 @@ def ended(begun: Begun, run: Run, at: float) -> RunRow:
     )
 
 
-def matches(row: RunRow, wanted: Wanted) -> bool:
+def matches(row: RunRow, wanted: RunFilter) -> bool:
     """Return whether a query for `wanted` would return this run, which has ended."""
     tags = (row.tags or "").lower()
     return (
@@ -222,7 +222,7 @@ async def annotate(
 
 
 async def of_sandbox(
-    store: Store, sandbox_id: str, wanted: Wanted, *, limit: int = 100, offset: int = 0
+    store: Store, sandbox_id: str, wanted: RunFilter, *, limit: int = 100, offset: int = 0
 ) -> tuple[list[RunRow], int]:
     """The newest first, and how many there are in all.
 
@@ -251,7 +251,7 @@ async def of_id(store: Store, sandbox_id: str, run_id: str) -> RunRow | None:
     return None if row is None else _row(row)
 
 
-def _where(sandbox_id: str, wanted: Wanted) -> tuple[str, list[Any]]:
+def _where(sandbox_id: str, wanted: RunFilter) -> tuple[str, list[Any]]:
     parts, args = ["sandbox_id = ?"], [sandbox_id]
     if not wanted.running:
         parts.append(f"status != '{RUNNING}'")
@@ -393,6 +393,6 @@ def _small(outputs: Sequence[MimeBundle]) -> tuple[MimeBundle, ...]:
 
 def _size(part: Any) -> int:
     """Of its JSON, in bytes. Strings, which may be figures, are not written for it."""
-    if isinstance(part, Part):
+    if isinstance(part, BundlePart):
         return len(part.encoded)
     return len(part) if isinstance(part, str) else len(msgspec.json.encode(value_to_json(part)))

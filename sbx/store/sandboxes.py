@@ -36,7 +36,7 @@ class SandboxRow:
 
 
 @dataclass(frozen=True, slots=True)
-class CargoRow:
+class WorkspaceRow:
     """`directory` is opaque, below the data directory; `uid` the host uid that owns its files."""
 
     id: str
@@ -62,7 +62,7 @@ class ConversationRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedSandbox:
     """A sandbox that was deleted, and whose files are still there."""
 
     id: str
@@ -192,7 +192,7 @@ def bury(on: sqlite3.Connection, before: float) -> int:
     return gone
 
 
-def add_cargo(on: sqlite3.Connection, row: CargoRow) -> None:
+def add_cargo(on: sqlite3.Connection, row: WorkspaceRow) -> None:
     on.execute(
         f"INSERT INTO cargos ({_CARGO}) VALUES ({', '.join('?' * 9)})",  # noqa: S608
         (
@@ -348,7 +348,7 @@ async def of_id(store: Store, owner: str, sandbox_id: str) -> SandboxRow | None:
     return None if row is None else _sandbox(row)
 
 
-async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[Ended]:
+async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[EndedSandbox]:
     """Sandboxes that ended and still have files of their own."""
     rows = await store.rows(
         "SELECT sandboxes.id, cause, expires_at, sandboxes.deleted_at, cargo_id, directory,"
@@ -359,7 +359,7 @@ async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[Ended
         limit,
     )
     return [
-        Ended(
+        EndedSandbox(
             row["id"],
             row["cause"],
             row["expires_at"],
@@ -379,7 +379,7 @@ async def removals(store: Store) -> list[tuple[str, str]]:
     return [(row["directory"], row["conversation"]) for row in rows]
 
 
-async def cargos(store: Store) -> list[CargoRow]:
+async def cargos(store: Store) -> list[WorkspaceRow]:
     """Every cargo that was not deleted."""
     rows = await store.rows(
         f"SELECT {_CARGO} FROM cargos WHERE deleted_at IS NULL ORDER BY id"  # noqa: S608
@@ -472,8 +472,8 @@ def _sandbox(row: sqlite3.Row) -> SandboxRow:
     )
 
 
-def _cargo(row: sqlite3.Row) -> CargoRow:
-    return CargoRow(
+def _cargo(row: sqlite3.Row) -> WorkspaceRow:
+    return WorkspaceRow(
         id=row["id"],
         owner=row["owner"],
         managed_by=row["managed_by"],

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from sbx.aio import Loop
 from sbx.protocol.files import (
-    Change,
     Copied,
-    Entry,
+    FileEntry,
+    FileEvent,
     Kind,
     Listing,
     Matches,
@@ -33,7 +33,7 @@ from sbx.protocol.files import (
 )
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run
-from sbx.protocol.usage import Usage
+from sbx.protocol.usage import SandboxUsage
 
 if TYPE_CHECKING:
     from sbx.sync.commands import AsyncCommands, BlockingCommands
@@ -66,7 +66,7 @@ class AsyncFiles(Protocol):
     async def read_bytes(self, path: str) -> bytes: ...
     async def write(self, path: str, content: str | bytes) -> int: ...
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing: ...
-    async def stat(self, path: str) -> Entry: ...
+    async def stat(self, path: str) -> FileEntry: ...
     async def delete(self, path: str) -> bool: ...
     async def make_directory(self, path: str) -> None: ...
     async def find(
@@ -86,7 +86,9 @@ class AsyncFiles(Protocol):
     async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied: ...
     async def replace(self, path: str, old: str, new: str, *, count: int | None = 1) -> int: ...
     async def chmod(self, path: str, mode: int) -> None: ...
-    def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncGenerator[Change, None]: ...
+    def watch(
+        self, path: str = ".", *, recursive: bool = True
+    ) -> AsyncGenerator[FileEvent, None]: ...
     def archive(
         self, path: str = ".", *, format: Literal["tar.gz", "zip"] = "tar.gz"
     ) -> AsyncGenerator[bytes, None]: ...
@@ -154,8 +156,8 @@ class AsyncConversation(AsyncKernel, Protocol):
     ) -> "AsyncRehearsal": ...
     async def checkpoint(self) -> "AsyncCheckpoint": ...
     async def write_stdin(self, run_id: str, text: str | None) -> None: ...
-    async def usage(self) -> Usage: ...
-    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[Usage, None]: ...
+    async def usage(self) -> SandboxUsage: ...
+    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[SandboxUsage, None]: ...
     def start_shell(
         self,
         command: str,
@@ -228,7 +230,7 @@ class BlockingFiles:
         """What lies in a directory, by path."""
         return self._call(self._inner.list(path, max_depth=max_depth))
 
-    def stat(self, path: str) -> Entry:
+    def stat(self, path: str) -> FileEntry:
         """What a name stands for."""
         return self._call(self._inner.stat(path))
 
@@ -287,7 +289,7 @@ class BlockingFiles:
         """Set permissions, 0 to 0o777. Raises Denied `set_id_refused`, `file_not_permitted`."""
         self._call(self._inner.chmod(path, mode))
 
-    def watch(self, path: str = ".", *, recursive: bool = True) -> Iterator[Change]:
+    def watch(self, path: str = ".", *, recursive: bool = True) -> Iterator[FileEvent]:
         """What changes in a directory, and with `recursive` below it, from the `started` on that
         comes first, until the conversation ends. Raises Unavailable `too_many_watches`."""
         return self._loop.each(self._inner.watch(path, recursive=recursive))
@@ -391,11 +393,11 @@ class BlockingConversation:
 
         return BlockingCheckpoint(self._loop, self._loop.call(self._inner.checkpoint()))
 
-    def usage(self) -> Usage:
+    def usage(self) -> SandboxUsage:
         """What the sandbox uses now, and the disk of this conversation; nothing starts for it."""
         return self._loop.call(self._inner.usage())
 
-    def stream_usage(self, interval_s: float = 1.0) -> Iterator[Usage]:
+    def stream_usage(self, interval_s: float = 1.0) -> Iterator[SandboxUsage]:
         """The same now and after each interval (0.2 to 3600 seconds), until it is closed."""
 
         return self._loop.each(self._inner.stream_usage(interval_s))

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 from sbx.aio import Loop
 from sbx.client.chat import ChatEvent
 from sbx.client.client import Client, Json
-from sbx.client.records import Page, ProjectInfo
+from sbx.client.records import ProjectInfo, RecordPage
 
 
 class Owned(Protocol):
@@ -60,19 +60,19 @@ class BlockingAgentCalls:
 
     def messages(
         self: Owned, conversation_id: str, *, limit: int = 50, cursor: str | None = None
-    ) -> Page[Json]:
+    ) -> RecordPage[Json]:
         """What was said, the oldest first."""
         return self.loop.call(self._client.messages(conversation_id, limit=limit, cursor=cursor))
 
     def agent_runs(
         self: Owned, conversation_id: str, *, limit: int = 50, cursor: str | None = None
-    ) -> Page[Json]:
+    ) -> RecordPage[Json]:
         """How the runs of its agent ended, the newest first."""
         return self.loop.call(self._client.agent_runs(conversation_id, limit=limit, cursor=cursor))
 
     # -- approvals --------------------------------------------------------------------------------
 
-    def approvals(self: Owned, *, limit: int = 50, cursor: str | None = None) -> Page[Json]:
+    def approvals(self: Owned, *, limit: int = 50, cursor: str | None = None) -> RecordPage[Json]:
         """The calls that wait for an answer, the oldest first."""
         return self.loop.call(self._client.approvals(limit=limit, cursor=cursor))
 
@@ -96,7 +96,7 @@ class BlockingAgentCalls:
         project_id: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
-    ) -> Page[Json]:
+    ) -> RecordPage[Json]:
         """What is allowed without asking again."""
         return self.loop.call(
             self._client.approval_rules(
@@ -110,7 +110,9 @@ class BlockingAgentCalls:
 
     # -- projects ---------------------------------------------------------------------------------
 
-    def projects(self: Owned, *, limit: int = 50, cursor: str | None = None) -> Page[ProjectInfo]:
+    def projects(
+        self: Owned, *, limit: int = 50, cursor: str | None = None
+    ) -> RecordPage[ProjectInfo]:
         """Your projects, by id."""
         return self.loop.call(self._client.projects(limit=limit, cursor=cursor))
 

@@ -18,7 +18,7 @@ from sbx.sync.blocking import AsyncConversation, BlockingConversation
 
 if TYPE_CHECKING:
     from sbx.policy import Policy
-    from sbx.protocol.mounts import Attachment
+    from sbx.protocol.mounts import Mount
     from sbx.sync.client import BlockingClient
 
 Connect = str | os.PathLike[str] | bool | None
@@ -37,7 +37,7 @@ class _Box(Protocol):
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
     ) -> Coroutine[Any, Any, str]: ...
     def detach(self, target: str) -> Coroutine[Any, Any, None]: ...
-    def attachments(self) -> Coroutine[Any, Any, "tuple[Attachment, ...]"]: ...
+    def attachments(self) -> Coroutine[Any, Any, "tuple[Mount, ...]"]: ...
     def lift(self) -> Coroutine[Any, Any, bool]: ...
     def stop(self) -> Coroutine[Any, Any, None]: ...
     def close(self) -> Coroutine[Any, Any, None]: ...
@@ -125,7 +125,7 @@ class Sandbox(BlockingConversation):
         """Show it no more. Raises NotFound `not_attached`."""
         self._loop.call(self._box.detach(target))
 
-    def attachments(self) -> "tuple[Attachment, ...]":
+    def attachments(self) -> "tuple[Mount, ...]":
         """What is attached now, by the path inside."""
         return self._loop.call(self._box.attachments())
 

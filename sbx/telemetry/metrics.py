@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sbx.telemetry.starts import Starts
+from sbx.telemetry.starts import StartCounts
 
 if TYPE_CHECKING:
     from sbx.telemetry.prometheus import Collectors
@@ -46,7 +46,7 @@ def watch(
     kernels: Callable[[], float] | None = None,
     parked: Callable[[], float] | None = None,
     sandboxes: Callable[[], float] | None = None,
-    starts: Callable[[], Starts] | None = None,
+    starts: Callable[[], StartCounts] | None = None,
     reserve: Callable[[], float] | None = None,
     unrecorded: Callable[[], float] | None = None,
 ) -> None:
@@ -145,16 +145,16 @@ def upload_ended(size: int | None) -> None:
 
 
 @dataclass(slots=True)
-class Upload:
+class UploadTimer:
     """One upload that is being received. `size` in bytes is set when it is complete."""
 
     size: int | None = None
 
 
 @contextmanager
-def uploading() -> Iterator[Upload]:
+def uploading() -> Iterator[UploadTimer]:
     """Count the upload that the block receives."""
-    upload = Upload()
+    upload = UploadTimer()
     upload_began()
     try:
         yield upload

@@ -16,7 +16,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from sbx.telemetry.starts import Starts
+from sbx.telemetry.starts import StartCounts
 
 _log = logging.getLogger(__name__)
 _ACQUIRE = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -103,7 +103,7 @@ class Collectors:
         self,
         gauges: Mapping[str, Callable[[], float] | None],
         *,
-        starts: Callable[[], Starts] | None,
+        starts: Callable[[], StartCounts] | None,
     ) -> None:
         self._watched.gauges |= {name: ask for name, ask in gauges.items() if ask is not None}
         if starts is not None:
@@ -118,7 +118,7 @@ class _Watched:
 
     def __init__(self) -> None:
         self.gauges: dict[str, Callable[[], float]] = {}
-        self.starts: Callable[[], Starts] | None = None
+        self.starts: Callable[[], StartCounts] | None = None
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -135,7 +135,7 @@ class _Watched:
             yield from _of_starts(self.starts())
 
 
-def _of_starts(starts: Starts) -> Iterable[Metric]:
+def _of_starts(starts: StartCounts) -> Iterable[Metric]:
     served = CounterMetricFamily("sbx_kernel_starts", "Kernels started, by path.", labels=["path"])
     failed = CounterMetricFamily(
         "sbx_kernel_start_failures", "Failed attempts to start a kernel.", labels=["path"]

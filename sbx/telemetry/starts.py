@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
-class Starts:
+class StartCounts:
     """Counts since the runtime started.
 
     `served` are kernels by path (pool, fork, cold). `failed` are failed attempts by path, whether
@@ -18,13 +18,13 @@ class Starts:
     parked: int = 0
     last_cause: str = ""
 
-    def with_served(self, path: str) -> "Starts":
+    def with_served(self, path: str) -> "StartCounts":
         return replace(self, served=_one_more(self.served, path))
 
-    def with_failed(self, path: str, cause: str) -> "Starts":
+    def with_failed(self, path: str, cause: str) -> "StartCounts":
         return replace(self, failed=_one_more(self.failed, path), last_cause=cause)
 
-    def with_parked(self) -> "Starts":
+    def with_parked(self) -> "StartCounts":
         return replace(self, parked=self.parked + 1)
 
 

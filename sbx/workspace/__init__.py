@@ -23,12 +23,12 @@ imports only the standard library, `sbx.linux`, `sbx.protocol`, `sbx.forbidden_d
 Linux into errors of sbx.
 """
 
-from sbx.protocol.files import Entry, Listing, Upload
-from sbx.workspace.disk_usage import Usage
+from sbx.protocol.files import FileEntry, Listing, Upload
+from sbx.workspace.disk_usage import DiskUsage
 from sbx.workspace.files import Files
 from sbx.workspace.host_directory import HostDirectory
 from sbx.workspace.layout import ConversationFiles, DataDirectory
-from sbx.workspace.paths import Location, Part, check_name, resolve
+from sbx.workspace.paths import Location, WorkspaceArea, check_name, resolve
 from sbx.workspace.streams import OpenFile
 from sbx.workspace.tree import Tree
 from sbx.workspace.uploads import UploadLimits, Uploads
@@ -36,18 +36,18 @@ from sbx.workspace.uploads import UploadLimits, Uploads
 __all__ = [
     "ConversationFiles",
     "DataDirectory",
-    "Entry",
+    "DiskUsage",
+    "FileEntry",
     "Files",
     "HostDirectory",
     "Listing",
     "Location",
     "OpenFile",
-    "Part",
     "Tree",
     "Upload",
     "UploadLimits",
     "Uploads",
-    "Usage",
+    "WorkspaceArea",
     "check_name",
     "resolve",
 ]

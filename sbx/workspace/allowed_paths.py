@@ -20,16 +20,16 @@ from typing import Protocol
 from sbx.errors import Denied
 from sbx.forbidden_directories import (
     SYSTEM_PATHS,
-    Home,
-    HostFacts,
+    ForbiddenPlace,
+    HomeDirectory,
+    HostDirectoryFacts,
     Identity,
-    Place,
     look,
     place_of,
     refusal,
 )
 from sbx.linux import mountinfo
-from sbx.linux.mountinfo import Mount
+from sbx.linux.mountinfo import MountInfo
 from sbx.workspace.host_directory import directories_on_path, executed_paths
 
 _NO_LOGIN = ("nologin", "false", "sync", "shutdown", "halt")
@@ -86,14 +86,16 @@ def check(
         )
 
 
-def host_facts(own: OwnPaths, owners: Iterable[int], mounts: Sequence[Mount]) -> HostFacts:
+def host_facts(
+    own: OwnPaths, owners: Iterable[int], mounts: Sequence[MountInfo]
+) -> HostDirectoryFacts:
     """Return the facts about this host.
 
     `owners` are the uids of directories. Their homes count even if the list of accounts lacks them.
     """
     real = {path: os.path.realpath(path) for path in SYSTEM_PATHS}
     sources = {path: mountinfo.source_of(real[path], mounts) for path in SYSTEM_PATHS}
-    return HostFacts(
+    return HostDirectoryFacts(
         caller=os.geteuid(),
         homes=tuple(_homes(owners, mounts)),
         private=tuple(_places(own.private, mounts)),
@@ -104,7 +106,7 @@ def host_facts(own: OwnPaths, owners: Iterable[int], mounts: Sequence[Mount]) ->
     )
 
 
-def _homes(owners: Iterable[int], mounts: Sequence[Mount]) -> Iterator[Home]:
+def _homes(owners: Iterable[int], mounts: Sequence[MountInfo]) -> Iterator[HomeDirectory]:
     """Yield the home of each account with a shell, of the caller, and $HOME."""
     caller = os.geteuid()
     accounts = pwd.getpwall()
@@ -121,7 +123,7 @@ def _homes(owners: Iterable[int], mounts: Sequence[Mount]) -> Iterator[Home]:
     for path, user, uid, login in sorted(homes):
         if path.startswith("/"):
             place = place_of(os.path.realpath(path), mounts)
-            yield Home(place, user, uid, login, frozenset(_identities(place.path)))
+            yield HomeDirectory(place, user, uid, login, frozenset(_identities(place.path)))
 
 
 def _has_login(entry: pwd.struct_passwd) -> bool:
@@ -144,6 +146,6 @@ def _code() -> Iterator[Path]:
     yield from (Path(paths[name]) for name in names)
 
 
-def _places(paths: Iterable[Path], mounts: Sequence[Mount]) -> Iterator[Place]:
+def _places(paths: Iterable[Path], mounts: Sequence[MountInfo]) -> Iterator[ForbiddenPlace]:
     for path in dict.fromkeys(map(os.path.realpath, paths)):
         yield place_of(path, mounts)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from sbx.workspace.executed_words import Kind, Mention, of_commands
-from sbx.workspace.shell_commands import Script, read_script
+from sbx.workspace.shell_commands import ShellScript, read_script
 
 # Each argument of these commands names a directory or a file that direnv obeys, even a new one.
 _COMMANDS = frozenset(
@@ -62,7 +62,7 @@ def of_envrc(text: str) -> tuple[list[Mention], list[str]]:
     return mentions, sourced
 
 
-def _of_words(script: Script) -> Iterator[Mention]:
+def _of_words(script: ShellScript) -> Iterator[Mention]:
     for name, value in script.assignments:
         # In PYTHONPATH only modules that shadow those of Python count: users edit code in `src`.
         kind: Kind = "imports" if name == "PYTHONPATH" else "path"

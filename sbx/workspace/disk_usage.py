@@ -13,7 +13,7 @@ _OPEN_MAX = 64  # directories on the way down that stay open
 
 
 @dataclass(frozen=True)
-class Usage:
+class DiskUsage:
     """The disk usage of a tree: `bytes` counts allocated blocks, so holes in files do not count.
 
     `files` counts everything that is not a directory. If not `complete`, the numbers are lower
@@ -33,7 +33,7 @@ class Usage:
 
 
 @dataclass
-class _Level:
+class DirLevel:
     """A directory on the way down. `lifted` is its mode before the walk made it readable."""
 
     fd: int
@@ -43,7 +43,7 @@ class _Level:
 
 
 @dataclass(frozen=True)
-class Enough:
+class EarlyStop:
     """The numbers of bytes and inodes above which a walk may stop."""
 
     bytes: int
@@ -69,14 +69,14 @@ class _Walk:
     """
 
     def __init__(
-        self, opener: Opener, max_entries: int, deadline_s: float, enough: Enough | None
+        self, opener: Opener, max_entries: int, deadline_s: float, enough: EarlyStop | None
     ) -> None:
         self._open = opener
         self._entries_left = max_entries
         self._enough = enough
         self._end = time.monotonic() + deadline_s
         self._linked: set[tuple[int, int]] = set()
-        self._levels: list[_Level] = []
+        self._levels: list[DirLevel] = []
         self._visited: set[tuple[int, int]] = set()
         self.bytes = 0
         self.files = 0
@@ -96,7 +96,7 @@ class _Walk:
             while self._levels:
                 self._close(self._levels.pop())
 
-    def _descend(self, level: _Level, name: str) -> None:
+    def _descend(self, level: DirLevel, name: str) -> None:
         try:
             self._enter(level.fd, (name,))
         except FileNotFoundError:
@@ -106,7 +106,7 @@ class _Walk:
 
     def _enter(self, above: int, relative: tuple[str, ...]) -> None:
         fd, lifted = _opened(self._open, above, relative)
-        level = _Level(fd, _identity(os.fstat(fd)), lifted)
+        level = DirLevel(fd, _identity(os.fstat(fd)), lifted)
         if level.identity in self._visited:
             self._close(level)
             return
@@ -133,7 +133,7 @@ class _Walk:
         finally:
             self._close(level)
 
-    def _close(self, level: _Level) -> None:
+    def _close(self, level: DirLevel) -> None:
         if level.fd < 0:
             return
         if level.lifted is not None:
@@ -141,7 +141,7 @@ class _Walk:
                 os.fchmod(level.fd, level.lifted)
         os.close(level.fd)
 
-    def _look(self, level: _Level) -> None:
+    def _look(self, level: DirLevel) -> None:
         for name, status in _entries(level.fd):
             self._entries_left -= 1
             if self._entries_left < 0 or time.monotonic() > self._end:
@@ -169,15 +169,15 @@ def measure(
     *,
     max_entries: int,
     deadline_s: float,
-    enough: Enough | None = None,
-) -> Usage:
+    enough: EarlyStop | None = None,
+) -> DiskUsage:
     """Measure the tree at the directory fd `root`. Never raises for a tree of user code."""
     walk = _Walk(opener, max_entries, deadline_s, enough)
     try:
         walk.run(root)
     except (_BoundsError, OSError):
         walk.complete = False
-    return Usage(walk.bytes, walk.files, walk.complete, walk.directories)
+    return DiskUsage(walk.bytes, walk.files, walk.complete, walk.directories)
 
 
 def _opened(opener: Opener, above: int, relative: tuple[str, ...]) -> tuple[int, int | None]:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from sbx.workspace.shell_commands import SHELLS, Script, read_script
+from sbx.workspace.shell_commands import SHELLS, ShellScript, read_script
 
 Kind = Literal[
     "program", "script", "option", "module", "imports", "directory", "path", "word", "code"
@@ -86,7 +86,7 @@ def _interpreter(line: str) -> str:
     return words[0].rpartition("/")[2] if words else "sh"
 
 
-def of_commands(script: Script) -> Iterator[Mention]:
+def of_commands(script: ShellScript) -> Iterator[Mention]:
     for name, value in script.assignments:
         if name == "PATH":
             yield from (Mention("directory", part) for part in value.split(":"))

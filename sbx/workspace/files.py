@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable
 
-from sbx.protocol.files import Copied, Entry, Kind, Listing, Matches
+from sbx.protocol.files import Copied, FileEntry, Kind, Listing, Matches
 from sbx.workspace import paths
 from sbx.workspace.copy import copy
 from sbx.workspace.edit import replace
 from sbx.workspace.host_directory import HostDirectory
 from sbx.workspace.move import move
-from sbx.workspace.paths import Location, Part
+from sbx.workspace.paths import Location, WorkspaceArea
 from sbx.workspace.patterns import Expression, Glob
 from sbx.workspace.permissions import check_mode, chmod
 from sbx.workspace.search import Grep, Places, find
-from sbx.workspace.streams import Intake, OpenFile
+from sbx.workspace.streams import FileWriter, OpenFile
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk
 
@@ -72,12 +72,12 @@ class Files:
         tree, relative = self._at(path, changing=True)
         return tree.write(relative, data, max_bytes=self._limit(max_bytes), mode=mode)
 
-    def writing(self, path: str, *, max_bytes: int | None = None) -> Intake[int]:
-        """Write a file chunk by chunk, like `write`; see `Intake`."""
+    def writing(self, path: str, *, max_bytes: int | None = None) -> FileWriter[int]:
+        """Write a file chunk by chunk, like `write`; see `FileWriter`."""
         tree, relative = self._at(path, changing=True)
         return tree.writing(relative, max_bytes=self._limit(max_bytes))
 
-    def stat(self, path: str) -> Entry:
+    def stat(self, path: str) -> FileEntry:
         """Return the entry at the path; for a symlink, the link itself."""
         tree, relative = self._at(path)
         return tree.stat(relative)
@@ -235,13 +235,13 @@ class Files:
     def _at(self, path: str, *, changing: bool = False) -> tuple[Tree, Relative]:
         where = paths.resolve(path, changing=changing, uploads_apart=self._apart)
         match where:
-            case Location(Part.UPLOADS, relative) if self._uploads is not None:
+            case Location(WorkspaceArea.UPLOADS, relative) if self._uploads is not None:
                 return self._uploads, relative
-            case Location(Part.UPLOADS, relative):
+            case Location(WorkspaceArea.UPLOADS, relative):
                 return self._files, ("uploads", "temparea", *relative)
-            case Location(Part.SHARED, relative) if self._shared is not None:
+            case Location(WorkspaceArea.SHARED, relative) if self._shared is not None:
                 return self._shared, relative
-            case Location(Part.SHARED, relative):
+            case Location(WorkspaceArea.SHARED, relative):
                 return self._files, ("shared", *relative)
         if changing and self._host is not None:
             self._host.refuse_change(where.relative)

@@ -29,7 +29,7 @@ _PIECE = re.compile(r'"|\\(.|\n)|[ \t\r]+|[^"\\ \t\r]+')
 _ESCAPES = {"t": "\t", "n": "\n", "b": "\b", "\n": ""}
 
 
-class Setting(NamedTuple):
+class GitSetting(NamedTuple):
     """A setting. `key` has the section and the name in lower case, and the subsection between them
     unchanged. `value` is None for a name without `=`, which means true."""
 
@@ -38,12 +38,12 @@ class Setting(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def parse(text: str) -> tuple[Setting, ...]:
+def parse(text: str) -> tuple[GitSetting, ...]:
     """Return the settings of a file, in their order. Included files are not read."""
     return tuple(_settings(text.removeprefix("\ufeff").replace("\r\n", "\n") + "\n"))
 
 
-def _settings(text: str) -> Iterator[Setting]:
+def _settings(text: str) -> Iterator[GitSetting]:
     section, at = "", 0
     while at < len(text):
         token = _TOKEN.match(text, at)
@@ -57,7 +57,9 @@ def _settings(text: str) -> Iterator[Setting]:
                 section += re.sub(r"\\(.)", r"\1", token["sub"]) + "."
         elif token["name"] is not None:
             value = token["value"]
-            yield Setting(section + token["name"].lower(), None if value is None else _plain(value))
+            yield GitSetting(
+                section + token["name"].lower(), None if value is None else _plain(value)
+            )
 
 
 def _plain(value: str) -> str:

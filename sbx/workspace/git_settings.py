@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sbx.workspace.git_config import Setting, parse
+from sbx.workspace.git_config import GitSetting, parse
 from sbx.workspace.small_files import read_small
 
 _FILES_MAX = 30
@@ -46,7 +46,7 @@ class FileSettings:
     git reads the file."""
 
     path: str
-    settings: Sequence[Setting]
+    settings: Sequence[GitSetting]
     home: str
 
 
@@ -102,7 +102,7 @@ def _read(paths: Sequence[str], home: str) -> Iterator[FileSettings]:
                 ]
 
 
-def includes(settings: Sequence[Setting]) -> list[str]:
+def includes(settings: Sequence[GitSetting]) -> list[str]:
     """Return the paths that the settings include. They are relative to the file of the settings."""
     return [
         setting.value

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from sbx.errors import Denied
-from sbx.guest.path_rules import HEAD, Match
+from sbx.guest.path_rules import HEAD, RuleMatch
 from sbx.linux.file_names import may_fold_case
 from sbx.workspace import safe_open
 from sbx.workspace.errors import translated, wrong_path
@@ -146,7 +146,7 @@ class HostDirectory:
         if match is not None:
             raise _runs_on_the_host(relative, match.program, match.name)
 
-    def created_by(self, relative: Relative) -> Match | None:
+    def created_by(self, relative: Relative) -> RuleMatch | None:
         """Return the entry of the table that a write to the path would create, or None.
 
         Refuse a write to an existing entry. Blocks as `refuse_change` does.
@@ -178,10 +178,10 @@ class HostDirectory:
         if match is not None:
             raise _runs_on_the_host(match[0], match[1].program, match[1].name)
 
-    def created_by_all(self, relatives: Collection[Relative]) -> dict[Relative, Match]:
+    def created_by_all(self, relatives: Collection[Relative]) -> dict[Relative, RuleMatch]:
         """Return the entries that changes made together would create: each of them sees the
         others. Refuse all of them if one of them writes to an existing entry."""
-        created: dict[Relative, Match] = {}
+        created: dict[Relative, RuleMatch] = {}
         for relative in relatives:
             if (match := self.created_by(relative)) is not None:
                 created[relative] = match

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from sbx.errors import Denied, TooLarge
 from sbx.guest.guarded_paths import ITEMS
-from sbx.guest.path_rules import Match, PathRules, leads_out
+from sbx.guest.path_rules import PathRules, RuleMatch, leads_out
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk
 
@@ -22,7 +22,7 @@ Exists = Callable[[Relative], bool]
 
 def find_below(
     tree: Tree, of: Relative, rules: PathRules, exists: Exists, *, at: Relative | None = None
-) -> tuple[Relative, Match] | None:
+) -> tuple[Relative, RuleMatch] | None:
     """Return the first path below `of` that the rules protect if `of` is placed at the path `at`.
 
     Return None if the rules protect no path, or if `of` is not a directory. Without `at`, a link to
@@ -59,7 +59,7 @@ def find_below(
 
 def matches(
     paths: Iterable[Relative], rules: PathRules, exists: Exists
-) -> Iterable[tuple[Relative, Match]]:
+) -> Iterable[tuple[Relative, RuleMatch]]:
     """Yield each path that the rules protect, once all of `paths` exist."""
     new = {path[:depth] for path in paths for depth in range(1, len(path) + 1)}
     for path in paths:

@@ -4,15 +4,15 @@ import os
 import stat
 from collections import deque
 
-from sbx.protocol.files import Entry, Kind, Listing
+from sbx.protocol.files import FileEntry, Kind, Listing
 from sbx.workspace.errors import translate
 from sbx.workspace.safe_open import Opener
 
 
-def entry_of(path: str, status: os.stat_result) -> Entry:
+def entry_of(path: str, status: os.stat_result) -> FileEntry:
     kind = _kind(status.st_mode)
     size = status.st_size if kind == "file" else None
-    return Entry(path.rpartition("/")[2], path, kind, size, status.st_mtime)
+    return FileEntry(path.rpartition("/")[2], path, kind, size, status.st_mtime)
 
 
 def shown(view: str, relative: tuple[str, ...]) -> str:

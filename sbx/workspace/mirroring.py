@@ -18,10 +18,10 @@ from sbx.workspace.snapshots.apply import commit
 from sbx.workspace.snapshots.copy import settle
 from sbx.workspace.snapshots.journal import Journal
 from sbx.workspace.snapshots.manifest import (
-    Change,
+    FileNode,
     Manifest,
-    Node,
     Nodes,
+    PlannedChange,
     changes,
     doubtful,
     relative,
@@ -29,7 +29,7 @@ from sbx.workspace.snapshots.manifest import (
     with_digests,
     with_specials,
 )
-from sbx.workspace.snapshots.scan import Bounds, Scope, Survey, digest, look, node_at
+from sbx.workspace.snapshots.scan import Bounds, ScanScope, TreeScan, digest, look, node_at
 from sbx.workspace.tree import Tree
 
 _NOWHERE = (-1, -1)  # the identity of no file
@@ -41,11 +41,11 @@ class Mirror:
     `base` has the identities of the original, `copied` those of the copy.
     """
 
-    def __init__(self, base: Manifest, copied: Manifest, scope: Scope) -> None:
-        self.base: dict[str, Node] = dict(base.nodes)
+    def __init__(self, base: Manifest, copied: Manifest, scope: ScanScope) -> None:
+        self.base: dict[str, FileNode] = dict(base.nodes)
         self.left_out = base.left_out
         self.scope = scope
-        self._copied: dict[str, Node] = dict(copied.nodes)
+        self._copied: dict[str, FileNode] = dict(copied.nodes)
         self._seen: Nodes = {}
         self._settled_ns = 0
 
@@ -55,7 +55,7 @@ class Mirror:
         Raises the errors of `commit`, and TooLarge `workspace_too_large`.
         """
         changed, _ = self.compare(original, copy, bounds)
-        survey = Survey(original, self.scope, bounds)
+        survey = TreeScan(original, self.scope, bounds)
         now = look(original, self.scope, bounds)
         nodes = _exact(original, now.nodes, survey)
         paths = {change.path for change in changes(_plain(self.base), _plain(nodes))}
@@ -66,9 +66,9 @@ class Mirror:
 
     def compare(
         self, original: Tree, copy: Tree, bounds: Bounds
-    ) -> tuple[list[Change], tuple[str, ...]]:
+    ) -> tuple[list[PlannedChange], tuple[str, ...]]:
         """Return the changes of the copy since the last restore, and the left-out paths."""
-        check = Survey(copy, self.scope, bounds)
+        check = TreeScan(copy, self.scope, bounds)
         settled_ns = stamps.now_ns() - 2 * stamps.TICK_NS
         after = look(copy, self.scope, bounds)
         expected = self._expected()
@@ -92,7 +92,7 @@ class Mirror:
         changed = [self._from_base(change, was) for change in sparing(changed, after.left_out)]
         return changed, (*self.left_out, *after.left_out)
 
-    def accept(self, changed: Iterable[Change], original: Tree) -> None:
+    def accept(self, changed: Iterable[PlannedChange], original: Tree) -> None:
         """Record that a commit made these changes in the original.
 
         If a node of the original differs from the committed node, the next restore brings it into
@@ -124,10 +124,10 @@ class Mirror:
             return False
         return was is not None and now == was and now.identity == was.identity
 
-    def _expected(self) -> dict[str, Node]:
+    def _expected(self) -> dict[str, FileNode]:
         """Return the nodes that an unchanged copy has. Modes, kinds and symlinks are those of the
         original: live code may have changed the copy before its node was recorded."""
-        expected: dict[str, Node] = {}
+        expected: dict[str, FileNode] = {}
         for path, node in _plain(self.base).items():
             noted = self._copied.get(path)
             if node.kind != "file":
@@ -138,7 +138,7 @@ class Mirror:
                 expected[path] = replace(noted, mode=node.mode)
         return expected
 
-    def _from_base(self, change: Change, was: Nodes) -> Change:
+    def _from_base(self, change: PlannedChange, was: Nodes) -> PlannedChange:
         """Return the change with the size and the time of the original."""
         node = self.base.get(change.path)
         if change.before is None or node is None or node.kind != "file":
@@ -146,7 +146,7 @@ class Mirror:
         before = was[change.path]
         return replace(change, before=replace(node, identity=before.identity, sha256=before.sha256))
 
-    def _rewritten(self, original: Tree, now: Nodes, survey: Survey) -> list[str]:
+    def _rewritten(self, original: Tree, now: Nodes, survey: TreeScan) -> list[str]:
         """Return the files that changed in the clock tick of the last restore.
 
         Their timestamps do not show the change, so their content is compared.
@@ -183,19 +183,19 @@ class Mirror:
             _set(self._copied, path, _written_node(copy, path, digests.get(path), until_ns))
 
 
-def _plain(nodes: Nodes) -> dict[str, Node]:
+def _plain(nodes: Nodes) -> dict[str, FileNode]:
     """Return the nodes without FIFOs, sockets and devices, which are never copied."""
     return {path: node for path, node in nodes.items() if node.kind != "special"}
 
 
-def _foreign(node: Node) -> Node:
+def _foreign(node: FileNode) -> FileNode:
     """Return the node without its identity and digest, which are not valid in another tree."""
     return replace(node, identity=_NOWHERE, sha256=None)
 
 
-def _reachable(nodes: Mapping[str, Node]) -> dict[str, Node]:
+def _reachable(nodes: Mapping[str, FileNode]) -> dict[str, FileNode]:
     """Return the nodes without those whose parent directory is missing."""
-    kept: dict[str, Node] = {}
+    kept: dict[str, FileNode] = {}
     for path in sorted(nodes, key=lambda path: path.replace("/", "\0")):
         above = path.rpartition("/")[0]
         if not above or ((parent := kept.get(above)) and parent.kind == "directory"):
@@ -203,7 +203,7 @@ def _reachable(nodes: Mapping[str, Node]) -> dict[str, Node]:
     return kept
 
 
-def _exact(tree: Tree, nodes: Nodes, survey: Survey) -> dict[str, Node]:
+def _exact(tree: Tree, nodes: Nodes, survey: TreeScan) -> dict[str, FileNode]:
     """Return the nodes with digests of recently written files: a further write might get the same
     timestamps."""
     recent = stamps.now_ns() - 2 * stamps.TICK_NS
@@ -215,7 +215,7 @@ def _exact(tree: Tree, nodes: Nodes, survey: Survey) -> dict[str, Node]:
     return with_digests(nodes, paths, lambda path: digest(tree, relative(path), survey))
 
 
-def _written_node(copy: Tree, path: str, sha256: bytes | None, until_ns: int) -> Node | None:
+def _written_node(copy: Tree, path: str, sha256: bytes | None, until_ns: int) -> FileNode | None:
     """Return the node of a file that a restore just wrote to the copy.
 
     `sha256` is the digest of the written content. The node has no identity if live code may have
@@ -231,7 +231,7 @@ def _written_node(copy: Tree, path: str, sha256: bytes | None, until_ns: int) ->
     return replace(node, identity=node.identity if is_certain else _NOWHERE, sha256=sha256)
 
 
-def _set(nodes: dict[str, Node], path: str, node: Node | None) -> None:
+def _set(nodes: dict[str, FileNode], path: str, node: FileNode | None) -> None:
     if node is None:
         nodes.pop(path, None)
     else:

@@ -22,7 +22,7 @@ _PATH_MAX = 4095  # bytes, without the closing NUL
 _RESERVED = frozenset({(), ("uploads",), ("uploads", "temparea"), ("uploads", "generated")})
 
 
-class Part(StrEnum):
+class WorkspaceArea(StrEnum):
     """The three trees that can contain a path. Each is opened by its own root fd."""
 
     FILES = "files"
@@ -34,7 +34,7 @@ class Part(StrEnum):
 class Location:
     """A resolved path: components relative to the root of `part`; () means the root itself."""
 
-    part: Part
+    part: WorkspaceArea
     relative: tuple[str, ...]
 
 
@@ -51,22 +51,22 @@ def resolve(path: str, *, changing: bool = False, uploads_apart: bool = False) -
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith("/"):
         if uploads_apart and parts[:1] == ["uploads"]:
-            return _readable(Location(Part.UPLOADS, _folded(parts[1:])), changing)
+            return _readable(Location(WorkspaceArea.UPLOADS, _folded(parts[1:])), changing)
         parts = _below_workspace(parts)
     relative = _folded(parts)
     if uploads_apart:
         if changing and not relative:
             raise invalid_path("reserved", "the workspace itself cannot be replaced or deleted")
-        return Location(Part.FILES, relative)
+        return Location(WorkspaceArea.FILES, relative)
     if relative[:2] == ("uploads", "temparea") and len(relative) > 2:
-        return _readable(Location(Part.UPLOADS, relative[2:]), changing)
+        return _readable(Location(WorkspaceArea.UPLOADS, relative[2:]), changing)
     if changing and (relative in _RESERVED or relative == ("shared",)):
         raise invalid_path("reserved", f"'{path}' is part of the structure of the workspace")
     if relative == ("uploads", "temparea"):
-        return Location(Part.UPLOADS, ())
+        return Location(WorkspaceArea.UPLOADS, ())
     if relative[:1] == ("shared",):
-        return Location(Part.SHARED, relative[1:])
-    return Location(Part.FILES, relative)
+        return Location(WorkspaceArea.SHARED, relative[1:])
+    return Location(WorkspaceArea.FILES, relative)
 
 
 def check_name(name: str) -> str:

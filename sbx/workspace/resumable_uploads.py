@@ -15,7 +15,7 @@ from typing import BinaryIO
 from sbx.errors import BadRequest, Conflict, TooLarge
 from sbx.workspace.errors import too_large, translated
 from sbx.workspace.paths import check_name
-from sbx.workspace.streams import CHUNK, Intake
+from sbx.workspace.streams import CHUNK, FileWriter
 
 PIECE_MAX = 16 << 20  # bytes
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -32,7 +32,7 @@ def make(staging: int, name: str) -> None:
         os.close(os.open(name, flags, 0o600, dir_fd=staging))
 
 
-def appending(staging: int, name: str, offset: int, size: int, sha256: str) -> Intake[int]:
+def appending(staging: int, name: str, offset: int, size: int, sha256: str) -> FileWriter[int]:
     """Receive a piece of an upload at `offset`, the end of the last piece; return the new offset.
 
     `size` is the size of the whole upload. Raises TooLarge `piece_too_large`, BadRequest

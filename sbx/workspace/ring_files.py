@@ -26,7 +26,7 @@ _SIZE_MAX = 1 << 32
 _END_MAX = 1 << 62
 
 
-class Ring:
+class RingFile:
     """The latest `size` bytes of a text that only grows, in a file of that size plus a header.
 
     `begin` and `end` are offsets from the first byte of the text. `begin` moves *before* the bytes
@@ -40,7 +40,7 @@ class Ring:
         self.end = end
 
     @classmethod
-    def read_from(cls, fd: int) -> "Ring":
+    def read_from(cls, fd: int) -> "RingFile":
         """Return the ring in this file. It owns the fd from now on. Raises ValueError."""
         head = os.pread(fd, _HEADER.size, 0)
         if len(head) != _HEADER.size:
@@ -113,11 +113,11 @@ class CommandLogs:
         """Take ownership of `fd`."""
         self._fd = fd
 
-    def make(self, name: str, size: int) -> Ring:
+    def make(self, name: str, size: int) -> RingFile:
         """Create a ring, which the caller closes. Raises Unavailable `no_space`."""
         with translated("the log of a command"):
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            ring = Ring(os.open(f"{_checked(name)}.log", flags, 0o600, dir_fd=self._fd), size)
+            ring = RingFile(os.open(f"{_checked(name)}.log", flags, 0o600, dir_fd=self._fd), size)
             try:
                 ring.empty()
             except OSError:
@@ -126,7 +126,7 @@ class CommandLogs:
                 raise
             return ring
 
-    def open(self, name: str) -> Ring:
+    def open(self, name: str) -> RingFile:
         """Open the ring of this name for reading. Raises NotFound if it was removed."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -134,7 +134,7 @@ class CommandLogs:
         except FileNotFoundError:
             raise NotFound(f"the log of {name} no longer exists") from None
         try:
-            return Ring.read_from(fd)
+            return RingFile.read_from(fd)
         except (OSError, ValueError):
             os.close(fd)
             raise NotFound(f"the log of {name} no longer exists") from None

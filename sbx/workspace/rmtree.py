@@ -67,7 +67,7 @@ def empty_directory(directory: int, deadline_s: float) -> bool:
     try:
         top = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
         try:
-            return _Flattening(top, end).run()
+            return TreeRemover(top, end).run()
         finally:
             os.close(top)
     except OSError:
@@ -78,7 +78,7 @@ def _remove_directory(parent: int, name: str, end: float) -> bool:
     try:
         top = _open_directory(parent, name)
         try:
-            emptied = _Flattening(top, end).run()
+            emptied = TreeRemover(top, end).run()
         finally:
             os.close(top)
         if emptied:
@@ -92,7 +92,7 @@ class _DeadlineError(Exception):
     pass
 
 
-class _Flattening:
+class TreeRemover:
     """Empty one directory, the top, with at most three open fds: top, one child, one scan."""
 
     def __init__(self, top: int, end: float) -> None:

@@ -61,7 +61,7 @@ _DECLARATIONS = frozenset(("export", "local", "declare", "typeset", "readonly"))
 
 
 @dataclass(slots=True)
-class Script:
+class ShellScript:
     """A script. `commands` has the words of each simple command, without keywords and assignments.
     `assignments` has the name and the value of each assignment."""
 
@@ -70,7 +70,7 @@ class Script:
 
 
 @lru_cache(maxsize=64)
-def read_script(text: str) -> Script:
+def read_script(text: str) -> ShellScript:
     """Return the commands of a script in their order. The caller must not change the result."""
     text = _OWN_PATH.sub("$0", text.replace("\\\n", ""))
     text = _HERE.sub(".", _OWN_DIRECTORY.sub(SCRIPT_DIRECTORY, text))
@@ -81,7 +81,7 @@ def read_script(text: str) -> Script:
 
 class _Reader:
     def __init__(self) -> None:
-        self.script = Script()
+        self.script = ShellScript()
         self._values: dict[str, list[str]] = {}
 
     def read(self, text: str, depth: int) -> None:

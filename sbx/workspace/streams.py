@@ -22,10 +22,10 @@ T = TypeVar("T")
 # A file that is received chunk by chunk, for a source that must not block a thread while it waits.
 # Send None to begin, then each chunk, then None to end. The generator returns the outcome. If it is
 # closed before the end, or an error occurs, nothing of the file remains.
-Intake = Generator[None, bytes | None, T]
+FileWriter = Generator[None, bytes | None, T]
 
 
-def drive(intake: Intake[T], chunks: Iterable[bytes]) -> T:
+def drive(intake: FileWriter[T], chunks: Iterable[bytes]) -> T:
     """Send all of `chunks` to `intake`, and return its outcome."""
     with closing(intake):
         try:

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
-from sbx.protocol.files import Entry, Listing
+from sbx.protocol.files import FileEntry, Listing
 from sbx.workspace import safe_open
-from sbx.workspace.disk_usage import Enough, Usage, measure
+from sbx.workspace.disk_usage import DiskUsage, EarlyStop, measure
 from sbx.workspace.errors import is_a_directory, too_large, translated, wrong_path
 from sbx.workspace.listing import entry_of, list_directory, shown
 from sbx.workspace.rmtree import remove_tree
 from sbx.workspace.safe_open import encoded
-from sbx.workspace.streams import Intake, OpenFile, Owner, StagedFile, drive, open_regular
+from sbx.workspace.streams import FileWriter, OpenFile, Owner, StagedFile, drive, open_regular
 from sbx.workspace.walk import Walk
 
 Relative = tuple[str, ...]
@@ -107,8 +107,8 @@ class Tree:
         max_bytes: int,
         mode: int | None = None,
         new: bool = False,
-    ) -> Intake[int]:
-        """Write a file chunk by chunk, like `write`; see `Intake`."""
+    ) -> FileWriter[int]:
+        """Write a file chunk by chunk, like `write`; see `FileWriter`."""
         path = self.shown(relative)
         if not relative:
             raise is_a_directory(path)
@@ -134,7 +134,7 @@ class Tree:
         finally:
             os.close(parent)
 
-    def stat(self, relative: Relative) -> Entry:
+    def stat(self, relative: Relative) -> FileEntry:
         """Return the entry; for a symlink, the link itself. Raises NotFound, InvalidPath."""
         with translated(self.shown(relative)):
             fd = self.opener(self.fd, relative, os.O_PATH | os.O_NOFOLLOW)
@@ -211,9 +211,9 @@ class Tree:
         *,
         max_entries: int = 1_000_000,
         deadline_s: float = 5.0,
-        enough: Enough | None = None,
-    ) -> Usage:
-        """Return the disk usage of the tree; see `Usage` for incomplete results."""
+        enough: EarlyStop | None = None,
+    ) -> DiskUsage:
+        """Return the disk usage of the tree; see `DiskUsage` for incomplete results."""
         return measure(
             self.opener,
             self.fd,

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sbx.errors import BadRequest, Conflict, NotFound, TooLarge
-from sbx.protocol.files import Entry, Upload
+from sbx.protocol.files import FileEntry, Upload
 from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
 from sbx.workspace.paths import check_name
 from sbx.workspace.safe_open import encoded
-from sbx.workspace.streams import CHUNK, Intake, OpenFile, StagedFile, drive
+from sbx.workspace.streams import CHUNK, FileWriter, OpenFile, StagedFile, drive
 from sbx.workspace.tree import Tree
 
 _MODE = 0o444  # the jail may have another uid
@@ -66,8 +66,8 @@ class Uploads:
         """
         return drive(self.putting(name, limits), _chunks(data))
 
-    def putting(self, name: str, limits: UploadLimits = UploadLimits()) -> Intake[Upload]:
-        """Store an upload chunk by chunk, like `put`; see `Intake`."""
+    def putting(self, name: str, limits: UploadLimits = UploadLimits()) -> FileWriter[Upload]:
+        """Store an upload chunk by chunk, like `put`; see `FileWriter`."""
         path = self.tree.shown((check_name(name),))
         _check_type(name, limits)
         others = self._others(name)  # now, before reading a long body, and again after it
@@ -134,7 +134,7 @@ class Uploads:
     def close(self) -> None:
         self.tree.close()
 
-    def _entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Iterator[FileEntry]:
         return (entry for entry in self.tree.list(max_entries=_LISTED) if entry.kind == "file")
 
     def _others(self, name: str) -> "_Others":

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from sbx.errors import SbxError, Unavailable
 from sbx.linux import inotify
-from sbx.protocol.files import Change, ChangeKind
+from sbx.protocol.files import ChangeKind, FileEvent
 from sbx.workspace.errors import translate
 from sbx.workspace.search import Places
 from sbx.workspace.tree import Relative, Tree
@@ -69,20 +69,20 @@ class Watching:
     def fd(self) -> int:
         return self._queue.fd
 
-    def read(self) -> list[Change]:
+    def read(self) -> list[FileEvent]:
         """Return the changes since the last call, each once.
 
         One call reads at most 64 KiB of events, because the code inside may write faster than the
         caller reads.
         """
-        reported: dict[Change, None] = {}
+        reported: dict[FileEvent, None] = {}
         self._new = Walk(max_entries=2 * CHANGES_MAX, deadline_s=_NEW_S)
         for event in self._queue.read():
             self._take(event, reported)
         self._missed |= not self._new.complete
         if self._missed:
             self._missed = False
-            reported[Change("overflow", self._top())] = None
+            reported[FileEvent("overflow", self._top())] = None
         return list(reported)
 
     def take_missed(self) -> bool:
@@ -98,7 +98,7 @@ class Watching:
             return tree.shown(relative)
         return "/workspace"
 
-    def _take(self, event: inotify.Event, reported: dict[Change, None]) -> None:
+    def _take(self, event: inotify.Event, reported: dict[FileEvent, None]) -> None:
         if event.mask & inotify.OVERFLOW:
             self._missed = True
             return
@@ -108,7 +108,7 @@ class Watching:
         where = self._watched.get(event.watch)
         if where is None or not event.name:
             if where is not None and event.mask & inotify.DELETE_SELF and not where[1]:
-                reported[Change("deleted", where[0].shown(()))] = None
+                reported[FileEvent("deleted", where[0].shown(()))] = None
             return
         tree, above = where
         below = (*above, event.name.decode("utf-8", "surrogateescape"))
@@ -117,10 +117,10 @@ class Watching:
             kind = "deleted"
         elif event.mask & _CAME:
             kind = "created"
-        change = Change(kind, tree.shown(below))
-        if kind == "modified" and Change("created", change.path) in reported:
+        change = FileEvent(kind, tree.shown(below))
+        if kind == "modified" and FileEvent("created", change.path) in reported:
             return
-        reported.pop(Change("modified" if kind != "modified" else "created", change.path), None)
+        reported.pop(FileEvent("modified" if kind != "modified" else "created", change.path), None)
         reported[change] = None
         if event.mask & inotify.IS_DIRECTORY and self._recursive:
             if event.mask & inotify.MOVED_FROM:
@@ -128,13 +128,13 @@ class Watching:
             elif event.mask & _CAME:
                 self._add_new(tree, below, reported)
 
-    def _add_new(self, tree: Tree, directory: Relative, reported: dict[Change, None]) -> None:
+    def _add_new(self, tree: Tree, directory: Relative, reported: dict[FileEvent, None]) -> None:
         """Watch a new directory, and report the files that were in it before."""
         try:
             self._add(tree, directory)
             for below, status in tree.walk(self._new, directory):
                 if len(reported) < CHANGES_MAX:
-                    reported[Change("created", tree.shown(below))] = None
+                    reported[FileEvent("created", tree.shown(below))] = None
                 else:
                     self._new.cut()
                 if stat.S_ISDIR(status.st_mode):

@@ -17,7 +17,7 @@ from sbx.workspace import rmtree
 from sbx.workspace.snapshots import apply, journal, recover, rollback, staging
 from sbx.workspace.snapshots.journal import Journal
 from sbx.workspace.snapshots.manifest import Nodes, changes
-from sbx.workspace.snapshots.scan import Bounds, Scope, look
+from sbx.workspace.snapshots.scan import Bounds, ScanScope, look
 from sbx.workspace.tree import Tree
 
 STEPS_MAX = 300
@@ -115,11 +115,11 @@ class Trees:
 
     @property
     def now(self) -> Nodes:
-        return look(self.target, Scope(), _BOUNDS).nodes
+        return look(self.target, ScanScope(), _BOUNDS).nodes
 
     @property
     def wanted(self) -> Nodes:
-        return look(self.source, Scope(), _BOUNDS).nodes
+        return look(self.source, ScanScope(), _BOUNDS).nodes
 
     def commit(self) -> None:
         now = self.now

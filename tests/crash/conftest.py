@@ -9,7 +9,7 @@ import pytest
 
 from sbx import Runtime
 from sbx.policy import Policy, load
-from sbx.policy.model import Mount
+from sbx.policy.model import MountPolicy
 
 Preloading = Callable[[str], Policy]
 
@@ -40,7 +40,7 @@ def preloading(tmp_path: Path) -> Preloading:
         python.symlink_to(Path(sys.executable).resolve())
         (home / "pyvenv.cfg").write_text(f"home = {python.resolve().parent}\n")
         default = load("default")
-        others = Mount(source=packages, target="/opt/packages")
+        others = MountPolicy(source=packages, target="/opt/packages")
         seen = default.filesystem.model_copy(update={"mount": (others,)})
         return default.model_copy(
             update={

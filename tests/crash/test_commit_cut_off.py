@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from sbx.protocol.runs import Status
-from sbx.runtime.data_dir import Data
+from sbx.runtime.data_dir import DataDirLock
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
-from sbx.service.runs import Ask
-from sbx.service.service import House
+from sbx.service.runs import RunRequest
+from sbx.service.service import Service
 
 ROOT = Path(__file__).resolve().parents[2]
 ME = Caller("me", "key")
@@ -95,11 +95,13 @@ async def test_a_service_that_was_killed_has_undone_it_when_it_is_back(tmp_path:
     made = killed(SERVICE, tmp_path)
     journal, *_ = there(tmp_path, "staging/journal-*")
     assert names(journal.parents[1] / "files") == ["changed", "made", "uploads"]
-    async with House(Settings(data_dir=tmp_path)) as house:
+    async with Service(Settings(data_dir=tmp_path)) as house:
         code = (
             "import os; print(*sorted(os.listdir()), open('gone').read(), open('changed').read())"
         )
-        run = await (await house.runs.start(ME, made, "default", Ask("python", code))).result()
+        run = await (
+            await house.runs.start(ME, made, "default", RunRequest("python", code))
+        ).result()
         assert (run.status, run.stdout) == (Status.OK, "changed gone uploads there old\n")
         assert there(tmp_path, "staging/*") == []
 
@@ -118,7 +120,7 @@ def test_a_directory_of_the_host_is_as_it_was_when_the_next_runtime_sweeps(
     killed(PROJECT, project, TMPDIR=str(tmp_path / "temporary"))
     assert names(project) == ["changed", "made"]
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    Data(None).close()
+    DataDirLock(None).close()
     assert {path.name: path.read_text() for path in project.iterdir()} == {
         "changed": "old",
         "gone": "there",

@@ -10,7 +10,7 @@ from sbx.errors import Broken, Conflict, Unavailable
 from sbx.workspace.snapshots import apply, journal
 from sbx.workspace.snapshots.journal import Journal
 from sbx.workspace.snapshots.manifest import changes
-from sbx.workspace.snapshots.scan import Bounds, Scope, Survey, sealed
+from sbx.workspace.snapshots.scan import Bounds, ScanScope, TreeScan, sealed
 from sbx.workspace.tree import Tree
 from tests.crash.commit_trees import STEPS_MAX, Trees, failing, made
 
@@ -91,7 +91,7 @@ def test_what_code_inside_did_to_a_stage_in_the_tree_is_not_committed(
     with made(tmp_path, in_tree=True) as trees:
         before = trees.now
         bounds = Bounds(1 << 30)
-        survey = Survey(trees.source, Scope(), bounds)
+        survey = TreeScan(trees.source, ScanScope(), bounds)
         wanted = [sealed(trees.source, one, survey) for one in changes(before, trees.wanted)]
 
         def meddle(_fd: int) -> None:

@@ -187,15 +187,15 @@ async def test_broker_without_descriptors_refuses_forks_and_lives(runtime: Runti
 async def test_broker_without_descriptors_refuses_an_entry_and_the_jail_ends(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enter, room = client.Broker.enter, iter(range(8))
+    enter, room = client.BrokerClient.enter, iter(range(8))
 
-    async def cramped(handle: client.Broker, *words: Any) -> None:
+    async def cramped(handle: client.BrokerClient, *words: Any) -> None:
         with room_for(next(room), broker()):
             await enter(handle, *words)
 
     async with await runtime.create(narrower=FORK) as box:
         before = descriptors(broker())
-        monkeypatch.setattr(client.Broker, "enter", cramped)
+        monkeypatch.setattr(client.BrokerClient, "enter", cramped)
         for _ in range(4):
             receipt = await box.start()
             assert receipt.path in ("fork", "cold")

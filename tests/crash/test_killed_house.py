@@ -17,8 +17,8 @@ from sbx.protocol.runs import Run, Status
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
 from sbx.service.lifecycle import State
-from sbx.service.runs import Ask
-from sbx.service.service import House
+from sbx.service.runs import RunRequest
+from sbx.service.service import Service
 
 ROOT = Path(__file__).resolve().parents[2]
 ME = Caller("me", "key")
@@ -130,14 +130,14 @@ def killed(program: str, data: Path, after_s: float = 0.0) -> list[dict[str, Any
         return [json.loads(line) for line in (first, *said) if line.endswith("\n")]
 
 
-async def run_in(house: House, sandbox_id: str, code: str, conversation: str = "default") -> Run:
-    handle = await house.runs.start(ME, sandbox_id, conversation, Ask("python", code))
+async def run_in(house: Service, sandbox_id: str, code: str, conversation: str = "default") -> Run:
+    handle = await house.runs.start(ME, sandbox_id, conversation, RunRequest("python", code))
     run = await handle.result()
     assert run.status is Status.OK, run
     return run
 
 
-def owned(house: House) -> list[Path]:
+def owned(house: Service) -> list[Path]:
     """The directories of sandboxes, but for homes that nobody owns yet."""
     names = set(house.runtime.data.sandboxes()) - house.runtime.homes
     return [house.data_dir / "sandboxes" / name for name in names]
@@ -148,7 +148,7 @@ async def test_killed_in_the_middle_of_everything_the_next_one_is_whole(tmp_path
     (said,) = killed(IN_THE_MIDDLE, data)
     sandboxes = data / "sandboxes"
     assert len(list(sandboxes.iterdir())) in (2, 3)  # with a home that nobody owned yet
-    async with House(Settings(data_dir=data)) as house:
+    async with Service(Settings(data_dir=data)) as house:
         view = await house.sandboxes.get(ME, said["id"])
         assert (view.state, view.idle_expires_at) == (State.IDLE, None)
         assert (await house.runs.entry(ME, said["id"], said["run"])).status == "interrupted"
@@ -180,7 +180,7 @@ async def test_killed_at_any_moment_nothing_that_was_told_is_lost(tmp_path: Path
     made = {one["made"] for one in said if "made" in one}
     written = {one["written"]: one["run"] for one in said if "written" in one}
     deleted = {one["deleted"] for one in said if "deleted" in one}
-    async with House(Settings(data_dir=data)) as house:
+    async with Service(Settings(data_dir=data)) as house:
         there = {view.id for view in (await house.sandboxes.list(ME, limit=500)).items}
         assert not there & deleted
         for sandbox_id in made - deleted - there:  # its deletion was done, and not yet told
@@ -194,18 +194,18 @@ async def test_killed_at_any_moment_nothing_that_was_told_is_lost(tmp_path: Path
 
 async def test_what_the_store_does_not_know_is_kept_apart(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    async with House(Settings(data_dir=data)) as house:
+    async with Service(Settings(data_dir=data)) as house:
         made = await house.sandboxes.create(ME)
         async with house.sandboxes.using(ME, made.id, scope="files:write") as use:
             await use.box.files.write("kept", "1")
         with pytest.raises(Conflict, match="another runtime"):
-            async with House(Settings(data_dir=data)):
+            async with Service(Settings(data_dir=data)):
                 pass
     (known,) = (data / "sandboxes").iterdir()
     for stranger in (data / "sandboxes" / ("a" * 32) / ("b" * 32), known / ("c" * 32)):
         stranger.mkdir(parents=True)
         (stranger / "file").write_text("nobody's")
-    async with House(Settings(data_dir=data)) as house:
+    async with Service(Settings(data_dir=data)) as house:
         assert list((data / "sandboxes").iterdir()) == [known]
         assert len(list(known.iterdir())) == 1
         kept = [path.read_text() for path in (data / "unclaimed").rglob("file")]

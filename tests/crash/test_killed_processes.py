@@ -160,14 +160,14 @@ async def test_broker_that_dies_at_any_order_fails_it_and_nothing_waits(
     order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed when the order is on its way; whether it got to it is left to chance."""
-    real = client.Broker._send
+    real = client.BrokerClient._send
 
-    async def send(self: client.Broker, packet: bytes, fds: Any) -> None:
+    async def send(self: client.BrokerClient, packet: bytes, fds: Any) -> None:
         if f'"do": "{order}"'.encode() in packet and self._process is not None:
             self._process.kill()
         await real(self, packet, fds)
 
-    monkeypatch.setattr(client.Broker, "_send", send)
+    monkeypatch.setattr(client.BrokerClient, "_send", send)
     failed: list[str] = []
     async with asyncio.timeout(PATIENCE_S):
         try:

@@ -11,7 +11,7 @@ from live_app import live
 
 from sbx import Runtime, Settings
 from sbx.errors import Broken
-from sbx.isolation.broker.client import Broker, Jail
+from sbx.isolation.broker.client import BrokerClient, Jail
 from sbx.policy.load import load
 
 pytestmark = pytest.mark.needs("namespaces")
@@ -21,9 +21,9 @@ Killing = Callable[[int], None]
 @pytest.fixture
 def killing(monkeypatch: pytest.MonkeyPatch) -> Killing:
     """Kills the first so many jails of the cold path as soon as they are there."""
-    real, left = Broker.launch, [0]
+    real, left = BrokerClient.launch, [0]
 
-    async def launch(self: Broker, *words: Any) -> Jail:
+    async def launch(self: BrokerClient, *words: Any) -> Jail:
         jail = await real(self, *words)
         if left[0]:
             left[0] -= 1
@@ -31,7 +31,7 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> Killing:
             os.kill(jail.pid, signal.SIGKILL)
         return jail
 
-    monkeypatch.setattr(Broker, "launch", launch)
+    monkeypatch.setattr(BrokerClient, "launch", launch)
 
     def kill(count: int) -> None:
         left[0] = count

@@ -24,12 +24,12 @@ from kept import ME, create, read
 from sbx.errors import SbxError, Unavailable
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.store.migrations import migrate, shipped
 
 
-def house_of(data: Path) -> House:
-    return House(Settings(data_dir=data, gc_interval=0, fast_path=False))
+def house_of(data: Path) -> Service:
+    return Service(Settings(data_dir=data, gc_interval=0, fast_path=False))
 
 
 def contents(data: Path) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from sbx import AsyncSandbox, Runtime, Status
 from sbx.isolation.broker import client
-from sbx.isolation.broker.client import Broker
+from sbx.isolation.broker.client import BrokerClient
 from sbx.protocol.runs import Cause
 
 pytestmark = pytest.mark.needs("namespaces")
@@ -30,17 +30,17 @@ while True:
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mapping[str, Any]]]:
     """Jails whose end is told of only after the test, as under a load that lets nothing die."""
-    held: list[tuple[Broker, Mapping[str, Any]]] = []
+    held: list[tuple[BrokerClient, Mapping[str, Any]]] = []
     told: list[Mapping[str, Any]] = []
-    tell = Broker._gone
+    tell = BrokerClient._gone
 
-    def hold(self: Broker, message: Mapping[str, Any]) -> None:
+    def hold(self: BrokerClient, message: Mapping[str, Any]) -> None:
         held.append((self, message))
         told.append(message)
 
     with monkeypatch.context() as patch:
         patch.setattr(client, "_KILLED_S", 0.3)
-        patch.setattr(Broker, "_gone", hold)
+        patch.setattr(BrokerClient, "_gone", hold)
         yield told
     for broker, message in held:
         tell(broker, message)

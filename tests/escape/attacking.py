@@ -40,8 +40,8 @@ from sbx.isolation.seccomp import Filter
 from sbx.isolation.seccomp.compiler import number_of
 from sbx.kernels import kernel as kernel_of
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.order import Order
-from sbx.kernels.pool.factory import Starter
+from sbx.kernels.order import LaunchRequest
+from sbx.kernels.pool.factory import KernelFactory
 from sbx.protocol.runs import Run, Status
 from sbx.runtime import resources
 from sbx.runtime.sandbox import AsyncSandbox
@@ -227,7 +227,7 @@ def alter_binds(plan: LaunchPlan, change: Callable[[Bind], Bind | None]) -> Laun
 PATHS = ("pool", "fork", "cold")
 POLICIES = ("default", "strict")
 CI_CELLS = (("pool", "default"), ("fork", "strict"), ("cold", "default"))
-_start = Starter.start
+_start = KernelFactory.start
 
 
 def attacked_paths(config: pytest.Config) -> tuple[str, ...]:
@@ -254,7 +254,7 @@ def by(path: str) -> Iterator[None]:
     """Every kernel that is started within comes by this path, and is seen to."""
     turn = asyncio.Lock()  # else the one that was parked for this start is taken by another
 
-    async def start(starter: Starter, order: Order) -> Kernel:
+    async def start(starter: KernelFactory, order: LaunchRequest) -> Kernel:
         key = order.key
         assert key is not None
         if path == "cold":
@@ -271,8 +271,10 @@ def by(path: str) -> Iterator[None]:
         return kernel
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(Starter, "start", start)
-    patch.setattr(Starter, "take_berth", lambda *_: None)  # it came by a path of its own choice
+    patch.setattr(KernelFactory, "start", start)
+    patch.setattr(
+        KernelFactory, "take_berth", lambda *_: None
+    )  # it came by a path of its own choice
     try:
         yield
     finally:
@@ -287,7 +289,7 @@ def one_path(path: str = "pool") -> pytest.MarkDecorator:
 _KEPT_ZYGOTES = 3
 
 
-def leave_few_zygotes(starter: Starter) -> None:
+def leave_few_zygotes(starter: KernelFactory) -> None:
     """End all zygotes but those used last: a runtime has eight at most, and starts no kernel from
     a ninth while each of them was used a moment ago. The kernels that they forked live on."""
     oldest_first = sorted(starter._pools, key=lambda key: starter._pools[key].used_at)

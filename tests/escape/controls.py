@@ -23,7 +23,7 @@ from attacking import ONLY_COLD, Fresh, altered, by
 
 from sbx.doctor.attacks import probe_program
 from sbx.doctor.attacks.attack import Attack
-from sbx.doctor.attacks.decoys import UPLOAD, Baits
+from sbx.doctor.attacks.decoys import UPLOAD, Decoys
 from sbx.doctor.attacks.processes import PID_1
 from sbx.doctor.attacks.runner import FEW, attack, limits
 from sbx.policy import Policy
@@ -54,7 +54,7 @@ for name, value in dict(NOFILE=1024, FSIZE=1 << 40, MEMLOCK=8 << 20, CORE=1, SIG
 async def in_a_jail_without(
     walls: Sequence[str],
     attacks: Sequence[Attack],
-    baits: Baits,
+    baits: Decoys,
     *,
     fresh: Fresh,
     policy: Policy,
@@ -70,7 +70,7 @@ async def in_a_jail_without(
 
 
 def bare(
-    attacks: Sequence[Attack], baits: Baits, policy: Policy, place: Path, *, own_root: bool = False
+    attacks: Sequence[Attack], baits: Decoys, policy: Policy, place: Path, *, own_root: bool = False
 ) -> dict[str, str]:
     """Outside of every wall; none on PID 1, which would be the host's. `place` is an empty
     directory that stands for the workspace."""
@@ -78,14 +78,14 @@ def bare(
     return _outside(tried, baits, policy, place, _OWN_ROOT if own_root else ())
 
 
-def planted(attacks: Sequence[Attack], baits: Baits, policy: Policy, place: Path) -> None:
+def planted(attacks: Sequence[Attack], baits: Decoys, policy: Policy, place: Path) -> None:
     """What attacks on the host side plant in a workspace, in `place`."""
     found = _outside(attacks, baits, policy, place, ())
     assert set(found.values()) == {"ok"}, found
 
 
 def _outside(
-    tried: Sequence[Attack], baits: Baits, policy: Policy, place: Path, become: Sequence[str]
+    tried: Sequence[Attack], baits: Decoys, policy: Policy, place: Path, become: Sequence[str]
 ) -> dict[str, str]:
     uploads = place / "uploads/temparea"
     uploads.mkdir(parents=True)
@@ -117,7 +117,7 @@ def _outside(
 # -- the host side by paths ------------------------------------------------------------------------
 
 
-def naively(one: Attack, root: Path, baits: Baits) -> str:
+def naively(one: Attack, root: Path, baits: Decoys) -> str:
     """What becomes of an act of the host side that goes by paths and follows links; in a thread,
     because some never end: then whoever waits at a pipe of the workspace is let go."""
     verb, path = one.act
@@ -133,7 +133,7 @@ def naively(one: Attack, root: Path, baits: Baits) -> str:
     return "timeout"
 
 
-def _acted(verb: str, root: Path, path: str, baits: Baits) -> str:
+def _acted(verb: str, root: Path, path: str, baits: Decoys) -> str:
     before = _look(baits.file)
     told = ""
     with suppress(OSError):

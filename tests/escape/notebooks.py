@@ -24,12 +24,12 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_kernel_test.msgspec_v5 import schema_fragments, validate_message
 
 from sbx.guest import frames as guest
-from sbx.isolation.broker.client import End, Jail
-from sbx.jupyter.bridge import Bridge, Connection
+from sbx.isolation.broker.client import Jail, JailExit
+from sbx.jupyter.bridge import Bridge, ConnectionInfo
 from sbx.kernels import kernel as kernels
 from sbx.kernels.kernel import Kernel
 from sbx.policy import load
-from sbx.runtime.files.disk_limit import DiskWatch
+from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.run.context import Context
 
 PATIENCE_S = 60.0
@@ -62,18 +62,18 @@ class _Lost:
     def processes(self) -> list[int]:
         return []
 
-    async def counters(self) -> End:
-        return End()
+    async def counters(self) -> JailExit:
+        return JailExit()
 
-    async def end(self) -> End:
-        return End()
+    async def end(self) -> JailExit:
+        return JailExit()
 
-    async def kill(self) -> End:
+    async def kill(self) -> JailExit:
         self.gone = True
         for one in (self.supervisor, self.cells):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-        return End()
+        return JailExit()
 
     def close(self) -> None:
         """Its sockets are its kernel's by now."""
@@ -85,7 +85,7 @@ class Impostor:
     def __init__(self) -> None:
         self._jails: list[_Lost] = []
         self._reader = guest.FrameReader()
-        self._frames: list[guest.Frame] = []
+        self._frames: list[guest.RawFrame] = []
 
     @property
     def sock(self) -> socket.socket:
@@ -107,7 +107,7 @@ class Impostor:
         await kernel.ready(PATIENCE_S)
         return kernel
 
-    async def asked(self, kind: str | None = "execute_request") -> guest.Frame:
+    async def asked(self, kind: str | None = "execute_request") -> guest.RawFrame:
         """The next request, of this kind; others before it are passed over."""
         loop = asyncio.get_running_loop()
         self.sock.setblocking(False)
@@ -158,7 +158,7 @@ class Bridged:
     exits: list[int]  # what the bridge's owner was told
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ConnectionInfo:
         return self.bridge.connection
 
 
@@ -175,11 +175,11 @@ async def bridged(*, output_max: int | None = None, **asked: Any) -> AsyncIterat
         return SimpleNamespace(measured=None, has_quota=False, quarantine=None)
 
     context = Context(
-        "default", "default", rules, opened, inside.start, 1.0, disk=DiskWatch(rules.limits)
+        "default", "default", rules, opened, inside.start, 1.0, disk=DiskLimit(rules.limits)
     )
     with pytest.MonkeyPatch.context() as patch:  # of linux there is nothing to be read
         patch.setattr(kernels, "make_receipt", lambda *_, **__: None)
-        bridge = await Bridge.bind(Connection(**{"key": KEY, **asked}))
+        bridge = await Bridge.bind(ConnectionInfo(**{"key": KEY, **asked}))
         try:
             await bridge.start(context, exits.append)
             yield Bridged(bridge, inside, exits)
@@ -192,7 +192,7 @@ async def bridged(*, output_max: int | None = None, **asked: Any) -> AsyncIterat
 # -- clients ---------------------------------------------------------------------------------------
 
 
-def info_of(connection: Connection) -> dict[str, Any]:
+def info_of(connection: ConnectionInfo) -> dict[str, Any]:
     """As a connection file says it."""
     ports = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
     return {
@@ -205,7 +205,7 @@ def info_of(connection: Connection) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def client_of(connection: Connection, **other: Any) -> AsyncIterator[AsyncKernelClient]:
+async def client_of(connection: ConnectionInfo, **other: Any) -> AsyncIterator[AsyncKernelClient]:
     """Jupyter's own client; `other` replaces what it is told of the connection."""
     kc = AsyncKernelClient()
     kc.load_connection_info(cast("Any", {**info_of(connection), **other}))
@@ -291,7 +291,7 @@ def checked(message: Message) -> Message:
 class Raw:
     """A client that says what it likes: bytes on a socket of ZeroMQ's."""
 
-    def __init__(self, connection: Connection, channel: str, kind: int, **options: int) -> None:
+    def __init__(self, connection: ConnectionInfo, channel: str, kind: int, **options: int) -> None:
         self._context = zmq.Context()
         self.socket = self._context.socket(kind)
         self.socket.linger = 0
@@ -306,7 +306,7 @@ class Raw:
         self._context.destroy(linger=0)
 
 
-def url_of(connection: Connection, channel: str) -> str:
+def url_of(connection: ConnectionInfo, channel: str) -> str:
     port = getattr(connection, f"{channel}_port")
     between = ":" if connection.transport == "tcp" else "-"
     return f"{connection.transport}://{connection.ip}{between}{port}"
@@ -318,7 +318,7 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def greeted(connection: Connection, channel: str) -> socket.socket:
+def greeted(connection: ConnectionInfo, channel: str) -> socket.socket:
     """A plain connection on which ZeroMQ takes messages from now on: by ZMTP 3.0, as a DEALER."""
     sock = socket.create_connection((connection.ip, connection.port(channel)))
     signature = b"\xff" + bytes(8) + b"\x7f"
@@ -330,7 +330,7 @@ def greeted(connection: Connection, channel: str) -> socket.socket:
 
 
 @contextmanager
-def never_reading(connection: Connection) -> Iterator[None]:
+def never_reading(connection: ConnectionInfo) -> Iterator[None]:
     """Somebody, without a key, who subscribes to everything and reads nothing."""
     with Raw(connection, "iopub", zmq.SUB, rcvhwm=1, rcvbuf=4096) as sub:
         sub.subscribe(b"")

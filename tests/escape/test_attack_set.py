@@ -18,9 +18,9 @@ from attacking import Fresh
 from controls import bare, in_a_jail_without, naively, planted
 
 from sbx import Runtime
-from sbx.doctor.attacks.attack import Attack, Class, End
+from sbx.doctor.attacks.attack import Attack, Class, Outcome
 from sbx.doctor.attacks.catalogue import TOGETHER
-from sbx.doctor.attacks.decoys import Baits, laid_out
+from sbx.doctor.attacks.decoys import Decoys, laid_out
 from sbx.doctor.attacks.host_side import HOST_SIDE
 from sbx.doctor.attacks.resources import RUNS
 from sbx.doctor.attacks.runner import FEW, attack, outcome_of
@@ -94,7 +94,7 @@ class Tried:
         }
 
     def proven(self, one: Attack) -> bool:
-        return any(one.judge(outcome) is End.ESCAPED for outcome in self.without(one).values())
+        return any(one.judge(outcome) is Outcome.ESCAPED for outcome in self.without(one).values())
 
     def wanted(self, name: str) -> list[Attack]:
         """Which attacks are for this control, and did not get through in one before."""
@@ -102,13 +102,13 @@ class Tried:
 
 
 @pytest.fixture(scope="module")
-def baits() -> Iterator[Baits]:
+def baits() -> Iterator[Decoys]:
     with laid_out() as baits:
         yield baits
 
 
 @pytest_asyncio.fixture(scope="module")
-async def attacked_runtime(baits: Baits, started_by: str) -> AsyncIterator[Runtime]:
+async def attacked_runtime(baits: Decoys, started_by: str) -> AsyncIterator[Runtime]:
     """Started when the baits are laid out, so that its environment has theirs."""
     async with Runtime() as runtime:
         yield runtime
@@ -116,7 +116,7 @@ async def attacked_runtime(baits: Baits, started_by: str) -> AsyncIterator[Runti
 
 @pytest_asyncio.fixture(scope="module")
 async def tried(
-    attacked_runtime: Runtime, attacked_policy: str, baits: Baits, started_by: str
+    attacked_runtime: Runtime, attacked_policy: str, baits: Decoys, started_by: str
 ) -> Tried:
     policy = on_this_host(load(attacked_policy), attacked_runtime)
     create = attacked_runtime.create
@@ -151,7 +151,7 @@ def on_this_host(policy: Policy, runtime: Runtime) -> Policy:
 async def test_attack_is_held_and_gets_through_without_its_wall(one: Attack, tried: Tried) -> None:
     outcome = tried.inside.get(one.name)
     assert outcome is not None, "nothing was heard of it"
-    assert one.judge(outcome) is End.HELD, outcome
+    assert one.judge(outcome) is Outcome.HELD, outcome
     if tried.proven(one):
         return
     found = tried.without(one)
@@ -170,7 +170,7 @@ async def test_run_is_ended_by_its_limit_and_by_no_wider_one(
     code = f"import sys, time\n{one.code}"
     box = await fresh(policy, narrower=one.narrower, on=attacked_runtime)
     ended = outcome_of(await box.run(code))
-    assert one.judge(ended) is End.HELD, ended
+    assert one.judge(ended) is Outcome.HELD, ended
     if not one.narrower:  # a bound of sbx's own, which no policy widens
         return
     wider = await fresh(policy, on=attacked_runtime)

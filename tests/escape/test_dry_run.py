@@ -17,7 +17,7 @@ from sbx.errors import Conflict, NotFound
 from sbx.linux.reflink import clone
 from sbx.policy import Policy, load
 from sbx.protocol.runs import Status
-from sbx.runtime.snapshots.dry_run import Rehearsal
+from sbx.runtime.snapshots.dry_run import DryRun
 
 pytestmark = [pytest.mark.core, one_path()]
 
@@ -68,7 +68,7 @@ async def shared(runtime: Runtime) -> AsyncIterator[AsyncSandbox]:
         yield box
 
 
-async def of_python(box: AsyncSandbox, code: str) -> Rehearsal:
+async def of_python(box: AsyncSandbox, code: str) -> DryRun:
     await box.files.write("attack.py", code)
     made = await box.rehearse("python3 attack.py")
     assert made.run.status is Status.OK, made.run.text

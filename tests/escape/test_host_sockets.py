@@ -21,7 +21,7 @@ from sbx import Runtime
 from sbx.errors import Unavailable
 from sbx.isolation import masking
 from sbx.policy import Policy, load
-from sbx.policy.model import Imports, Mount, Walls
+from sbx.policy.model import Imports, MountPolicy, WallsPolicy
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = [
@@ -138,7 +138,7 @@ class Shown:
 def policy(rule: str, directory: Path | None = None, **more: Any) -> Policy:
     changes: dict[str, Any] = {"unix_sockets": rule, "shared": directory is None, **more}
     if directory is not None:
-        mount = Mount(source=str(directory), target="/opt/shown")
+        mount = MountPolicy(source=str(directory), target="/opt/shown")
         changes["filesystem"] = load("default").filesystem.model_copy(update={"mount": (mount,)})
     return load("default").model_copy(update=changes)
 
@@ -289,7 +289,7 @@ async def test_strict_policy_sends_no_datagram_from_a_pair(
     runtime: Runtime, daemon: Daemon
 ) -> None:
     """The strict filter left datagram pairs, and a socket of one can send to any path."""
-    changes = {"unix_sockets": "any", "imports": Imports(), "walls": Walls()}
+    changes = {"unix_sockets": "any", "imports": Imports(), "walls": WallsPolicy()}
     strict = load("strict").model_copy(update=changes)
     async with await runtime.create(strict, workspace=daemon.directory) as box:
         shown = Shown(box, "/workspace")

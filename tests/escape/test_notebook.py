@@ -27,9 +27,9 @@ from notebooks import Told, execute
 from test_siblings import SCAN, masked
 
 from sbx.doctor.attacks import probe_program
-from sbx.doctor.attacks.attack import Attack, End
+from sbx.doctor.attacks.attack import Attack, Outcome
 from sbx.doctor.attacks.catalogue import TOGETHER
-from sbx.doctor.attacks.decoys import Baits, laid_out
+from sbx.doctor.attacks.decoys import Decoys, laid_out
 from sbx.doctor.attacks.runner import limits
 from sbx.policy import load
 
@@ -82,13 +82,13 @@ async def notebook(
 
 
 @pytest.fixture(scope="module")
-def baits(jupyter_kernels: Path) -> Iterator[Baits]:  # a fixture, by its name
+def baits(jupyter_kernels: Path) -> Iterator[Decoys]:  # a fixture, by its name
     with laid_out() as baits:
         yield baits
 
 
 @pytest_asyncio.fixture(scope="module")
-async def one(baits: Baits) -> AsyncIterator[Notebook]:
+async def one(baits: Decoys) -> AsyncIterator[Notebook]:
     """The kernels' runtime starts when the baits lie, so that its environment has theirs."""
     async with notebook() as one:
         yield one
@@ -102,7 +102,7 @@ async def other(one: Notebook) -> AsyncIterator[Notebook]:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def tried(one: Notebook, baits: Baits) -> dict[str, str]:
+async def tried(one: Notebook, baits: Decoys) -> dict[str, str]:
     code = probe_program.program(ATTACKS, baits.known, limits(load("default")))
     return probe_program.outcomes(ATTACKS, (await execute(one.client, code)).stdout)
 
@@ -112,7 +112,7 @@ async def test_attack_is_held(attack: Attack, tried: dict[str, str]) -> None:
     """That each gets through without its wall is seen in test_attack_set.py."""
     outcome = tried.get(attack.name)
     assert outcome is not None, "nothing was heard of it"
-    assert attack.judge(outcome) is End.HELD, outcome
+    assert attack.judge(outcome) is Outcome.HELD, outcome
 
 
 # -- its own channels, and those of others ---------------------------------------------------------
@@ -156,7 +156,7 @@ async def test_no_abstract_socket_of_the_host_is_reached_from_inside(one: Notebo
         assert name not in await one.tell("open('/proc/net/unix').read()")
 
 
-async def test_the_key_is_nowhere_inside(baits: Baits) -> None:
+async def test_the_key_is_nowhere_inside(baits: Decoys) -> None:
     """Not in memory, where the kernel came from a process that the runtime started; not in a
     variable, and not in a file. The control is a word of its own, found in memory."""
     own = secrets.token_hex(12)
@@ -191,7 +191,7 @@ async def test_the_key_is_of_no_use_to_who_has_it(one: Notebook, other: Notebook
             caller.connect(path)
 
 
-async def test_what_the_client_has_in_its_environment_is_not_inside(baits: Baits) -> None:
+async def test_what_the_client_has_in_its_environment_is_not_inside(baits: Decoys) -> None:
     """jupyter_client hands all of it on, the server's token among it."""
     token = secrets.token_hex(12)
     env = {**os.environ, "JUPYTER_TOKEN": token, "JPY_SESSION_NAME": f"/x/../{token}.ipynb"}
@@ -224,7 +224,7 @@ def directory() -> Iterator[Path]:
         yield person_s(place)
 
 
-async def test_of_the_host_only_the_directory_is_seen(baits: Baits, directory: Path) -> None:
+async def test_of_the_host_only_the_directory_is_seen(baits: Decoys, directory: Path) -> None:
     (directory.parent / "beside").write_text("secret")
     (directory / "table").write_text("1")
     (directory / "out").symlink_to(directory.parent / "beside")
@@ -251,7 +251,7 @@ async def refusal(directory: Path, **how: Any) -> str:
 
 @pytest.mark.parametrize("where", ["/", "~", "above home", "a link to home", "jupyter"])
 async def test_a_directory_that_is_too_much_is_refused(
-    baits: Baits,
+    baits: Decoys,
     jupyter_kernels: Path,
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -274,7 +274,7 @@ async def test_a_directory_that_is_too_much_is_refused(
 
 @pytest.mark.parametrize("how", ["file", "link", "below"])
 async def test_a_connection_file_in_the_directory_is_refused(
-    baits: Baits, directory: Path, how: str
+    baits: Decoys, directory: Path, how: str
 ) -> None:
     """The code inside would read the key, and find the sockets of ipc beside it."""
     file = directory / "kernel.json"
@@ -290,7 +290,7 @@ async def test_a_connection_file_in_the_directory_is_refused(
 
 
 async def test_sockets_without_a_place_do_not_come_to_lie_in_the_directory(
-    baits: Baits, directory: Path, monkeypatch: pytest.MonkeyPatch
+    baits: Decoys, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """jupyter_client's own name for those of ipc is a relative one."""
     monkeypatch.chdir(directory)
@@ -305,7 +305,7 @@ for name in ('json', 'zmq', 'sbx', 'sitecustomize', 'usercustomize', 'asyncio', 
 
 
 async def test_what_is_planted_in_the_directory_is_not_imported_outside(
-    baits: Baits, directory: Path
+    baits: Decoys, directory: Path
 ) -> None:
     """By a kernel of a process of its own, whose current directory it is, at the next start. The
     control: a module that is asked for by `-m` there is the planted one."""

@@ -18,7 +18,7 @@ import pytest_asyncio
 from attacking import Fresh, Without, altered, attack, attack_by_shell, by, tell
 
 from sbx import Runtime
-from sbx.isolation.broker.client import Broker, Jail, Zygote
+from sbx.isolation.broker.client import BrokerClient, Jail, ZygoteHandle
 from sbx.isolation.plan import ZygotePlan
 from sbx.linux import procfs
 from sbx.policy import Policy, load
@@ -50,16 +50,16 @@ def policy_of_draws() -> Policy:
 @pytest.fixture(scope="module")
 def zygotes_draw() -> Iterator[None]:
     """Zygotes that start within have used each source of randomness themselves."""
-    real = Broker.start_zygote
+    real = BrokerClient.start_zygote
 
-    async def start(broker: Broker, plan: ZygotePlan, *words: Any) -> Zygote:
+    async def start(broker: BrokerClient, plan: ZygotePlan, *words: Any) -> ZygoteHandle:
         python, isolated, script = plan.command
         return await real(
             broker, replace(plan, command=(python, isolated, "-c", DRAW_FIRST, script)), *words
         )
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(Broker, "start_zygote", start)
+    patch.setattr(BrokerClient, "start_zygote", start)
     yield
     patch.undo()
 

@@ -14,7 +14,7 @@ from attacking import PATHS, Fresh, altered, attack, by, run, tell
 
 from sbx import Runtime
 from sbx.policy import Policy, load
-from sbx.policy.model import Imports, Walls
+from sbx.policy.model import Imports, WallsPolicy
 from sbx.runtime.sandbox import AsyncSandbox
 
 Bare = Callable[..., Awaitable[AsyncSandbox]]
@@ -22,7 +22,7 @@ Bare = Callable[..., Awaitable[AsyncSandbox]]
 
 def strict(**changes: Any) -> Policy:
     """For hosts without cgroups, too."""
-    return load("strict").model_copy(update={"walls": Walls(), **changes})
+    return load("strict").model_copy(update={"walls": WallsPolicy(), **changes})
 
 
 @pytest_asyncio.fixture(scope="module")

@@ -11,14 +11,14 @@ from attacking import Fresh, attack, attack_by_shell
 
 from sbx.kernels import frames
 from sbx.kernels.kernel import TerminalCommand
-from sbx.runtime.processes.terminals import Attached, Terminal
+from sbx.runtime.processes.terminals import Terminal, TerminalClient
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = pytest.mark.core
 WAIT_S = 60.0
 
 
-async def until(attached: Attached, text: bytes) -> bytes:
+async def until(attached: TerminalClient, text: bytes) -> bytes:
     seen = b""
     async with asyncio.timeout(WAIT_S):
         while text not in seen:

@@ -22,7 +22,7 @@ from sbx.guest import import_rules
 from sbx.kernels import frames as wire
 from sbx.policy import imports
 from sbx.policy.model import Imports
-from sbx.workspace.paths import Part, check_name, resolve
+from sbx.workspace.paths import WorkspaceArea, check_name, resolve
 
 _PIECES = (1, 3, 7, 64, 1 << 16)
 _TYPES = sorted(wire.KERNEL_FRAMES | wire.SUPERVISOR_FRAMES)
@@ -46,7 +46,7 @@ def frames(data: bytes) -> None:
         for dialect in (wire.KERNEL, wire.SUPERVISOR):
             try:
                 frame = dialect.decode(body)
-            except wire.Malformed as error:
+            except wire.MalformedFrame as error:
                 _is_safe_in_a_log(str(error))
                 continue
             assert frame.size == len(body)
@@ -60,8 +60,8 @@ def _is_safe_in_a_log(said: str) -> None:
 
 
 def _split(stream: bytes, size: int) -> list[bytes]:
-    splitter, bodies = wire.Splitter(), []
-    with contextlib.suppress(wire.Malformed):
+    splitter, bodies = wire.FrameDecoder(), []
+    with contextlib.suppress(wire.MalformedFrame):
         for start in range(0, len(stream), size):
             bodies += splitter.feed(stream[start : start + size])
     assert sum(4 + len(body) for body in bodies) <= len(stream)
@@ -72,7 +72,7 @@ def _look_into(content: Any) -> None:
     """As `sbx.runtime.run.active_run` does, and everything that is sent on after it."""
     for name in content.__struct_fields__:
         value = getattr(content, name)
-        with contextlib.suppress(wire.Malformed):
+        with contextlib.suppress(wire.MalformedFrame):
             if isinstance(value, msgspec.Raw):
                 _is_plain(wire.loose(value))
             elif isinstance(value, dict) and name == "data":
@@ -105,9 +105,9 @@ def _depth(value: Any) -> int:
 
 
 _TOP = {
-    Part.FILES: "/workspace",
-    Part.UPLOADS: "/workspace/uploads/temparea",
-    Part.SHARED: "/workspace/shared",
+    WorkspaceArea.FILES: "/workspace",
+    WorkspaceArea.UPLOADS: "/workspace/uploads/temparea",
+    WorkspaceArea.SHARED: "/workspace/shared",
 }
 
 _RESERVED = {("uploads",), ("uploads", "temparea"), ("uploads", "generated"), ("shared",)}
@@ -129,9 +129,11 @@ def paths(data: bytes) -> None:
         _is_component(part)
     assert location == resolve(path, uploads_apart=apart)
     if changing:
-        assert location.part is not Part.UPLOADS
+        assert location.part is not WorkspaceArea.UPLOADS
         assert location.relative
-        assert apart or location.part is not Part.FILES or location.relative not in _RESERVED
+        assert (
+            apart or location.part is not WorkspaceArea.FILES or location.relative not in _RESERVED
+        )
     if not apart and not path.startswith("/"):
         meant = posixpath.normpath(posixpath.join("/workspace", path))
         assert posixpath.join(_TOP[location.part], *location.relative) == meant

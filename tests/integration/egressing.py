@@ -19,7 +19,7 @@ from typing import Any
 
 import trustme
 
-from sbx.egress import Decision, Egress, Patience, Secret
+from sbx.egress import Egress, EgressDecision, Secret, Timeouts
 from sbx.policy.model import Network
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -123,7 +123,7 @@ class Way:
     """The way out of a sandbox, and what was recorded of it."""
 
     egress: Egress
-    decisions: list[Decision]
+    decisions: list[EgressDecision]
     looked_up: list[str]
 
     @property
@@ -224,12 +224,12 @@ async def way(
     names: Mapping[str, list[str]] | Callable[[str], list[str]],
     *,
     secrets: Mapping[str, Secret] | None = None,
-    patience: Patience | None = None,
+    patience: Timeouts | None = None,
     outside: ssl.SSLContext | None = None,
     tripwires: Callable[[str], str | None] | None = None,
 ) -> AsyncIterator[Way]:
     """An open proxy, for which names lead where `names` says."""
-    decisions: list[Decision] = []
+    decisions: list[EgressDecision] = []
     looked_up: list[str] = []
 
     async def lookup(host: str, port: int) -> list[str]:

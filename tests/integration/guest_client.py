@@ -22,7 +22,7 @@ from typing import Any, Self
 import psutil
 
 from sbx.guest import frames
-from sbx.guest.frames import Frame
+from sbx.guest.frames import RawFrame
 from sbx.kernels.frames import KERNEL
 from sbx.kernels.frames import bundle as host_bundle
 
@@ -41,7 +41,7 @@ serve(socket.socket(fileno=int(sys.argv[2])), KernelConfig(**json.loads(sys.argv
 class Cell:
     """What one execute_request brought: its frames in order, and its reply."""
 
-    def __init__(self, frames_before: list[Frame], reply: dict[str, Any]) -> None:
+    def __init__(self, frames_before: list[RawFrame], reply: dict[str, Any]) -> None:
         self.frames = frames_before
         self.reply = reply
 
@@ -116,13 +116,13 @@ class KernelClient:
     def send(self, kind: str, content: dict[str, Any], name: str | None = None) -> None:
         self.sock.sendall(frames.encode(kind, content, name))
 
-    def receive(self) -> Frame:
+    def receive(self) -> RawFrame:
         frame = frames.receive(self.sock)
         assert frame is not None, "the kernel hung up"
         self._host_accepts(frame)
         return frame
 
-    def _host_accepts(self, frame: Frame) -> None:
+    def _host_accepts(self, frame: RawFrame) -> None:
         """A frame that the host calls malformed would end the kernel that sent it."""
         checked = KERNEL.decode(frames.encode(frame.type, frame.content, frame.id)[4:])
         bundle = getattr(checked.content, "data", None)
@@ -139,7 +139,7 @@ class KernelClient:
         name = str(self._count)
         self.send(kind, content, name)
 
-        def finish(on_frame: Callable[[Frame], None] = lambda frame: None) -> Cell:
+        def finish(on_frame: Callable[[RawFrame], None] = lambda frame: None) -> Cell:
             before = []
             while (frame := self.receive()).id != name:
                 before.append(frame)

@@ -71,7 +71,7 @@ def _install(name: str, policy: str, prefix: Path) -> None:
         path.write_text(json.dumps({**get_kernel_dict(), "interrupt_mode": "message"}))
     else:
         alone = name in (STANDALONE, STANDALONE_HERE)
-        kernelspec.install(name, policy, place=kernelspec.Place(prefix), standalone=alone)
+        kernelspec.install(name, policy, place=kernelspec.KernelspecDir(prefix), standalone=alone)
     if name == BY_SIGNAL:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"interrupt_mode": "signal"}))
 

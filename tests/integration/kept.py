@@ -10,8 +10,8 @@ from typing import Any
 from sbx.protocol.runs import Run
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
-from sbx.service.runs import Ask, RunHandle
-from sbx.service.service import House
+from sbx.service.runs import RunHandle, RunRequest
+from sbx.service.service import Service
 from tests.fake_clock import FakeClock
 
 ME = Caller("me", "key", operator=True)
@@ -22,13 +22,13 @@ PATIENCE_S = 60.0
 @asynccontextmanager
 async def a_house(
     data: Path, clock: FakeClock | None = None, **chosen: Any
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Service]:
     settings = Settings(data_dir=data, gc_interval=0, memory_reserve=0, **chosen)
-    async with House(settings, clock or FakeClock()) as house:
+    async with Service(settings, clock or FakeClock()) as house:
         yield house
 
 
-async def create(house: House, content: str) -> str:
+async def create(house: Service, content: str) -> str:
     """A sandbox of ME with a file of this content; its id."""
     sandbox = await house.sandboxes.create(ME)
     async with house.sandboxes.using(ME, sandbox.id, scope="files:write") as use:
@@ -36,19 +36,19 @@ async def create(house: House, content: str) -> str:
     return sandbox.id
 
 
-async def read(house: House, sandbox_id: str) -> str:
+async def read(house: Service, sandbox_id: str) -> str:
     """The content of the file that `create` wrote."""
     async with house.sandboxes.using(ME, sandbox_id, scope="files:read") as use:
         return await use.box.files.read("kept")
 
 
 async def begin(
-    house: House, sandbox_id: str, code: str, *, conversation: str = "default"
+    house: Service, sandbox_id: str, code: str, *, conversation: str = "default"
 ) -> RunHandle:
-    return await house.runs.start(ME, sandbox_id, conversation, Ask("python", code))
+    return await house.runs.start(ME, sandbox_id, conversation, RunRequest("python", code))
 
 
-async def run(house: House, sandbox_id: str, code: str, *, conversation: str = "default") -> Run:
+async def run(house: Service, sandbox_id: str, code: str, *, conversation: str = "default") -> Run:
     handle = await begin(house, sandbox_id, code, conversation=conversation)
     return await handle.result()
 
@@ -69,12 +69,12 @@ async def eventually(seen: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def directories(house: House) -> set[str]:
+def directories(house: Service) -> set[str]:
     """The opaque names of sandboxes with files, but for homes that nobody owns yet."""
     return set(house.runtime.data.sandboxes()) - house.runtime.homes
 
 
-async def told(house: House, sandbox_id: str) -> list[tuple[str, str | None]]:
+async def told(house: Service, sandbox_id: str) -> list[tuple[str, str | None]]:
     await house.store.write(lambda on: None)
     page = await house.sandboxes.events(ME, sandbox_id)
     return [(event.type, event.cause) for event in page.items]

@@ -23,9 +23,9 @@ from fastapi import FastAPI
 from sbx.agent.settings import AgentSettings
 from sbx.aio import Clock, SystemClock
 from sbx.api.app import create_app
-from sbx.api.server.http_protocol import Connection
+from sbx.api.server.http_protocol import HttpProtocol
 from sbx.api.server.settings import ServiceSettings
-from sbx.service.service import House
+from sbx.service.service import Service
 
 START_S = 60.0
 
@@ -42,7 +42,7 @@ class _Quiet(uvicorn.Server):
 class Served:
     """What is served, and how to reach it."""
 
-    house: House
+    house: Service
     app: FastAPI
     socket: Path
 
@@ -92,12 +92,12 @@ async def live(
 ) -> AsyncIterator[Served]:
     """Serve a new House whose data lie in `directory`; `agent` names a model."""
     chosen = ServiceSettings(data_dir=directory / "data", socket=directory / "sbx.sock", **settings)
-    async with House(chosen, clock=clock or SystemClock()) as house:
+    async with Service(chosen, clock=clock or SystemClock()) as house:
         app = create_app(house, chosen, agent)
         config = uvicorn.Config(
             app,
             uds=str(chosen.socket),
-            http=Connection,
+            http=HttpProtocol,
             lifespan="off",
             log_config=None,
             access_log=False,

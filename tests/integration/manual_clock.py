@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 
 class ManualClock:
-    """What `sbx.kernels.pool.zygotes.Clock` asks for; `advance` calls what has become due."""
+    """What `sbx.kernels.pool.zygotes.LoopClock` asks for; `advance` calls what has become due."""
 
     def __init__(self) -> None:
         self._now = 1000.0

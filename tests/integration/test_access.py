@@ -17,7 +17,7 @@ import pytest
 
 from sbx.errors import BadRequest, Denied, NotFound, Unavailable
 from sbx.service import auth as module
-from sbx.service.auth import SCOPES, Access, Caller
+from sbx.service.auth import SCOPES, Authenticator, Caller
 from sbx.store import Store, keys
 from tests.fake_clock import FakeClock
 
@@ -36,11 +36,11 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-def access(store: Store, clock: FakeClock, tmp_path: Path) -> Access:
-    return Access(store, clock, tmp_path / "secret", SERVICE)
+def access(store: Store, clock: FakeClock, tmp_path: Path) -> Authenticator:
+    return Authenticator(store, clock, tmp_path / "secret", SERVICE)
 
 
-async def refused(access: Access, bearer: str) -> None:
+async def refused(access: Authenticator, bearer: str) -> None:
     with pytest.raises(Denied) as denied:
         await access.of_bearer(bearer)
     assert denied.value.code == "unauthorized"
@@ -51,7 +51,7 @@ async def refused(access: Access, bearer: str) -> None:
 # -- peers -----------------------------------------------------------------------------------------
 
 
-def test_a_peer_is_its_uid_and_the_service_and_root_are_operators(access: Access) -> None:
+def test_a_peer_is_its_uid_and_the_service_and_root_are_operators(access: Authenticator) -> None:
     assert access.of_peer(7) == Caller("uid:7", "peer")
     assert access.of_peer(SERVICE) == Caller(f"uid:{SERVICE}", "peer", operator=True)
     assert access.of_peer(0).operator
@@ -60,19 +60,19 @@ def test_a_peer_is_its_uid_and_the_service_and_root_are_operators(access: Access
 def test_a_uid_that_several_users_share_is_no_peer(
     store: Store, clock: FakeClock, tmp_path: Path
 ) -> None:
-    access = Access(store, clock, tmp_path / "secret", SERVICE, shared_uid=65534)
+    access = Authenticator(store, clock, tmp_path / "secret", SERVICE, shared_uid=65534)
     with pytest.raises(Denied) as denied:
         access.of_peer(65534)
     assert denied.value.code == "unauthorized"
     assert access.of_peer(7).owner == "uid:7"
-    nobody = Access(store, clock, tmp_path / "secret", 65534, shared_uid=65534)
+    nobody = Authenticator(store, clock, tmp_path / "secret", 65534, shared_uid=65534)
     assert nobody.of_service().operator
 
 
 # -- keys ------------------------------------------------------------------------------------------
 
 
-async def test_a_key_speaks_for_its_owner(access: Access) -> None:
+async def test_a_key_speaks_for_its_owner(access: Authenticator) -> None:
     key, text = await access.make_key("alice", "laptop")
     assert len(text) == len("sk-sbx-") + 64
     assert await access.keys() == [key]
@@ -81,7 +81,9 @@ async def test_a_key_speaks_for_its_owner(access: Access) -> None:
     assert (await access.of_bearer(operator)).operator
 
 
-async def test_a_key_is_not_in_the_store(access: Access, store: Store, tmp_path: Path) -> None:
+async def test_a_key_is_not_in_the_store(
+    access: Authenticator, store: Store, tmp_path: Path
+) -> None:
     _, text = await access.make_key("alice")
     _, token = await access.make_token("alice", user_id="u", ttl_s=60)
     kept = b"".join(item.read_bytes() for item in tmp_path.glob("sbx.db*"))
@@ -94,24 +96,24 @@ async def test_a_key_is_not_in_the_store(access: Access, store: Store, tmp_path:
     "bearer",
     ["", "x", "sk-sbx-" + "0" * 64, "a.b.c", "..", "\ud800", "\0", "ä" * 100, "x" * 100_000],
 )
-async def test_what_is_no_key_is_refused(access: Access, bearer: str) -> None:
+async def test_what_is_no_key_is_refused(access: Authenticator, bearer: str) -> None:
     await access.make_key("alice")
     await refused(access, bearer)
 
 
-async def test_a_key_is_compared_whole(access: Access) -> None:
+async def test_a_key_is_compared_whole(access: Authenticator) -> None:
     _, text = await access.make_key("alice")
     for wrong in (text[:-1], text + "0", text.upper(), f" {text}", f"{text}\n"):
         await refused(access, wrong)
 
 
-async def test_a_hash_from_a_stolen_store_is_no_key(access: Access) -> None:
+async def test_a_hash_from_a_stolen_store_is_no_key(access: Authenticator) -> None:
     _, text = await access.make_key("alice")
     await refused(access, hashlib.sha256(text.encode()).hexdigest())
 
 
 async def test_a_revoked_key_ends_at_once_though_it_was_used_before(
-    access: Access, store: Store
+    access: Authenticator, store: Store
 ) -> None:
     key, text = await access.make_key("alice")
     _, other = await access.make_key("alice")
@@ -129,7 +131,7 @@ async def test_a_revoked_key_ends_at_once_though_it_was_used_before(
 
 
 async def test_a_key_revoked_while_it_is_looked_up_is_not_remembered(
-    access: Access, monkeypatch: pytest.MonkeyPatch
+    access: Authenticator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, text = await access.make_key("alice")
     found = keys.of_digest
@@ -146,7 +148,7 @@ async def test_a_key_revoked_while_it_is_looked_up_is_not_remembered(
 
 
 async def test_when_a_key_was_used_is_remembered_by_the_minute(
-    access: Access, clock: FakeClock
+    access: Authenticator, clock: FakeClock
 ) -> None:
     _, text = await access.make_key("alice")
     assert (await access.keys())[0].last_used_at is None
@@ -163,7 +165,7 @@ async def test_when_a_key_was_used_is_remembered_by_the_minute(
 
 
 async def test_a_known_bearer_is_not_looked_up_again_for_a_moment(
-    access: Access, store: Store, clock: FakeClock
+    access: Authenticator, store: Store, clock: FakeClock
 ) -> None:
     _, text = await access.make_key("alice")
     await access.of_bearer(text)
@@ -174,7 +176,7 @@ async def test_a_known_bearer_is_not_looked_up_again_for_a_moment(
 
 
 async def test_what_is_remembered_is_bounded(
-    access: Access, monkeypatch: pytest.MonkeyPatch
+    access: Authenticator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CACHED_MAX", 3)
     texts = [(await access.make_key(f"owner{n}"))[1] for n in range(6)]
@@ -186,7 +188,7 @@ async def test_what_is_remembered_is_bounded(
 
 
 @pytest.mark.parametrize("owner", ["", "x" * 129, "a\nb", "\u202eabc", "\ud800"])
-async def test_an_owner_is_a_printable_name(access: Access, owner: str) -> None:
+async def test_an_owner_is_a_printable_name(access: Authenticator, owner: str) -> None:
     with pytest.raises(BadRequest):
         await access.make_key(owner)
     with pytest.raises(BadRequest):
@@ -197,7 +199,7 @@ async def test_an_owner_is_a_printable_name(access: Access, owner: str) -> None:
 
 
 async def test_the_first_key_is_made_once_and_kept_for_its_user_alone(
-    access: Access, tmp_path: Path
+    access: Authenticator, tmp_path: Path
 ) -> None:
     kept = tmp_path / "config" / "credentials.json"
     text = await access.first_key(None, kept)
@@ -210,14 +212,14 @@ async def test_the_first_key_is_made_once_and_kept_for_its_user_alone(
 
 
 async def test_no_first_key_comes_back_after_all_were_revoked(
-    access: Access, tmp_path: Path
+    access: Authenticator, tmp_path: Path
 ) -> None:
     key, _ = await access.make_key("alice")
     await access.revoke_key(key.id)
     assert await access.first_key(None, tmp_path / "c.json") is None
 
 
-async def test_credentials_do_not_follow_a_link(access: Access, tmp_path: Path) -> None:
+async def test_credentials_do_not_follow_a_link(access: Authenticator, tmp_path: Path) -> None:
     kept = tmp_path / "credentials.json"
     (tmp_path / "victim").write_text("precious")
     kept.symlink_to(tmp_path / "victim")
@@ -226,7 +228,9 @@ async def test_credentials_do_not_follow_a_link(access: Access, tmp_path: Path) 
     assert not kept.is_symlink()
 
 
-async def test_no_first_key_is_made_where_it_cannot_be_kept(access: Access, tmp_path: Path) -> None:
+async def test_no_first_key_is_made_where_it_cannot_be_kept(
+    access: Authenticator, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Unavailable) as unusable:
         await access.first_key(None, tmp_path / "file" / "credentials.json")
@@ -235,7 +239,9 @@ async def test_no_first_key_is_made_where_it_cannot_be_kept(access: Access, tmp_
     assert await access.first_key(None, tmp_path / "credentials.json")
 
 
-async def test_a_given_key_of_any_text_is_the_operators(access: Access, tmp_path: Path) -> None:
+async def test_a_given_key_of_any_text_is_the_operators(
+    access: Authenticator, tmp_path: Path
+) -> None:
     kept = tmp_path / "c.json"
     for _ in range(2):  # each start gives it again
         assert await access.first_key("sk-bay-of-mine", kept) is None
@@ -244,7 +250,9 @@ async def test_a_given_key_of_any_text_is_the_operators(access: Access, tmp_path
     assert len(await access.keys()) == 1
 
 
-async def test_a_given_key_replaces_the_one_given_before(access: Access, tmp_path: Path) -> None:
+async def test_a_given_key_replaces_the_one_given_before(
+    access: Authenticator, tmp_path: Path
+) -> None:
     _, made = await access.make_key("alice")
     await access.first_key("the-old-key-of-the-operator", tmp_path / "c")
     await access.first_key("the-new-key-of-the-operator", tmp_path / "c")
@@ -254,7 +262,7 @@ async def test_a_given_key_replaces_the_one_given_before(access: Access, tmp_pat
 
 
 async def test_a_given_key_that_was_revoked_stays_so(
-    access: Access, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    access: Authenticator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await access.first_key("the-key-of-the-operator", tmp_path / "c")
     await access.revoke_key((await access.keys())[0].id)
@@ -266,7 +274,7 @@ async def test_a_given_key_that_was_revoked_stays_so(
 
 @pytest.mark.parametrize("given", ["a\nb", " x", "x" * 5000])
 async def test_a_given_key_that_no_header_could_carry_is_refused(
-    access: Access, tmp_path: Path, given: str
+    access: Authenticator, tmp_path: Path, given: str
 ) -> None:
     with pytest.raises(BadRequest) as wrong:
         await access.first_key(given, tmp_path / "c")
@@ -276,7 +284,7 @@ async def test_a_given_key_that_no_header_could_carry_is_refused(
 # -- tokens ----------------------------------------------------------------------------------------
 
 
-async def test_a_token_reaches_within_its_bounds(access: Access) -> None:
+async def test_a_token_reaches_within_its_bounds(access: Authenticator) -> None:
     _, text = await access.make_token(
         "alice", user_id="u", agent_id="a", conversation_id="c", scopes=["execute"], ttl_s=60
     )
@@ -294,13 +302,13 @@ async def test_a_token_reaches_within_its_bounds(access: Access) -> None:
     assert not caller.operator
 
 
-async def test_a_token_may_name_any_id_that_a_session_may(access: Access) -> None:
+async def test_a_token_may_name_any_id_that_a_session_may(access: Authenticator) -> None:
     hebrew = "\u200f\u05d0 \u202e b"
     _, text = await access.make_token("alice", user_id=hebrew, ttl_s=60)
     assert (await access.of_bearer(text)).user_id == hebrew
 
 
-async def test_a_token_may_read_its_own_bounds(access: Access) -> None:
+async def test_a_token_may_read_its_own_bounds(access: Authenticator) -> None:
     _, text = await access.make_token("alice", user_id="u", scopes=["execute"], ttl_s=60)
     claims = jwt.decode(text, options={"verify_signature": False})
     assert (claims["user_id"], claims["scopes"], claims["sub"]) == ("u", ["execute"], "alice")
@@ -308,7 +316,7 @@ async def test_a_token_may_read_its_own_bounds(access: Access) -> None:
 
 
 async def test_a_token_ends_at_its_time_though_it_was_used_just_before(
-    access: Access, clock: FakeClock
+    access: Authenticator, clock: FakeClock
 ) -> None:
     _, text = await access.make_token("alice", user_id="u", ttl_s=60)
     clock.advance(59.5)
@@ -317,7 +325,7 @@ async def test_a_token_ends_at_its_time_though_it_was_used_just_before(
     await refused(access, text)
 
 
-async def test_a_revoked_token_ends_at_once(access: Access) -> None:
+async def test_a_revoked_token_ends_at_once(access: Authenticator) -> None:
     token, text = await access.make_token("alice", user_id="u", ttl_s=60)
     await access.of_bearer(text)
     await access.revoke_token(token.id)
@@ -327,7 +335,7 @@ async def test_a_revoked_token_ends_at_once(access: Access) -> None:
         await access.revoke_token("tok-none")
 
 
-async def test_tokens_are_listed_by_owner(access: Access) -> None:
+async def test_tokens_are_listed_by_owner(access: Authenticator) -> None:
     alices, _ = await access.make_token("alice", user_id="u", ttl_s=60)
     bobs, _ = await access.make_token("bob", user_id="u", scopes=SCOPES, ttl_s=60)
     assert await access.tokens("alice") == [alices]
@@ -336,23 +344,23 @@ async def test_tokens_are_listed_by_owner(access: Access) -> None:
 
 
 async def test_tokens_hold_over_a_restart(
-    access: Access, store: Store, clock: FakeClock, tmp_path: Path
+    access: Authenticator, store: Store, clock: FakeClock, tmp_path: Path
 ) -> None:
     _, text = await access.make_token("alice", user_id="u", ttl_s=60)
-    again = Access(store, clock, tmp_path / "secret", SERVICE)
+    again = Authenticator(store, clock, tmp_path / "secret", SERVICE)
     assert (await again.of_bearer(text)).user_id == "u"
 
 
 async def test_a_token_of_another_installation_is_refused(
-    access: Access, store: Store, clock: FakeClock, tmp_path: Path
+    access: Authenticator, store: Store, clock: FakeClock, tmp_path: Path
 ) -> None:
-    foreign = Access(store, clock, tmp_path / "other-secret", SERVICE)
+    foreign = Authenticator(store, clock, tmp_path / "other-secret", SERVICE)
     _, text = await foreign.make_token("alice", user_id="u", ttl_s=60)
     await refused(access, text)
 
 
 async def test_a_token_that_the_store_does_not_know_is_refused(
-    access: Access, store: Store
+    access: Authenticator, store: Store
 ) -> None:
     _, text = await access.make_token("alice", user_id="u", ttl_s=60)
     await store.write(lambda on: on.execute("DELETE FROM tokens"))
@@ -386,7 +394,7 @@ HEADERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", HEADERS)
 async def test_only_the_one_algorithm_is_believed(
-    access: Access, tmp_path: Path, kind: str
+    access: Authenticator, tmp_path: Path, kind: str
 ) -> None:
     _, text = await access.make_token("alice", user_id="u", ttl_s=60)
     claims = jwt.decode(text, options={"verify_signature": False})
@@ -415,7 +423,7 @@ CLAIMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", CLAIMS)
 async def test_a_signed_token_with_a_wrong_claim_is_refused(
-    access: Access, tmp_path: Path, kind: str
+    access: Authenticator, tmp_path: Path, kind: str
 ) -> None:
     """As a token made with our secret for something else would be."""
     _, text = await access.make_token("alice", user_id="u", ttl_s=60)
@@ -425,7 +433,9 @@ async def test_a_signed_token_with_a_wrong_claim_is_refused(
     await refused(access, forged(secret, {"alg": "HS256"}, claims))
 
 
-async def test_bounds_that_were_widened_by_hand_do_not_hold(access: Access, tmp_path: Path) -> None:
+async def test_bounds_that_were_widened_by_hand_do_not_hold(
+    access: Authenticator, tmp_path: Path
+) -> None:
     """The store has the word, even against whoever could sign."""
     _, text = await access.make_token("alice", user_id="u", scopes=["execute"], ttl_s=60)
     claims = jwt.decode(text, options={"verify_signature": False})
@@ -435,13 +445,13 @@ async def test_bounds_that_were_widened_by_hand_do_not_hold(access: Access, tmp_
     assert (caller.user_id, caller.scopes) == ("u", frozenset({"execute"}))
 
 
-async def test_no_byte_of_a_token_can_be_changed(access: Access) -> None:
+async def test_no_byte_of_a_token_can_be_changed(access: Authenticator) -> None:
     _, text = await access.make_token("alice", user_id="u", ttl_s=60)
     for at in [*range(0, len(text) - 1, 7), len(text) - 1]:
         await refused(access, text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :])
 
 
-async def test_another_text_of_the_same_signature_is_refused(access: Access) -> None:
+async def test_another_text_of_the_same_signature_is_refused(access: Authenticator) -> None:
     """base64 takes padding and foreign characters, and ignores the last bits."""
     _, text = await access.make_token("alice", user_id="u", ttl_s=60)
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -470,7 +480,7 @@ async def test_another_text_of_the_same_signature_is_refused(access: Access) -> 
     ids=str,
 )
 async def test_a_token_with_senseless_bounds_is_not_made(
-    access: Access, wrong: dict[str, Any]
+    access: Authenticator, wrong: dict[str, Any]
 ) -> None:
     bounds: dict[str, Any] = {"user_id": "u", "ttl_s": 60} | wrong
     with pytest.raises(BadRequest):
@@ -481,14 +491,16 @@ async def test_a_token_with_senseless_bounds_is_not_made(
 # -- the secret ------------------------------------------------------------------------------------
 
 
-async def test_the_secret_is_for_its_user_alone(access: Access, tmp_path: Path) -> None:
+async def test_the_secret_is_for_its_user_alone(access: Authenticator, tmp_path: Path) -> None:
     await access.make_token("alice", user_id="u", ttl_s=60)
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
     assert len((tmp_path / "secret").read_bytes().strip()) == 64
 
 
 @pytest.mark.parametrize("kind", ["readable", "short", "empty", "link", "pipe", "directory"])
-async def test_a_secret_that_is_none_is_refused(access: Access, tmp_path: Path, kind: str) -> None:
+async def test_a_secret_that_is_none_is_refused(
+    access: Authenticator, tmp_path: Path, kind: str
+) -> None:
     secret = tmp_path / "secret"
     match kind:
         case "readable":

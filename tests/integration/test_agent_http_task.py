@@ -12,7 +12,7 @@ from model_server import Asked
 from places import short_directory
 from sessions_calls import API, C1, code_of, ensure, put, url
 
-from sbx.agent.messages import Response, Usage
+from sbx.agent.messages import Response, TokenUsage
 
 CSV = b"city,people\nKumquat,3\nLoquat,39\n"
 TOGETHER = 12
@@ -48,7 +48,7 @@ async def test_a_task_from_the_upload_to_its_answer_and_then_nothing_is_left(at:
         lambda asked: calls(("run_code", failing)) if "towns.csv" in asked.text else Response("?"),
         mends,
         draws,
-        Response("There are 42 people; see result.txt.", usage=Usage(70, 30)),
+        Response("There are 42 people; see result.txt.", usage=TokenUsage(70, 30)),
     )
     async with at.served.client() as client:
         session = (await ensure(client, "ann", "helper")).json()["session_id"]

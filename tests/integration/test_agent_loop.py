@@ -10,7 +10,7 @@ from sbx import AsyncSandbox, Runtime, Settings
 from sbx.agent.agent import Agent
 from sbx.agent.copy_file import hand
 from sbx.agent.messages import Response, ToolCall
-from sbx.agent.models.replay import Asked, ReplayModel
+from sbx.agent.models.replay import RecordedRequest, ReplayModel
 from sbx.protocol.agent import ToolEnd, ToolOutput
 
 MANY = 100
@@ -63,7 +63,7 @@ async def test_a_hundred_conversations_at_once_see_only_their_own_markers() -> N
     everybody = Everybody(MANY)
 
     async def converse(runtime: Runtime, held: AsyncExitStack, marker: str) -> None:
-        async def look(_: Asked) -> Response:
+        async def look(_: RecordedRequest) -> Response:
             await everybody.wait()  # by now each has a live kernel with its marker
             return calling("run_code", code="marker + ' ' + open('marker.txt').read()")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from kept import ME, a_house
 
-from sbx.agent.approvals import Approvals, Place
-from sbx.agent.calls import Calls
+from sbx.agent.approvals import AgentContext, Approvals
+from sbx.agent.calls import AgentToolCalls
 from sbx.agent.history import Kept, mend
 from sbx.agent.messages import Image, Message, ToolCall
 from sbx.agent.stored_history import StoredHistory
@@ -20,8 +20,8 @@ from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.errors import Conflict, NotFound, TooLarge
 from sbx.protocol.agent import AgentEvent, ToolStart
-from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
-from sbx.service.service import House
+from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, StoredApprovalRule
+from sbx.service.service import Service
 from sbx.service.sessions import SessionAsk, SessionRules, Sessions
 from sbx.store import Store, agent_runs, chats, projects
 from sbx.store.agent_runs import AgentRunRow
@@ -35,7 +35,7 @@ from tests.fake_sandbox import FakeSandbox
 CHAT = ChatRow("chat-1", "me", "talk", "ann", "coder", 1.0, 1.0)
 PROJECT = ProjectRow("project-1", "me", "site", "/srv/site", True, 1.0)
 RUN = AgentRunRow("arun-1", "chat-1", "replay", 10, started_at=5.0)
-NO = Decision(False, "me", 2.0)
+NO = ApprovalDecision(False, "me", 2.0)
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ async def test_a_stored_history_is_mended_like_any_other(store: Store) -> None:
     call = ToolCall("call-1", "execute_command", "{}")
     await history.append([Message("user", "make it")])
     await history.append([Message("assistant", "", (call,))])
-    why = Decision(False, "restart", 1.0).why
+    why = ApprovalDecision(False, "restart", 1.0).why
     kept = await mend(history, {"call-1": why})
     assert kept[-1].message == Message("tool", why, (), "call-1", "execute_command", True)
     assert await mend(history) == kept
@@ -308,17 +308,17 @@ async def test_a_call_is_in_the_store_before_anybody_is_told_that_it_waits(
                 told = (event.tool_call_id, event.expires_at, None)
                 assert told in found.fetchall()
             yes = event.tool_args["command"] == "echo 1"
-            answer = approvals.decide(Reach("me"), event.tool_call_id, yes)
+            answer = approvals.decide(ApprovalScope("me"), event.tool_call_id, yes)
             answers.append(asyncio.create_task(answer))
 
-    calls = Calls(
+    calls = AgentToolCalls(
         FakeSandbox(),
         Tools(),
         tell=tell,
         run_id="arun-1",
         permissions=Permissions("project"),
         approvals=approvals,
-        place=Place("me", "default"),
+        place=AgentContext("me", "default"),
     )
     asked = [
         ToolCall(f"call-{number}", "execute_command", f'{{"command": "echo {number}"}}')
@@ -343,7 +343,9 @@ async def fill(store: Store, chat: ChatRow) -> None:
     call = f"call-{chat.id}"
     where = (chat.owner, chat.conversation_id)
     await approvals.add(Approval(call, "execute_command", {}, *where, "run", 1.0, 9.0))
-    rule = Remembered(f"rule-{chat.id}", chat.owner, "execute_command", "exact", "ls", "me", 1.0)
+    rule = StoredApprovalRule(
+        f"rule-{chat.id}", chat.owner, "execute_command", "exact", "ls", "me", 1.0
+    )
     await approvals.settle(call, replace(NO, approved=True), rule)
 
 
@@ -379,7 +381,7 @@ async def test_with_a_project_go_its_chats_and_rules(store: Store) -> None:
     assert await left(store) == {"chat-2"}
 
 
-async def session(house: House, user: str = "ann") -> str:
+async def session(house: Service, user: str = "ann") -> str:
     view, _ = await Sessions(house, SessionRules()).ensure(ME, SessionAsk(user, "coder"))
     return view.id
 

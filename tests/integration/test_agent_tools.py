@@ -11,7 +11,7 @@ from places import short_directory
 
 from sbx import Conversation, Runtime
 from sbx.agent.messages import ToolCall
-from sbx.agent.sandbox import Sandbox
+from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolResult
 from sbx.client import Client
@@ -31,18 +31,18 @@ async def strict(runtime: Runtime) -> AsyncIterator[Conversation]:
         yield box.conversation("default")
 
 
-async def use(talk: Sandbox, name: str, **arguments: Any) -> ToolResult:
+async def use(talk: ToolSandbox, name: str, **arguments: Any) -> ToolResult:
     call = ToolCall("call-1", name, json.dumps(arguments))
     return await TOOLS.call(call, talk, lambda stream, text: None)
 
 
-async def said(talk: Sandbox, name: str, **arguments: Any) -> str:
+async def said(talk: ToolSandbox, name: str, **arguments: Any) -> str:
     result = await use(talk, name, **arguments)
     assert not result.is_error, result.text
     return result.text
 
 
-async def refused(talk: Sandbox, name: str, **arguments: Any) -> str:
+async def refused(talk: ToolSandbox, name: str, **arguments: Any) -> str:
     result = await use(talk, name, **arguments)
     assert result.is_error, result.text
     return result.text
@@ -126,7 +126,7 @@ async def test_paths_that_lead_out_are_refused(talk: Conversation) -> None:
 HOSTILE = '/tmp/it\'s "$(touch /tmp/evil)" `x` {0} \\ ü/END-OF-PROGRAM'
 
 
-async def reach_tmp(talk: Sandbox) -> None:
+async def reach_tmp(talk: ToolSandbox) -> None:
     await said(talk, "run_code", code="main = stat = exec = json = 'mine'")
     before = await said(talk, "run_code", code="sorted(k for k in globals() if k[0] != '_')")
     await said(talk, "write_file", path=HOSTILE, content="one\ntwo ü\n")

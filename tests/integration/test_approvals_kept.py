@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sbx.agent.approval_records import MemoryRecords, Records
-from sbx.agent.approvals import Approvals, Pending, Place
+from sbx.agent.approval_records import ApprovalStore, MemoryRecords
+from sbx.agent.approvals import AgentContext, Approvals, Pending
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
-from sbx.protocol.approvals import Reach
+from sbx.protocol.approvals import ApprovalScope
 from sbx.store import Store, chats, database, projects
 from sbx.store.approvals import StoredApprovals
 from sbx.store.chats import ChatRow
@@ -20,12 +20,12 @@ from sbx.store.pending import PendingWrites
 from sbx.store.projects import ProjectRow
 from tests.fake_clock import FakeClock
 
-ME, YOU = Reach("me"), Reach("you")
-HERE = Place("me", "talk", "ann", "coder")
-THERE = Place("me", "chat", "bob", "coder")
-SITE = Place("me", "site-1", "ann", "coder", "project-1")
-SITE_TOO = Place("me", "site-2", "bob", "coder", "project-1")
-YOURS = Place("you", "talk", "ann", "coder")
+ME, YOU = ApprovalScope("me"), ApprovalScope("you")
+HERE = AgentContext("me", "talk", "ann", "coder")
+THERE = AgentContext("me", "chat", "bob", "coder")
+SITE = AgentContext("me", "site-1", "ann", "coder", "project-1")
+SITE_TOO = AgentContext("me", "site-2", "bob", "coder", "project-1")
+YOURS = AgentContext("you", "talk", "ann", "coder")
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Desk:
 
     async def ask(
         self,
-        place: Place = HERE,
+        place: AgentContext = HERE,
         command: str = "make test",
         tool: str = "execute_command",
         run: str = "run-1",
@@ -50,12 +50,14 @@ class Desk:
             tool_args={"command": command} if tool == "execute_command" else {"code": command},
         )
 
-    async def allowed(self, place: Place, command: str, tool: str = "execute_command") -> bool:
+    async def allowed(
+        self, place: AgentContext, command: str, tool: str = "execute_command"
+    ) -> bool:
         return await self.approvals.remembers(place, tool, command)
 
 
 @pytest.fixture(params=["memory", "store"])
-async def records(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Records]:
+async def records(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ApprovalStore]:
     if request.param == "memory":
         yield MemoryRecords()
         return
@@ -68,12 +70,12 @@ async def records(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 @pytest.fixture
-def desk(records: Records) -> Desk:
+def desk(records: ApprovalStore) -> Desk:
     clock = FakeClock()
     return Desk(Approvals(records, clock), clock)
 
 
-def chat(chat_id: str, place: Place) -> ChatRow:
+def chat(chat_id: str, place: AgentContext) -> ChatRow:
     assert place.user_id is not None
     assert place.agent_id is not None
     return ChatRow(
@@ -207,7 +209,7 @@ async def test_a_token_sees_and_decides_within_its_bounds_only(
 ) -> None:
     for place in (HERE, THERE, SITE):
         await desk.ask(place)
-    token = Reach("me", **bounds)
+    token = ApprovalScope("me", **bounds)
     found, _ = await desk.approvals.pending(token)
     assert [one.tool_call_id for one in found] == seen
     for call in ("call-1", "call-2", "call-3"):
@@ -254,7 +256,7 @@ async def test_an_exact_rule_allows_that_command_there_and_nothing_else(desk: De
 
 @pytest.mark.parametrize("place", [replace(HERE, user_id="bob"), replace(HERE, agent_id="other")])
 async def test_a_rule_does_not_count_in_a_conversation_of_the_same_name(
-    desk: Desk, records: Records, place: Place
+    desk: Desk, records: ApprovalStore, place: AgentContext
 ) -> None:
     """Each user and agent of an owner may have one."""
     if isinstance(records, StoredApprovals):
@@ -307,12 +309,12 @@ async def test_a_wrong_answer_is_refused_and_decides_nothing(
 
 @pytest.mark.parametrize("place", [HERE, SITE])
 async def test_a_reach_with_bounds_approves_a_call_and_makes_no_rule(
-    desk: Desk, place: Place
+    desk: Desk, place: AgentContext
 ) -> None:
     """A token for one conversation wrote a rule for the whole project, which it could not see, and
     which still held when the token was revoked."""
     await desk.ask(place, "touch one")
-    token = Reach("me", "ann", "coder", place.conversation_id)
+    token = ApprovalScope("me", "ann", "coder", place.conversation_id)
     with pytest.raises(Denied) as refused:
         await desk.approvals.decide(token, "call-1", True, remember="prefix", prefix="touch")
     assert refused.value.code == "rule_not_permitted"
@@ -377,8 +379,8 @@ async def test_rules_beyond_ones_bounds_are_not_there(desk: Desk) -> None:
         await desk.ask(place, "make test")
         await desk.approvals.decide(ME, f"call-{number}", True, remember="exact")
     (here, there, site), _ = await desk.approvals.rules(ME)
-    ann = Reach("me", user_id="ann")
-    talk = Reach("me", conversation_id="talk")
+    ann = ApprovalScope("me", user_id="ann")
+    talk = ApprovalScope("me", conversation_id="talk")
     assert (await desk.approvals.rules(ann))[0] == [here]
     assert (await desk.approvals.rules(talk))[0] == [here]
     assert not (await desk.approvals.rules(talk, conversation_id="chat"))[0]
@@ -393,7 +395,7 @@ async def test_rules_beyond_ones_bounds_are_not_there(desk: Desk) -> None:
 
 
 async def test_what_was_pending_at_a_restart_is_denied_and_says_why(
-    desk: Desk, records: Records
+    desk: Desk, records: ApprovalStore
 ) -> None:
     await desk.ask()
     await desk.ask()

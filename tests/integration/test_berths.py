@@ -14,14 +14,14 @@ from manual_clock import ManualClock
 
 from sbx import Runtime, Settings
 from sbx.errors import BadRequest, Broken
-from sbx.isolation.broker.client import Broker
-from sbx.kernels.pool.factory import Starter
+from sbx.isolation.broker.client import BrokerClient
+from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.scaling import QUIET_S, TICK_S
-from sbx.kernels.pool.warm_pool import Berth, Pool
+from sbx.kernels.pool.warm_pool import Pool, PrewarmedKernel
 from sbx.linux import memory
 from sbx.policy import Policy, load
-from sbx.runtime.prewarm import Home, make_home
-from sbx.runtime.resources import Means
+from sbx.runtime.prewarm import PrewarmedSandbox, make_home
+from sbx.runtime.resources import RuntimeResources
 from sbx.workspace import DataDirectory
 
 pytestmark = pytest.mark.needs("namespaces")
@@ -33,7 +33,7 @@ async def runtime(own_runtime: Runtime) -> Runtime:
     return own_runtime
 
 
-def means_of(runtime: Runtime) -> Means:
+def means_of(runtime: Runtime) -> RuntimeResources:
     assert runtime._means is not None
     return runtime._means
 
@@ -43,7 +43,7 @@ def pool_of(runtime: Runtime) -> Pool:
     return pool
 
 
-def berths_of(runtime: Runtime) -> list[Berth]:
+def berths_of(runtime: Runtime) -> list[PrewarmedKernel]:
     return list(pool_of(runtime)._berths)
 
 
@@ -130,7 +130,11 @@ async def test_sandbox_that_never_runs_anything_leaves_nothing(tmp_path: Path) -
         await box.close()
         assert berth.kernel.jail.gone
         await until(lambda: pool_of(runtime).settled)
-        kept = {one.home.directory for one in berths_of(runtime) if isinstance(one.home, Home)}
+        kept = {
+            one.home.directory
+            for one in berths_of(runtime)
+            if isinstance(one.home, PrewarmedSandbox)
+        }
         assert set(means_of(runtime).data.sandboxes()) == kept
     with closing(DataDirectory(tmp_path)) as left:
         assert list(left.sandboxes()) == []
@@ -164,7 +168,7 @@ async def test_home_that_cannot_be_made_is_not_tried_until_somebody_asks_again(
 ) -> None:
     made = []
 
-    async def fail(*words: object) -> Home:
+    async def fail(*words: object) -> PrewarmedSandbox:
         made.append(words)
         raise Broken("no room for it")
 
@@ -188,7 +192,7 @@ async def test_jail_that_cannot_move_in_leaves_no_home_and_costs_its_zygote(
         raise Broken("a mount went wrong")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Broker, "enter", never)
+        patch.setattr(BrokerClient, "enter", never)
         with pytest.raises(Broken, match="a mount went wrong"):
             await runtime.warm(count=1, new=True)
     assert not means_of(runtime).homes
@@ -228,7 +232,7 @@ async def test_short_memory_ends_berths_too(
 async def test_berths_that_nobody_wants_make_room_for_kernels_that_are_only_parked(
     runtime: Runtime,
 ) -> None:
-    starter: Starter = means_of(runtime).starter
+    starter: KernelFactory = means_of(runtime).starter
     clock = ManualClock()
     starter._clock = clock
     await runtime.warm(count=1, new=True)
@@ -305,7 +309,7 @@ async def test_home_that_cannot_be_removed_is_left_to_a_collection(
         raise Broken("the broker did not do it")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Broker, "drop_sandbox", fail)
+        patch.setattr(BrokerClient, "drop_sandbox", fail)
         patch.setattr("sbx.runtime.prewarm.limited", fail)
         with pytest.raises(Broken, match="did not do it"):
             await make_home(means, loaded, interpreter)

@@ -9,30 +9,30 @@ from kept import ME, a_house, begin, eventually, printed, run
 
 from sbx.errors import BadRequest, Unavailable
 from sbx.kernels.pool.warm_pool import Pool
-from sbx.runtime.prewarm import Home
+from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.service.lifecycle import State
-from sbx.service.sandbox import Living
-from sbx.service.service import House
+from sbx.service.sandbox import ServiceSandbox
+from sbx.service.service import Service
 from sbx.store import sandboxes as rows
 
 pytestmark = pytest.mark.needs("namespaces")
 
 
-async def ready(house: House) -> Home:
+async def ready(house: Service) -> PrewarmedSandbox:
     """The home that the next new sandbox gets, with its kernel."""
     await house.runtime.warm(count=1, new=True)
     berth = pool(house)._berths[0]
-    assert isinstance(berth.home, Home)
+    assert isinstance(berth.home, PrewarmedSandbox)
     return berth.home
 
 
-def pool(house: House) -> Pool:
+def pool(house: Service) -> Pool:
     assert house.runtime._starter is not None
     (found,) = house.runtime._starter._pools.values()
     return found
 
 
-def living(house: House, sandbox_id: str) -> Living:
+def living(house: Service, sandbox_id: str) -> ServiceSandbox:
     (found,) = (one for one in house.sandboxes.every() if one.id == sandbox_id)
     return found
 

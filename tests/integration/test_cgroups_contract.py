@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sbx.isolation.cgroups import Hierarchy, JailGroup, Limits, open_hierarchy, probe
+from sbx.isolation.cgroups import CgroupLimits, Hierarchy, JailGroup, open_hierarchy, probe
 
 MIB = 1 << 20
 BOMB = """
@@ -86,7 +86,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_what_needs_more_memory_is_killed_and_counts_for_its_own_jail(
     hierarchy: Hierarchy,
 ) -> None:
-    sandbox = hierarchy.make_sandbox("a", Limits(memory_max=50 * MIB))
+    sandbox = hierarchy.make_sandbox("a", CgroupLimits(memory_max=50 * MIB))
     jail, sibling = sandbox.make_jail("k"), sandbox.make_jail("sibling")
     assert run(jail, f"bytearray({200 * MIB})") == (-9, "")
     assert jail.events().oom_kills > 0
@@ -98,13 +98,13 @@ def test_what_needs_more_memory_is_killed_and_counts_for_its_own_jail(
 
 
 def test_what_fits_is_left_alone(hierarchy: Hierarchy) -> None:
-    jail = hierarchy.make_sandbox("a", Limits(memory_max=200 * MIB)).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits(memory_max=200 * MIB)).make_jail("k")
     assert run(jail, f"bytearray({50 * MIB})") == (0, "")
     assert jail.events().oom_kills == 0
 
 
 def test_files_on_tmpfs_count_as_memory(hierarchy: Hierarchy) -> None:
-    jail = hierarchy.make_sandbox("a", Limits(memory_max=50 * MIB)).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits(memory_max=50 * MIB)).make_jail("k")
     file = Path(f"/dev/shm/sbx-test-{os.getpid()}")
     code = f"""
 with open({str(file)!r}, "wb") as file:
@@ -118,7 +118,7 @@ with open({str(file)!r}, "wb") as file:
 
 
 def test_jails_of_a_sandbox_share_its_memory(hierarchy: Hierarchy) -> None:
-    sandbox = hierarchy.make_sandbox("a", Limits(memory_max=100 * MIB))
+    sandbox = hierarchy.make_sandbox("a", CgroupLimits(memory_max=100 * MIB))
     first, second = sandbox.make_jail("1"), sandbox.make_jail("2")
     holder = start(first, f"held = bytearray({70 * MIB})\nimport time; time.sleep(60)")
     until(lambda: (first.usage().memory or 0) > 70 * MIB)
@@ -132,7 +132,7 @@ def test_jails_of_a_sandbox_share_its_memory(hierarchy: Hierarchy) -> None:
 def test_fork_above_tasks_max_is_refused_and_counts_for_its_own_jail(
     hierarchy: Hierarchy,
 ) -> None:
-    sandbox = hierarchy.make_sandbox("a", Limits(tasks_max=20))
+    sandbox = hierarchy.make_sandbox("a", CgroupLimits(tasks_max=20))
     jail, sibling = sandbox.make_jail("k"), sandbox.make_jail("sibling")
     assert run(jail, FORKS_UNTIL_REFUSED) == (0, "19\n")
     assert jail.events().pids_max_hits > 0
@@ -141,7 +141,7 @@ def test_fork_above_tasks_max_is_refused_and_counts_for_its_own_jail(
 
 
 def test_quota_slows_a_busy_loop(hierarchy: Hierarchy) -> None:
-    jail = hierarchy.make_sandbox("a", Limits(cpu_quota=0.2)).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits(cpu_quota=0.2)).make_jail("k")
     status, cpu_s = run(jail, BURN_A_SECOND)
     assert status == 0
     assert 0.05 < float(cpu_s) < 0.4
@@ -149,8 +149,11 @@ def test_quota_slows_a_busy_loop(hierarchy: Hierarchy) -> None:
 
 
 def test_fork_bomb_is_killed_as_a_whole(hierarchy: Hierarchy) -> None:
-    sandbox = hierarchy.make_sandbox("a", Limits(tasks_max=30, cpu_quota=1.0))
-    jail, sibling = sandbox.make_jail("k"), hierarchy.make_sandbox("b", Limits()).make_jail("k")
+    sandbox = hierarchy.make_sandbox("a", CgroupLimits(tasks_max=30, cpu_quota=1.0))
+    jail, sibling = (
+        sandbox.make_jail("k"),
+        hierarchy.make_sandbox("b", CgroupLimits()).make_jail("k"),
+    )
     bomb = start(jail, BOMB)
     until(lambda: jail.events().pids_max_hits > 0)
     assert run(sibling, "import os; os.fork(); os._exit(0)") == (0, "")
@@ -161,7 +164,7 @@ def test_fork_bomb_is_killed_as_a_whole(hierarchy: Hierarchy) -> None:
 
 
 def test_kill_leaves_another_jail_of_the_sandbox_alone(hierarchy: Hierarchy) -> None:
-    sandbox = hierarchy.make_sandbox("a", Limits())
+    sandbox = hierarchy.make_sandbox("a", CgroupLimits())
     jail, other = sandbox.make_jail("1"), sandbox.make_jail("2")
     killed, spared = sleeper(jail), sleeper(other)
     jail.kill()
@@ -173,13 +176,13 @@ def test_kill_leaves_another_jail_of_the_sandbox_alone(hierarchy: Hierarchy) -> 
 
 
 def test_limits_are_read_back(hierarchy: Hierarchy) -> None:
-    limits = Limits(memory_max=64 * MIB, tasks_max=12, cpu_quota=0.25)
+    limits = CgroupLimits(memory_max=64 * MIB, tasks_max=12, cpu_quota=0.25)
     jail = hierarchy.make_sandbox("a", limits).make_jail("k")
     assert jail.limits() == limits
 
 
 def test_quota_that_was_lifted_holds_again_when_it_is_put_back(hierarchy: Hierarchy) -> None:
-    sandbox = hierarchy.make_sandbox("a", Limits(cpu_quota=0.25))
+    sandbox = hierarchy.make_sandbox("a", CgroupLimits(cpu_quota=0.25))
     jail = sandbox.make_jail("k")
     sandbox.throttle(False)
     assert jail.limits().cpu_quota != 0.25
@@ -190,21 +193,21 @@ def test_quota_that_was_lifted_holds_again_when_it_is_put_back(hierarchy: Hierar
 
 
 def test_process_is_where_it_entered(hierarchy: Hierarchy) -> None:
-    jail = hierarchy.make_sandbox("a", Limits()).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits()).make_jail("k")
     _, inside = run(jail, "print(open('/proc/self/cgroup').read())")
     assert jail.path.rpartition("/sbx-")[2] in inside
     assert not jail.populated()
 
 
 def test_enter_of_a_removed_group_fails_before_exec(hierarchy: Hierarchy) -> None:
-    jail = hierarchy.make_sandbox("a", Limits()).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits()).make_jail("k")
     jail.remove(0)
     with pytest.raises(subprocess.SubprocessError):
         run(jail, "")
 
 
 def test_remove_with_processes_left_gives_up_at_its_deadline(hierarchy: Hierarchy) -> None:
-    sandbox = hierarchy.make_sandbox("a", Limits())
+    sandbox = hierarchy.make_sandbox("a", CgroupLimits())
     jail = sandbox.make_jail("k")
     left = sleeper(jail)
     with pytest.raises(TimeoutError, match=str(left.pid)):
@@ -216,7 +219,7 @@ def test_remove_with_processes_left_gives_up_at_its_deadline(hierarchy: Hierarch
 
 
 def test_close_kills_what_is_left(hierarchy: Hierarchy) -> None:
-    jail = hierarchy.make_sandbox("a", Limits()).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits()).make_jail("k")
     left = sleeper(jail)
     hierarchy.close(10)
     assert ended(left) == -9
@@ -224,22 +227,22 @@ def test_close_kills_what_is_left(hierarchy: Hierarchy) -> None:
 
 def test_value_that_linux_refuses_leaves_no_group(hierarchy: Hierarchy) -> None:
     with pytest.raises(OSError, match=r"pids\.max"):
-        hierarchy.make_sandbox("a", Limits(tasks_max=-5))
-    hierarchy.make_sandbox("a", Limits(tasks_max=5)).remove()
+        hierarchy.make_sandbox("a", CgroupLimits(tasks_max=-5))
+    hierarchy.make_sandbox("a", CgroupLimits(tasks_max=5)).remove()
 
 
 def test_second_group_of_a_name_is_refused(hierarchy: Hierarchy) -> None:
-    sandbox = hierarchy.make_sandbox("a", Limits())
+    sandbox = hierarchy.make_sandbox("a", CgroupLimits())
     sandbox.make_jail("k")
     with pytest.raises(FileExistsError):
-        hierarchy.make_sandbox("a", Limits())
+        hierarchy.make_sandbox("a", CgroupLimits())
     with pytest.raises(FileExistsError):
         sandbox.make_jail("k")
 
 
 def test_groups_of_a_runtime_that_was_killed_are_swept(hierarchy: Hierarchy) -> None:
     def die() -> None:
-        open_hierarchy(probe(), "dead").make_sandbox("a", Limits(tasks_max=5)).make_jail("k")
+        open_hierarchy(probe(), "dead").make_sandbox("a", CgroupLimits(tasks_max=5)).make_jail("k")
         os.kill(os.getpid(), 9)
 
     if (pid := os.fork()) == 0:

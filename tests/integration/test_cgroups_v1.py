@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sbx.isolation.cgroups import CgroupCapabilities, IoLimit, Limits, open_hierarchy, probe
+from sbx.isolation.cgroups import CgroupCapabilities, CgroupLimits, IoLimit, open_hierarchy, probe
 from sbx.isolation.cgroups.v1 import V1Hierarchy, V1Jail
 
 
@@ -54,7 +54,7 @@ def in_child(jail: V1Jail) -> tuple[str, str]:
 
 
 def test_enter_moves_through_all_trees(hierarchy: V1Hierarchy) -> None:
-    jail = hierarchy.make_sandbox("a", Limits()).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits()).make_jail("k")
     outcome, where = in_child(jail)
     assert outcome == "entered"
     assert where.count("/box-a/jail-k\n") == len(jail.directories) >= 3
@@ -62,7 +62,7 @@ def test_enter_moves_through_all_trees(hierarchy: V1Hierarchy) -> None:
 
 @pytest.mark.parametrize("tree", ["memory", "tasks", "cpu", "cpuacct"])
 def test_enter_is_all_or_none(hierarchy: V1Hierarchy, tree: str) -> None:
-    jail = hierarchy.make_sandbox("a", Limits()).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits()).make_jail("k")
     if tree not in jail.trees:
         pytest.skip(f"no {tree} here")
     os.rmdir(jail.trees[tree])
@@ -71,7 +71,7 @@ def test_enter_is_all_or_none(hierarchy: V1Hierarchy, tree: str) -> None:
 
 def test_enter_with_a_second_thread_is_refused(hierarchy: V1Hierarchy) -> None:
     """Moved by its `tasks` file, a process would leave its other threads outside."""
-    jail = hierarchy.make_sandbox("a", Limits()).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits()).make_jail("k")
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
@@ -90,7 +90,7 @@ def test_quota_above_an_outer_one_is_taken_as_met(
     """cgroup v1 answers EINVAL there, where v2 lets the tighter one hold."""
     outer = Path(hierarchy.group.trees["cpu"])
     (outer / "cpu.cfs_quota_us").write_text("50000")
-    jail = hierarchy.make_sandbox("a", Limits(cpu_quota=2.0)).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits(cpu_quota=2.0)).make_jail("k")
     assert jail.limits().cpu_quota == 0.5
 
 
@@ -98,7 +98,7 @@ def test_jails_without_a_pids_controller_are_killed_too(capabilities: CgroupCapa
     few = {name: path for name, path in capabilities.controllers.items() if name == "memory"}
     hierarchy = open_hierarchy(capabilities._replace(controllers=few, cpuacct=None), "test")
     try:
-        jail = hierarchy.make_sandbox("a", Limits()).make_jail("k")
+        jail = hierarchy.make_sandbox("a", CgroupLimits()).make_jail("k")
         command = [sys.executable, "-c", "import time; time.sleep(60)"]
         with subprocess.Popen(command, preexec_fn=jail.enter) as process:  # noqa: PLW1509
             jail.kill()
@@ -110,7 +110,7 @@ def test_jails_without_a_pids_controller_are_killed_too(capabilities: CgroupCapa
 
 def test_killed_jail_cannot_fork_any_more(hierarchy: V1Hierarchy) -> None:
     """What keeps a fork bomb from outrunning the signals, as there is no cgroup.kill."""
-    jail = hierarchy.make_sandbox("a", Limits()).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits()).make_jail("k")
     jail.kill()
     command = [sys.executable, "-I", "-S", "-c", "import os; os.fork()"]
     late = subprocess.run(command, check=False, preexec_fn=jail.enter, stderr=subprocess.DEVNULL)
@@ -127,7 +127,7 @@ def test_direct_writes_are_throttled(hierarchy: V1Hierarchy, tmp_path: Path) -> 
     if not Path(f"/sys/dev/block/{device}/queue").exists():
         pytest.skip(f"{device} is no whole block device")
     io = (IoLimit(device, write_bps=1 << 20),)
-    jail = hierarchy.make_sandbox("a", Limits(io=io)).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits(io=io)).make_jail("k")
     assert jail.limits().io == io
     command = ["dd", "if=/dev/zero", f"of={tmp_path}/x", "bs=1M", "count=3", "oflag=direct"]
     begin = os.times().elapsed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sbx.isolation.cgroups import CgroupCapabilities, IoLimit, Limits, open_hierarchy, probe
+from sbx.isolation.cgroups import CgroupCapabilities, CgroupLimits, IoLimit, open_hierarchy, probe
 from sbx.isolation.cgroups.v2 import V2Hierarchy
 
 MIB = 1 << 20
@@ -50,7 +50,7 @@ def sleeper() -> "subprocess.Popen[bytes]":
 
 
 def test_jail_out_of_memory_dies_as_a_whole_and_its_sibling_lives(hierarchy: V2Hierarchy) -> None:
-    sandbox = hierarchy.make_sandbox("a", Limits(memory_max=50 * MIB))
+    sandbox = hierarchy.make_sandbox("a", CgroupLimits(memory_max=50 * MIB))
     jail, sibling = sandbox.make_jail("k"), sandbox.make_jail("sibling")
     command = ["sleep", "60"]
     with subprocess.Popen(command, preexec_fn=sibling.enter) as other:  # noqa: PLW1509
@@ -66,7 +66,7 @@ def test_jail_out_of_memory_dies_as_a_whole_and_its_sibling_lives(hierarchy: V2H
 def test_page_cache_is_given_back_at_memory_high_and_nobody_is_killed(
     hierarchy: V2Hierarchy, tmp_path: Path
 ) -> None:
-    sandbox = hierarchy.make_sandbox("a", Limits(memory_max=64 * MIB))
+    sandbox = hierarchy.make_sandbox("a", CgroupLimits(memory_max=64 * MIB))
     jail = sandbox.make_jail("k")
     assert Path(sandbox.path, "memory.high").read_text() == f"{63 * MIB}\n"
     write = f"""
@@ -88,7 +88,7 @@ def test_memory_high_does_not_put_off_who_hoards(hierarchy: V2Hierarchy) -> None
     """By mm/memcontrol.c 0.3 s at most between the two: 0.2 s were seen, of 25 on a slow guest."""
     took_s = {}
     for name in ("with", "without"):
-        sandbox = hierarchy.make_sandbox(name, Limits(memory_max=64 * MIB))
+        sandbox = hierarchy.make_sandbox(name, CgroupLimits(memory_max=64 * MIB))
         if name == "without":
             Path(sandbox.path, "memory.high").write_text("max")
         jail = sandbox.make_jail("k")
@@ -103,7 +103,7 @@ def test_memory_high_does_not_put_off_who_hoards(hierarchy: V2Hierarchy) -> None
 
 
 def test_group_below_a_jail_cannot_be_made(hierarchy: V2Hierarchy) -> None:
-    jail = hierarchy.make_sandbox("a", Limits()).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits()).make_jail("k")
     with pytest.raises(BlockingIOError):
         os.mkdir(f"{jail.path}/more")
 
@@ -148,7 +148,7 @@ def test_second_runtime_of_a_process_outlives_the_first(capabilities: CgroupCapa
     second = opened(probe(), "second")
     try:
         first.close()
-        jail = second.make_sandbox("a", Limits(tasks_max=7)).make_jail("k")
+        jail = second.make_sandbox("a", CgroupLimits(tasks_max=7)).make_jail("k")
         assert jail.limits().tasks_max == 7
         assert Path(jail.path).parents[2] == Path(capabilities.controllers["tasks"])
     finally:
@@ -164,7 +164,7 @@ def test_direct_writes_are_throttled(hierarchy: V2Hierarchy, tmp_path: Path) -> 
     if not Path(f"/sys/dev/block/{device}/queue").exists():
         pytest.skip(f"{device} is no whole block device")
     io = (IoLimit(device, write_bps=1 << 20),)
-    jail = hierarchy.make_sandbox("a", Limits(io=io)).make_jail("k")
+    jail = hierarchy.make_sandbox("a", CgroupLimits(io=io)).make_jail("k")
     assert jail.limits().io == io
     target = Path.cwd() / f"sbx-test-{os.getpid()}"
     command = ["dd", "if=/dev/zero", f"of={target}", "bs=1M", "count=3", "oflag=direct"]

@@ -11,7 +11,7 @@ import pytest
 from command import in_process, started
 from model_server import KEY, ModelServer, Refused, model_server
 
-from sbx.agent.messages import Response, ToolCall, Usage
+from sbx.agent.messages import Response, TokenUsage, ToolCall
 
 
 def calls(*made: tuple[str, Mapping[str, Any]], text: str = "") -> dict[str, Any]:
@@ -122,7 +122,7 @@ def test_a_setting_that_is_missing_or_wrong_is_named_before_anything_starts(
 
 def test_a_provider_that_refuses_fails_the_run_and_ctrl_c_aborts_it(tmp_path: Path) -> None:
     code = json.dumps({"code": "print('begun', flush=True)\nwhile True: pass"})
-    endless = Response("", (ToolCall("a", "run_code", code),), Usage(1, 1), "tools")
+    endless = Response("", (ToolCall("a", "run_code", code),), TokenUsage(1, 1), "tools")
     with model_server(Refused(403, "no credit"), endless) as server:
         env = settings(server)
         ended = in_process("agent", "hello", stdin=b"", **env)
@@ -140,7 +140,9 @@ def test_a_provider_that_refuses_fails_the_run_and_ctrl_c_aborts_it(tmp_path: Pa
 
 def test_a_provider_of_the_other_dialect_is_told_the_results_and_serves_as_well() -> None:
     code = json.dumps({"code": "print(6 * 7)"})
-    wants = Response("I count.\n", (ToolCall("toolu_1", "run_code", code),), Usage(30, 5), "tools")
+    wants = Response(
+        "I count.\n", (ToolCall("toolu_1", "run_code", code),), TokenUsage(30, 5), "tools"
+    )
     with model_server(wants, Response("It is 42.")) as server:
         env = {**settings(server), "MODEL_PROVIDER": "anthropic", "BASE_URL": server.anthropic_url}
         ended = in_process("agent", "How much?", stdin=b"", **env)

@@ -15,7 +15,7 @@ from model_server import KEY, Asked, ModelServer, Told, model_server
 from places import short_directory
 from serving import Service
 
-from sbx.agent.messages import Response, ToolCall, Usage
+from sbx.agent.messages import Response, TokenUsage, ToolCall
 from tests.tiers import rows
 
 WAIT_S = 60.0
@@ -36,7 +36,7 @@ def places() -> Iterator[Path]:
 
 def calls(name: str, text: str = "", **arguments: Any) -> Response:
     call = ToolCall("call_1", name, json.dumps(arguments))
-    return Response(text, (call,), Usage(10, 5), "tools")
+    return Response(text, (call,), TokenUsage(10, 5), "tools")
 
 
 def settings(server: ModelServer) -> dict[str, str]:

@@ -16,7 +16,7 @@ from places import short_directory
 from sbx.agent.messages import Response
 from sbx.client import ChatEvent, Client
 from sbx.errors import BadRequest, Conflict, Denied, NotFound
-from sbx.protocol.agent import RunEnd, RunStart, StepEnd, ToolEnd, ToolStart
+from sbx.protocol.agent import AgentRunEnd, AgentRunStart, StepEnd, ToolEnd, ToolStart
 from sbx.sync.client import BlockingClient
 
 ANN: dict[str, Any] = {"user_id": "ann", "agent_id": "helper"}
@@ -44,8 +44,8 @@ async def test_a_chat_is_a_stream_of_events(at: Desk, client: Client) -> None:
     at.model.add(calls(("run_code", {"code": "6 * 7"})), Response("it is 42"))
     events = [event async for event in client.chat("6 times 7?", conversation_id="c1", **ANN)]
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
-    assert isinstance(events[0].event, RunStart)
-    assert isinstance(events[-1].event, RunEnd)
+    assert isinstance(events[0].event, AgentRunStart)
+    assert isinstance(events[-1].event, AgentRunEnd)
     assert events[-1].event.content == "it is 42"
     assert len(of(events, ToolEnd)) == 1
     again = [event async for event in client.follow_chat("c1", after=2)]
@@ -76,7 +76,7 @@ async def test_a_chat_that_is_cut_off_is_taken_up_again(at: Desk) -> None:
                     cutting.cut()
                     gate.set()
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
-    assert isinstance(events[-1].event, RunEnd)
+    assert isinstance(events[-1].event, AgentRunEnd)
     assert events[-1].event.content == "all of it"
     assert cutting.cuts == 1
 
@@ -141,7 +141,7 @@ async def test_the_blocking_client_does_the_same(at: Desk) -> None:
     def use() -> None:
         with BlockingClient(at.served.socket) as client:
             events = list(client.chat("hi", conversation_id="b1", **ANN))
-            assert isinstance(events[-1].event, RunEnd)
+            assert isinstance(events[-1].event, AgentRunEnd)
             assert [event.seq for event in client.follow_chat("b1", after=1)] == [
                 event.seq for event in events[1:]
             ]

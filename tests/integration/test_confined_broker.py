@@ -23,8 +23,8 @@ from sbx import Runtime, errors
 from sbx.api.server import privileges
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Denied
-from sbx.isolation.broker.allowlist import Confinement
-from sbx.isolation.broker.client import Broker, Jail, start_broker
+from sbx.isolation.broker.allowlist import BrokerAllowlist
+from sbx.isolation.broker.client import BrokerClient, Jail, start_broker
 from sbx.policy import Policy
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
@@ -34,7 +34,7 @@ Order = dict[str, Any]
 class Taken:
     """A service's broker in the hands of somebody else: what was ordered, to be ordered again."""
 
-    def __init__(self, runtime: Runtime, broker: Broker, data: Path) -> None:
+    def __init__(self, runtime: Runtime, broker: BrokerClient, data: Path) -> None:
         self.broker = broker
         self.data = data
         self.runtime = runtime
@@ -332,7 +332,7 @@ def test_a_quota_is_set_for_a_conversation_and_for_nothing_else(tmp_path: Path) 
     names = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
     nothing: dict[str, list[Any]] = {name: [] for name in names}
     told = {"jail": nothing, "zygote": nothing, "preload": [], "walls": [], "writable": []}
-    confinement = Confinement({**told, "data": str(tmp_path)})
+    confinement = BrokerAllowlist({**told, "data": str(tmp_path)})
     limits = {"bytes_max": 1, "inodes_max": 1}
     try:
         for path in (sandbox / ("b" * 32), sandbox / "shared"):
@@ -355,7 +355,7 @@ def test_what_is_swapped_after_the_look_is_not_shown(tmp_path: Path) -> None:
     names = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
     nothing: dict[str, list[Any]] = {name: [] for name in names}
     told = {"jail": nothing, "zygote": nothing, "preload": [], "walls": [], "writable": []}
-    confinement = Confinement({**told, "data": str(tmp_path)})
+    confinement = BrokerAllowlist({**told, "data": str(tmp_path)})
     try:
         with ExitStack() as held:
             _, opened = confinement._open(str(source), held)
@@ -376,7 +376,7 @@ def test_a_source_behind_a_symlink_to_a_writable_directory_is_not_granted(tmp_pa
     binds = [("--ro-bind", "/usr", "/usr"), ("--ro-bind", str(link), "/srv")]
     told = {"jail": {**nothing, "binds": binds}, "zygote": nothing, "preload": [], "walls": []}
     told |= {"writable": [str(tmp_path / "mine")], "data": str(tmp_path)}
-    confinement = Confinement(told)
+    confinement = BrokerAllowlist(told)
     try:
         assert confinement._jails.binds == {binds[0]}
     finally:
@@ -404,7 +404,7 @@ async def test_it_is_told_once(taken: Taken) -> None:
 
 async def test_before_that_it_does_nothing(top: Path) -> None:
     started = start_broker(uids=(1_900_000_000, 1000), groups=False)
-    broker = Broker.adopt(started)
+    broker = BrokerClient.adopt(started)
     try:
         with pytest.raises(errors.Denied):
             await broker.order("make_sandbox", sandbox="x", limits={}, uid=None)

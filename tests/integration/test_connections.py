@@ -20,7 +20,7 @@ from places import short_directory
 from service_process import Service, service
 
 from sbx.api.server import http_protocol
-from sbx.api.server.http_protocol import HEAD_MAX, HEAD_S, Connection
+from sbx.api.server.http_protocol import HEAD_MAX, HEAD_S, HttpProtocol
 from tests.tiers import rows
 
 _OK = b"HTTP/1.1 200"
@@ -52,7 +52,7 @@ async def serving(
 ) -> AsyncIterator[None]:
     config = uvicorn.Config(
         served,
-        http=Connection,
+        http=HttpProtocol,
         lifespan="off",
         log_config=None,
         ws="none",

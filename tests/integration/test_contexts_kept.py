@@ -10,33 +10,35 @@ import pytest
 from kept import ME, a_house, eventually, printed, run, told
 from live_app import live
 from places import short_directory
-from serving import Service
+from serving import Service as ServeProcess
 
 from sbx.errors import NotFound, SbxError, Unavailable
 from sbx.protocol.runs import Cause, Run
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.contexts import Contexts
-from sbx.service.runs import Ask, RunHandle
-from sbx.service.service import House
+from sbx.service.runs import RunHandle, RunRequest
+from sbx.service.service import Service
 from tests.fake_clock import FakeClock
 
 HANG = "import time; print('on', flush=True); time.sleep(60)"
 
 
-async def began(house: House, sandbox_id: str, code: str, context: str) -> RunHandle:
-    return await house.runs.start(ME, sandbox_id, "default", Ask("python", code, context=context))
+async def began(house: Service, sandbox_id: str, code: str, context: str) -> RunHandle:
+    return await house.runs.start(
+        ME, sandbox_id, "default", RunRequest("python", code, context=context)
+    )
 
 
-async def ran(house: House, sandbox_id: str, code: str, context: str = "other") -> Run:
+async def ran(house: Service, sandbox_id: str, code: str, context: str = "other") -> Run:
     return await (await began(house, sandbox_id, code, context)).result()
 
 
-async def create(house: House, sandbox_id: str, name: str = "other") -> None:
+async def create(house: Service, sandbox_id: str, name: str = "other") -> None:
     async with house.sandboxes.using(ME, sandbox_id, scope="execute") as use:
         await use.conversation().contexts.create(name)
 
 
-async def names(house: House, sandbox_id: str) -> list[str]:
+async def names(house: Service, sandbox_id: str) -> list[str]:
     async with house.sandboxes.using(ME, sandbox_id, scope="execute", starts=False) as use:
         return [one.name for one in await use.conversation().contexts.list()]
 
@@ -313,7 +315,7 @@ def words(done: "subprocess.CompletedProcess[str]") -> str:
     return done.stdout
 
 
-def test_exec_runs_in_a_context_and_makes_it(service: Service) -> None:
+def test_exec_runs_in_a_context_and_makes_it(service: ServeProcess) -> None:
     box = words(service.quick("create")).strip()
     words(service.quick("exec", box, "-c", "x = 1"))
     code = ("-c", "print('x' in globals()); x = 2")

@@ -13,16 +13,16 @@ from kept import ME, a_house
 
 from sbx.errors import Broken, SbxError
 from sbx.runtime.run.contexts import Contexts
-from sbx.service.runs import Ask
-from sbx.service.service import House
+from sbx.service.runs import RunRequest
+from sbx.service.service import Service
 from tests.tiers import rows
 
 CONVERSATIONS = ("default", "second")
 FOR_S = 3.0
 
 
-async def _run(house: House, box: str, talk: str, name: str) -> None:
-    ask = Ask("python", "import time; time.sleep(0.01)", context=name)
+async def _run(house: Service, box: str, talk: str, name: str) -> None:
+    ask = RunRequest("python", "import time; time.sleep(0.01)", context=name)
     await (await house.runs.start(ME, box, talk, ask)).result()
 
 
@@ -47,7 +47,7 @@ OF_CONTEXTS: tuple[Callable[[Contexts, str], Awaitable[object]], ...] = (
 )
 
 
-async def _act(house: House, box: str, chance: random.Random) -> None:
+async def _act(house: Service, box: str, chance: random.Random) -> None:
     talk, name = chance.choice(CONVERSATIONS), chance.choice("abc")
     match chance.randrange(8):
         case 0:

@@ -42,19 +42,19 @@ async def test_an_idle_jail_is_asked_and_its_files_are_not_looked_at(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[Any] = []
-    asked: list[disk_limit._Quiet] = []
-    measured, lasts = disk_limit._measured, disk_limit._Quiet.lasts
+    asked: list[disk_limit.IdleProbe] = []
+    measured, lasts = disk_limit._measured, disk_limit.IdleProbe.lasts
 
     def look(*at: Any) -> Any:
         looks.append(at)
         return measured(*at)
 
-    def ask(quiet: disk_limit._Quiet) -> bool:
+    def ask(quiet: disk_limit.IdleProbe) -> bool:
         asked.append(quiet)
         return lasts(quiet)
 
     monkeypatch.setattr(disk_limit, "_measured", look)
-    monkeypatch.setattr(disk_limit._Quiet, "lasts", ask)
+    monkeypatch.setattr(disk_limit.IdleProbe, "lasts", ask)
     async with await runtime.create() as box:
         await box.run("1")
         await until(lambda: len(asked) > 3 and asked[-3] is asked[-1])

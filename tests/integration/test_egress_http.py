@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from egressing import allowing, closed, origin, refusal, reply, until_the_end, way
 
-from sbx.egress import Decision, Patience
-from sbx.policy.model import Network, Rule
+from sbx.egress import EgressDecision, Timeouts
+from sbx.policy.model import Network, NetworkRule
 
 HOST = "site.example"
 HERE = {HOST: ["127.0.0.1"]}
@@ -47,7 +47,7 @@ async def test_a_listed_host_is_asked_and_what_is_for_the_proxy_is_left_out(tmp_
             b"GET /a?b=c HTTP/1.1\r\nHost: site.example:%d\r\nX-Kept: 2\r\n\r\n" % site.port
         )
     first, last = out.decisions
-    assert first == Decision(
+    assert first == EgressDecision(
         at=first.at,
         sandbox="box",
         allowed=True,
@@ -155,7 +155,7 @@ async def test_each_request_of_a_connection_is_judged_anew(tmp_path: Path) -> No
 
 
 async def test_rules_hold_methods_and_paths(tmp_path: Path) -> None:
-    rules = (Rule(host=HOST, methods=("GET",), paths=("/v1/*",)),)
+    rules = (NetworkRule(host=HOST, methods=("GET",), paths=("/v1/*",)),)
     async with (
         origin() as site,
         way(tmp_path, allowing(f"{HOST}:{site.port}", rule=rules), HERE) as out,
@@ -373,13 +373,13 @@ async def test_a_huge_head_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("said", [b"GET http://", b"GET http://site.example/ HTTP/1.1\n\n"])
 async def test_a_slow_head_is_refused(tmp_path: Path, said: bytes) -> None:
-    async with way(tmp_path, allowing(HOST), HERE, patience=Patience(head=0.1)) as out:
+    async with way(tmp_path, allowing(HOST), HERE, patience=Timeouts(head=0.1)) as out:
         told = refusal(await out.say(said))
         assert (told["status"], told["rule"]) == ("408", "http.head_time")
 
 
 async def test_who_says_nothing_is_left(tmp_path: Path) -> None:
-    async with way(tmp_path, allowing(HOST), HERE, patience=Patience(idle=0.1)) as out:
+    async with way(tmp_path, allowing(HOST), HERE, patience=Timeouts(idle=0.1)) as out:
         assert await out.say(b"") == b""
     assert out.decisions == []
 
@@ -387,7 +387,7 @@ async def test_who_says_nothing_is_left(tmp_path: Path) -> None:
 async def test_a_body_that_does_not_come_ends_the_request(tmp_path: Path) -> None:
     async with (
         origin() as site,
-        way(tmp_path, allowing(f"{HOST}:{site.port}"), HERE, patience=Patience(body=0.1)) as out,
+        way(tmp_path, allowing(f"{HOST}:{site.port}"), HERE, patience=Timeouts(body=0.1)) as out,
     ):
         host = f"{HOST}:{site.port}"
         said = f"POST http://{host}/ HTTP/1.1\r\nHost: {host}\r\nContent-Length: 9\r\n\r\nabc"
@@ -499,7 +499,7 @@ async def test_who_leaves_is_not_answered_for(tmp_path: Path) -> None:
     asked, left = asyncio.Event(), asyncio.Event()
     async with (
         origin(serve=serve) as site,
-        way(tmp_path, allowing(f"{HOST}:{site.port}"), HERE, patience=Patience(left=0.1)) as out,
+        way(tmp_path, allowing(f"{HOST}:{site.port}"), HERE, patience=Timeouts(left=0.1)) as out,
     ):
         _, writer = await out.open()
         with closed(writer):

@@ -46,14 +46,16 @@ async def secured(
 ) -> AsyncIterator[tuple[Way, Origin, ssl.SSLContext, str]]:
     """A way out with a secret for HOST; what stands inside is last. OTHER is read as well, for it
     has a rule."""
-    from sbx.policy.model import Rule
+    from sbx.policy.model import NetworkRule
 
     secret = Secret("API", "API_TOKEN", (HOST,), "Authorization", VALUE, **more)
     async with (
         origin(answer, tls=certificates.server(HOST, OTHER)) as site,
         way(
             tmp_path,
-            allowing(f"{HOST}:{site.port}", f"{OTHER}:{site.port}", rule=(Rule(host=OTHER),)),
+            allowing(
+                f"{HOST}:{site.port}", f"{OTHER}:{site.port}", rule=(NetworkRule(host=OTHER),)
+            ),
             HERE,
             secrets={"API": secret},
             outside=certificates.trust,

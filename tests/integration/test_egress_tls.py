@@ -16,8 +16,8 @@ from egressing import (
     way,
 )
 
-from sbx.egress import Patience
-from sbx.policy.model import Rule
+from sbx.egress import Timeouts
+from sbx.policy.model import NetworkRule
 
 HOST = "site.example"
 HERE = {HOST: ["127.0.0.1"], "other.example": ["127.0.0.1"]}
@@ -86,7 +86,7 @@ async def test_tls_for_another_server_than_was_asked_for_is_refused(
 async def test_only_tls_goes_through_a_tunnel(tmp_path: Path, said: bytes) -> None:
     async with (
         origin() as site,
-        way(tmp_path, allowing(f"{HOST}:{site.port}"), HERE, patience=Patience(tls=0.2)) as out,
+        way(tmp_path, allowing(f"{HOST}:{site.port}"), HERE, patience=Timeouts(tls=0.2)) as out,
     ):
         _, (reader, writer) = await out.tunnel(f"{HOST}:{site.port}")
         with closed(writer):
@@ -180,7 +180,7 @@ async def test_a_tunnel_ends_when_time_or_bytes_are_up(
 
 # -- TLS that ends in the proxy --------------------------------------------------------------------
 
-RULES = (Rule(host=HOST, methods=("GET",), paths=("/v1/*",)),)
+RULES = (NetworkRule(host=HOST, methods=("GET",), paths=("/v1/*",)),)
 
 
 async def test_rules_hold_within_tls_of_hosts_that_have_them(

@@ -10,7 +10,7 @@ from bay_calls import made
 from live_app import Served
 
 from sbx.api import encoding
-from sbx.protocol.bundles import Part
+from sbx.protocol.bundles import BundlePart
 
 SSE = {"accept": "text/event-stream"}
 PLAIN = {"é\u2028": [{}, 1.5, None, True, '\U0001f600\\"'], "$schema": [1 << 70, -1e300]}
@@ -26,11 +26,11 @@ def cell(value: Any) -> str:
 def undecoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever decodes a part that has no other form fails."""
 
-    def value(self: Part) -> Any:
+    def value(self: BundlePart) -> Any:
         assert self.marked, "a part was decoded"
         return json.loads(self.encoded)
 
-    monkeypatch.setattr(Part, "value", value)
+    monkeypatch.setattr(BundlePart, "value", value)
 
 
 @pytest.mark.parametrize(("value", "form"), [(PLAIN, PLAIN), (MARKED, FORM)])

@@ -15,7 +15,7 @@ from sbx.errors import BadRequest, Broken, Conflict, Denied, TooLarge
 from sbx.kernels import frames
 from sbx.protocol.runs import Cause, RunError, Status
 from sbx.runtime.run import frontend
-from sbx.runtime.run.frontend import Cell, CellEnd, Frontend, Told
+from sbx.runtime.run.frontend import Cell, CellEnd, JupyterFrontend, Told
 
 PATIENCE_S = 60.0
 MIB = 1 << 20
@@ -57,7 +57,7 @@ class Seen:
         self.slow: Callable[[Told], Awaitable[object]] | None = None
         self._news = asyncio.Condition()
         self.context = box.contexts.default
-        self.front = Frontend(self.context, self._take, self._ended)
+        self.front = JupyterFrontend(self.context, self._take, self._ended)
 
     async def _take(self, told: Told) -> None:
         if self.slow is not None:
@@ -101,7 +101,7 @@ class Seen:
 
     @property
     def comm_id(self) -> str:
-        return str(self.of(frames.CommOpen)[0].comm_id)
+        return str(self.of(frames.CommOpenFrame)[0].comm_id)
 
     async def comm(self, data: dict[str, Any], buffers: Sequence[bytes] = (), **more: Any) -> None:
         content = {"comm_id": self.comm_id, "data": data}
@@ -175,7 +175,7 @@ async def test_a_cell_is_told_in_its_order_and_ends_with_its_reply(seen: Seen) -
 
 async def test_an_error_is_told_and_is_the_run_s(seen: Seen) -> None:
     done = await seen.run("1 / 0")
-    (error,) = seen.of(frames.Error)
+    (error,) = seen.of(frames.ErrorFrame)
     assert error.ename == "ZeroDivisionError"
     assert done.run.status is Status.ERROR
     assert done.run.error is not None
@@ -216,18 +216,18 @@ async def test_payloads_say_what_the_cell_asks_of_the_front_end(seen: Seen) -> N
 
 
 async def test_input_is_told_and_then_asked(seen: Seen) -> None:
-    asked: list[tuple[str, frames.InputRequest]] = []
+    asked: list[tuple[str, frames.InputRequestFrame]] = []
 
     async def answer(prompt: str) -> str:
-        asked.append((prompt, seen.of(frames.InputRequest)[-1]))
+        asked.append((prompt, seen.of(frames.InputRequestFrame)[-1]))
         return "Ada"
 
     code = "import getpass\nprint(input('who? '), getpass.getpass('secret '))"
     done = await seen.run(code, on_input=answer)
     assert (done.run.status, seen.text()) == (Status.OK, "Ada Ada\n")
     assert asked == [
-        ("who? ", frames.InputRequest("who? ", False)),
-        ("secret ", frames.InputRequest("secret ", True)),
+        ("who? ", frames.InputRequestFrame("who? ", False)),
+        ("secret ", frames.InputRequestFrame("secret ", True)),
     ]
     unasked = await seen.run("input()")
     assert unasked.run.error is not None
@@ -298,12 +298,12 @@ async def test_a_question_that_heeds_no_interrupt_ends_the_kernel(
 
 async def test_comms_speak_both_ways_with_buffers_and_metadata(seen: Seen) -> None:
     await seen.run(COMM)
-    (opened,) = seen.of(frames.CommOpen)
+    (opened,) = seen.of(frames.CommOpenFrame)
     assert (opened.target_name, bytes(opened.data)) == ("t", b'{"n":1}')
     assert (bytes(opened.metadata), opened.buffers) == (b'{"m":2}', [b"ab", b""])
     content = {"comm_id": opened.comm_id, "data": {"v": 5}}
     await seen.front.comm("comm_msg", content, {"version": "2"}, [b"\0\xff", b""], "m-2")
-    (answer,) = seen.of(frames.CommMsg)  # told before the call returned
+    (answer,) = seen.of(frames.CommMsgFrame)  # told before the call returned
     assert json.loads(bytes(answer.data)) == {"heard": content}
     assert json.loads(bytes(answer.metadata)) == {"of": {"version": "2"}}
     assert answer.buffers == [b"\0\xff", b""]
@@ -329,7 +329,7 @@ async def test_a_front_end_opens_and_closes_comms(seen: Seen) -> None:
 async def test_a_large_buffer_comes_out_whole(seen: Seen) -> None:
     await seen.run(COMM)
     await seen.comm({}, [bytes(range(256)) * (12 << 10)])
-    assert seen.of(frames.CommMsg)[0].buffers == [bytes(range(256)) * (12 << 10)]
+    assert seen.of(frames.CommMsgFrame)[0].buffers == [bytes(range(256)) * (12 << 10)]
 
 
 async def test_what_a_comm_s_handler_prints_and_raises_is_told(seen: Seen) -> None:
@@ -455,7 +455,7 @@ async def test_a_time_out_counts_while_somebody_takes_slowly(
 async def test_malformed_raised_by_who_is_told_cuts_the_kernel_off(seen: Seen) -> None:
     async def judge(told: Told) -> None:
         if isinstance(told, frames.DisplayData):
-            raise frames.Malformed("no bundle of ours")
+            raise frames.MalformedFrame("no bundle of ours")
 
     seen.slow = judge
     done = await seen.run("display(1)\nimport time; time.sleep(600)")

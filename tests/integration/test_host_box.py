@@ -12,8 +12,8 @@ from kept import eventually
 
 from sbx.errors import BadRequest, Closed, InvalidPath, NotFound
 from sbx.protocol.runs import Cause, Run, Stdout
-from sbx.runtime.run.active_run import LiveRun
-from sbx.service.projects.host_mode import HostBox
+from sbx.runtime.run.active_run import ActiveRun
+from sbx.service.projects.host_mode import HostSession
 
 GRACE_S = 0.3
 
@@ -25,21 +25,21 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def box(directory: Path) -> AsyncIterator[HostBox]:
-    box = HostBox(directory, None, GRACE_S)
+async def box(directory: Path) -> AsyncIterator[HostSession]:
+    box = HostSession(directory, None, GRACE_S)
     yield box
     await box.close()
 
 
-async def cell(box: HostBox, code: str, timeout: float | None = None) -> Run:
+async def cell(box: HostSession, code: str, timeout: float | None = None) -> Run:
     return await box.start_run(code, timeout=timeout).result()
 
 
-async def command(box: HostBox, text: str, timeout: float | None = None) -> Run:
+async def command(box: HostSession, text: str, timeout: float | None = None) -> Run:
     return await box.start_shell(text, timeout=timeout).result()
 
 
-async def printed(live: LiveRun) -> str:
+async def printed(live: ActiveRun) -> str:
     async for event in live.events():
         if isinstance(event, Stdout):
             return event.text.strip()
@@ -54,7 +54,7 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-async def test_a_command_acts_on_the_host(box: HostBox, directory: Path) -> None:
+async def test_a_command_acts_on_the_host(box: HostSession, directory: Path) -> None:
     run = await command(box, "pwd; id -u; echo warned >&2; echo new > made.txt; exit 3")
     assert run.stdout == f"{directory}\n{os.geteuid()}\n"
     assert (run.stderr, run.status, run.exit_code) == ("warned\n", "error", 3)
@@ -63,14 +63,14 @@ async def test_a_command_acts_on_the_host(box: HostBox, directory: Path) -> None
     assert (await below.result()).stdout == f"{directory.parent}\n"
 
 
-async def test_the_output_comes_as_it_is_printed(box: HostBox, directory: Path) -> None:
+async def test_the_output_comes_as_it_is_printed(box: HostSession, directory: Path) -> None:
     live = box.start_shell("echo on; while [ ! -e go ]; do sleep 0.01; done; echo ü")
     assert await printed(live) == "on"
     (directory / "go").touch()
     assert (await live.result()).stdout == "on\nü\n"
 
 
-async def test_a_command_that_takes_too_long_ends_with_what_it_started(box: HostBox) -> None:
+async def test_a_command_that_takes_too_long_ends_with_what_it_started(box: HostSession) -> None:
     live = box.start_shell("trap '' INT; sleep 600 & echo $!; wait; sleep 600", timeout=2)
     pid = int(await printed(live))
     run = await live.result()
@@ -78,13 +78,13 @@ async def test_a_command_that_takes_too_long_ends_with_what_it_started(box: Host
     await eventually(lambda: gone(pid))
 
 
-async def test_what_a_command_left_in_its_group_ends_with_it(box: HostBox) -> None:
+async def test_what_a_command_left_in_its_group_ends_with_it(box: HostSession) -> None:
     run = await command(box, "sleep 600 & echo $!")
     assert run.ok
     await eventually(lambda: gone(int(run.stdout)))
 
 
-async def test_a_command_that_is_given_up_ends(box: HostBox) -> None:
+async def test_a_command_that_is_given_up_ends(box: HostSession) -> None:
     live = box.start_shell("trap '' INT; echo $$; while :; do sleep 1; done")
     pid = int(await printed(live))
     await box.give_up(live)
@@ -93,7 +93,7 @@ async def test_a_command_that_is_given_up_ends(box: HostBox) -> None:
 
 
 async def test_closing_ends_commands_and_python(directory: Path) -> None:
-    box = HostBox(directory, None, GRACE_S)
+    box = HostSession(directory, None, GRACE_S)
     shell = box.start_shell("echo $$; sleep 600")
     python = box.start_run("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     pids = [int(await printed(shell)), int(await printed(python))]
@@ -106,12 +106,12 @@ async def test_closing_ends_commands_and_python(directory: Path) -> None:
         box.start_shell("true")
 
 
-async def test_output_has_an_end(box: HostBox) -> None:
+async def test_output_has_an_end(box: HostSession) -> None:
     run = await command(box, "yes")
     assert (run.status, run.cause, run.truncated) == ("killed", Cause.OUTPUT, True)
 
 
-async def test_a_directory_that_is_not_there_is_the_run_s_result(box: HostBox) -> None:
+async def test_a_directory_that_is_not_there_is_the_run_s_result(box: HostSession) -> None:
     run = await box.start_shell("true", cwd="missing").result()
     assert run.status == "error"
     assert run.error is not None
@@ -119,7 +119,7 @@ async def test_a_directory_that_is_not_there_is_the_run_s_result(box: HostBox) -
 
 
 async def test_python_keeps_its_variables_and_shows_what_it_draws(
-    box: HostBox, directory: Path
+    box: HostSession, directory: Path
 ) -> None:
     (directory / "json.py").write_text("raise SystemExit('imported before the first cell')")
     (directory / "mine.py").write_text("answer = 42")
@@ -138,7 +138,7 @@ async def test_python_keeps_its_variables_and_shows_what_it_draws(
     assert (await cell(box, "answer")).result == "42"
 
 
-async def test_python_that_dies_is_started_again_and_says_so(box: HostBox) -> None:
+async def test_python_that_dies_is_started_again_and_says_so(box: HostSession) -> None:
     died = await cell(box, "x = 1; import os; os._exit(3)")
     assert (died.status, died.cause, died.state_lost) == ("killed", Cause.CRASHED, True)
     live = box.start_run(
@@ -157,14 +157,14 @@ async def test_no_key_of_ours_is_handed_on(
     for name in ("API_KEY", "SANDBOX_API_KEY", "SBX_AGENT_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.setenv(name, "sk-secret")
     monkeypatch.setenv("OTHER", "is there")
-    box = HostBox(directory, None, GRACE_S)
+    box = HostSession(directory, None, GRACE_S)
     run = await command(box, "env")
     await box.close()
     assert "is there" in run.stdout
     assert "sk-secret" not in run.stdout
 
 
-async def test_files_are_the_host_s(box: HostBox, directory: Path, tmp_path: Path) -> None:
+async def test_files_are_the_host_s(box: HostSession, directory: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.sh"
     assert await box.files.write(str(outside), "echo hi") == 7
     outside.chmod(0o750)
@@ -191,7 +191,9 @@ async def test_files_are_the_host_s(box: HostBox, directory: Path, tmp_path: Pat
     assert names(directory) == ["a", "fifo", "link"]
 
 
-async def test_results_and_uploads_lie_beside_the_directory(box: HostBox, directory: Path) -> None:
+async def test_results_and_uploads_lie_beside_the_directory(
+    box: HostSession, directory: Path
+) -> None:
     path = await box.save_result("long.txt", b"all of it")
     assert await box.files.read_bytes(path) == b"all of it"
     upload = await box.uploads.put_bytes("u.csv", b"1,2\n")
@@ -202,8 +204,8 @@ async def test_results_and_uploads_lie_beside_the_directory(box: HostBox, direct
         await box.files.read_bytes(path)
 
 
-async def test_what_no_program_can_be_given_is_refused(box: HostBox) -> None:
-    starts: tuple[Callable[[], LiveRun], ...] = (
+async def test_what_no_program_can_be_given_is_refused(box: HostSession) -> None:
+    starts: tuple[Callable[[], ActiveRun], ...] = (
         lambda: box.start_shell("echo \0"),
         lambda: box.start_run("1", timeout=0),
         lambda: box.start_script("1", "javascript"),
@@ -214,7 +216,7 @@ async def test_what_no_program_can_be_given_is_refused(box: HostBox) -> None:
     assert (await box.start_script("echo $0", "bash").result()).ok
 
 
-async def test_many_commands_run_beside_each_other(box: HostBox) -> None:
+async def test_many_commands_run_beside_each_other(box: HostSession) -> None:
     marks = [f"m{number}" for number in range(8)]
     all_there = " && ".join(f"[ -e {name} ]" for name in marks)
     wait = f"until {all_there}; do sleep 0.02; done"

@@ -23,7 +23,7 @@ from zmq.utils.garbage import gc as garbage
 
 from sbx.errors import BadRequest, SbxError, Unavailable
 from sbx.jupyter import channels
-from sbx.jupyter.bridge import Bridge, Connection
+from sbx.jupyter.bridge import Bridge, ConnectionInfo
 from sbx.runtime import shared as process_runtime
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.shared import SharedRuntime, shared_runtime
@@ -37,7 +37,7 @@ Said = dict[str, Any]
 class Bridged:
     """A bridge with its sandbox, on the loop of the shared runtime."""
 
-    def __init__(self, shared: SharedRuntime, asked: Connection, **policy: Any) -> None:
+    def __init__(self, shared: SharedRuntime, asked: ConnectionInfo, **policy: Any) -> None:
         self._shared = shared
         self.box: AsyncSandbox = shared.call(shared.runtime.create("default", **policy))
         self.bridge: Bridge = shared.call(Bridge.bind(asked))
@@ -135,7 +135,7 @@ def shared() -> Iterator[SharedRuntime]:
 
 
 @contextmanager
-def bridged(shared: SharedRuntime, asked: Connection, **policy: Any) -> Iterator[Bridged]:
+def bridged(shared: SharedRuntime, asked: ConnectionInfo, **policy: Any) -> Iterator[Bridged]:
     held = Bridged(shared, asked, **policy)
     try:
         yield held
@@ -146,7 +146,7 @@ def bridged(shared: SharedRuntime, asked: Connection, **policy: Any) -> Iterator
 @pytest.fixture(scope="module")
 def kernel(shared: SharedRuntime) -> Iterator[Bridged]:
     """One that tests leave as alive as they found it."""
-    with bridged(shared, Connection(KEY)) as held:
+    with bridged(shared, ConnectionInfo(KEY)) as held:
         held.start()
         yield held
 
@@ -160,7 +160,7 @@ def client(kernel: Bridged) -> Iterator[Client]:
 @pytest.fixture
 def mortal(shared: SharedRuntime) -> Iterator[tuple[Bridged, Client]]:
     """A kernel of the test's own, to be ended, and its client."""
-    with bridged(shared, Connection(KEY)) as held:
+    with bridged(shared, ConnectionInfo(KEY)) as held:
         held.start()
         with closing(Client(held.info)) as client:
             yield held, client
@@ -188,7 +188,7 @@ def test_a_blocking_client_finds_the_kernel_ready_over_tcp(kernel: Bridged) -> N
 async def test_an_async_client_finds_the_kernel_ready_over_ipc(shared: SharedRuntime) -> None:
     with tempfile.TemporaryDirectory() as directory:
         there = Path(directory)
-        asked = Connection(KEY, transport="ipc", ip=f"{directory}/kernel-ipc")
+        asked = ConnectionInfo(KEY, transport="ipc", ip=f"{directory}/kernel-ipc")
         held = await asyncio.to_thread(Bridged, shared, asked)
         await asyncio.to_thread(held.start)
         sockets = list(there.iterdir())  # noqa: ASYNC240
@@ -209,7 +209,7 @@ def test_sockets_whose_files_were_removed_are_there_again_after_a_restart(
 ) -> None:
     """jupyter_client removes the files of its ipc sockets at every restart."""
     with tempfile.TemporaryDirectory() as directory:
-        asked = Connection(KEY, transport="ipc", ip=f"{directory}/kernel-ipc")
+        asked = ConnectionInfo(KEY, transport="ipc", ip=f"{directory}/kernel-ipc")
         with bridged(shared, asked) as held:
             for _ in range(3):
                 held.start()
@@ -420,7 +420,7 @@ def test_cells_behind_one_that_may_fail_run(client: Client) -> None:
 
 def test_a_cell_beyond_its_time_ends_in_words_of_ours(shared: SharedRuntime) -> None:
     narrower = {"limits": {"wall_time": "1s"}}
-    with bridged(shared, Connection(KEY), narrower=narrower) as held:
+    with bridged(shared, ConnectionInfo(KEY), narrower=narrower) as held:
         held.start()
         with closing(Client(held.info)) as client:
             reply, told = client.run("while True: pass")
@@ -491,7 +491,7 @@ def test_a_bridge_leaves_nothing_on_its_loop(shared: SharedRuntime) -> None:
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     before = shared.call(tasks())
-    with bridged(shared, Connection(KEY)) as held:
+    with bridged(shared, ConnectionInfo(KEY)) as held:
         held.start()
         held.stop()
         held.start()
@@ -586,7 +586,11 @@ def test_a_client_that_reads_nothing_is_not_waited_for_twice(
     """The other client keeps up: it reads the four messages of each cell before the next cell. More
     than that could be beyond what waits for a client (`sockets`), and `idle` would be lost, too."""
     monkeypatch.setattr(channels, "_PATIENCE_S", 0.3)
-    with bridged(shared, Connection(KEY)) as held, zmq.Context() as context, ExitStack() as closed:
+    with (
+        bridged(shared, ConnectionInfo(KEY)) as held,
+        zmq.Context() as context,
+        ExitStack() as closed,
+    ):
         held.start()
         deaf = closed.enter_context(context.socket(zmq.SUB))
         deaf.rcvhwm = 1
@@ -608,7 +612,7 @@ def test_a_client_that_reads_nothing_is_not_waited_for_twice(
 def test_nobody_without_the_curve_keys_is_heard(shared: SharedRuntime) -> None:
     public, secret = zmq.curve_keypair()
     keys = {"curve_publickey": public, "curve_secretkey": secret}
-    with bridged(shared, Connection(KEY, **keys)) as held:  # type: ignore[arg-type]
+    with bridged(shared, ConnectionInfo(KEY, **keys)) as held:  # type: ignore[arg-type]
         held.start()
         with closing(Client(held.info, **keys)) as client:
             assert client.run("1")[0]["status"] == "ok"
@@ -629,17 +633,17 @@ def test_a_connection_that_cannot_be_bound_is_refused(
     shared: SharedRuntime, kernel: Bridged
 ) -> None:
     taken = kernel.info["shell_port"]
-    refused: list[tuple[Connection, type[SbxError], str]] = [
-        (Connection(b""), BadRequest, "connection_unsigned"),
-        (Connection(KEY, hb_port=taken), Unavailable, "address_in_use"),
-        (Connection(KEY, hb_port=-1), BadRequest, "invalid_connection"),
-        (Connection(KEY, ip="203.0.113.1"), BadRequest, "invalid_connection"),
-        (Connection(KEY, signature_scheme="hmac-md5"), BadRequest, "invalid_connection"),
-        (Connection(KEY, signature_scheme="none"), BadRequest, "invalid_connection"),
-        (Connection(KEY, "ipc", ip="@abstract"), BadRequest, "invalid_connection"),
-        (Connection(KEY, "ipc", ip="/nowhere/at/all"), BadRequest, "invalid_connection"),
-        (Connection(KEY, "ipc", ip="/tmp/" + "x" * 200), BadRequest, "invalid_connection"),
-        (Connection(KEY, curve_publickey=b"k" * 40), BadRequest, "invalid_connection"),
+    refused: list[tuple[ConnectionInfo, type[SbxError], str]] = [
+        (ConnectionInfo(b""), BadRequest, "connection_unsigned"),
+        (ConnectionInfo(KEY, hb_port=taken), Unavailable, "address_in_use"),
+        (ConnectionInfo(KEY, hb_port=-1), BadRequest, "invalid_connection"),
+        (ConnectionInfo(KEY, ip="203.0.113.1"), BadRequest, "invalid_connection"),
+        (ConnectionInfo(KEY, signature_scheme="hmac-md5"), BadRequest, "invalid_connection"),
+        (ConnectionInfo(KEY, signature_scheme="none"), BadRequest, "invalid_connection"),
+        (ConnectionInfo(KEY, "ipc", ip="@abstract"), BadRequest, "invalid_connection"),
+        (ConnectionInfo(KEY, "ipc", ip="/nowhere/at/all"), BadRequest, "invalid_connection"),
+        (ConnectionInfo(KEY, "ipc", ip="/tmp/" + "x" * 200), BadRequest, "invalid_connection"),
+        (ConnectionInfo(KEY, curve_publickey=b"k" * 40), BadRequest, "invalid_connection"),
     ]
     for asked, error, code in refused:
         with pytest.raises(error) as told:
@@ -649,7 +653,7 @@ def test_a_connection_that_cannot_be_bound_is_refused(
 
 def test_a_path_is_taken_from_the_dead_and_not_from_the_living(shared: SharedRuntime) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        asked = Connection(KEY, "ipc", f"{directory}/k", 1, 2, 3, 4, 5)
+        asked = ConnectionInfo(KEY, "ipc", f"{directory}/k", 1, 2, 3, 4, 5)
         with bridged(shared, asked), pytest.raises(Unavailable):
             shared.call(Bridge.bind(asked))
         asked.path(1).write_text("a file of somebody's")
@@ -671,7 +675,7 @@ def leave_behind(path: Path) -> None:
 
 def test_other_digests_than_the_usual_sign_as_well(shared: SharedRuntime) -> None:
     assert "sha512" in hashlib.algorithms_guaranteed
-    with bridged(shared, Connection(KEY, signature_scheme="hmac-sha512")) as held:
+    with bridged(shared, ConnectionInfo(KEY, signature_scheme="hmac-sha512")) as held:
         held.start()
         with closing(Client(held.info)) as client:
             assert client.run("1")[0]["status"] == "ok"

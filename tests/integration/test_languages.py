@@ -15,7 +15,7 @@ from sbx.errors import BadRequest
 from sbx.protocol.languages import Language
 from sbx.protocol.runs import Status
 from sbx.runtime.processes import languages
-from sbx.runtime.processes.languages import Found
+from sbx.runtime.processes.languages import InstalledPrograms
 
 pytestmark = pytest.mark.core
 
@@ -252,7 +252,7 @@ async def test_go_finds_the_packages_of_its_module(box: AsyncSandbox) -> None:
 async def test_a_language_that_is_not_there_says_so_and_starts_nothing(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(languages, "find", lambda view: Found(bash="/usr/bin/bash"))
+    monkeypatch.setattr(languages, "find", lambda view: InstalledPrograms(bash="/usr/bin/bash"))
     monkeypatch.setattr(languages, "_cache", languages.Cache())
     async with await runtime.create() as box:
         for language, package in (("java", "default-jdk"), ("go", "golang")):

@@ -11,7 +11,7 @@ from sbx.cli import doctor
 from sbx.doctor import host_check
 from sbx.environments.directory import Environments
 from sbx.runtime.processes import languages
-from sbx.runtime.processes.languages import Found
+from sbx.runtime.processes.languages import InstalledPrograms
 
 
 @pytest.mark.core
@@ -59,7 +59,7 @@ def test_exec_runs_scripts_in_a_sandbox_of_the_service(service: Service, tmp_pat
 def test_doctor_says_which_languages_there_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(languages, "find", lambda view: Found(bash="/usr/bin/bash"))
+    monkeypatch.setattr(languages, "find", lambda view: InstalledPrograms(bash="/usr/bin/bash"))
     monkeypatch.setattr(languages, "_cache", languages.Cache())
     told = {one.language: one for one in host_check._languages(Environments(tmp_path))}
     assert told["bash"].to_dict() == {
@@ -70,5 +70,5 @@ def test_doctor_says_which_languages_there_are(
     }
     assert (told["java"].path, told["java"].remedy) == (None, "install default-jdk on the host")
     live = host_check.Live("cold", False, 0.0)
-    found = host_check.Examination("6", "x86_64", True, (), (), (live,), tuple(told.values()))
+    found = host_check.HostCheck("6", "x86_64", True, (), (), (live,), tuple(told.values()))
     assert "     no java: install default-jdk on the host" in doctor._advice(found)

@@ -10,10 +10,10 @@ from speaking import needs_language
 from test_sessions_runs import events
 
 from sbx.runtime.processes import languages
-from sbx.runtime.processes.languages import Found
+from sbx.runtime.processes.languages import InstalledPrograms
 
 
-def only(monkeypatch: pytest.MonkeyPatch, found: Found) -> None:
+def only(monkeypatch: pytest.MonkeyPatch, found: InstalledPrograms) -> None:
     """The service, which is in this process, finds nothing else from now on."""
     monkeypatch.setattr(languages, "find", lambda view: found)
     monkeypatch.setattr(languages, "_cache", languages.Cache())
@@ -49,7 +49,10 @@ async def test_a_session_executes_other_languages(client: httpx.AsyncClient) -> 
 async def test_a_language_that_is_not_there_is_400_and_no_run(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    only(monkeypatch, Found(bash="/usr/bin/bash", node="/usr/bin/node", node_version=(20, 1, 1)))
+    only(
+        monkeypatch,
+        InstalledPrograms(bash="/usr/bin/bash", node="/usr/bin/node", node_version=(20, 1, 1)),
+    )
     session = await new_session(client)
     packages = {"typescript": "nodejs", "java": "default-jdk", "go": "golang"}
     for language, package in packages.items():
@@ -112,7 +115,7 @@ async def test_an_interrupt_of_the_conversation_ends_a_script(client: httpx.Asyn
 async def test_profiles_say_which_languages_there_are(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Found(bash="/usr/bin/bash", node="/usr/bin/node", node_version=(22, 13, 0))
+    found = InstalledPrograms(bash="/usr/bin/bash", node="/usr/bin/node", node_version=(22, 13, 0))
     only(monkeypatch, found)
 
     async def languages_of(profile: str) -> list[str]:

@@ -9,7 +9,7 @@ from model_dialects import Dialect
 
 from sbx import AsyncSandbox
 from sbx.agent.agent import Agent
-from sbx.agent.messages import Response, ToolCall, Usage
+from sbx.agent.messages import Response, TokenUsage, ToolCall
 
 PNG = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGA"
@@ -21,7 +21,7 @@ PLOT = f"from IPython.display import display\ndisplay({{'image/png': '{PNG}'}}, 
 def calls(*told: tuple[str, str]) -> Response:
     """With ids as a provider gives them: the same in each answer."""
     made = tuple(ToolCall(f"toolu_{n}", name, text) for n, (name, text) in enumerate(told))
-    return Response("", made, Usage(10, 5), "tools")
+    return Response("", made, TokenUsage(10, 5), "tools")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -32,7 +32,7 @@ async def test_a_conversation_goes_on_whatever_a_model_calls(
         calls(("run_code", json.dumps({"code": PLOT})), ("run_code", '{"code": "1/0"}')),
         calls(("run_code", '{"code": "1'), ("no such tool!", "{}"), ("list_files", "")),
         Response(),
-        Response("all done", usage=Usage(10, 5)),
+        Response("all done", usage=TokenUsage(10, 5)),
     )
     async with asked_model(dialect, *answers) as (model, server):
         agent = Agent(box.conversation("default"), model)

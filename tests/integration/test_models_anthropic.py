@@ -7,12 +7,12 @@ import pytest
 from asked_models import HELLO, asked_model, streamed
 from model_server import KEY, Raw
 
-from sbx.agent.messages import Image, Message, Response, ToolCall, Usage
+from sbx.agent.messages import Image, Message, Response, TokenUsage, ToolCall
 from sbx.agent.models.anthropic import told
 from sbx.agent.tools.tool import ToolDefinition
 
 CALLS = (ToolCall("call-1", "run_code", '{"code":"1+1"}'), ToolCall("call-2", "list_files", "{}"))
-SAID = Response("Ich schaue nach … 🎉", CALLS, Usage(11, 7), "tools")
+SAID = Response("Ich schaue nach … 🎉", CALLS, TokenUsage(11, 7), "tools")
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 DOT = Image("image/png", "iVBORw0KGgo=")
 PICTURE = {
@@ -118,7 +118,7 @@ def test_arguments_that_are_no_object_go_back_as_one() -> None:
 
 async def test_malformed_arguments_come_as_the_text_they_are() -> None:
     call = ToolCall("call-1", "run_code", '{"code": "print(1)')
-    cut = Response("", (call,), Usage(1, 1), "tools")
+    cut = Response("", (call,), TokenUsage(1, 1), "tools")
     async with asked_model("anthropic", cut) as (model, _):
         assert (await streamed(model))[1] == cut
 
@@ -160,7 +160,7 @@ async def test_blocks_that_are_no_answer_are_left_aside_and_cached_tokens_are_co
         {"type": "message_stop"},
     )
     async with asked_model("anthropic", body) as (model, _):
-        assert await streamed(model) == (["o", "k"], Response("ok", usage=Usage(321, 4)))
+        assert await streamed(model) == (["o", "k"], Response("ok", usage=TokenUsage(321, 4)))
 
 
 @pytest.mark.parametrize("name", ["ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY"])

@@ -10,11 +10,11 @@ from asked_models import DIALECTS, HELLO, asked_model, made_model, streamed
 from model_dialects import Dialect
 from model_server import KEY, Asked, Raw, Refused, Told, model_server
 
-from sbx.agent.messages import Image, Message, Response, ToolCall, Usage
+from sbx.agent.messages import Image, Message, Response, TokenUsage, ToolCall
 from sbx.agent.models import http_client
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable
 
-SAID = Response("a text of some length, more than can come in five events", usage=Usage(3, 4))
+SAID = Response("a text of some length, more than can come in five events", usage=TokenUsage(3, 4))
 QUICK = 0.001
 both = pytest.mark.parametrize("dialect", DIALECTS)
 

@@ -6,12 +6,12 @@ from typing import Any
 from asked_models import HELLO, asked_model, streamed
 from model_server import KEY, Raw
 
-from sbx.agent.messages import Image, Message, Response, ToolCall, Usage
+from sbx.agent.messages import Image, Message, Response, TokenUsage, ToolCall
 from sbx.agent.models.openai import told
 from sbx.agent.tools.tool import ToolDefinition
 
 CALLS = (ToolCall("call-1", "run_code", '{"code": "1+1"}'), ToolCall("call-2", "list_files", "{}"))
-SAID = Response("Ich schaue nach … 🎉", CALLS, Usage(11, 7), "tools")
+SAID = Response("Ich schaue nach … 🎉", CALLS, TokenUsage(11, 7), "tools")
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 DOT = Image("image/png", "iVBORw0KGgo=")
 
@@ -125,7 +125,7 @@ async def test_text_that_no_json_can_carry_is_sent_mended() -> None:
 
 async def test_malformed_arguments_come_as_the_text_they_are() -> None:
     call = ToolCall("call-1", "run_code", '{"code": "print(1)')
-    cut = Response("", (call,), Usage(1, 1), "length")
+    cut = Response("", (call,), TokenUsage(1, 1), "length")
     body = chunks(
         choice(tool_calls=[_piece(call.arguments[:6], id=call.id, name=call.name)]),
         choice(tool_calls=[_piece(call.arguments[6:])]),

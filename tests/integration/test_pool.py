@@ -16,16 +16,16 @@ from manual_clock import ManualClock
 from sbx import Runtime, Settings
 from sbx.environments.interpreter import own_interpreter
 from sbx.errors import BadRequest, Broken, CannotEnforce, SbxError, Unavailable
-from sbx.isolation.broker.client import Broker, Jail, Zygote
+from sbx.isolation.broker.client import BrokerClient, Jail, ZygoteHandle
 from sbx.isolation.plan import Paths, ZygotePlan
 from sbx.isolation.receipt import Receipt
 from sbx.isolation.seccomp import load_filters
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.pool import factory, scaling
-from sbx.kernels.pool.factory import Starter
+from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.scaling import LEFT_ALONE_S, QUIET_S, TICK_S, UNUSED_S
 from sbx.kernels.pool.warm_pool import Pool, destroy
-from sbx.kernels.pool.zygotes import Key, Lineage, key_of
+from sbx.kernels.pool.zygotes import Key, ZygoteGroup, key_of
 from sbx.linux import memory
 from sbx.policy import Policy, load
 
@@ -53,7 +53,7 @@ async def until(true: Callable[[], object], limit_s: float = 20.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def starter_of(runtime: Runtime) -> Starter:
+def starter_of(runtime: Runtime) -> KernelFactory:
     assert runtime._means is not None
     return runtime._means.starter
 
@@ -63,9 +63,9 @@ def pool_of(runtime: Runtime) -> Pool:
     return pool
 
 
-def zygotes(of: Runtime | Broker) -> list[Zygote]:
+def zygotes(of: Runtime | BrokerClient) -> list[ZygoteHandle]:
     """Those that take orders, as the broker has told."""
-    broker = of if isinstance(of, Broker) else of._broker
+    broker = of if isinstance(of, BrokerClient) else of._broker
     assert broker is not None
     return [zygote for zygote in broker._zygotes.values() if zygote.alive]
 
@@ -171,15 +171,15 @@ async def test_jail_that_cannot_enter_is_destroyed_and_the_next_path_serves(
     pool = pool_of(runtime)
     left = pool._parked[1]
     refused: list[Jail] = []
-    enter = Broker.enter
+    enter = BrokerClient.enter
 
-    async def once(broker: Broker, jail: Jail, *words: Any) -> None:
+    async def once(broker: BrokerClient, jail: Jail, *words: Any) -> None:
         if not refused:
             refused.append(jail)
             raise Broken("a mount went wrong")
         await enter(broker, jail, *words)
 
-    monkeypatch.setattr(Broker, "enter", once)
+    monkeypatch.setattr(BrokerClient, "enter", once)
     async with await runtime.create() as box:
         receipt = await box.start()
         assert (receipt.path, receipt.fallback) == ("fork", "pool: a mount went wrong")
@@ -195,7 +195,7 @@ async def test_cold_path_serves_where_no_jail_can_enter_and_the_zygote_goes(
     async def never(*_: Any) -> None:
         raise Broken("no such mount here")
 
-    monkeypatch.setattr(Broker, "enter", never)
+    monkeypatch.setattr(BrokerClient, "enter", never)
     await runtime.warm()
     async with await runtime.create() as box:
         receipt = await box.start()
@@ -212,7 +212,7 @@ async def test_zygote_whose_parked_jail_cannot_enforce_is_not_asked_again(
         raise CannotEnforce("no such wall here")
 
     await runtime.warm()
-    monkeypatch.setattr(Broker, "enter", refuse)
+    monkeypatch.setattr(BrokerClient, "enter", refuse)
     async with await runtime.create() as box:
         receipt = await box.start()
     assert (receipt.path, receipt.fallback) == ("cold", "pool: no such wall here")
@@ -229,7 +229,7 @@ async def test_one_deadline_is_for_all_paths_and_leaves_the_last_its_share(
     monkeypatch.setattr(factory, "_FAST_SHARE", 0.05)  # instead of a half: the rest is for the last
     async with Runtime(Settings(start_timeout=40)) as runtime:
         await runtime.warm()
-        monkeypatch.setattr(Broker, "enter", hang)
+        monkeypatch.setattr(BrokerClient, "enter", hang)
         async with await runtime.create() as box:
             receipt = await box.start()
         assert receipt.path == "cold"
@@ -237,21 +237,21 @@ async def test_one_deadline_is_for_all_paths_and_leaves_the_last_its_share(
         assert 0 < pool_s <= 2
         assert 0 < fork_s <= 0.05 * (40 - pool_s)  # the share of what the first has left
     async with Runtime(Settings(start_timeout=1)) as runtime:
-        monkeypatch.setattr(Broker, "launch", hang)
+        monkeypatch.setattr(BrokerClient, "launch", hang)
         async with await runtime.create(narrower=COLD) as box:
             with pytest.raises(Broken, match="within 1 s"):
                 await box.start()
 
 
 async def test_zygote_has_as_long_as_a_start_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    order, told = Broker.order, []
+    order, told = BrokerClient.order, []
 
-    async def listen(broker: Broker, do: str, **words: Any) -> dict[str, Any]:
+    async def listen(broker: BrokerClient, do: str, **words: Any) -> dict[str, Any]:
         if do == "start_zygote":
             told.append(words["deadline_s"])
         return await order(broker, do, **words)
 
-    monkeypatch.setattr(Broker, "order", listen)
+    monkeypatch.setattr(BrokerClient, "order", listen)
     async with Runtime(Settings(start_timeout=77)) as runtime:
         await runtime.warm()
     assert told == [77]
@@ -285,8 +285,8 @@ async def test_caller_s_own_fault_costs_nobody_the_zygote(
     await runtime.warm()
     before = zygotes(runtime)
     with monkeypatch.context() as patch:
-        patch.setattr(Broker, "enter", never)
-        patch.setattr(Broker, "launch", never)
+        patch.setattr(BrokerClient, "enter", never)
+        patch.setattr(BrokerClient, "launch", never)
         async with await runtime.create() as box:
             with pytest.raises(Broken, match="was replaced"):
                 await box.start()
@@ -298,12 +298,12 @@ async def test_caller_s_own_fault_costs_nobody_the_zygote(
 async def test_zygote_that_cannot_start_leaves_the_cold_path_and_a_reason(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = Broker.start_zygote
+    start = BrokerClient.start_zygote
 
-    async def start_nothing(broker: Broker, plan: ZygotePlan, *words: Any) -> Zygote:
+    async def start_nothing(broker: BrokerClient, plan: ZygotePlan, *words: Any) -> ZygoteHandle:
         return await start(broker, replace(plan, command=("/nothing",)), *words)
 
-    monkeypatch.setattr(Broker, "start_zygote", start_nothing)
+    monkeypatch.setattr(BrokerClient, "start_zygote", start_nothing)
     monkeypatch.setattr(scaling, "delay", lambda _failures: 60.0)
     async with await runtime.create() as box:
         receipt = await box.start()
@@ -358,7 +358,7 @@ async def test_start_that_is_cancelled_at_any_moment_leaves_no_jail_behind(
 class House:
     """A broker and a starter without sandboxes, where time goes by when a test says so."""
 
-    def __init__(self, broker: Broker, clock: ManualClock, starter: Starter) -> None:
+    def __init__(self, broker: BrokerClient, clock: ManualClock, starter: KernelFactory) -> None:
         self.broker = broker
         self.clock = clock
         self.starter = starter
@@ -384,9 +384,9 @@ class House:
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
     settings = Settings()
-    broker = await Broker.start(uids=settings.uid_range, groups=settings.cgroups)
+    broker = await BrokerClient.start(uids=settings.uid_range, groups=settings.cgroups)
     clock = ManualClock()
-    starter = Starter(broker, most=2, deadline_s=30, clock=clock)
+    starter = KernelFactory(broker, most=2, deadline_s=30, clock=clock)
     yield House(broker, clock, starter)
     await starter.close()
     await broker.close()
@@ -466,13 +466,13 @@ async def test_pool_is_busy_while_a_kernel_is_parked_ahead(
 ) -> None:
     await house.starter.warm(house.key(), 1)
     (pool,) = house.starter._pools.values()
-    fork, busy = Lineage.fork, []
+    fork, busy = ZygoteGroup.fork, []
 
-    async def look(lineage: Lineage, *, ahead: bool = False) -> Jail:
+    async def look(lineage: ZygoteGroup, *, ahead: bool = False) -> Jail:
         busy.append(pool.busy)
         return await fork(lineage, ahead=ahead)
 
-    monkeypatch.setattr(Lineage, "fork", look)
+    monkeypatch.setattr(ZygoteGroup, "fork", look)
     used_at = pool.used_at
     house.clock.advance(1)
     await pool.shrink(0)
@@ -498,7 +498,7 @@ async def test_kernels_that_end_at_once_are_not_waited_for_without_end(
 
     with monkeypatch.context() as patch:
         patch.setattr(Pool, "park", short_lived)
-        patch.setattr(Starter, "_lacking", lambda _: None)
+        patch.setattr(KernelFactory, "_lacking", lambda _: None)
         with pytest.raises(Unavailable, match="as soon as they are parked"):
             await house.starter.warm(house.key(), 1)
         patch.setattr(Pool, "park", park)
@@ -580,14 +580,14 @@ async def test_a_kernel_that_moves_into_its_berth_is_not_replaced(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was neither parked nor in a berth meanwhile, so that another one was forked for it."""
-    entering, may_enter, enter = asyncio.Event(), asyncio.Event(), Broker.enter
+    entering, may_enter, enter = asyncio.Event(), asyncio.Event(), BrokerClient.enter
 
-    async def wait_and_enter(self: Broker, *words: Any) -> None:
+    async def wait_and_enter(self: BrokerClient, *words: Any) -> None:
         entering.set()
         await may_enter.wait()
         await enter(self, *words)
 
-    monkeypatch.setattr(Broker, "enter", wait_and_enter)
+    monkeypatch.setattr(BrokerClient, "enter", wait_and_enter)
     warming = asyncio.create_task(runtime.warm(count=1, new=True))
     await entering.wait()
     assert runtime._starter is not None

@@ -11,7 +11,7 @@ import pytest
 from sbx import Runtime
 from sbx.errors import Denied, InvalidPath, SbxError
 from sbx.protocol.runs import Run
-from sbx.service.projects.box import ProjectBox
+from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.sandbox import open_project
 
 pytestmark = pytest.mark.core
@@ -35,17 +35,17 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def box(runtime: Runtime, project: Path) -> AsyncIterator[ProjectBox]:
-    box = ProjectBox(await open_project(runtime, "default", project))
+async def box(runtime: Runtime, project: Path) -> AsyncIterator[ProjectSession]:
+    box = ProjectSession(await open_project(runtime, "default", project))
     yield box
     await box.close()
 
 
-async def cell(box: ProjectBox, code: str) -> Run:
+async def cell(box: ProjectSession, code: str) -> Run:
     return await box.start_run(code).result()
 
 
-async def changed(box: ProjectBox, code: str) -> Run:
+async def changed(box: ProjectSession, code: str) -> Run:
     """Run a cell whose changes of files are approved."""
     changes = await box.begin("code")
     run = await changes.sandbox.start_run(code).result()
@@ -55,7 +55,7 @@ async def changed(box: ProjectBox, code: str) -> Run:
     return run
 
 
-async def command(box: ProjectBox, text: str) -> Run:
+async def command(box: ProjectSession, text: str) -> Run:
     return await box.start_shell(text).result()
 
 
@@ -77,7 +77,7 @@ def replaced(project: Path, by_symlink: bool) -> None:
 
 
 async def test_python_and_commands_share_files_and_nothing_else(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     await changed(box, "from main import answer; open('a.txt', 'w').write('hey')")
     assert (await cell(box, "answer")).result == "42"
@@ -91,7 +91,7 @@ async def test_python_and_commands_share_files_and_nothing_else(
 LEAVES = "setsid sh -c 'sleep 0.5; echo late > late.txt' > /dev/null 2>&1 & echo begun"
 
 
-async def test_a_command_leaves_nothing_running(box: ProjectBox, project: Path) -> None:
+async def test_a_command_leaves_nothing_running(box: ProjectSession, project: Path) -> None:
     """A command that was approved left a process, which changed files after its call had ended."""
     for live in (box.start_shell(LEAVES), box.start_script(LEAVES, "bash")):
         run = await live.result()
@@ -103,7 +103,7 @@ async def test_a_command_leaves_nothing_running(box: ProjectBox, project: Path) 
 
 
 async def test_looks_at_the_links_of_a_directory_at_once_leave_the_last_rules(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     """A kernel once did not start because the watch of the links wrote the rules meanwhile."""
     await cell(box, "1")
@@ -120,20 +120,20 @@ async def test_looks_at_the_links_of_a_directory_at_once_leave_the_last_rules(
         assert [status.st_dev, status.st_ino] in rules["linked"]
 
 
-async def test_the_variables_of_python_stay_when_a_command_ends(box: ProjectBox) -> None:
+async def test_the_variables_of_python_stay_when_a_command_ends(box: ProjectSession) -> None:
     await cell(box, "kept = 1")
     assert (await command(box, LEAVES)).ok
     run = await cell(box, "kept")
     assert (run.result, run.state_lost) == ("1", False)
 
 
-async def test_a_command_may_leave_a_process_once_commands_are_allowed(box: ProjectBox) -> None:
+async def test_a_command_may_leave_a_process_once_commands_are_allowed(box: ProjectSession) -> None:
     await box.allow_commands()
     assert (await command(box, LEAVES)).ok
     assert (await command(box, "until test -e late.txt; do sleep 0.02; done")).ok
 
 
-async def test_python_starts_no_process(box: ProjectBox) -> None:
+async def test_python_starts_no_process(box: ProjectSession) -> None:
     for code in (
         "import subprocess; subprocess.run(['id'])",
         "!id",
@@ -151,7 +151,7 @@ async def test_python_starts_no_process(box: ProjectBox) -> None:
         assert "allows no processes" in run.error.value, code
 
 
-async def test_no_system_call_starts_one_either(box: ProjectBox) -> None:
+async def test_no_system_call_starts_one_either(box: ProjectSession) -> None:
     """By ctypes, past every name: what linux itself answers is EPERM."""
     await cell(box, "import ctypes; libc = ctypes.CDLL(None, use_errno=True)")
     for call in (
@@ -163,7 +163,7 @@ async def test_no_system_call_starts_one_either(box: ProjectBox) -> None:
         assert (await cell(box, f"{call}, ctypes.get_errno()")).result == "(-1, 1)", call
 
 
-async def test_python_may_start_processes_once_commands_are_allowed(box: ProjectBox) -> None:
+async def test_python_may_start_processes_once_commands_are_allowed(box: ProjectSession) -> None:
     await cell(box, "kept = 1")
     assert (await command(box, "true")).ok
     await box.allow_commands()
@@ -174,13 +174,13 @@ async def test_python_may_start_processes_once_commands_are_allowed(box: Project
     assert box.commands_allowed
 
 
-async def test_nothing_is_lost_where_there_was_nothing(box: ProjectBox) -> None:
+async def test_nothing_is_lost_where_there_was_nothing(box: ProjectSession) -> None:
     await box.allow_commands()
     assert not (await cell(box, "1")).state_lost
 
 
 async def test_a_cell_that_runs_while_commands_are_allowed_is_run_to_its_end(
-    box: ProjectBox,
+    box: ProjectSession,
 ) -> None:
     live = box.start_run(
         "print('on', flush=True)\nimport os, time\n"
@@ -195,7 +195,7 @@ async def test_a_cell_that_runs_while_commands_are_allowed_is_run_to_its_end(
     assert (await cell(box, "1")).state_lost
 
 
-async def test_a_run_that_nobody_waits_for_is_given_up(box: ProjectBox) -> None:
+async def test_a_run_that_nobody_waits_for_is_given_up(box: ProjectSession) -> None:
     live = box.start_run("import time; print('on', flush=True); time.sleep(60)")
     async for event in live.events():
         if event.type == "stdout":
@@ -205,7 +205,9 @@ async def test_a_run_that_nobody_waits_for_is_given_up(box: ProjectBox) -> None:
 
 
 @pytest.mark.unprivileged
-async def test_what_would_run_on_the_host_stays_as_it_is(box: ProjectBox, project: Path) -> None:
+async def test_what_would_run_on_the_host_stays_as_it_is(
+    box: ProjectSession, project: Path
+) -> None:
     for name in RUN_LATER:
         run = await cell(box, f"open({name!r}, 'w').write('planted')")
         assert run.status == "error", name
@@ -224,7 +226,7 @@ async def test_what_would_run_on_the_host_stays_as_it_is(box: ProjectBox, projec
         await box.files.write(".git/index", "its own")  # git trusts the paths in it
 
 
-async def test_file_calls_stay_in_the_directory(box: ProjectBox, project: Path) -> None:
+async def test_file_calls_stay_in_the_directory(box: ProjectSession, project: Path) -> None:
     (project.parent / "secret").write_text("secret")
     for path in (
         "../secret",
@@ -243,7 +245,7 @@ async def test_file_calls_stay_in_the_directory(box: ProjectBox, project: Path) 
     assert (await cell(box, f"open({str(project.parent / 'secret')!r})")).status == "error"
 
 
-async def test_nothing_of_ours_is_written_into_it(box: ProjectBox, project: Path) -> None:
+async def test_nothing_of_ours_is_written_into_it(box: ProjectSession, project: Path) -> None:
     before = listing(project)
     await cell(box, "import json, matplotlib, main; x = 1")
     await command(box, "cd ~ && touch mine && python3 -c 'import json'")
@@ -255,7 +257,7 @@ async def test_nothing_of_ours_is_written_into_it(box: ProjectBox, project: Path
     assert listing(project) == before
 
 
-async def test_a_result_that_was_saved_is_found(box: ProjectBox) -> None:
+async def test_a_result_that_was_saved_is_found(box: ProjectSession) -> None:
     path = await box.save_result("long.txt", b"all of it")
     assert (await box.files.stat(path)).path == path
     assert [entry.path for entry in await box.files.list("/mnt/results")] == [path]
@@ -277,7 +279,7 @@ async def test_a_symlink_in_its_place_is_not_opened(runtime: Runtime, project: P
 
 
 async def test_another_directory_in_its_place_is_not_mounted(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     replaced(project, by_symlink=False)
     with pytest.raises(SbxError):
@@ -285,7 +287,7 @@ async def test_another_directory_in_its_place_is_not_mounted(
 
 
 async def test_nothing_is_left_of_it_but_the_directory(own_runtime: Runtime, project: Path) -> None:
-    box = ProjectBox(await open_project(own_runtime, "default", project))
+    box = ProjectSession(await open_project(own_runtime, "default", project))
     await box.uploads.put_bytes("u.csv", b"1,2\n")
     assert own_runtime.homes  # so that no collection takes its files for left over
     await box.close()
@@ -294,7 +296,9 @@ async def test_nothing_is_left_of_it_but_the_directory(own_runtime: Runtime, pro
     assert (project / "main.py").exists()
 
 
-async def test_a_command_is_rehearsed_and_then_made_real(box: ProjectBox, project: Path) -> None:
+async def test_a_command_is_rehearsed_and_then_made_real(
+    box: ProjectSession, project: Path
+) -> None:
     before = listing(project)
     rehearsal = await box.rehearse("echo 43 > main.py; echo new > new.txt; echo done")
     assert rehearsal.run.stdout == "done\n"
@@ -309,7 +313,7 @@ async def test_a_command_is_rehearsed_and_then_made_real(box: ProjectBox, projec
 
 
 async def test_no_rehearsal_changes_what_would_run_on_the_host(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     before = {name: await box.files.read_bytes(name) for name in RUN_LATER}
     for name in RUN_LATER:

@@ -22,16 +22,16 @@ from sbx.agent.tools.following import followed
 from sbx.agent.tools.function_tool import tool
 from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.tool import Call
+from sbx.agent.tools.tool import ToolCallRequest
 from sbx.protocol.agent import AgentEvent, ToolApproval, ToolEnd, ToolOutput, ToolStart
-from sbx.protocol.approvals import Reach
+from sbx.protocol.approvals import ApprovalScope
 from sbx.protocol.changes import ChangesSetting
-from sbx.service.projects.box import ProjectBox
+from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.sandbox import ProjectConversation, open_project
 
 pytestmark = pytest.mark.core
 OWNER = 4242
-ME = Reach("local")
+ME = ApprovalScope("local")
 ASK, ALLOW = ChangesSetting(), ChangesSetting("allow")
 TESTS = ChangesSetting("ask", ("tests",))
 
@@ -63,8 +63,8 @@ def make_repository(top: Path) -> None:
 
 
 @pytest.fixture
-async def box(runtime: Runtime, project: Path) -> AsyncIterator[ProjectBox]:
-    box = ProjectBox(await open_project(runtime, "default", project))
+async def box(runtime: Runtime, project: Path) -> AsyncIterator[ProjectSession]:
+    box = ProjectSession(await open_project(runtime, "default", project))
     yield box
     await box.close()
 
@@ -108,7 +108,7 @@ class Made:
 
 
 async def made(
-    box: ProjectBox,
+    box: ProjectSession,
     call: ToolCall,
     answer: bool | None = None,
     *,
@@ -150,7 +150,7 @@ def content(top: Path) -> dict[str, str]:
 
 
 async def test_a_cell_that_changes_files_is_asked_about_with_a_diff(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     before = content(project)
     text = (
@@ -197,7 +197,7 @@ def owners(project: Path) -> set[int]:
 
 
 async def test_a_call_that_changes_nothing_is_never_asked_about(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     (project / ".git").mkdir()
     belongs(project)
@@ -220,7 +220,7 @@ async def test_a_call_that_changes_nothing_is_never_asked_about(
     assert sorted(content(project)) == ["main.py", "src/a.txt", "tests/t.txt"]
 
 
-async def test_git_status_and_diff_change_nothing(box: ProjectBox, project: Path) -> None:
+async def test_git_status_and_diff_change_nothing(box: ProjectSession, project: Path) -> None:
     """On a copy every file looks touched to git, which would note that in its index."""
     await asyncio.to_thread(make_repository, project)
     for text in ("git status --short", "git diff", "git ls-files"):
@@ -229,7 +229,7 @@ async def test_git_status_and_diff_change_nothing(box: ProjectBox, project: Path
 
 
 async def test_files_that_a_tool_writes_are_asked_about_with_the_same_diff(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     os.chmod(project / "main.py", 0o755)
     before = content(project)
@@ -255,7 +255,7 @@ async def test_files_that_a_tool_writes_are_asked_about_with_the_same_diff(
 
 
 async def test_scripts_and_commands_are_tried_on_the_same_copy(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     script = code("echo from a script > s.txt", language="bash")
     no = await made(box, script, False)
@@ -270,7 +270,7 @@ async def test_scripts_and_commands_are_tried_on_the_same_copy(
     assert "False" in (await made(box, code("import os; os.path.exists('s.txt')"))).end.result
 
 
-async def test_a_binary_file_is_told_by_its_sizes(box: ProjectBox, project: Path) -> None:
+async def test_a_binary_file_is_told_by_its_sizes(box: ProjectSession, project: Path) -> None:
     text = "open('b.bin', 'wb').write(bytes(range(256)) * 1000)"
     result = await made(box, code(text), True)
     assert result.start.rehearsal is not None
@@ -281,7 +281,7 @@ async def test_a_binary_file_is_told_by_its_sizes(box: ProjectBox, project: Path
 
 
 async def test_what_a_cell_began_without_a_wait_is_part_of_a_later_change(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     """A thread, or a file that is flushed later, changes nothing by itself."""
     begin = "f = open('late.txt', 'w'); f.write('late'); 1"
@@ -298,7 +298,7 @@ async def test_what_a_cell_began_without_a_wait_is_part_of_a_later_change(
 
 
 async def test_writes_of_a_thread_between_two_calls_are_dropped(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     """They counted as changes of the next call, and its permission covered them."""
     thread = (
@@ -325,7 +325,7 @@ async def test_writes_of_a_thread_between_two_calls_are_dropped(
     assert "(['main.py', 'new.txt', 'src', 'tests'], ['a.txt'])" in looked.end.result
 
 
-async def test_thread_that_writes_all_the_time_loses_no_variables(box: ProjectBox) -> None:
+async def test_thread_that_writes_all_the_time_loses_no_variables(box: ProjectSession) -> None:
     """The copy could not be restored while it was written to, and the kernel ended for that."""
     thread = (
         "import threading, time\n"
@@ -344,7 +344,7 @@ async def test_thread_that_writes_all_the_time_loses_no_variables(box: ProjectBo
 
 
 async def test_what_was_shown_is_committed_whatever_a_thread_writes_meanwhile(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     thread = (
         "import threading, time\n"
@@ -364,7 +364,7 @@ async def test_what_was_shown_is_committed_whatever_a_thread_writes_meanwhile(
     await made(box, code("go = False"), False)
 
 
-async def test_an_abort_in_a_cell_drops_its_changes(box: ProjectBox, project: Path) -> None:
+async def test_an_abort_in_a_cell_drops_its_changes(box: ProjectSession, project: Path) -> None:
     before = content(project)
     endless = "kept = 1; open('a', 'w').write('a'); open('main.py', 'w').close()\nwhile True: pass"
     agent = Agent(
@@ -385,9 +385,9 @@ async def test_an_abort_in_a_cell_drops_its_changes(box: ProjectBox, project: Pa
     assert "(['main.py', 'src', 'tests'], 'answer = 42\\n')" in looked.end.result
 
 
-async def test_a_tool_of_a_users_own_is_no_way_round(box: ProjectBox, project: Path) -> None:
+async def test_a_tool_of_a_users_own_is_no_way_round(box: ProjectSession, project: Path) -> None:
     @tool
-    async def own(call: Call) -> str:
+    async def own(call: ToolCallRequest) -> str:
         """Change files by every way there is."""
         await call.sandbox.files.write("by_files.txt", "1")
         run = call.sandbox.start_run("open('by_code.txt', 'w').write('2')")
@@ -395,7 +395,7 @@ async def test_a_tool_of_a_users_own_is_no_way_round(box: ProjectBox, project: P
         return (await call.sandbox.files.read_bytes("by_code.txt")).decode()
 
     @tool(effect="write")
-    async def writes(call: Call) -> str:
+    async def writes(call: ToolCallRequest) -> str:
         """Write files, and read them."""
         await call.sandbox.files.write("d/w.txt", "3")
         return (await call.sandbox.files.read_bytes("d/w.txt")).decode()
@@ -413,7 +413,7 @@ async def test_a_tool_of_a_users_own_is_no_way_round(box: ProjectBox, project: P
 
 
 async def test_a_kernel_that_dies_loses_its_variables_and_no_approved_change(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     dies = "x = 1; open('a', 'w').write('a'); import os; os._exit(1)"
     died = await made(box, code(dies), True)
@@ -427,7 +427,7 @@ async def test_a_kernel_that_dies_loses_its_variables_and_no_approved_change(
 
 
 async def test_the_persons_own_edits_are_seen_by_the_next_call(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     read = code("import os; sorted(os.listdir('src')), open('main.py').read()")
     assert "(['a.txt'], 'answer = 42\\n')" in (await made(box, read)).end.result
@@ -442,7 +442,7 @@ async def test_the_persons_own_edits_are_seen_by_the_next_call(
     assert not looked.asked
 
 
-async def test_a_kernel_whose_directory_is_gone_goes_on(box: ProjectBox, project: Path) -> None:
+async def test_a_kernel_whose_directory_is_gone_goes_on(box: ProjectSession, project: Path) -> None:
     await made(box, code("import os; f = open('src/a.txt'); os.chdir('src'); 1"))
     (project / "src").rename(project / "lib")
     (project / "main.py").chmod(0o600)
@@ -453,7 +453,7 @@ async def test_a_kernel_whose_directory_is_gone_goes_on(box: ProjectBox, project
 
 
 async def test_the_persons_edit_wins_over_what_was_never_approved(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     await made(box, code("open('main.py', 'w').write('theirs')"), False)
     (project / "main.py").write_text("mine")
@@ -470,7 +470,7 @@ async def test_the_persons_edit_wins_over_what_was_never_approved(
     ],
 )
 async def test_an_edit_before_the_yes_leaves_the_call_undone(
-    box: ProjectBox, project: Path, call: ToolCall
+    box: ProjectSession, project: Path, call: ToolCall
 ) -> None:
     edited = await made(
         box, call, True, meanwhile=lambda: (project / "main.py").write_text("mine\n")
@@ -482,7 +482,7 @@ async def test_an_edit_before_the_yes_leaves_the_call_undone(
     assert "'mine\\n'" in seen.end.result
 
 
-async def test_an_edit_during_a_cell_is_not_overwritten(box: ProjectBox, project: Path) -> None:
+async def test_an_edit_during_a_cell_is_not_overwritten(box: ProjectSession, project: Path) -> None:
     waits = (
         "import os, time\n"
         "while not os.path.exists('/uploads/go'): time.sleep(0.01)\n"
@@ -501,9 +501,9 @@ async def test_an_edit_during_a_cell_is_not_overwritten(box: ProjectBox, project
 
 
 async def test_two_conversations_have_copies_of_their_own(
-    runtime: Runtime, box: ProjectBox, project: Path
+    runtime: Runtime, box: ProjectSession, project: Path
 ) -> None:
-    other = ProjectBox(await open_project(runtime, "default", project))
+    other = ProjectSession(await open_project(runtime, "default", project))
     try:
         await made(box, code("x = 1; open('one.txt', 'w').write('1')"), False)
         seen = await made(other, code("import os; 'x' in globals(), os.path.exists('one.txt')"))
@@ -525,7 +525,7 @@ async def test_two_conversations_have_copies_of_their_own(
 
 
 async def test_changes_are_made_at_once_where_all_are_allowed(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     for call in (
         code("open('a.txt', 'w').write('a')"),
@@ -567,7 +567,7 @@ async def test_changes_are_made_at_once_where_all_are_allowed(
     ],
 )
 async def test_only_changes_outside_of_the_named_directories_are_asked_about(
-    box: ProjectBox, project: Path, call: ToolCall, asks: bool
+    box: ProjectSession, project: Path, call: ToolCall, asks: bool
 ) -> None:
     before = content(project)
     result = await made(box, call, False if asks else None, setting=TESTS)
@@ -579,7 +579,7 @@ async def test_only_changes_outside_of_the_named_directories_are_asked_about(
 
 
 async def test_mode_of_one_name_of_a_file_stays_with_that_name(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     """`tests/l.txt` was made a further name of `src/a.txt` by its owner. `chmod` of it needed no
     question, and changed the mode of `src/a.txt`, too."""
@@ -593,7 +593,7 @@ async def test_mode_of_one_name_of_a_file_stays_with_that_name(
 
 
 async def test_modes_of_new_files_and_set_id_bits_are_asked_about(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     (project / "main.py").chmod(0o4755)
     text = (
@@ -611,7 +611,7 @@ async def test_modes_of_new_files_and_set_id_bits_are_asked_about(
 
 
 async def test_a_write_through_a_symlink_counts_where_the_file_is(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     (project / "tests/out").symlink_to("../src")
     belongs(project)
@@ -624,7 +624,7 @@ async def test_a_write_through_a_symlink_counts_where_the_file_is(
 
 
 async def test_where_nobody_can_be_asked_the_setting_is_named(
-    box: ProjectBox, project: Path
+    box: ProjectSession, project: Path
 ) -> None:
     before = content(project)
     for call in (code("open('x', 'w').write('x')"), command("echo > x"), write("x", "x")):
@@ -642,7 +642,9 @@ async def told(agent: Agent) -> Message:
     return found
 
 
-async def test_what_would_run_on_the_host_is_not_committed(box: ProjectBox, project: Path) -> None:
+async def test_what_would_run_on_the_host_is_not_committed(
+    box: ProjectSession, project: Path
+) -> None:
     (project / ".envrc").write_text("as it was")
     belongs(project)
     for call in (write(".envrc", "planted"), code("open('.envrc', 'w').write('planted')")):
@@ -662,7 +664,7 @@ async def test_a_project_that_is_too_large_is_asked_about_before_the_call(
     sandbox = await open_project(
         runtime, "default", project, narrower={"limits": {"workspace_max": "2MiB"}}
     )
-    box = ProjectBox(sandbox)
+    box = ProjectSession(sandbox)
     try:
         no = await made(box, code("x = 1; open('a', 'w').write('a')"), False)
         assert no.start.rehearsal is None
@@ -682,7 +684,7 @@ async def test_a_project_that_is_too_large_is_asked_about_before_the_call(
 
 
 async def test_sockets_and_fifos_of_the_project_stay(
-    box: ProjectBox, project: Path, monkeypatch: pytest.MonkeyPatch
+    box: ProjectSession, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)  # a socket's path has at most 107 bytes
     os.mkfifo(project / "pipe")
@@ -695,7 +697,7 @@ async def test_sockets_and_fifos_of_the_project_stay(
 
 
 async def test_nothing_is_left_of_the_copies(own_runtime: Runtime, project: Path) -> None:
-    box = ProjectBox(await open_project(own_runtime, "default", project))
+    box = ProjectSession(await open_project(own_runtime, "default", project))
     await made(box, code("open('a', 'w').write('a')"), True)
     await made(box, write("b", "b"), False)
     await box.close()

@@ -243,7 +243,7 @@ async def test_a_server_that_cannot_start_says_why(top: Path) -> None:
 def test_a_message_beyond_a_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(project_calls, "FRAME_MAX", 10)
     with pytest.raises(TooLarge):
-        project_calls.framed(project_calls.Reply(1, error={"message": "x" * 20}))
+        project_calls.framed(project_calls.CallReply(1, error={"message": "x" * 20}))
 
 
 # -- with the service --------------------------------------------------------------------------

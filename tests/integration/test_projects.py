@@ -17,7 +17,7 @@ from sbx.protocol.runs import Run
 from sbx.runtime.settings import Settings
 from sbx.service.projects.boxes import Box
 from sbx.service.projects.projects import Project, refusal
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.store import projects as rows
 from tests.fake_clock import FakeClock
 
@@ -40,18 +40,18 @@ def work(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def house_over(
     work: Path, clock: FakeClock | None = None, **chosen: Any
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Service]:
     async with a_house(work.parent / "data", clock, project_dirs=(work,), **chosen) as house:
         yield house
 
 
 @pytest.fixture
-async def house(work: Path) -> AsyncIterator[House]:
+async def house(work: Path) -> AsyncIterator[Service]:
     async with house_over(work) as house:
         yield house
 
 
-async def project_at(house: House, directory: Path, **more: Any) -> Project:
+async def project_at(house: Service, directory: Path, **more: Any) -> Project:
     return await house.projects.create("me", name="mine", working_directory=str(directory), **more)
 
 
@@ -59,7 +59,7 @@ async def cell(box: Box, code: str) -> Run:
     return await box.start_run(code).result()
 
 
-async def test_a_project_is_made_found_changed_and_deleted(house: House, work: Path) -> None:
+async def test_a_project_is_made_found_changed_and_deleted(house: Service, work: Path) -> None:
     projects = house.projects
     made = await project_at(house, work / "one")
     assert (made.working_directory, made.sandbox_enabled) == (str(work / "one"), True)
@@ -77,7 +77,7 @@ async def test_a_project_is_made_found_changed_and_deleted(house: House, work: P
     assert sorted(os.listdir(work)) == ["one", "two"]
 
 
-async def test_what_another_owner_has_is_not_there(house: House, work: Path) -> None:
+async def test_what_another_owner_has_is_not_there(house: Service, work: Path) -> None:
     made, projects = await project_at(house, work / "one"), house.projects
     assert not (await projects.list("other")).items
     for act in (
@@ -91,7 +91,7 @@ async def test_what_another_owner_has_is_not_there(house: House, work: Path) -> 
     assert (await projects.get("me", made.id)).name == "mine"
 
 
-async def test_a_directory_has_projects_of_one_owner(house: House, work: Path) -> None:
+async def test_a_directory_has_projects_of_one_owner(house: Service, work: Path) -> None:
     """The key of one owner could make a project in another owner's project directory."""
     projects = house.projects
     for name in ("one/sub", "one/sub/deep", "one-more"):
@@ -116,7 +116,7 @@ async def test_a_directory_has_projects_of_one_owner(house: House, work: Path) -
     await projects.change("you", free.id, working_directory=made.working_directory)
 
 
-async def test_what_may_be_no_project_is_refused(house: House, work: Path) -> None:
+async def test_what_may_be_no_project_is_refused(house: Service, work: Path) -> None:
     for directory, error in (
         (work.parent, Denied),
         (work.parent / "data", Denied),
@@ -143,7 +143,7 @@ async def test_without_the_setting_there_are_none(work: Path) -> None:
     assert "SBX_PROJECT_DIRS" in (raised.value.hint or "")
 
 
-async def test_a_conversation_has_one_box_and_no_other(house: House, work: Path) -> None:
+async def test_a_conversation_has_one_box_and_no_other(house: Service, work: Path) -> None:
     one, two = await project_at(house, work / "one"), await project_at(house, work / "two")
     using = house.projects.using
     async with using("me", one.id, "a") as box, using("me", one.id, "b") as other:
@@ -189,7 +189,7 @@ async def test_a_box_is_closed_when_idle_and_remembers_what_matters(work: Path) 
 
 
 async def test_a_request_that_narrows_the_policy_counts_in_the_box(
-    house: House, work: Path
+    house: Service, work: Path
 ) -> None:
     made = await project_at(house, work / "one")
     asked: dict[str, Any] = {"narrower": {"limits": {"wall_time": "5s"}}, "env": {"MINE": "1"}}
@@ -201,7 +201,7 @@ async def test_a_request_that_narrows_the_policy_counts_in_the_box(
         assert raised.value.code == "limit_widened"
 
 
-async def test_one_that_is_used_is_not_deleted(house: House, work: Path) -> None:
+async def test_one_that_is_used_is_not_deleted(house: Service, work: Path) -> None:
     made = await project_at(house, work / "one")
     async with house.projects.using("me", made.id, "talk") as box:
         with pytest.raises(Conflict) as raised:
@@ -215,7 +215,7 @@ async def test_one_that_is_used_is_not_deleted(house: House, work: Path) -> None
         await house.projects.using("me", made.id, "talk").__aenter__()
 
 
-async def test_closing_a_conversation_ends_what_goes_on_in_it(house: House, work: Path) -> None:
+async def test_closing_a_conversation_ends_what_goes_on_in_it(house: Service, work: Path) -> None:
     made = await project_at(house, work / "one")
     async with house.projects.using("me", made.id, "talk") as box:
         live = box.start_shell("touch on; sleep 600")
@@ -226,7 +226,7 @@ async def test_closing_a_conversation_ends_what_goes_on_in_it(house: House, work
     assert not house.runtime.homes
 
 
-async def test_a_directory_that_was_swapped_is_not_used(house: House, work: Path) -> None:
+async def test_a_directory_that_was_swapped_is_not_used(house: Service, work: Path) -> None:
     made = await project_at(house, work / "one")
     (work / "one").rename(work / "moved")
     (work / "one").symlink_to("/etc")
@@ -236,7 +236,7 @@ async def test_a_directory_that_was_swapped_is_not_used(house: House, work: Path
 
 
 async def test_uploads_of_the_session_are_seen_and_nothing_is_written_beside(
-    house: House, work: Path
+    house: Service, work: Path
 ) -> None:
     made = await project_at(house, work / "one")
     sandbox = (await house.sandboxes.create(ME)).id
@@ -260,7 +260,7 @@ async def test_uploads_of_the_session_are_seen_and_nothing_is_written_beside(
     assert os.listdir(work / "one") == ["name.txt"]
 
 
-async def test_its_files_are_not_taken_for_left_over(house: House, work: Path) -> None:
+async def test_its_files_are_not_taken_for_left_over(house: Service, work: Path) -> None:
     made = await project_at(house, work / "one")
     async with house.projects.using("me", made.id, "talk") as box:
         await box.uploads.put_bytes("a.csv", b"1,2\n")
@@ -288,7 +288,7 @@ async def test_the_least_recently_used_makes_room(work: Path) -> None:
             assert raised.value.code == "too_many_kernels"
 
 
-async def test_a_use_that_is_cancelled_leaves_nothing(house: House, work: Path) -> None:
+async def test_a_use_that_is_cancelled_leaves_nothing(house: Service, work: Path) -> None:
     made = await project_at(house, work / "one")
     for turns in range(6):
         using = asyncio.create_task(house.projects.using("me", made.id, "t").__aenter__())
@@ -304,7 +304,7 @@ async def test_a_use_that_is_cancelled_leaves_nothing(house: House, work: Path) 
 
 
 async def test_the_sandbox_stays_on_unless_the_operator_allows_otherwise(
-    house: House, work: Path
+    house: Service, work: Path
 ) -> None:
     made = await project_at(house, work / "one")
     for act in (

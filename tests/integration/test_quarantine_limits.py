@@ -8,7 +8,7 @@ import pytest
 
 from sbx import AsyncSandbox, Runtime
 from sbx.runtime.settings import Settings
-from sbx.service.projects.box import ProjectBox
+from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.changes import CodeChanges
 from sbx.service.projects.sandbox import open_project
 from sbx.workspace import quarantine
@@ -43,8 +43,8 @@ async def box(runtime: Runtime, project: Path) -> AsyncIterator[AsyncSandbox]:
 
 
 @pytest.fixture
-async def tried(runtime: Runtime, project: Path) -> AsyncIterator[ProjectBox]:
-    box = ProjectBox(await open_project(runtime, "default", project, narrower=SMALL))
+async def tried(runtime: Runtime, project: Path) -> AsyncIterator[ProjectSession]:
+    box = ProjectSession(await open_project(runtime, "default", project, narrower=SMALL))
     yield box
     await box.close()
 
@@ -62,14 +62,14 @@ async def test_run_that_fills_the_quarantine_is_killed(box: AsyncSandbox) -> Non
     assert (str(done.status), str(done.cause)) == ("killed", "disk")
 
 
-async def act(box: ProjectBox, code: str) -> CodeChanges:
+async def act(box: ProjectSession, code: str) -> CodeChanges:
     changes = await box.begin("code")
     assert isinstance(changes, CodeChanges)
     await changes.start_run(code).result()
     return changes
 
 
-async def test_dry_run_that_fills_the_quarantine_is_killed(tried: ProjectBox) -> None:
+async def test_dry_run_that_fills_the_quarantine_is_killed(tried: ProjectSession) -> None:
     """Only the copy was measured, and not the quarantine beside it."""
     changes = await tried.begin("command")
     assert isinstance(changes, CodeChanges)
@@ -80,7 +80,7 @@ async def test_dry_run_that_fills_the_quarantine_is_killed(tried: ProjectBox) ->
 
 
 async def test_items_of_a_call_stay_only_where_it_is_committed(
-    tried: ProjectBox, runtime: Runtime, project: Path
+    tried: ProjectSession, runtime: Runtime, project: Path
 ) -> None:
     """Each dry run left its items, whatever became of it."""
     talk = tried.sandbox.conversation("default")
@@ -120,7 +120,7 @@ async def test_names_that_an_operator_added_are_quarantined_in_a_dry_run(project
     """The copy had the table without them: such a change was dropped without a word."""
     settings = Settings(host_executables_add=("deploy.ini",))
     async with Runtime(settings) as runtime:
-        tried = ProjectBox(await open_project(runtime, "default", project))
+        tried = ProjectSession(await open_project(runtime, "default", project))
         changes = await act(tried, "open('deploy.ini', 'w').write('x')")
         there = await changes.compare()
         assert there.run is not None

@@ -16,7 +16,7 @@ from sbx.agent.tools.registry import Tools
 from sbx.kernels import frames
 from sbx.protocol.events import run_from_json, run_to_json
 from sbx.protocol.runs import Quarantined, quarantine_notice
-from sbx.runtime.run.frontend import Cell, Frontend
+from sbx.runtime.run.frontend import Cell, JupyterFrontend
 
 PLANT = "open('.envrc', 'w').write('x')"
 WHY = ".envrc (direnv would obey it on the host)"
@@ -92,7 +92,7 @@ async def test_a_notebook_shows_the_names(runtime: Runtime, project: Path) -> No
         shown.append(told)
 
     async with await runtime.create(workspace=project) as box:
-        frontend = Frontend(box.contexts.default, tell, lambda _: None)
+        frontend = JupyterFrontend(box.contexts.default, tell, lambda _: None)
         await frontend.start()
         await frontend.execute(Cell(PLANT))
         await frontend.stop()

@@ -11,7 +11,7 @@ from kept import ME
 
 from sbx import AsyncSandbox, Runtime, Settings
 from sbx.policy import load
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.telemetry.audit import verify
 
 pytestmark = pytest.mark.core
@@ -98,7 +98,7 @@ def _limit_files(box: AsyncSandbox) -> list[Path]:
 
 
 async def test_each_start_goes_into_the_signed_audit_log(tmp_path: Path) -> None:
-    async with House(Settings(data_dir=tmp_path)) as house:
+    async with Service(Settings(data_dir=tmp_path)) as house:
         made = await house.sandboxes.create(ME)
         async with house.sandboxes.using(ME, made.id, scope="execute") as use:
             receipt = await use.box.conversation("one").start()
@@ -122,7 +122,7 @@ async def test_each_start_goes_into_the_signed_audit_log(tmp_path: Path) -> None
 
 async def test_the_log_does_not_delay_a_start(tmp_path: Path) -> None:
     """Its writer hangs, and kernels start all the same."""
-    async with House(Settings(data_dir=tmp_path)) as house:
+    async with Service(Settings(data_dir=tmp_path)) as house:
         release = asyncio.Event()
         loop = asyncio.get_running_loop()
         house.audit._writing.submit(

@@ -25,7 +25,7 @@ from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.snapshots.checkpoints import Checkpoint
-from sbx.runtime.snapshots.dry_run import Rehearsal
+from sbx.runtime.snapshots.dry_run import DryRun
 
 HANG = "touch made; sleep 50"
 
@@ -91,7 +91,7 @@ async def test_whenever_it_is_cancelled_nothing_is_left(own_runtime: Runtime, wh
     box = await runtime.create(narrower={"pool": {"max_idle": 0}})
     await (await box.rehearse("true")).discard()
 
-    async def make() -> Rehearsal | Checkpoint:
+    async def make() -> DryRun | Checkpoint:
         return await box.rehearse("true") if what == "rehearse" else await box.checkpoint()
 
     started: asyncio.Future[None]
@@ -407,7 +407,7 @@ async def test_a_broker_that_is_confined_lets_it_be() -> None:
         )
         async with Runtime(settings, broker=broker) as runtime, await runtime.create() as box:
             await box.shell("echo 1 > a")
-            rehearsal: Rehearsal = await box.rehearse("echo 2 >> a; cat a")
+            rehearsal: DryRun = await box.rehearse("echo 2 >> a; cat a")
             assert rehearsal.run.stdout == "1\n2\n"
             await rehearsal.commit()
             assert await box.files.read("a") == "1\n2\n"

@@ -9,9 +9,9 @@ import pytest
 
 from sbx.errors import Broken, Conflict, Unavailable
 from sbx.service.auth import Caller
-from sbx.service.idempotency import Replies, Reply
+from sbx.service.idempotency import IdempotencyCache, Reply
 from sbx.store import Store
-from sbx.store.idempotency import KeptReplies, Reservation, began
+from sbx.store.idempotency import Reservation, StoredReplies, began
 from tests.fake_clock import FakeClock
 
 ME = Caller("me", "key")
@@ -29,8 +29,8 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-def replies(store: Store, clock: FakeClock) -> Replies:
-    return Replies(store, clock, ttl_s=3600, wait_s=5)
+def replies(store: Store, clock: FakeClock) -> IdempotencyCache:
+    return IdempotencyCache(store, clock, ttl_s=3600, wait_s=5)
 
 
 class Work:
@@ -65,14 +65,14 @@ async def kept(store: Store) -> int:
     return int(row[0])
 
 
-async def test_without_a_key_each_call_is_done(replies: Replies, store: Store) -> None:
+async def test_without_a_key_each_call_is_done(replies: IdempotencyCache, store: Store) -> None:
     work = Work()
     assert await replies.once(ME, None, "f", work) == (201, b"reply 1")
     assert await replies.once(ME, None, "f", work) == (201, b"reply 2")
     assert await kept(store) == 0
 
 
-async def test_fifty_at_once_are_done_once(replies: Replies) -> None:
+async def test_fifty_at_once_are_done_once(replies: IdempotencyCache) -> None:
     work = Work(held=True)
     calls = [asyncio.create_task(replies.once(ME, "k", "f", work)) for _ in range(50)]
     await work.begun.wait()
@@ -82,11 +82,13 @@ async def test_fifty_at_once_are_done_once(replies: Replies) -> None:
 
 
 async def test_a_reply_outlives_a_restart(store: Store, clock: FakeClock) -> None:
-    await Replies(store, clock).once(ME, "k", "f", Work())
-    assert await Replies(store, clock).once(ME, "k", "f", Work(500)) == (201, b"reply 1")
+    await IdempotencyCache(store, clock).once(ME, "k", "f", Work())
+    assert await IdempotencyCache(store, clock).once(ME, "k", "f", Work(500)) == (201, b"reply 1")
 
 
-async def test_a_key_is_free_again_after_its_time(replies: Replies, clock: FakeClock) -> None:
+async def test_a_key_is_free_again_after_its_time(
+    replies: IdempotencyCache, clock: FakeClock
+) -> None:
     work = Work()
     await replies.once(ME, "k", "f", work)
     clock.advance(3600)
@@ -96,7 +98,7 @@ async def test_a_key_is_free_again_after_its_time(replies: Replies, clock: FakeC
 
 
 async def test_a_reply_of_a_call_that_took_longer_than_the_time_is_kept(
-    replies: Replies, store: Store, clock: FakeClock
+    replies: IdempotencyCache, store: Store, clock: FakeClock
 ) -> None:
     """Its reservation is forgotten meanwhile, and its reply once was with it."""
     work = Work(held=True)
@@ -112,7 +114,9 @@ async def test_a_reply_of_a_call_that_took_longer_than_the_time_is_kept(
     assert await kept(store) == 2
 
 
-async def test_old_replies_are_forgotten(replies: Replies, store: Store, clock: FakeClock) -> None:
+async def test_old_replies_are_forgotten(
+    replies: IdempotencyCache, store: Store, clock: FakeClock
+) -> None:
     for number in range(5):
         await replies.once(ME, f"k{number}", "f", Work())
     clock.advance(3601)
@@ -120,7 +124,7 @@ async def test_old_replies_are_forgotten(replies: Replies, store: Store, clock: 
     assert await kept(store) == 1
 
 
-async def test_a_key_of_another_request_is_a_conflict(replies: Replies) -> None:
+async def test_a_key_of_another_request_is_a_conflict(replies: IdempotencyCache) -> None:
     work = Work(held=True)
     first = asyncio.create_task(replies.once(ME, "k", "f", work))
     await work.begun.wait()
@@ -135,7 +139,9 @@ async def test_a_key_of_another_request_is_a_conflict(replies: Replies) -> None:
     assert work.done == 1
 
 
-async def test_a_wrong_request_does_not_disturb_a_replay_beside_it(replies: Replies) -> None:
+async def test_a_wrong_request_does_not_disturb_a_replay_beside_it(
+    replies: IdempotencyCache,
+) -> None:
     """It once took the place of the kept call for a moment, and the replay got its conflict."""
     await replies.once(ME, "k", "f", Work())
     for wrong_first in (True, False):
@@ -150,7 +156,7 @@ async def test_a_wrong_request_does_not_disturb_a_replay_beside_it(replies: Repl
 
 
 @pytest.mark.parametrize("key", ["", "a b", "x" * 129, "é", "a\n", "../x", "\x00", "\ud800"])
-async def test_a_malformed_key_is_a_conflict(replies: Replies, key: str) -> None:
+async def test_a_malformed_key_is_a_conflict(replies: IdempotencyCache, key: str) -> None:
     work = Work()
     with pytest.raises(Conflict) as conflict:
         await replies.once(ME, key, "f", work)
@@ -158,7 +164,9 @@ async def test_a_malformed_key_is_a_conflict(replies: Replies, key: str) -> None
     assert work.done == 0
 
 
-async def test_a_failure_is_given_and_the_key_is_free(replies: Replies, store: Store) -> None:
+async def test_a_failure_is_given_and_the_key_is_free(
+    replies: IdempotencyCache, store: Store
+) -> None:
     work = Work(409, 201)
     assert (await replies.once(ME, "k", "f", work))[0] == 409
     with pytest.raises(Broken):
@@ -167,7 +175,7 @@ async def test_a_failure_is_given_and_the_key_is_free(replies: Replies, store: S
     assert await kept(store) == 1
 
 
-async def test_who_waited_for_a_failure_does_the_work_itself(replies: Replies) -> None:
+async def test_who_waited_for_a_failure_does_the_work_itself(replies: IdempotencyCache) -> None:
     work = Work(503, 503, 201, held=True)
     calls = [asyncio.create_task(replies.once(ME, "k", "f", work)) for _ in range(5)]
     await work.begun.wait()
@@ -178,7 +186,9 @@ async def test_who_waited_for_a_failure_does_the_work_itself(replies: Replies) -
     assert work.done == 3
 
 
-async def test_who_waited_for_one_that_was_cancelled_does_the_work_itself(replies: Replies) -> None:
+async def test_who_waited_for_one_that_was_cancelled_does_the_work_itself(
+    replies: IdempotencyCache,
+) -> None:
     work = Work(held=True)
     first = asyncio.create_task(replies.once(ME, "k", "f", work))
     await work.begun.wait()
@@ -192,7 +202,7 @@ async def test_who_waited_for_one_that_was_cancelled_does_the_work_itself(replie
 
 
 async def test_waiting_for_the_first_has_an_end(store: Store, clock: FakeClock) -> None:
-    replies = Replies(store, clock, wait_s=0.05)
+    replies = IdempotencyCache(store, clock, wait_s=0.05)
     work = Work(held=True)
     first = asyncio.create_task(replies.once(ME, "k", "f", work))
     await work.begun.wait()
@@ -205,11 +215,11 @@ async def test_waiting_for_the_first_has_an_end(store: Store, clock: FakeClock) 
 
 async def left_by_a_crash(store: Store, at: float) -> None:
     reservation = Reservation((ME.space, "k"))
-    assert await KeptReplies(store).reserve(reservation, "f", at=at, since=0) is None
+    assert await StoredReplies(store).reserve(reservation, "f", at=at, since=0) is None
 
 
 async def test_a_reply_that_is_kept_outlives_the_release_of_its_reservation(store: Store) -> None:
-    table, reservation = KeptReplies(store), Reservation((ME.space, "k"))
+    table, reservation = StoredReplies(store), Reservation((ME.space, "k"))
     assert await table.reserve(reservation, "f", at=1, since=0) is None
     await table.keep(reservation.slot, "f", 201, b"done", at=1)
     table.release(reservation)
@@ -219,7 +229,7 @@ async def test_a_reply_that_is_kept_outlives_the_release_of_its_reservation(stor
 
 
 async def test_a_reservation_that_a_crash_left_is_not_taken_over(
-    replies: Replies, store: Store, clock: FakeClock
+    replies: IdempotencyCache, store: Store, clock: FakeClock
 ) -> None:
     """The second call once did the work of the first again."""
     await left_by_a_crash(store, clock.now())
@@ -237,7 +247,7 @@ async def test_a_reservation_that_a_crash_left_is_not_taken_over(
 
 
 async def test_a_reservation_knows_its_run_once_that_is_recorded(
-    replies: Replies, store: Store, clock: FakeClock
+    replies: IdempotencyCache, store: Store, clock: FakeClock
 ) -> None:
     await left_by_a_crash(store, clock.now())
     await store.write(lambda on: began(on, (ME.space, "k"), "run-1"))
@@ -247,7 +257,7 @@ async def test_a_reservation_knows_its_run_once_that_is_recorded(
 
 
 async def test_a_call_that_is_cancelled_while_it_reserves_frees_its_key(
-    replies: Replies, store: Store
+    replies: IdempotencyCache, store: Store
 ) -> None:
     call = asyncio.create_task(replies.once(ME, "k", "f", Work()))
     await asyncio.sleep(0)
@@ -257,7 +267,7 @@ async def test_a_call_that_is_cancelled_while_it_reserves_frees_its_key(
     assert await replies.once(ME, "k", "f", Work()) == (201, b"reply 1")
 
 
-async def test_callers_do_not_share_keys(replies: Replies) -> None:
+async def test_callers_do_not_share_keys(replies: IdempotencyCache) -> None:
     callers = [
         ME,
         Caller("you", "key"),
@@ -274,7 +284,7 @@ async def test_callers_do_not_share_keys(replies: Replies) -> None:
 
 
 async def test_a_reply_that_cannot_be_kept_is_given_all_the_same(
-    replies: Replies, store: Store, caplog: pytest.LogCaptureFixture
+    replies: IdempotencyCache, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> Reply:
         await store.write(
@@ -293,7 +303,7 @@ async def test_a_reply_that_cannot_be_kept_is_given_all_the_same(
     assert (refused.value.code, again.done) == ("outcome_unknown", 0)
 
 
-async def test_bytes_come_back_as_they_were(replies: Replies) -> None:
+async def test_bytes_come_back_as_they_were(replies: IdempotencyCache) -> None:
     body = bytes(range(256)) * 100
 
     async def work() -> Reply:
@@ -320,7 +330,7 @@ async def body_bytes(store: Store) -> int:
 
 
 async def test_a_long_reply_is_given_once_and_never_done_again(
-    replies: Replies, store: Store
+    replies: IdempotencyCache, store: Store
 ) -> None:
     assert len((await replies.once(ME, "k", "f", of_size(2 << 20)))[1]) == 2 << 20
     again = Work()
@@ -336,8 +346,8 @@ async def test_a_long_reply_is_given_once_and_never_done_again(
 async def test_the_replies_of_an_owner_are_bounded_and_the_oldest_give_way(
     store: Store, clock: FakeClock
 ) -> None:
-    table = KeptReplies(store, one_max=100, bytes_max=1000)
-    replies = Replies(store, clock, kept=table)
+    table = StoredReplies(store, one_max=100, bytes_max=1000)
+    replies = IdempotencyCache(store, clock, kept=table)
     token = Caller("me", "token", user_id="u")
     you = Caller("you", "key")
     await replies.once(you, "k", "f", of_size(100))
@@ -349,7 +359,7 @@ async def test_the_replies_of_an_owner_are_bounded_and_the_oldest_give_way(
     assert (await replies.once(you, "k", "f", Work()))[1] == b"x" * 100
     with pytest.raises(Conflict, match="has been done"):
         await replies.once(ME, "k0", "f", Work())
-    anew = Replies(store, clock, kept=KeptReplies(store, one_max=100, bytes_max=1000))
+    anew = IdempotencyCache(store, clock, kept=StoredReplies(store, one_max=100, bytes_max=1000))
     for number in range(40, 60):  # as after a restart, with what is there counted
         clock.advance(1)
         await anew.once(ME, f"k{number}", "f", of_size(100))
@@ -359,7 +369,7 @@ async def test_the_replies_of_an_owner_are_bounded_and_the_oldest_give_way(
 async def test_the_keys_of_an_owner_are_bounded_until_old_ones_go(
     store: Store, clock: FakeClock
 ) -> None:
-    replies = Replies(store, clock, ttl_s=3600, kept=KeptReplies(store, keys_max=3))
+    replies = IdempotencyCache(store, clock, ttl_s=3600, kept=StoredReplies(store, keys_max=3))
     for number in range(3):
         await replies.once(ME, f"k{number}", "f", Work())
     with pytest.raises(Unavailable) as full:
@@ -388,7 +398,7 @@ async def test_keys_are_counted_once_though_a_full_disk_repeats_a_write(tmp_path
         return True
 
     async with await Store.of_data(tmp_path, on_full=make_room) as store:
-        table = KeptReplies(store, keys_max=3)
+        table = StoredReplies(store, keys_max=3)
 
         async def reserve(key: str) -> None:
             assert await table.reserve(Reservation((ME.space, key)), "f", at=1, since=0) is None

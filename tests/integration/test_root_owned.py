@@ -20,7 +20,7 @@ from sbx.linux import renameat2
 from sbx.runtime import sandbox as sandboxes
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.service.projects.boxes import Box
-from sbx.service.service import House
+from sbx.service.service import Service
 
 pytestmark = pytest.mark.needs("root")
 OTHER = 4242
@@ -341,7 +341,7 @@ async def test_two_sandboxes_have_uids_of_their_own_over_one_directory(
 
 
 async def in_project(
-    house: House, project: Path, act: Callable[[Box], Awaitable[None]], **more: bool
+    house: Service, project: Path, act: Callable[[Box], Awaitable[None]], **more: bool
 ) -> None:
     made = await house.projects.create("me", name="mine", working_directory=str(project), **more)
     async with house.projects.using("me", made.id, "talk") as box:

@@ -12,8 +12,8 @@ from sbx import Runtime
 from sbx.api.server import privileges
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Denied
-from sbx.isolation.broker.client import Broker, start_broker
-from sbx.service.projects.box import ProjectBox
+from sbx.isolation.broker.client import BrokerClient, start_broker
+from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.sandbox import open_project
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
@@ -42,7 +42,7 @@ async def runtime(top: Path) -> AsyncIterator[Runtime]:
         yield runtime
 
 
-def broker_of(runtime: Runtime) -> Broker:
+def broker_of(runtime: Runtime) -> BrokerClient:
     assert runtime._broker is not None
     return runtime._broker
 
@@ -52,7 +52,7 @@ async def test_a_project_of_a_named_owner_is_mapped(
     runtime: Runtime, top: Path, name: str, uid: int
 ) -> None:
     place = top / "work" / name
-    box = ProjectBox(await open_project(runtime, "default", place))
+    box = ProjectSession(await open_project(runtime, "default", place))
     try:
         await box.allow_commands()  # else a cell runs on a copy
         assert (await box.start_run("open('made', 'w').write('x')").result()).ok
@@ -116,9 +116,9 @@ async def test_a_mapped_mount_is_what_was_mapped_at_its_own_place(
 ) -> None:
     """A service in foreign hands says what is mounted, by the order that brings the mounts."""
     (top / "work/root/out").symlink_to("/etc")
-    order = Broker.order
+    order = BrokerClient.order
 
-    async def changed(broker: Broker, do: str, **words: Any) -> Any:
+    async def changed(broker: BrokerClient, do: str, **words: Any) -> Any:
         if do == "enter":
             ATTACKS[attack](words["mounts"])
             for mount in words["mounts"]:
@@ -126,7 +126,7 @@ async def test_a_mapped_mount_is_what_was_mapped_at_its_own_place(
                 mount["expected"] = None
         return await order(broker, do, **words)
 
-    monkeypatch.setattr(Broker, "order", changed)
+    monkeypatch.setattr(BrokerClient, "order", changed)
     async with await open_project(runtime, "default", top / "work/root") as box:
         with pytest.raises(Denied) as raised:
             await box.start()

@@ -10,7 +10,7 @@ import pytest
 from sbx.protocol.runs import Cause, Run, RunError, Status
 from sbx.store import Store
 from sbx.store import runs as rows
-from sbx.store.runs import Begun, RunRow, Wanted
+from sbx.store.runs import Begun, RunFilter, RunRow
 
 BOX = "sandbox-1"
 OTHER = "sandbox-2"
@@ -50,7 +50,7 @@ async def ran(store: Store, name: str, run: Run | None = None, **fields: Any) ->
 
 
 async def ids(store: Store, **wanted: Any) -> list[str]:
-    found, total = await rows.of_sandbox(store, BOX, Wanted(**wanted))
+    found, total = await rows.of_sandbox(store, BOX, RunFilter(**wanted))
     assert total == len(found)
     return [row.id for row in found]
 
@@ -116,10 +116,10 @@ async def test_runs_that_a_crash_interrupted_say_that_the_service_ended(store: S
 async def test_the_newest_come_first_a_page_at_a_time(store: Store) -> None:
     for name in "abcde":
         await ran(store, name)
-    page, total = await rows.of_sandbox(store, BOX, Wanted(), limit=2, offset=1)
+    page, total = await rows.of_sandbox(store, BOX, RunFilter(), limit=2, offset=1)
     assert ([row.id for row in page], total) == (["d", "c"], 5)
-    assert await rows.of_sandbox(store, BOX, Wanted(), limit=2, offset=1 << 70) == ([], 5)
-    assert await rows.of_sandbox(store, OTHER, Wanted()) == ([], 0)
+    assert await rows.of_sandbox(store, BOX, RunFilter(), limit=2, offset=1 << 70) == ([], 5)
+    assert await rows.of_sandbox(store, OTHER, RunFilter()) == ([], 0)
 
 
 async def test_what_runs_is_left_out_unless_it_is_asked_for(store: Store) -> None:
@@ -203,7 +203,7 @@ async def test_a_page_of_huge_runs_ends_early_and_the_next_goes_on(store: Store)
         await ran(store, name, run)
     seen: list[str] = []
     while len(seen) < 70:
-        page, total = await rows.of_sandbox(store, BOX, Wanted(), limit=500, offset=len(seen))
+        page, total = await rows.of_sandbox(store, BOX, RunFilter(), limit=500, offset=len(seen))
         assert total == 70
         assert 0 < len(page) < 70
         seen += [row.id for row in page]

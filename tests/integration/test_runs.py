@@ -17,8 +17,8 @@ from sbx.protocol.runs import Cause, Event, InputRequest, Run, RunEnd, RunStart,
 from sbx.runtime.run.context import Context
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
-from sbx.service.runs import Ask, RunHandle, Runs
-from sbx.service.service import House
+from sbx.service.runs import RunHandle, RunRequest, Runs
+from sbx.service.service import Service
 from tests.fake_clock import FakeClock
 
 ANN = Caller("ann", "key")
@@ -29,29 +29,29 @@ _names = itertools.count(1)
 
 
 @pytest_asyncio.fixture(scope="module")
-async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
     settings = Settings(data_dir=tmp_path_factory.mktemp("data"), queue_max=QUEUE_MAX)
-    async with House(settings, clock=FakeClock()) as house:
+    async with Service(settings, clock=FakeClock()) as house:
         yield house
 
 
 @pytest_asyncio.fixture(scope="module")
-async def box(house: House) -> str:
+async def box(house: Service) -> str:
     return (await house.sandboxes.create(ANN)).id
 
 
 class Talk:
     """A conversation of its own for each test."""
 
-    def __init__(self, house: House, sandbox_id: str, name: str) -> None:
+    def __init__(self, house: Service, sandbox_id: str, name: str) -> None:
         self.runs: Runs = house.runs
         self.house, self.box, self.name = house, sandbox_id, name
 
     async def start(self, code: str, **ask: Any) -> RunHandle:
-        return await self.runs.start(ANN, self.box, self.name, Ask("python", code, **ask))
+        return await self.runs.start(ANN, self.box, self.name, RunRequest("python", code, **ask))
 
     async def shell(self, command: str, **ask: Any) -> RunHandle:
-        return await self.runs.start(ANN, self.box, self.name, Ask("shell", command, **ask))
+        return await self.runs.start(ANN, self.box, self.name, RunRequest("shell", command, **ask))
 
     async def run(self, code: str, **ask: Any) -> Run:
         return await (await self.start(code, **ask)).result()
@@ -70,7 +70,7 @@ class Talk:
 
 
 @pytest.fixture
-def talk(house: House, box: str) -> Talk:
+def talk(house: Service, box: str) -> Talk:
     return Talk(house, box, f"talk-{next(_names)}")
 
 
@@ -141,13 +141,17 @@ async def test_a_command_is_a_run_too(talk: Talk) -> None:
 
 
 async def test_what_is_refused_at_once_leaves_nothing(talk: Talk) -> None:
-    for ask in (Ask("python", "\ud800"), Ask("python", "1", timeout_s=-1), Ask("shell", "\0")):
+    for ask in (
+        RunRequest("python", "\ud800"),
+        RunRequest("python", "1", timeout_s=-1),
+        RunRequest("shell", "\0"),
+    ):
         with pytest.raises(BadRequest):
             await talk.runs.start(ANN, talk.box, talk.name, ask)
     with pytest.raises(BadRequest):
         await talk.start("1", description="\ud800")
     with pytest.raises(BadRequest):
-        await talk.runs.start(ANN, talk.box, "a/b", Ask("python", "1"))
+        await talk.runs.start(ANN, talk.box, "a/b", RunRequest("python", "1"))
     assert await talk.history() == []
     assert not talk.runs._running
     assert not talk.runs._queues
@@ -425,14 +429,14 @@ async def test_what_is_kept_for_replay_is_bounded_in_all(
 # -- who may ---------------------------------------------------------------------------------------
 
 
-async def test_what_others_run_is_not_found(talk: Talk, house: House) -> None:
+async def test_what_others_run_is_not_found(talk: Talk, house: Service) -> None:
     handle = await talk.begun()
     mine = await house.sandboxes.create(BOB)
     for sandbox_id in (talk.box, mine.id, None, "sandbox-none"):
         with pytest.raises(NotFound):
             await talk.runs.attach(BOB, sandbox_id, handle.run_id)
     for call in (
-        talk.runs.start(BOB, talk.box, talk.name, Ask("python", "1")),
+        talk.runs.start(BOB, talk.box, talk.name, RunRequest("python", "1")),
         talk.runs.interrupt(BOB, talk.box, talk.name),
         talk.runs.entries(BOB, talk.box),
         talk.runs.last(BOB, talk.box),
@@ -459,7 +463,7 @@ async def test_a_token_reaches_its_own_conversation_only(talk: Talk) -> None:
     assert await talk.runs.attach(inside, talk.box, handle.run_id) is handle
     assert (await talk.runs.entries(outside, talk.box)) == ([], 0)
     for call in (
-        talk.runs.start(outside, talk.box, talk.name, Ask("python", "1")),
+        talk.runs.start(outside, talk.box, talk.name, RunRequest("python", "1")),
         talk.runs.attach(outside, talk.box, handle.run_id),
         talk.runs.interrupt(outside, talk.box, talk.name),
         talk.runs.entry(outside, talk.box, handle.run_id),
@@ -475,7 +479,7 @@ async def test_without_the_scope_execute_nothing_is_run_or_followed(talk: Talk) 
     await handle.result()
     reader = Caller("ann", "token", scopes=frozenset({"files:read"}))
     for call in (
-        talk.runs.start(reader, talk.box, talk.name, Ask("python", "1")),
+        talk.runs.start(reader, talk.box, talk.name, RunRequest("python", "1")),
         talk.runs.attach(reader, talk.box, handle.run_id),
         talk.runs.interrupt(reader, talk.box, talk.name),
         talk.runs.entries(reader, talk.box),
@@ -524,7 +528,7 @@ async def test_no_answer_interrupts_the_run(talk: Talk) -> None:
 # -- history ---------------------------------------------------------------------------------------
 
 
-async def test_history_has_its_last_entry_and_takes_notes(house: House, talk: Talk) -> None:
+async def test_history_has_its_last_entry_and_takes_notes(house: Service, talk: Talk) -> None:
     mine = (await house.sandboxes.create(ANN)).id
     with pytest.raises(NotFound):
         await talk.runs.last(ANN, mine)
@@ -549,7 +553,7 @@ async def test_history_has_its_last_entry_and_takes_notes(house: House, talk: Ta
 # -- the end of a sandbox, and of the service ------------------------------------------------------
 
 
-async def test_deleting_a_sandbox_ends_its_runs_and_they_are_recorded(house: House) -> None:
+async def test_deleting_a_sandbox_ends_its_runs_and_they_are_recorded(house: Service) -> None:
     own = Talk(house, (await house.sandboxes.create(ANN)).id, "default")
     first, second = await own.begun(), await own.start("1")
     await house.sandboxes.delete(ANN, own.box)
@@ -565,7 +569,7 @@ async def test_deleting_a_sandbox_ends_its_runs_and_they_are_recorded(house: Hou
 
 async def test_a_service_that_ends_takes_no_more_and_records_what_ran(tmp_path: Path) -> None:
     settings, clock = Settings(data_dir=tmp_path), FakeClock()
-    async with House(settings, clock=clock) as house:
+    async with Service(settings, clock=clock) as house:
         own = Talk(house, (await house.sandboxes.create(ANN)).id, "default")
         handle = await own.begun()
         assert not await house.runs.drain(0.05)
@@ -573,7 +577,7 @@ async def test_a_service_that_ends_takes_no_more_and_records_what_ran(tmp_path: 
             await own.start("1")
         assert refused.value.code == "shutting_down"
     assert handle.ended
-    async with House(settings, clock=clock) as house:
+    async with Service(settings, clock=clock) as house:
         row = await house.store.row("SELECT status FROM runs WHERE id = ?", handle.run_id)
         assert row is not None
         assert row["status"] == "interrupted"

@@ -10,7 +10,7 @@ from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.protocol.runs import Status
 from sbx.runtime.settings import Settings
 from sbx.service.lifecycle import State
-from sbx.service.service import House
+from sbx.service.service import Service
 from tests.fake_clock import FakeClock
 
 HANG = "import time; print('on', flush=True); time.sleep(60)"
@@ -193,7 +193,7 @@ async def test_what_is_due_happens_by_itself(tmp_path: Path) -> None:
     settings = Settings(
         data_dir=tmp_path / "data", gc_interval=300, memory_reserve=0, tombstones_kept=1000
     )
-    async with House(settings, clock) as house:
+    async with Service(settings, clock) as house:
         await house.access.make_token(ME.owner, user_id="ada", ttl_s=10)
         made = await house.sandboxes.create(ME, ttl_s=10)
         (living,) = house.sandboxes.every()

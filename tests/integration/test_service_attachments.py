@@ -17,7 +17,7 @@ import sbx
 from sbx import Sandbox
 from sbx.client import Client
 from sbx.errors import Conflict, Denied, NotFound
-from sbx.protocol.mounts import Attachment
+from sbx.protocol.mounts import Mount
 from tests.fake_clock import FakeClock
 
 LOOK = "import os; print(sorted(os.listdir('/mnt')) if os.path.isdir('/mnt') else None)"
@@ -178,7 +178,7 @@ async def test_by_the_client(served: Served, top: Path) -> None:
     wheels = top / "srv/wheels"
     async with Client(served.socket) as client, await client.create() as box:
         assert await box.attach(wheels) == "/mnt/wheels"
-        assert await box.attachments() == (Attachment(str(wheels), "/mnt/wheels", True),)
+        assert await box.attachments() == (Mount(str(wheels), "/mnt/wheels", True),)
         assert (await box.run("print(open('/mnt/wheels/a.txt').read())")).stdout == "hello\n"
         with pytest.raises(Conflict) as taken:
             await box.attach(wheels)

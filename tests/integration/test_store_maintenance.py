@@ -51,7 +51,7 @@ def in_thread(act: Callable[..., T], *args: Any, **options: Any) -> T:
         return threads.submit(act, *args, **options).result()
 
 
-def restore(data: Path, source: Path) -> backup.Replaced:
+def restore(data: Path, source: Path) -> backup.ReplacedStore:
     return in_thread(backup.restore, data, source, force=False)
 
 

@@ -16,8 +16,8 @@ from sbx import AsyncSandbox, Runtime, Settings
 from sbx.errors import Conflict, NotFound
 from sbx.policy import Policy, load
 from sbx.protocol.runs import Cause, Status
-from sbx.service.runs import Ask
-from sbx.service.service import House
+from sbx.service.runs import RunRequest
+from sbx.service.service import Service
 
 pytestmark = pytest.mark.core
 
@@ -223,16 +223,16 @@ async def test_a_service_remembers_and_only_an_operator_lifts(tmp_path: Path) ->
     )
     settings = Settings(data_dir=tmp_path / "data", policy_dirs=(policies,))
     code = "import os; print(os.environ['GITHUB_TOKEN'])"
-    async with House(settings) as house:
+    async with Service(settings) as house:
         made = await house.sandboxes.create(ME, profile="wired")
-        handle = await house.runs.start(ME, made.id, "default", Ask("python", code))
+        handle = await house.runs.start(ME, made.id, "default", RunRequest("python", code))
         run = await handle.result()
         assert (run.status, run.cause) == (Status.KILLED, Cause.TRIPWIRE)
         await house.sandboxes.stop(ME, made.id)
         view = await house.sandboxes.get(ME, made.id)
         assert view.failure is not None
         assert (view.state.value, view.failure["code"]) == ("failed", "tripwire")
-    async with House(settings) as house:
+    async with Service(settings) as house:
         with pytest.raises(Conflict) as raised:
             async with house.sandboxes.using(ME, made.id, scope="execute") as use:
                 await use.box.conversation("default").start()

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from sbx.workspace.disk_usage import Enough
+from sbx.workspace.disk_usage import EarlyStop
 from sbx.workspace.rmtree import remove_tree
 from sbx.workspace.tree import Tree
 
@@ -75,9 +75,9 @@ def test_a_look_stops_when_it_knows_enough(tmp_path: Path) -> None:
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}/file").write_bytes(b"x")
     with Tree.at(tmp_path, view="/workspace") as tree:
-        whole = tree.measure(enough=Enough(MIB * 100, 200))
+        whole = tree.measure(enough=EarlyStop(MIB * 100, 200))
         assert (whole.inodes, whole.complete) == (200, True)
-        some = tree.measure(enough=Enough(MIB * 100, 150))
+        some = tree.measure(enough=EarlyStop(MIB * 100, 150))
         assert (some.inodes, some.complete) == (151, False)
 
 

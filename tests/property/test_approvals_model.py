@@ -20,10 +20,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sbx.agent.approval_records import MemoryRecords, Records
-from sbx.agent.approvals import Approvals, Pending, Place
+from sbx.agent.approval_records import ApprovalStore, MemoryRecords
+from sbx.agent.approvals import AgentContext, Approvals, Pending
 from sbx.errors import Conflict
-from sbx.protocol.approvals import Decision, Reach
+from sbx.protocol.approvals import ApprovalDecision, ApprovalScope
 from sbx.store import Store, chats
 from sbx.store.approvals import StoredApprovals
 from sbx.store.chats import ChatRow
@@ -43,7 +43,7 @@ class World:
         self._path = path
         self.clock = FakeClock()
         self.store: Store | None = None
-        self.records: Records = MemoryRecords()
+        self.records: ApprovalStore = MemoryRecords()
 
     def do(self, act: Callable[[], Awaitable[T]]) -> T:
         async def bounded() -> T:
@@ -74,7 +74,7 @@ class Modelled:
     run: str
     expires_at: float
     pending: Pending
-    waiting: "asyncio.Task[Decision]"
+    waiting: "asyncio.Task[ApprovalDecision]"
     decided: tuple[bool, str] | None = None
     lost: bool = False  # whoever waited died with the service, or was cancelled
 
@@ -114,7 +114,7 @@ class Deciding(RuleBasedStateMachine):
         async def act() -> Modelled:
             call = f"{self.me}-{len(self.known)}"
             pending = await self.approvals.ask(
-                Place(self.me, "talk", "ann", "coder"),
+                AgentContext(self.me, "talk", "ann", "coder"),
                 run_id=f"{self.me}-{run}",
                 tool_call_id=call,
                 tool_name="execute_command",
@@ -134,7 +134,9 @@ class Deciding(RuleBasedStateMachine):
         async def act() -> list[object]:
             return await asyncio.gather(
                 *(
-                    self.approvals.decide(Reach(self.me), call.id, yes, by=f"person-{number}")
+                    self.approvals.decide(
+                        ApprovalScope(self.me), call.id, yes, by=f"person-{number}"
+                    )
                     for number, yes in enumerate(answers)
                 ),
                 return_exceptions=True,
@@ -213,7 +215,7 @@ class Deciding(RuleBasedStateMachine):
 
     @invariant()
     def what_waits_is_listed(self) -> None:
-        found, _ = self.world.do(lambda: self.approvals.pending(Reach(self.me), limit=200))
+        found, _ = self.world.do(lambda: self.approvals.pending(ApprovalScope(self.me), limit=200))
         assert [one.tool_call_id for one in found] == [one.id for one in self.open_ones()]
 
     @invariant()

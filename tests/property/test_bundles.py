@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sbx.guest import frames as guest
 from sbx.kernels import frames
-from sbx.protocol.bundles import Bundle, Part, count_values, outline, text_of, weight
+from sbx.protocol.bundles import Bundle, BundlePart, count_values, outline, text_of, weight
 from sbx.protocol.events import encode, event_from_json, run_from_json, run_to_json, to_json
 from sbx.protocol.runs import Display, Run, Status
 
@@ -90,7 +90,7 @@ def test_the_copied_form_of_a_part_is_that_of_its_value(
 @given(st.dictionaries(keys, values, max_size=4))
 def test_a_bundle_is_used_as_a_dict(bundle: dict[str, Any]) -> None:
     def fresh() -> Bundle:
-        return Bundle({name: Part(json.dumps(one).encode()) for name, one in bundle.items()})
+        return Bundle({name: BundlePart(json.dumps(one).encode()) for name, one in bundle.items()})
 
     assert fresh() == bundle
     assert bundle == fresh()
@@ -122,7 +122,7 @@ def test_a_part_is_decoded_once_and_keeps_what_the_caller_changes() -> None:
     "text", [b'["\xff"]', b"[1e999]", b"[%s]" % (b"9" * 5000), b"[1", b"[nan]", b'["\\ud800"]', b""]
 )
 def test_a_part_that_no_client_could_read_is_refused_at_once(text: bytes) -> None:
-    with pytest.raises(frames.Malformed):
+    with pytest.raises(frames.MalformedFrame):
         frames.kept({"a/b": msgspec.Raw(text)})
 
 

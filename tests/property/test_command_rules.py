@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from sbx.agent.tools.approval_rules import (
-    Rule,
+    ApprovalRule,
     check_prefix,
     matches,
     rule_for,
@@ -22,7 +22,7 @@ from sbx.agent.tools.approval_rules import (
 from sbx.errors import BadRequest
 from tests.tiers import examples
 
-PREFIX = Rule("prefix", "probe run")
+PREFIX = ApprovalRule("prefix", "probe run")
 PIECES = (
     *(";", "&", "|", "<", ">", "`", "$(", ")", "(", "\n", "\r", "\0", "\t", "\v", "\f", "\x85"),
     *(
@@ -143,9 +143,9 @@ def test_plain_and_quoted_words_match_and_are_counted_as_bash_counts_them(words:
 
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_an_exact_rule_allows_its_own_text_only(kept: str, asked: str) -> None:
-    assert matches(Rule("exact", kept), kept)
-    assert matches(Rule("exact", kept), asked) is (kept == asked)
-    assert not matches(Rule("exact", kept, "run_code"), kept)
+    assert matches(ApprovalRule("exact", kept), kept)
+    assert matches(ApprovalRule("exact", kept), asked) is (kept == asked)
+    assert not matches(ApprovalRule("exact", kept, "run_code"), kept)
 
 
 @given(COMMANDS)
@@ -154,7 +154,7 @@ def test_a_prefix_that_is_taken_matches_itself_and_no_longer_word(text: str) -> 
         prefix = check_prefix(text)
     except BadRequest:
         return
-    rule = Rule("prefix", prefix)
+    rule = ApprovalRule("prefix", prefix)
     assert matches(rule, prefix)
     assert matches(rule, f"{prefix} more")
     assert not matches(rule, f"{prefix}more")
@@ -216,7 +216,7 @@ ATTACKS = (
 
 @pytest.mark.parametrize("command", ATTACKS)
 def test_what_is_more_or_other_than_the_prefix_is_asked_again(command: str) -> None:
-    assert not matches(Rule("prefix", "git status"), command)
+    assert not matches(ApprovalRule("prefix", "git status"), command)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_what_is_more_or_other_than_the_prefix_is_asked_again(command: str) -> N
     ],
 )
 def test_further_arguments_are_allowed(command: str) -> None:
-    assert matches(Rule("prefix", "git status"), command)
+    assert matches(ApprovalRule("prefix", "git status"), command)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,9 @@ def test_a_prefix_that_names_no_command_is_refused(prefix: str) -> None:
     with pytest.raises(BadRequest) as caught:
         check_prefix(prefix)
     assert caught.value.code == "invalid_prefix"
-    assert not matches(Rule("prefix", prefix), f"{prefix} x"), "nor is it heeded where it is stored"
+    assert not matches(ApprovalRule("prefix", prefix), f"{prefix} x"), (
+        "nor is it heeded where it is stored"
+    )
 
 
 @pytest.mark.parametrize("prefix", ["bash build.sh", "python -m pytest", "python a.py", "npm test"])
@@ -269,16 +271,16 @@ def test_a_rule_is_about_the_directory_and_the_tool_too() -> None:
     here = subject("execute_command", {"command": "make", "cwd": "."})
     there = subject("execute_command", {"command": "make", "cwd": "a b", "timeout": 3})
     assert (here, there) == ("make", "cd '/workspace/a b' || exit; make")
-    assert not matches(Rule("prefix", "make"), there)
+    assert not matches(ApprovalRule("prefix", "make"), there)
     for cwd in ("/", "//", "..", "/workspace/..", "/tmp", "./x", " "):
         text = subject("execute_command", {"command": "make", "cwd": cwd})
-        assert not matches(Rule("prefix", "make"), text), cwd
-        assert not matches(Rule("exact", "make"), text), cwd
+        assert not matches(ApprovalRule("prefix", "make"), text), cwd
+        assert not matches(ApprovalRule("exact", "make"), text), cwd
     code = {"code": "make", "language": "bash"}
     remembered = rule_for("run_code", code, "exact")
     assert matches(remembered, subject("run_code", dict(reversed(code.items()))), "run_code")
     assert not matches(remembered, subject("run_code", {**code, "language": "go"}), "run_code")
-    assert not matches(Rule("exact", "make"), "make", "run_code")
+    assert not matches(ApprovalRule("exact", "make"), "make", "run_code")
 
 
 def test_what_is_remembered_of_another_directory_does_nothing_where_that_is_gone() -> None:
@@ -300,4 +302,4 @@ def test_to_remember_a_prefix_takes_one_and_a_command() -> None:
     with pytest.raises(BadRequest, match="have no prefix"):
         rule_for("run_code", {"code": "ls"}, "prefix", "ls")
     rule = rule_for("execute_command", {"command": "ls | wc"}, "prefix", " ls  -l")
-    assert rule == Rule("prefix", "ls -l")
+    assert rule == ApprovalRule("prefix", "ls -l")

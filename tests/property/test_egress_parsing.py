@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from sbx.egress import denials
 from sbx.egress.addresses import excused, reserved
-from sbx.egress.client_hello import HELLO_MAX, NoHello, read_hello
-from sbx.egress.denials import Gone, Refused
+from sbx.egress.client_hello import HELLO_MAX, NotTls, read_hello
+from sbx.egress.denials import EgressDenied, HostGone
 from sbx.egress.hosts import NoHost, authority, canonical, is_address, written
 from sbx.egress.http_heads import HEAD_MAX, asked_of, read_head
-from sbx.egress.limits import Turns
-from sbx.egress.rules import Asked, Hello, judge
-from sbx.egress.secrets import Misplaced, Scan, Secret, Vault
-from sbx.egress.stream import Wire
+from sbx.egress.limits import FairQueue
+from sbx.egress.rules import ClientHello, ProxyRequest, judge
+from sbx.egress.secrets import PlaceholderScanner, Secret, SecretMisuse, SecretStore
+from sbx.egress.stream import ProxyStream
 from sbx.policy import destinations
-from sbx.policy.model import Network, Rule
+from sbx.policy.model import Network, NetworkRule
 
 letters = st.sampled_from(list("aZ09.-_%:[]@/\\ \t\n*xn" + "\u00fc\u3002\uff11\u00df\u200d\u0130"))
 pieces = st.sampled_from(
@@ -56,7 +56,7 @@ def test_a_host_has_one_spelling_or_is_none(text: str) -> None:
 
 rules = st.lists(
     st.builds(
-        Rule,
+        NetworkRule,
         host=st.sampled_from(["a.example", "*.a.example"]),
         methods=st.sampled_from(["any", ("GET",), ("GET", "POST")]),
         paths=st.sampled_from(["any", ("/v1/*",), ("/v1", "/")]),
@@ -71,14 +71,14 @@ addresses = st.ip_addresses().map(str)
     st.sampled_from(["a.example", "b.a.example", "evil.example", "10.0.0.1"]),
     st.text(st.sampled_from(list("/v1.%2ef;\\?a")), max_size=12).map(lambda text: f"/{text}"),
     st.none() | st.lists(addresses, max_size=3).map(tuple),
-    st.none() | st.builds(Hello, st.none() | st.text(max_size=12)),
+    st.none() | st.builds(ClientHello, st.none() | st.text(max_size=12)),
 )
 def test_what_is_allowed_is_listed_and_public_and_meant(
-    rules: tuple[Rule, ...],
+    rules: tuple[NetworkRule, ...],
     host: str,
     path: str,
     found: tuple[str, ...] | None,
-    hello: Hello | None,
+    hello: ClientHello | None,
 ) -> None:
     network = Network(
         mode="proxy",
@@ -86,7 +86,7 @@ def test_what_is_allowed_is_listed_and_public_and_meant(
         rule=rules,
         allow_private=("a.example", "192.0.2.0/24"),
     )
-    verdict = judge(network, Asked("GET", host, 443, path, found, hello))
+    verdict = judge(network, ProxyRequest("GET", host, 443, path, found, hello))
     assert verdict.reason if not verdict.allowed else verdict.rule.startswith("network.allow: ")
     if verdict.allowed:
         assert host.endswith("a.example")
@@ -121,8 +121,8 @@ good = st.just(b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n")
 
 @given(said | st.tuples(good, said).map(b"".join), st.integers(1, 40))
 def test_a_head_is_read_in_one_way_or_refused(data: bytes, size: int) -> None:
-    async def read(wire: Wire) -> None:
-        found = await read_head(wire, b"", idle_s=1, head_s=1, turn=Turns().turn)
+    async def read(wire: ProxyStream) -> None:
+        found = await read_head(wire, b"", idle_s=1, head_s=1, turn=FairQueue().turn)
         if found is None:
             assert data == b""
             return
@@ -135,18 +135,18 @@ def test_a_head_is_read_in_one_way_or_refused(data: bytes, size: int) -> None:
         assert asked.host == canonical(asked.host if ":" not in asked.host else f"[{asked.host}]")
         assert isinstance(http, h11.Connection)
 
-    _over_a_socket(data, size, read, (Refused, Gone))
+    _over_a_socket(data, size, read, (EgressDenied, HostGone))
 
 
 @given(st.integers(HEAD_MAX, HEAD_MAX * 3))
 def test_a_head_is_never_read_beyond_its_bound(size: int) -> None:
-    async def read(wire: Wire) -> None:
+    async def read(wire: ProxyStream) -> None:
         try:
-            await read_head(wire, b"", idle_s=1, head_s=1, turn=Turns().turn)
+            await read_head(wire, b"", idle_s=1, head_s=1, turn=FairQueue().turn)
         finally:
             assert wire.received <= HEAD_MAX + 64 * 1024 + 1
 
-    _over_a_socket(b"a" * size, 1 << 20, read, (Refused, Gone))
+    _over_a_socket(b"a" * size, 1 << 20, read, (EgressDenied, HostGone))
 
 
 hello = ssl.MemoryBIO()
@@ -167,17 +167,17 @@ except ssl.SSLWantReadError:
 # A name that is not ASCII is refused by ssl itself, which says so on stderr as well.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_first_message_of_tls_is_read_or_refused(data: bytes, size: int) -> None:
-    async def read(wire: Wire) -> None:
+    async def read(wire: ProxyStream) -> None:
         found, came = await read_hello(wire)
         assert found.sni is None or isinstance(found.sni, str)
         assert data.startswith(came)
         assert len(came) <= HELLO_MAX
 
-    _over_a_socket(data, size, read, (NoHello,))
+    _over_a_socket(data, size, read, (NotTls,))
 
 
 VALUE = "aab/aab+c"
-vaults = st.just(Vault({"S": Secret("S", "S", ("a.example",), "X-Key", VALUE)}))
+vaults = st.just(SecretStore({"S": Secret("S", "S", ("a.example",), "X-Key", VALUE)}))
 
 
 @given(
@@ -188,7 +188,7 @@ vaults = st.just(Vault({"S": Secret("S", "S", ("a.example",), "X-Key", VALUE)}))
     st.data(),
 )
 def test_no_division_into_pieces_brings_a_value_in(
-    vault: Vault, body: bytes, data: st.DataObject
+    vault: SecretStore, body: bytes, data: st.DataObject
 ) -> None:
     veil, shown, at = vault.veil("a.example"), b"", 0
     while at < len(body):
@@ -202,21 +202,21 @@ def test_no_division_into_pieces_brings_a_value_in(
 
 @given(vaults, st.binary(max_size=60), st.binary(max_size=60), st.integers(1, 50))
 def test_no_division_into_pieces_lets_a_placeholder_out(
-    vault: Vault, before: bytes, after: bytes, size: int
+    vault: SecretStore, before: bytes, after: bytes, size: int
 ) -> None:
     body = before + vault.environment["S"].encode() + after
-    scan = Scan(vault, "the body")
+    scan = PlaceholderScanner(vault, "the body")
     try:
         for at in range(0, len(body), size):
             scan.feed(body[at : at + size])
-    except Misplaced:
+    except SecretMisuse:
         return
     raise AssertionError("it went out")
 
 
 @given(st.text(), st.text(max_size=50))
 def test_a_refusal_is_one_reply_whatever_it_says(reason: str, host: str) -> None:
-    reply = denials.reply(Refused("rule", reason).verdict, Asked("GET", host, 1))
+    reply = denials.reply(EgressDenied("rule", reason).verdict, ProxyRequest("GET", host, 1))
     http = h11.Connection(h11.CLIENT)
     http.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
     http.receive_data(reply)
@@ -229,14 +229,17 @@ def test_a_refusal_is_one_reply_whatever_it_says(reason: str, host: str) -> None
 
 
 def _over_a_socket(
-    data: bytes, size: int, read: Callable[[Wire], Any], expected: tuple[type[Exception], ...]
+    data: bytes,
+    size: int,
+    read: Callable[[ProxyStream], Any],
+    expected: tuple[type[Exception], ...],
 ) -> None:
     """`data` comes in pieces of `size`, and then the end."""
 
     async def both() -> None:
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
-        wire = Wire(ours)
+        wire = ProxyStream(ours)
 
         async def send() -> None:
             loop = asyncio.get_running_loop()

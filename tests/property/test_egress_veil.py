@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sbx.egress.veil import Search, Sniffer, Veil
+from sbx.egress.veil import RedactingStream, Search, Sniffer
 
 PLACEHOLDER = b"sbx-secret-0"
 values = st.text(
@@ -51,7 +51,7 @@ def encoded(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 def shown(search: Search, body: bytes, at: Sequence[int]) -> bytes:
-    veil = Veil(search)
+    veil = RedactingStream(search)
     places = [0, *sorted(min(one, len(body)) for one in at), len(body)]
     pieces = [body[start:end] for start, end in pairwise(places)]
     return b"".join(map(veil.feed, pieces)) + veil.end()
@@ -68,7 +68,7 @@ def test_no_spelling_of_the_value_leaves_however_the_body_is_cut(
     whole = shown(search, body, [])
     assert PLACEHOLDER in whole
     assert spelled.lower() not in whole.lower()
-    assert shown(search, body, at) == whole == Veil(search).over(body)
+    assert shown(search, body, at) == whole == RedactingStream(search).over(body)
 
 
 @given(st.binary(max_size=200), cuts)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sbx.guest import frames as guest
 from sbx.kernels import frames
-from sbx.kernels.frames import KERNEL, SUPERVISOR, Malformed, Splitter
-from sbx.runtime.run.relay import RelayedRun
+from sbx.kernels.frames import KERNEL, SUPERVISOR, FrameDecoder, MalformedFrame
+from sbx.runtime.run.relay import ForwardedRun
 
 TEXT = st.text(st.characters(codec="utf-8"))
 JSON = st.recursive(
@@ -35,7 +35,7 @@ FIELDS = st.sampled_from(
 @given(st.binary(max_size=400))
 def test_bytes_are_a_frame_or_malformed(sent: bytes) -> None:
     for dialect in (KERNEL, SUPERVISOR):
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedFrame):
             assert dialect.decode(sent).size == len(sent)
 
 
@@ -43,13 +43,13 @@ def test_bytes_are_a_frame_or_malformed(sent: bytes) -> None:
 def test_json_is_a_frame_or_malformed(kind: str, content: Any, name: Any) -> None:
     sent = json.dumps({"type": kind, "content": content, "id": name}).encode()
     for dialect in (KERNEL, SUPERVISOR):
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedFrame):
             dialect.decode(sent)
 
 
 @given(st.binary(max_size=200))
 def test_a_loose_part_is_a_value_or_malformed(part: bytes) -> None:
-    with contextlib.suppress(Malformed):
+    with contextlib.suppress(MalformedFrame):
         frames.loose(msgspec.Raw(part))
 
 
@@ -63,7 +63,7 @@ def test_splitter_gives_the_same_frames_for_any_pieces(
     texts: list[tuple[str, str]], data: st.DataObject
 ) -> None:
     sent = b"".join(guest.encode("stream", {"name": "stdout", "text": t}, i) for i, t in texts)
-    splitter, got, start = Splitter(), [], 0
+    splitter, got, start = FrameDecoder(), [], 0
     while start < len(sent):
         size = data.draw(st.integers(1, len(sent) - start))
         got += splitter.feed(sent[start : start + size])
@@ -76,9 +76,9 @@ def test_splitter_gives_the_same_frames_for_any_pieces(
 
 @given(st.lists(st.binary(max_size=50), max_size=10))
 def test_splitter_never_holds_more_than_it_was_given(pieces: list[bytes]) -> None:
-    splitter = Splitter()
+    splitter = FrameDecoder()
     got = 0
-    with contextlib.suppress(Malformed):
+    with contextlib.suppress(MalformedFrame):
         for piece in pieces:
             got += sum(4 + len(body) for body in splitter.feed(piece))
     assert got <= sum(map(len, pieces))
@@ -87,7 +87,7 @@ def test_splitter_never_holds_more_than_it_was_given(pieces: list[bytes]) -> Non
 @given(st.text(st.characters()), st.sampled_from(["stdout", "stderr"]))
 def test_whatever_a_cell_prints_is_decoded(text: str, name: str) -> None:
     """Lone surrogates too: the guest spells them out, since UTF-8 cannot carry them."""
-    (body,) = Splitter().feed(guest.encode("stream", {"name": name, "text": text}))
+    (body,) = FrameDecoder().feed(guest.encode("stream", {"name": name, "text": text}))
     content = KERNEL.decode(body).content
     assert isinstance(content, frames.Stream)
     if text.isascii():
@@ -99,7 +99,7 @@ def test_whatever_a_cell_displays_is_decoded(
     data: dict[str, Any], metadata: dict[str, Any]
 ) -> None:
     content = {"data": data, "metadata": metadata, "transient": {}}
-    (body,) = Splitter().feed(guest.encode("display_data", content))
+    (body,) = FrameDecoder().feed(guest.encode("display_data", content))
     shown = KERNEL.decode(body).content
     assert isinstance(shown, frames.DisplayData)
     assert list(frames.bundle(shown.data).values()) == list(data.values())
@@ -110,7 +110,7 @@ def test_the_guest_decodes_whatever_the_host_encodes(
     kind: str, content: dict[str, Any], name: str | None
 ) -> None:
     assert guest.FrameReader().feed(frames.encode(kind, content, name)) == [
-        guest.Frame(kind, content, name)
+        guest.RawFrame(kind, content, name)
     ]
 
 
@@ -122,7 +122,7 @@ def test_a_comm_s_message_is_what_the_guest_sent(
     if kind == "comm_open":
         told["target_name"] = "t"
     content = KERNEL.decode(guest.encode(kind, told)[4:]).content
-    assert isinstance(content, frames.CommOpen | frames.CommMsg)
+    assert isinstance(content, frames.CommOpenFrame | frames.CommMsgFrame)
     assert (frames.loose(content.data), content.buffers) == (data, buffers)
 
 
@@ -135,11 +135,11 @@ def test_a_reply_is_taken_or_malformed(field: str, value: Any) -> None:
         "inspect_reply": {"status": "ok", "found": True, "data": {}},
     }
     for kind, content in contents.items():
-        run = RelayedRun("run-1", 1000, _ignored)
-        with contextlib.suppress(Malformed):
+        run = ForwardedRun("run-1", 1000, _ignored)
+        with contextlib.suppress(MalformedFrame):
             sent = json.dumps({"type": kind, "content": content | {field: value}}).encode()
             reply = KERNEL.decode(sent).content
-            assert isinstance(reply, frames.Reply)
+            assert isinstance(reply, frames.ReplyFrame)
             run.replied(reply)
             assert run.reply is reply
         assert all(isinstance(one, dict) for one in (*run.payload, *run.expressions.values()))

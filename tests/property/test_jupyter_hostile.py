@@ -19,7 +19,7 @@ from sbx.jupyter import parse, serialize
 from sbx.kernels import frames
 from sbx.protocol.runs import Status
 from sbx.runtime.run.frontend import CellEnd, Told
-from sbx.runtime.run.relay import RelayedRun
+from sbx.runtime.run.relay import ForwardedRun
 from tests.tiers import examples
 
 KEY = b"k" * 32
@@ -61,7 +61,7 @@ async def nobody(_: object) -> None:
 
 def executed(reply: frames.ExecuteReply) -> dict[str, Any]:
     """As the front end decodes it; the number of the cell is counted beside."""
-    live = RelayedRun("run", 1 << 20, nobody)
+    live = ForwardedRun("run", 1 << 20, nobody)
     live.replied(reply)
     end = CellEnd(live.finish(Status.OK), reply, live.payload, live.expressions)
     return {**serialize.executed(end, reply), "execution_count": 7}
@@ -92,19 +92,19 @@ def said(draw: st.DrawFn) -> tuple[str, bytes]:
     return kind, encoded
 
 
-def told_by(kind: str, content: Any) -> serialize.Message | None:
+def told_by(kind: str, content: Any) -> serialize.JupyterMessage | None:
     """As the bridge does it. Raises frames.Malformed."""
-    if isinstance(content, frames.InputRequest):
+    if isinstance(content, frames.InputRequestFrame):
         return None  # of which only the words go on
     if isinstance(content, Told):
         return serialize.shown(content, 7)
     if (made := SAID.get(type(content))) is not None:
         kind = "kernel_info_reply" if kind == "ready" else kind
-        return serialize.Message(kind, made(content))
+        return serialize.JupyterMessage(kind, made(content))
     return None
 
 
-def as_a_client_reads_it(message: serialize.Message) -> dict[str, Any]:
+def as_a_client_reads_it(message: serialize.JupyterMessage) -> dict[str, Any]:
     ours = Session(key=KEY, pack=msgspec.json.encode)
     made = ours.msg(message.kind, dict(message.content), metadata=dict(message.metadata))
     parts = [*ours.serialize(made), *message.buffers]
@@ -130,7 +130,7 @@ def check(read: dict[str, Any]) -> None:
 @given(said())
 def test_what_passes_as_a_frame_is_read_by_jupyters_own_client(frame: tuple[str, bytes]) -> None:
     kind, encoded = frame
-    with contextlib.suppress(frames.Malformed):
+    with contextlib.suppress(frames.MalformedFrame):
         content = frames.KERNEL.decode(encoded).content
         message = told_by(kind, content)
         if message is None:
@@ -151,7 +151,7 @@ PARTS = st.lists(st.binary(max_size=30), max_size=9) | st.lists(
 
 @given(PARTS)
 def test_bytes_are_a_request_or_not_heard(parts: list[bytes]) -> None:
-    with contextlib.suppress(parse.Malformed):
+    with contextlib.suppress(parse.MalformedMessage):
         parse.read(Session(key=KEY), parts)
 
 
@@ -180,7 +180,7 @@ def test_what_is_signed_is_a_request_of_its_shape_or_refused(
     session = Session(key=KEY)
     body = [json.dumps(part).encode() for part in (header, parent, metadata, content)]
     parts = [b"name", b"<IDS|MSG>", session.sign(body), *body, *buffers]
-    with contextlib.suppress(parse.Malformed, BadRequest):
+    with contextlib.suppress(parse.MalformedMessage, BadRequest):
         request = parse.read(session, parts)
         msgspec.json.encode(request.header)
         assert isinstance(request.msg_id, str)

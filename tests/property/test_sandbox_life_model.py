@@ -31,8 +31,8 @@ from sbx.protocol.runs import Run, Status
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
 from sbx.service.lifecycle import TABLE, Act, State
-from sbx.service.runs import Ask, RunHandle
-from sbx.service.service import House
+from sbx.service.runs import RunHandle, RunRequest
+from sbx.service.service import Service
 from tests.fake_clock import FakeClock
 from tests.tiers import examples
 
@@ -50,7 +50,7 @@ class World:
         self._settings = Settings(
             data_dir=data, gc_interval=0, memory_reserve=0, idle_timeout=IDLE_S, kernels_max=6
         )
-        self.house = self.do(lambda: House(self._settings, self.clock).start())
+        self.house = self.do(lambda: Service(self._settings, self.clock).start())
 
     def do(self, act: Callable[[], Awaitable[T]]) -> T:
         async def bounded() -> T:
@@ -65,7 +65,7 @@ class World:
         assert broker._process is not None
         os.kill(broker._process.pid, signal.SIGKILL)
         self.do(self.house.close)
-        self.house = self.do(lambda: House(self._settings, self.clock).start())
+        self.house = self.do(lambda: Service(self._settings, self.clock).start())
 
     def close(self) -> None:
         self.do(self.house.close)
@@ -104,7 +104,7 @@ class Life(RuleBasedStateMachine):
         self.known: list[Modelled] = []
 
     @property
-    def house(self) -> House:
+    def house(self) -> Service:
         return self.world.house
 
     @property
@@ -166,7 +166,7 @@ class Life(RuleBasedStateMachine):
 
     def ran(self, box: Modelled, code: str) -> tuple[Run | None, SbxError | None]:
         async def act() -> Run:
-            ask = Ask("python", code)
+            ask = RunRequest("python", code)
             handle = await self.house.runs.start(self.me, box.id, "default", ask)
             return await handle.result()
 
@@ -181,7 +181,7 @@ class Life(RuleBasedStateMachine):
             return
 
         async def act() -> RunHandle:
-            ask = Ask("python", HANG)
+            ask = RunRequest("python", HANG)
             handle = await self.house.runs.start(self.me, box.id, "default", ask)
             async for _, event in handle.events():
                 if event.type == "stdout":

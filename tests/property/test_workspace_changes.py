@@ -15,7 +15,7 @@ from sbx.workspace.snapshots.copy import freeze
 from sbx.workspace.snapshots.diff import unified
 from sbx.workspace.snapshots.journal import Journal
 from sbx.workspace.snapshots.manifest import changes, doubtful, relative, with_digests
-from sbx.workspace.snapshots.scan import Bounds, Scope, digest, look
+from sbx.workspace.snapshots.scan import Bounds, ScanScope, digest, look
 from sbx.workspace.tree import Tree
 from tests.tiers import examples
 
@@ -79,12 +79,15 @@ def test_the_changes_between_any_two_trees_make_the_one_the_other(
             Tree.at(top / "staging", view="/y") as staging,
         ):
             journal = Journal(staging.fd, in_tree=True)
-            now, then = look(target, Scope(), BOUNDS).nodes, look(source, Scope(), BOUNDS).nodes
+            now, then = (
+                look(target, ScanScope(), BOUNDS).nodes,
+                look(source, ScanScope(), BOUNDS).nodes,
+            )
             unsure = doubtful(now, then)
             known = with_digests(now, unsure, lambda path: digest(target, relative(path)))
             wanted = with_digests(then, unsure, lambda path: digest(source, relative(path)))
             commit(changes(known, wanted), now, target, source, journal)
-            made = look(target, Scope(), BOUNDS).nodes
+            made = look(target, ScanScope(), BOUNDS).nodes
             assert made == then
             for path, node in made.items():
                 if node.kind == "file":
@@ -99,10 +102,10 @@ def test_a_frozen_copy_is_the_same_tree(what: Mapping[str, tuple[str, object, in
         made = build(top / "made", what)
         (top / "copy").mkdir()
         with Tree.at(made, view="/x") as source, Tree.at(top / "copy", view="/x") as target:
-            base, frozen = freeze(source, target, Scope(), BOUNDS)
+            base, frozen = freeze(source, target, ScanScope(), BOUNDS)
             assert base.nodes == frozen.nodes
             assert base.left_out == frozen.left_out == ()
-            assert changes(frozen.nodes, look(target, Scope(), BOUNDS).nodes) == []
+            assert changes(frozen.nodes, look(target, ScanScope(), BOUNDS).nodes) == []
 
 
 line = st.sampled_from(["a", "b", "c", "d"])

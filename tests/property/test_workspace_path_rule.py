@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbx.errors import InvalidPath
-from sbx.workspace.paths import Part, check_name, resolve
+from sbx.workspace.paths import WorkspaceArea, check_name, resolve
 
 ROOTS = {
-    Part.FILES: "/workspace",
-    Part.UPLOADS: "/workspace/uploads/temparea",
-    Part.SHARED: "/workspace/shared",
+    WorkspaceArea.FILES: "/workspace",
+    WorkspaceArea.UPLOADS: "/workspace/uploads/temparea",
+    WorkspaceArea.SHARED: "/workspace/shared",
 }
 hostile = st.lists(
     st.sampled_from(
@@ -52,7 +52,7 @@ def test_what_may_be_changed_may_be_read_in_the_same_place(path: str) -> None:
     except InvalidPath:
         return
     assert location == resolve(path)
-    assert location.part is not Part.UPLOADS
+    assert location.part is not WorkspaceArea.UPLOADS
     assert location.relative
 
 

@@ -8,7 +8,7 @@ from sbx.agent.messages import ToolCall
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolResult
 from sbx.errors import InvalidPath, NotFound, SbxError
-from sbx.protocol.files import Entry, Kind, Listing, Upload
+from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.protocol.runs import Event, Run, RunEnd, RunStart, Status
 
 
@@ -43,9 +43,9 @@ class FakeFiles:
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
         return Listing([await self.stat(name) for name in sorted(self.content)])
 
-    async def stat(self, path: str) -> Entry:
+    async def stat(self, path: str) -> FileEntry:
         at = _at(path)
-        return Entry(at.rpartition("/")[2], at, "file", len(await self.read_bytes(path)), 0.0)
+        return FileEntry(at.rpartition("/")[2], at, "file", len(await self.read_bytes(path)), 0.0)
 
     async def make_directory(self, path: str) -> None:
         raise NotImplementedError

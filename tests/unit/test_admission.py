@@ -5,11 +5,19 @@ import os
 import pytest
 from uvicorn.server import ServerState
 
-from sbx.api.admission import Admission, Decision, Place, TcpOpen, UnixOpen, admission_of, decide
+from sbx.api.admission import (
+    Admission,
+    AdmissionDecision,
+    AdmissionPlace,
+    TcpOpen,
+    UnixOpen,
+    admission_of,
+    decide,
+)
 
-ADMIT, REFUSE = Decision.ADMIT, Decision.REFUSE
-REPLACE, OF_ADDRESS = Decision.REPLACE, Decision.REPLACE_OF_ADDRESS
-REPLACE_IDLE = Decision.REPLACE_IDLE
+ADMIT, REFUSE = AdmissionDecision.ADMIT, AdmissionDecision.REFUSE
+REPLACE, OF_ADDRESS = AdmissionDecision.REPLACE, AdmissionDecision.REPLACE_OF_ADDRESS
+REPLACE_IDLE = AdmissionDecision.REPLACE_IDLE
 OPERATOR, OTHER, THIRD = os.geteuid(), 4242, 4243
 
 
@@ -41,7 +49,7 @@ OPERATOR, OTHER, THIRD = os.geteuid(), 4242, 4243
     ids=str,
 )
 def test_a_newcomer_is_judged_by_the_open_connections(
-    counts: TcpOpen | UnixOpen, most: int, decision: Decision
+    counts: TcpOpen | UnixOpen, most: int, decision: AdmissionDecision
 ) -> None:
     assert decide(counts, most) is decision
 
@@ -53,12 +61,12 @@ class Connections:
         self.admission = Admission(most)
         self.closed: list[str] = []
 
-    def tcp(self, name: str, host: str = "127.0.0.1") -> Place:
+    def tcp(self, name: str, host: str = "127.0.0.1") -> AdmissionPlace:
         place = self.admission.enter_tcp(host, lambda: self.closed.append(name))
         assert place is not None
         return place
 
-    def unix(self, user: int) -> Place:
+    def unix(self, user: int) -> AdmissionPlace:
         place = self.admission.enter_unix(user, lambda: None)
         assert place is not None
         return place

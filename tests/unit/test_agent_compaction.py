@@ -4,8 +4,8 @@ from sbx.agent.agent import Agent
 from sbx.agent.compaction import INSTRUCTIONS, Compaction, estimated, to_cover, view
 from sbx.agent.export import export_history, import_history
 from sbx.agent.history import Kept, MemoryHistory
-from sbx.agent.messages import Message, Response, ToolCall, Usage
-from sbx.agent.models.replay import Asked, ReplayModel
+from sbx.agent.messages import Message, Response, TokenUsage, ToolCall
+from sbx.agent.models.replay import RecordedRequest, ReplayModel
 from sbx.errors import BadRequest
 from tests.fake_sandbox import FakeSandbox
 
@@ -24,11 +24,11 @@ async def worked(*answers: object, message: str = "the task") -> tuple[Agent, Re
 
 
 async def test_older_steps_are_summarised_by_the_model_and_the_last_stay_whole() -> None:
-    summaries: list[Asked] = []
+    summaries: list[RecordedRequest] = []
 
-    def summary(asked: Asked) -> Response:
+    def summary(asked: RecordedRequest) -> Response:
         summaries.append(asked)
-        return Response("steps 0 and 1 are done", usage=Usage(7, 7))
+        return Response("steps 0 and 1 are done", usage=TokenUsage(7, 7))
 
     agent, model = await worked(*(call(step) for step in range(4)), summary, "ok")
     (asked,) = summaries
@@ -48,11 +48,11 @@ async def test_older_steps_are_summarised_by_the_model_and_the_last_stay_whole()
 async def test_a_second_summary_is_made_of_the_first_and_of_what_came_since() -> None:
     records = []
 
-    def summary(asked: Asked) -> str:
+    def summary(asked: RecordedRequest) -> str:
         records.append(asked.messages[0].content)
         return f"summary {len(records)}"
 
-    def answer(asked: Asked) -> Response | str:
+    def answer(asked: RecordedRequest) -> Response | str:
         return summary(asked) if asked.system == INSTRUCTIONS else call(len(model.asked))
 
     model = ReplayModel([answer] * 30)

@@ -11,14 +11,22 @@ from sbx.agent import models
 from sbx.agent.agent import Agent
 from sbx.agent.budget import Budget
 from sbx.agent.history import ENDED, INTERRUPTED, MemoryHistory
-from sbx.agent.messages import Image, Message, Response, ToolCall, Usage
-from sbx.agent.models.replay import Asked, ReplayModel
+from sbx.agent.messages import Image, Message, Response, TokenUsage, ToolCall
+from sbx.agent.models.replay import RecordedRequest, ReplayModel
 from sbx.agent.step import BROKEN_OFF, GO_ON, Step
 from sbx.agent.tools.function_tool import tool
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
-from sbx.protocol.agent import AgentEvent, RunEnd, RunStart, StepEnd, TextDelta, ToolEnd, ToolStart
+from sbx.protocol.agent import (
+    AgentEvent,
+    AgentRunEnd,
+    AgentRunStart,
+    AgentTextDelta,
+    StepEnd,
+    ToolEnd,
+    ToolStart,
+)
 from tests.fake_sandbox import FakeSandbox
 
 DEADLINE_S = 60.0
@@ -45,7 +53,7 @@ def code(text: str, name: str = "x") -> ToolCall:
 
 
 def calling(*calls: ToolCall, content: str = "", tokens: int = 0) -> Response:
-    return Response(content, calls, Usage(tokens, tokens), "tools")
+    return Response(content, calls, TokenUsage(tokens, tokens), "tools")
 
 
 async def told(agent: Agent, message: str | None = "do it") -> list[AgentEvent]:
@@ -61,13 +69,13 @@ def roles(kept: Sequence[Message]) -> list[str]:
     return [message.role for message in kept]
 
 
-def end_of(events: Sequence[AgentEvent]) -> RunEnd:
-    assert isinstance(events[-1], RunEnd)
-    assert not any(isinstance(event, RunEnd) for event in events[:-1])
+def end_of(events: Sequence[AgentEvent]) -> AgentRunEnd:
+    assert isinstance(events[-1], AgentRunEnd)
+    assert not any(isinstance(event, AgentRunEnd) for event in events[:-1])
     return events[-1]
 
 
-def error_code(end: RunEnd) -> str | None:
+def error_code(end: AgentRunEnd) -> str | None:
     return None if end.error is None else end.error["code"]
 
 
@@ -75,14 +83,14 @@ def error_code(end: RunEnd) -> str | None:
 
 
 async def test_a_run_tells_its_start_its_text_its_step_and_its_end() -> None:
-    agent = Agent(FakeSandbox(), ReplayModel([["Four", "teen.", Response(usage=Usage(5, 2))]]))
+    agent = Agent(FakeSandbox(), ReplayModel([["Four", "teen.", Response(usage=TokenUsage(5, 2))]]))
     events = await told(agent)
     assert events == [
-        RunStart("replay", 10),
-        TextDelta("Four"),
-        TextDelta("teen."),
+        AgentRunStart("replay", 10),
+        AgentTextDelta("Four"),
+        AgentTextDelta("teen."),
         StepEnd(1, {"input_tokens": 5, "output_tokens": 2}),
-        RunEnd("done", "Fourteen.", {"input_tokens": 5, "output_tokens": 2}),
+        AgentRunEnd("done", "Fourteen.", {"input_tokens": 5, "output_tokens": 2}),
     ]
     assert await messages(agent) == [Message("user", "do it"), Message("assistant", "Fourteen.")]
 
@@ -141,7 +149,7 @@ async def test_what_is_wrong_with_a_call_is_told_to_the_model_and_the_loop_goes_
 async def test_the_files_are_told_afresh_before_each_answer() -> None:
     box = FakeSandbox()
 
-    async def uploads(_: Asked) -> Response:
+    async def uploads(_: RecordedRequest) -> Response:
         await box.uploads.put_bytes("late.csv", b"1")
         return calling(code("1"))
 
@@ -294,9 +302,9 @@ async def test_abort_while_the_model_answers_ends_its_request_and_keeps_what_was
     agent = Agent(FakeSandbox(), Telling("I think", wait))
     async with asyncio.timeout(DEADLINE_S), aclosing(agent.stream("go")) as events:
         async for event in events:
-            if isinstance(event, TextDelta):
+            if isinstance(event, AgentTextDelta):
                 agent.abort()
-    assert event == RunEnd("aborted", "I think", {"input_tokens": 0, "output_tokens": 0})
+    assert event == AgentRunEnd("aborted", "I think", {"input_tokens": 0, "output_tokens": 0})
     assert ended.is_set()
     assert (await messages(agent))[-1].content == "I think" + BROKEN_OFF
 
@@ -308,7 +316,7 @@ async def test_abort_before_anything_was_asked_keeps_the_message() -> None:
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
     agent.abort()
-    assert isinstance(await waiting, RunStart)
+    assert isinstance(await waiting, AgentRunStart)
     assert [event.type async for event in stream] == ["run_end"]
     assert (model.asked, roles(await messages(agent))) == ([], ["user"])
 

@@ -18,17 +18,17 @@ from sbx.agent.tools.permissions import Permissions
 from sbx.errors import BadRequest, Conflict, TooLarge, Unavailable
 from sbx.protocol.agent import (
     AgentEvent,
-    RunEnd,
+    AgentRunEnd,
     ToolApproval,
     ToolEnd,
     ToolStart,
 )
-from sbx.protocol.approvals import Approval, Decision, Reach
+from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope
 from sbx.protocol.changes import ChangesSetting
 from tests.fake_clock import FakeClock
 from tests.fake_sandbox import ChangingSandbox, FakeSandbox, RehearsingSandbox
 
-ME = Reach("local")
+ME = ApprovalScope("local")
 PROJECT = Permissions("project")
 
 
@@ -117,7 +117,7 @@ async def test_nobody_answers_and_the_call_is_denied() -> None:
     (approval,) = of_kind(events, ToolApproval)
     assert isinstance(approval, ToolApproval)
     assert (approval.approved, approval.by, box.ran) == (False, "timeout", [])
-    assert isinstance(events[-1], RunEnd)
+    assert isinstance(events[-1], AgentRunEnd)
     assert events[-1].reason == "done"
 
 
@@ -149,7 +149,7 @@ async def test_a_yes_that_comes_with_an_abort_is_told_as_it_was_recorded() -> No
     """Whoever had said yes, and was told that it counts, saw it denied by the abort."""
 
     class YesJustBefore(Approvals):
-        async def deny(self, approval: Approval, by: str) -> Decision:
+        async def deny(self, approval: Approval, by: str) -> ApprovalDecision:
             await self.decide(ME, approval.tool_call_id, True, by="ann", remember="exact")
             return await super().deny(approval, by)
 

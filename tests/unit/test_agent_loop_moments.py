@@ -15,11 +15,11 @@ from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.tools.permissions import Permissions
 from sbx.errors import Unavailable
-from sbx.protocol.agent import AgentEvent, RunEnd, ToolEnd, ToolStart
-from sbx.protocol.approvals import Reach
+from sbx.protocol.agent import AgentEvent, AgentRunEnd, ToolEnd, ToolStart
+from sbx.protocol.approvals import ApprovalScope
 from tests.fake_sandbox import ChangingSandbox, RehearsingSandbox
 
-ME = Reach("local")
+ME = ApprovalScope("local")
 CALLS = (
     ToolCall("x", "run_code", '{"code": "1"}'),
     ToolCall("x", "execute_command", '{"command": "curl example.org"}'),  # plainly asked
@@ -108,7 +108,7 @@ async def test_the_run_is_as_long_as_these_tests_think(kind: type[RehearsingSand
 async def test_an_abort_at_any_moment(kind: type[RehearsingSandbox], moment: int) -> None:
     scene = Scene(kind)
     events = await scene.played(abort_at=moment)
-    assert isinstance(events[-1], RunEnd)
+    assert isinstance(events[-1], AgentRunEnd)
     assert events[-1].reason == "aborted" or moment >= KINDS[kind] - 3
     assert balanced(events)
     await scene.check()
@@ -142,7 +142,7 @@ async def test_a_store_that_fails_at_any_moment_ends_the_run(appends: int, stays
     history = Failing()
     scene = Scene(history=history)
     events = await scene.played()
-    assert isinstance(events[-1], RunEnd)
+    assert isinstance(events[-1], AgentRunEnd)
     assert events[-1].reason == ("error" if appends < 4 else "done")
     assert balanced(events)
     history.broken = False

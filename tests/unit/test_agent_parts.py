@@ -12,9 +12,9 @@ from sbx.agent.budget import Budget
 from sbx.agent.copy_file import hand
 from sbx.agent.export import export_history, import_history
 from sbx.agent.history import INTERRUPTED, MemoryHistory, mend
-from sbx.agent.messages import Message, Response, ToolCall, Usage
+from sbx.agent.messages import Message, Response, TokenUsage, ToolCall
 from sbx.agent.models import TextDelta
-from sbx.agent.models.replay import Answer, Asked, Recorder, ReplayModel
+from sbx.agent.models.replay import Answer, RecordedRequest, Recorder, ReplayModel
 from sbx.agent.settings import NOT_IN_WORKING_DIRECTORY, AgentSettings, read_agent_settings
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.files import Upload
@@ -31,12 +31,12 @@ async def streamed(model: ReplayModel | Recorder) -> list[TextDelta | Response]:
 
 
 async def test_a_replayed_answer_is_the_same_streamed_and_whole() -> None:
-    async def later(asked: Asked) -> str:
+    async def later(asked: RecordedRequest) -> str:
         return f"you said {asked.messages[-1].content}"
 
     answers: list[Answer] = [
         "two words",
-        ["pie", "ces", Response(usage=Usage(1, 2))],
+        ["pie", "ces", Response(usage=TokenUsage(1, 2))],
         Response("calls", (CALL,), stop="tools"),
         later,
     ]
@@ -59,7 +59,7 @@ async def test_a_replay_raises_what_it_is_given_and_says_when_it_has_nothing_lef
 
 
 async def test_a_recording_answers_as_the_model_did(tmp_path: Path) -> None:
-    answers = [Response("a ü", (CALL,), Usage(3, 4), "tools"), Response("b", stop="length")]
+    answers = [Response("a ü", (CALL,), TokenUsage(3, 4), "tools"), Response("b", stop="length")]
     recorder = Recorder(ReplayModel(answers, name="the-model"))
     await streamed(recorder)
     await recorder.complete("s", [], ())

@@ -13,14 +13,14 @@ from sbx.forbidden_directories import (
     DATA_MARKER,
     SYSTEM_PATHS,
     DirectoryFacts,
-    Home,
-    HostFacts,
-    Place,
+    ForbiddenPlace,
+    HomeDirectory,
+    HostDirectoryFacts,
     look,
     refusal,
 )
 from sbx.linux import mountinfo
-from sbx.linux.mountinfo import Mount, Source
+from sbx.linux.mountinfo import MountInfo, Source
 from sbx.workspace import allowed_paths
 from sbx.workspace.allowed_paths import OwnPaths
 from sbx.workspace.host_directory import executed_paths
@@ -29,11 +29,13 @@ ANN, BEN = 1000, 1001
 DISK = "8:1"
 
 
-def home(path: str, user: str, uid: int, source: Source | None = None) -> Home:
-    return Home(Place(path, source), user, uid, identities=frozenset({(8, hash(path))}))
+def home(path: str, user: str, uid: int, source: Source | None = None) -> HomeDirectory:
+    return HomeDirectory(
+        ForbiddenPlace(path, source), user, uid, identities=frozenset({(8, hash(path))})
+    )
 
 
-HOST = HostFacts(
+HOST = HostDirectoryFacts(
     caller=ANN,
     homes=(
         home("/root", "root", 0),
@@ -42,8 +44,8 @@ HOST = HostFacts(
         home("/var/lib/jenkins", "jenkins", 110),
         home("/bin", "sync", 4),
     ),
-    private=(Place("/srv/sbx/data"), Place("/srv/sbx/run/sbx.sock")),
-    code=(Place("/work/policies"), Place("/work/lab/.venv/lib")),
+    private=(ForbiddenPlace("/srv/sbx/data"), ForbiddenPlace("/srv/sbx/run/sbx.sock")),
+    code=(ForbiddenPlace("/work/policies"), ForbiddenPlace("/work/lab/.venv/lib")),
     temporary="/home/ann/.cache/tmp",
 )
 
@@ -58,9 +60,10 @@ def directory(
     shielded: tuple[str, ...] = (),
 ) -> DirectoryFacts:
     below = tuple(
-        DirectoryFacts(Place(f"{path}/m{at}", mount), owner) for at, mount in enumerate(mounts)
+        DirectoryFacts(ForbiddenPlace(f"{path}/m{at}", mount), owner)
+        for at, mount in enumerate(mounts)
     )
-    return DirectoryFacts(Place(path, source), owner, identity, below, shielded)
+    return DirectoryFacts(ForbiddenPlace(path, source), owner, identity, below, shielded)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -144,7 +147,7 @@ def test_read_only_code_inside_the_directory_is_no_reason() -> None:
 def test_only_its_owner_and_root_use_a_directory_of_another_home(
     caller: int, owner: int, allowed: bool
 ) -> None:
-    host = HostFacts(caller, (home("/home/ben", "ben", BEN),))
+    host = HostDirectoryFacts(caller, (home("/home/ben", "ben", BEN),))
     told = refusal(directory("/home/ben/shared", owner), host)
     assert told == (None if allowed else "it is in the home of ben, and belongs to another user")
     assert refusal(directory("/home/ben/shared", owner), host, read_only=True) is None
@@ -173,7 +176,10 @@ def test_a_bind_mount_does_not_hide_a_home(facts: DirectoryFacts, reason: str | 
 # A host whose / is one file system, with another one for the home of a third user.
 ONE_DISK = replace(
     HOST,
-    programs=(Place("/home/ann/tools", (DISK, "/home/ann/tools")), Place("/", (DISK, "/"))),
+    programs=(
+        ForbiddenPlace("/home/ann/tools", (DISK, "/home/ann/tools")),
+        ForbiddenPlace("/", (DISK, "/")),
+    ),
     sources={
         **{path: (DISK, path) for path in SYSTEM_PATHS},
         **dict.fromkeys(("/dev", "/dev/shm"), ("0:6", "/")),
@@ -233,7 +239,7 @@ def test_a_directory_on_the_file_system_of_the_root_is_allowed() -> None:
 
 def test_in_a_container_the_volumes_of_the_host_are_allowed() -> None:
     overlay = replace(
-        HostFacts(0, (home("/root", "root", 0, ("0:50", "/root")),)),
+        HostDirectoryFacts(0, (home("/root", "root", 0, ("0:50", "/root")),)),
         sources={path: ("0:50", path) for path in SYSTEM_PATHS},
     )
     volume = (DISK, "/var/lib/docker/volumes/x/_data")
@@ -256,7 +262,11 @@ def test_a_directory_of_path_is_refused_or_shielded(
     path: str, shielded: tuple[str, ...], reason: str | None
 ) -> None:
     """`~/tools` was on PATH and a workspace: code inside wrote the user's next `pg`."""
-    programs = (Place("/home/ann/tools"), Place("/home/ann/lab/bin"), Place("/home/ann"))
+    programs = (
+        ForbiddenPlace("/home/ann/tools"),
+        ForbiddenPlace("/home/ann/lab/bin"),
+        ForbiddenPlace("/home/ann"),
+    )
     host = replace(HOST, programs=programs)
     told = refusal(directory(path, shielded=shielded), host)
     assert (told is None) if reason is None else (told or "").startswith(reason)
@@ -264,7 +274,7 @@ def test_a_directory_of_path_is_refused_or_shielded(
 
 
 def test_a_mount_on_shielded_code_is_no_reason() -> None:
-    code = (Place("/work/lab/.venv/lib", ("8:9", "/lib")),)
+    code = (ForbiddenPlace("/work/lab/.venv/lib", ("8:9", "/lib")),)
     mounted = directory("/work/lab", mounts=[("8:9", "/")], shielded=("m0", ".venv"))
     assert refusal(mounted, replace(HOST, code=code)) is None
     assert refusal(replace(mounted, shielded=()), replace(HOST, code=code)) is not None
@@ -272,14 +282,14 @@ def test_a_mount_on_shielded_code_is_no_reason() -> None:
 
 def test_facts_survive_their_json() -> None:
     facts = json.loads(json.dumps(ONE_DISK.to_json()))
-    assert HostFacts.from_json(facts) == ONE_DISK
+    assert HostDirectoryFacts.from_json(facts) == ONE_DISK
 
 
 MOUNTS = (
-    Mount("/", "8:1", "/"),
-    Mount("/srv/rp/e", "8:1", "/etc/cron.d"),
-    Mount("/home", "8:2", "/"),
-    Mount("/home", "8:3", "/@home"),
+    MountInfo("/", "8:1", "/"),
+    MountInfo("/srv/rp/e", "8:1", "/etc/cron.d"),
+    MountInfo("/home", "8:2", "/"),
+    MountInfo("/home", "8:3", "/@home"),
 )
 
 
@@ -304,7 +314,7 @@ def test_a_source_is_seen_at_each_of_its_paths_that_no_mount_hides() -> None:
 
 def test_mounts_are_read_with_their_escapes() -> None:
     line = "36 35 98:0 /a\\040b /mnt\\134x rw,noatime master:1 - ext4 /dev/root rw\n"
-    assert mountinfo.parse([line]) == (Mount("/mnt\\x", "98:0", "/a b"),)
+    assert mountinfo.parse([line]) == (MountInfo("/mnt\\x", "98:0", "/a b"),)
 
 
 # -- on the disk -----------------------------------------------------------------------------------
@@ -358,7 +368,7 @@ def test_a_data_directory_is_known_by_its_marker(tmp_path: Path) -> None:
         assert f"it is in {tmp_path}/data, a data directory of sbx" in refused(path)
     fd = os.open(inside, os.O_PATH)
     try:
-        mounts = (Mount("/", "8:1", "/"), Mount(str(inside), "8:1", f"{tmp_path}/data"))
+        mounts = (MountInfo("/", "8:1", "/"), MountInfo(str(inside), "8:1", f"{tmp_path}/data"))
         assert look(fd, mounts).data_directory == f"{tmp_path}/data"
     finally:
         os.close(fd)

@@ -15,11 +15,11 @@ from sbx import errors
 from sbx.api import middleware, sse
 from sbx.api.app import create_app
 from sbx.api.errors import documented, error_response, install, status_of
-from sbx.api.middleware import HEADERS_MAX, JSON_MAX, Limits
+from sbx.api.middleware import HEADERS_MAX, JSON_MAX, RequestLimitsMiddleware
 from sbx.api.server.settings import ServiceSettings
 from sbx.client.errors import error_of
 from sbx.isolation.broker.client import _broker_died
-from sbx.service.service import House
+from sbx.service.service import Service
 
 
 class Body(BaseModel):
@@ -52,7 +52,7 @@ def small_app() -> FastAPI:
     async def last(request: Request) -> int:
         return sse.last_event_id(request)
 
-    app.add_middleware(Limits)
+    app.add_middleware(RequestLimitsMiddleware)
     return app
 
 
@@ -290,7 +290,7 @@ def test_no_id_makes_another_route_one_of_large_bodies(called: str) -> None:
 
 
 def test_the_routes_of_files_and_only_they_are_not_bounded() -> None:
-    app = create_app(cast("House", None), ServiceSettings())
+    app = create_app(cast("Service", None), ServiceSettings())
     streamed = set()
     for path, operations in app.openapi()["paths"].items():
         for method, operation in operations.items():
@@ -312,7 +312,7 @@ async def test_no_byte_is_read_for_somebody_unknown(monkeypatch: pytest.MonkeyPa
         yield b"{}"
 
     read: list[int] = []
-    monkeypatch.setattr(Limits.__init__, "__defaults__", (nobody,))
+    monkeypatch.setattr(RequestLimitsMiddleware.__init__, "__defaults__", (nobody,))
     for path in ("/json", "/v1/sandboxes/x/filesystem/upload"):
         reply = await call("POST", path, headers=[JSON], body=body())
         assert (reply.status, reply.code, read) == (401, "unauthorized", [])

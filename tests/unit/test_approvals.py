@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import pytest
 
 from sbx.agent.approval_records import MemoryRecords
-from sbx.agent.approvals import Approvals, Pending, Place
+from sbx.agent.approvals import AgentContext, Approvals, Pending
 from sbx.errors import Broken, Conflict
-from sbx.protocol.approvals import Approval, Decision, Reach, Remembered
+from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, StoredApprovalRule
 from tests.fake_clock import FakeClock
 
-ME = Reach("me")
-HERE = Place("me", "talk")
+ME = ApprovalScope("me")
+HERE = AgentContext("me", "talk")
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ async def test_a_question_that_is_cancelled_while_it_is_written_down_is_denied(
         await asking
     kept = await records.of_id("call-1")
     assert kept is not None
-    assert kept.decision == Decision(False, "abort", clock.now())
+    assert kept.decision == ApprovalDecision(False, "abort", clock.now())
 
 
 async def test_a_run_aborted_while_its_question_is_written_down_leaves_nothing_pending(
@@ -168,13 +168,15 @@ class BrokenRecords(MemoryRecords):
         return await super().add(approval)
 
     async def settle(
-        self, tool_call_id: str, decision: Decision, rule: Remembered | None = None
+        self, tool_call_id: str, decision: ApprovalDecision, rule: StoredApprovalRule | None = None
     ) -> tuple[Approval | None, bool]:
         if self.broken:
             raise Broken("the disk is gone")
         return await super().settle(tool_call_id, decision, rule)
 
-    async def settle_all(self, decision: Decision, run_id: str | None = None) -> Sequence[Approval]:
+    async def settle_all(
+        self, decision: ApprovalDecision, run_id: str | None = None
+    ) -> Sequence[Approval]:
         if self.broken:
             raise Broken("the disk is gone")
         return await super().settle_all(decision, run_id)

@@ -29,7 +29,7 @@ class _Command:
 
     async def next(self) -> Any:
         for line in self._lines:
-            return frames.Output("stdout", f"{line}\n")
+            return frames.OutputFrame("stdout", f"{line}\n")
         return await asyncio.Event().wait()
 
     async def took(self, size: int) -> None:

@@ -4,47 +4,51 @@ from dataclasses import replace
 
 import pytest
 
-from sbx.doctor.attacks.attack import Attack, Class, End
+from sbx.doctor.attacks.attack import Attack, Class, Outcome
 from sbx.doctor.attacks.catalogue import ALL
 from sbx.doctor.attacks.probe_program import MARK, outcomes
-from sbx.doctor.attacks.runner import Result, Trial
+from sbx.doctor.attacks.runner import AttackResult, AttackRunner
 from sbx.doctor.attacks.syscall_numbers import NUMBERS, numbers_of
-from sbx.doctor.host_check import Verdict
-from sbx.doctor.report import Siege
+from sbx.doctor.host_check import PolicyCheck
+from sbx.doctor.report import AttackReport
 from sbx.errors import Unavailable
 from sbx.isolation.seccomp.compiler import number_of
 
 ONE = Attack("one", Class.FS, "mounts", "1", frozenset({"ENOENT"}))
 OTHER = Attack("other", Class.NET, "seccomp", "1")
-HELD, ESCAPED, UNCLEAR = Result(ONE, "ENOENT"), Result(OTHER, "ok"), Result(OTHER, None)
+HELD, ESCAPED, UNCLEAR = (
+    AttackResult(ONE, "ENOENT"),
+    AttackResult(OTHER, "ok"),
+    AttackResult(OTHER, None),
+)
 
 
 @pytest.mark.parametrize(
     ("outcome", "end"),
     [
-        ("ENOENT", End.HELD),
-        ("EPERM", End.HELD),
-        ("held", End.HELD),
-        ("absent", End.HELD),
-        ("ok", End.ESCAPED),
-        ("EFAULT", End.ESCAPED),  # linux itself looked at the arguments
-        ("timeout", End.ESCAPED),
-        ("EMFILE", End.UNCLEAR),
-        ("NameError", End.UNCLEAR),
-        ("SIGSEGV", End.UNCLEAR),
-        ("", End.UNCLEAR),
+        ("ENOENT", Outcome.HELD),
+        ("EPERM", Outcome.HELD),
+        ("held", Outcome.HELD),
+        ("absent", Outcome.HELD),
+        ("ok", Outcome.ESCAPED),
+        ("EFAULT", Outcome.ESCAPED),  # linux itself looked at the arguments
+        ("timeout", Outcome.ESCAPED),
+        ("EMFILE", Outcome.UNCLEAR),
+        ("NameError", Outcome.UNCLEAR),
+        ("SIGSEGV", Outcome.UNCLEAR),
+        ("", Outcome.UNCLEAR),
     ],
 )
-def test_an_outcome_is_judged(outcome: str, end: End) -> None:
+def test_an_outcome_is_judged(outcome: str, end: Outcome) -> None:
     assert ONE.judge(outcome) is end
 
 
-def siege(*trials: Trial) -> Siege:
-    return Siege(trials, (), 1.0)
+def siege(*trials: AttackRunner) -> AttackReport:
+    return AttackReport(trials, (), 1.0)
 
 
-def trial(policy: str, *results: Result) -> Trial:
-    return Trial(policy, "pool", 0.5, results)
+def trial(policy: str, *results: AttackResult) -> AttackRunner:
+    return AttackRunner(policy, "pool", 0.5, results)
 
 
 def test_a_siege_is_complete_when_each_policy_was_attacked_and_all_is_clear() -> None:
@@ -58,8 +62,8 @@ def test_a_siege_is_complete_when_each_policy_was_attacked_and_all_is_clear() ->
 
 
 def test_what_escaped_comes_first_and_what_cannot_run_here_is_named() -> None:
-    refused = Verdict("strict", False, cause="no cgroups")
-    found = Siege((trial("default", HELD, UNCLEAR, ESCAPED),), (refused,), 1.0)
+    refused = PolicyCheck("strict", False, cause="no cgroups")
+    found = AttackReport((trial("default", HELD, UNCLEAR, ESCAPED),), (refused,), 1.0)
     assert found.sentences() == [
         "ESCAPED: other (net, seccomp): default by pool answered ok",
         "unclear: other (net): default by pool answered nothing",

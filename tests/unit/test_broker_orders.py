@@ -15,12 +15,12 @@ import pytest
 from sbx.errors import Broken, Unavailable
 from sbx.isolation import cgroups
 from sbx.isolation.broker import bind_staging
-from sbx.isolation.broker.server import PACKET_MAX, Broker, _Group, _Jail, _Sandbox
+from sbx.isolation.broker.server import PACKET_MAX, BrokerServer, _Group, _Jail, _Sandbox
 from sbx.isolation.broker.spawn import Started
-from sbx.isolation.broker.zygotes import Zygote
+from sbx.isolation.broker.zygotes import ZygoteProcess
 from sbx.linux import procfs
 
-NO_LIMITS = cgroups.Limits()
+NO_LIMITS = cgroups.CgroupLimits()
 
 
 class Groups:
@@ -45,7 +45,7 @@ class Groups:
         self._do("make_jail")
         return self
 
-    def limits(self) -> cgroups.Limits:
+    def limits(self) -> cgroups.CgroupLimits:
         return NO_LIMITS
 
     def watch_memory(self) -> int | None:
@@ -55,13 +55,13 @@ class Groups:
     def throttle(self, on: bool) -> None:
         self._do("throttle")
 
-    def usage(self) -> cgroups.Usage:
+    def usage(self) -> cgroups.CgroupUsage:
         self._do("usage")
-        return cgroups.Usage()
+        return cgroups.CgroupUsage()
 
-    def events(self) -> cgroups.Events:
+    def events(self) -> cgroups.CgroupEvents:
         self._do("events")
-        return cgroups.Events(oom_kills=self.oom_kills)
+        return cgroups.CgroupEvents(oom_kills=self.oom_kills)
 
     def kill(self) -> None:
         self._do("kill")
@@ -76,7 +76,7 @@ class Driven:
 
     def __init__(self) -> None:
         self.ours, self._its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.broker = Broker(self._its)
+        self.broker = BrokerServer(self._its)
         self.broker._root = False
         self.broker._hierarchy = cast("cgroups.Hierarchy", Groups())
         self.ours.settimeout(60)
@@ -364,10 +364,10 @@ def test_group_of_a_jail_that_stays_is_left_to_the_next_runtime(
 
 
 @pytest.fixture
-def zygote(driven: Driven) -> Iterator[tuple[Zygote, socket.socket]]:
+def zygote(driven: Driven) -> Iterator[tuple[ZygoteProcess, socket.socket]]:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
-    made = Zygote("z", 5, None, ours, Started(0, -1, -1, -1))
+    made = ZygoteProcess("z", 5, None, ours, Started(0, -1, -1, -1))
     driven.broker._zygotes["z"] = made
     driven.broker._watch(ours.fileno(), lambda: None)
     yield made, its
@@ -376,7 +376,7 @@ def zygote(driven: Driven) -> Iterator[tuple[Zygote, socket.socket]]:
 
 
 def test_jail_that_a_zygote_could_not_fork_fails_with_its_reason(
-    driven: Driven, zygote: tuple[Zygote, socket.socket]
+    driven: Driven, zygote: tuple[ZygoteProcess, socket.socket]
 ) -> None:
     made, its = zygote
     made.ready = True
@@ -390,7 +390,7 @@ def test_jail_that_a_zygote_could_not_fork_fails_with_its_reason(
 
 
 def test_end_of_a_zygote_ends_only_jails_that_it_had_not_told_of(
-    driven: Driven, zygote: tuple[Zygote, socket.socket]
+    driven: Driven, zygote: tuple[ZygoteProcess, socket.socket]
 ) -> None:
     made, its = zygote
     made.ready = True
@@ -406,7 +406,7 @@ def test_end_of_a_zygote_ends_only_jails_that_it_had_not_told_of(
 
 
 def test_zygote_that_refuses_keeps_its_reason(
-    driven: Driven, zygote: tuple[Zygote, socket.socket]
+    driven: Driven, zygote: tuple[ZygoteProcess, socket.socket]
 ) -> None:
     made, its = zygote
     its.send(b'{"refused": "a module started threads"}')
@@ -415,7 +415,7 @@ def test_zygote_that_refuses_keeps_its_reason(
 
 
 def test_zygote_that_takes_no_order_is_gone(
-    driven: Driven, zygote: tuple[Zygote, socket.socket]
+    driven: Driven, zygote: tuple[ZygoteProcess, socket.socket]
 ) -> None:
     made, its = zygote
     its.close()

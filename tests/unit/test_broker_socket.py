@@ -14,7 +14,7 @@ import pytest
 
 from sbx import errors
 from sbx.isolation.broker import client
-from sbx.isolation.broker.client import Broker, BrokerProcess, End, Jail, start_broker
+from sbx.isolation.broker.client import BrokerClient, BrokerProcess, Jail, JailExit, start_broker
 from sbx.isolation.broker.watchdog import Watchdog
 from sbx.isolation.probe import Capabilities
 
@@ -32,7 +32,7 @@ class Far:
     """The broker's end of the socket, which the test speaks for."""
 
     def __init__(self) -> None:
-        self.broker = Broker()
+        self.broker = BrokerClient()
         ours, self.sock = pair()
         ours.setblocking(False)
         self.broker._sock = ours
@@ -141,8 +141,8 @@ async def test_jail_without_a_sandbox_has_no_plan_and_ends_once(far: Far) -> Non
     jail = Jail(far.broker, "j")
     with pytest.raises(errors.Broken, match="has entered no sandbox"):
         _ = jail.plan
-    first = End("first")
-    for end in (first, End("second")):
+    first = JailExit("first")
+    for end in (first, JailExit("second")):
         jail._ended(end)
     assert await jail.counters() == await jail.kill() == first
     assert jail.processes() == []
@@ -158,7 +158,7 @@ async def test_broker_starts_without_a_scope_that_systemd_does_not_give(
     monkeypatch: pytest.MonkeyPatch, prefix: list[str]
 ) -> None:
     monkeypatch.setattr(client, "_scope", lambda: prefix)
-    broker = await Broker.start(uids=UIDS)
+    broker = await BrokerClient.start(uids=UIDS)
     assert broker.alive
     await broker.close()
     started = start_broker(uids=UIDS)
@@ -176,7 +176,7 @@ async def test_broker_that_ends_at_its_start_is_named(
         start_broker(uids=UIDS, groups=False)
     assert raised.value.code == "broker_died"
     with pytest.raises(errors.Broken) as raised:
-        await Broker.start(uids=UIDS, groups=False)
+        await BrokerClient.start(uids=UIDS, groups=False)
     assert raised.value.code == "broker_died"
 
 
@@ -198,7 +198,7 @@ async def test_broker_that_cannot_be_started_leaves_no_socket(
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.setattr(socket, "socketpair", socketpair)
     with pytest.raises(FileNotFoundError):
-        await Broker.start(uids=UIDS, groups=False)
+        await BrokerClient.start(uids=UIDS, groups=False)
     assert [end.fileno() for end in made] == [-1, -1]
 
 

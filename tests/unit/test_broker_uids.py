@@ -7,28 +7,28 @@ from typing import cast
 import pytest
 
 from sbx.errors import Unavailable
-from sbx.isolation.broker.server import Broker, _Sandbox
+from sbx.isolation.broker.server import BrokerServer, _Sandbox
 from sbx.isolation.broker.spawn import Started
-from sbx.isolation.broker.zygotes import Zygote
+from sbx.isolation.broker.zygotes import ZygoteProcess
 from sbx.isolation.cgroups import SandboxGroup
 
 FIRST = 1_900_000_000
 
 
 @pytest.fixture
-def broker() -> Iterator[Broker]:
+def broker() -> Iterator[BrokerServer]:
     ours, its = socket.socketpair()
     with ours, its:
-        broker = Broker(its)
+        broker = BrokerServer(its)
         broker._uids = range(FIRST, FIRST + 3)
         yield broker
         broker._selector.close()
 
 
-def test_no_sandbox_gets_the_uid_of_a_zygote_or_of_another_sandbox(broker: Broker) -> None:
+def test_no_sandbox_gets_the_uid_of_a_zygote_or_of_another_sandbox(broker: BrokerServer) -> None:
     """Linux would let it signal the processes of that zygote, and of all jails under way there."""
     with socket.socket() as orders:
-        zygote = Zygote("z", 1, FIRST + 1, orders, Started(0, -1, -1, -1))
+        zygote = ZygoteProcess("z", 1, FIRST + 1, orders, Started(0, -1, -1, -1))
         broker._zygotes["z"] = zygote
         group = cast("SandboxGroup", None)
         broker._sandboxes["one"] = _Sandbox(group, (FIRST, FIRST))

@@ -6,7 +6,7 @@ import pytest
 
 from sbx.api.agent_v1.asked import deciding
 from sbx.errors import Denied
-from sbx.protocol.approvals import Reach
+from sbx.protocol.approvals import ApprovalScope
 from sbx.service.auth import SCOPES, Caller
 
 
@@ -93,8 +93,8 @@ def test_the_key_or_token_is_told_and_gives_no_right() -> None:
 def test_a_token_decides_within_all_of_its_bounds() -> None:
     bounds = {"user_id": "u", "agent_id": "a", "conversation_id": "c"}
     executing = Caller("me", "token", scopes=frozenset({"execute"}), **bounds)  # type: ignore[arg-type]
-    assert deciding(executing) == Reach("me", "u", "a", "c")
-    assert deciding(Caller("me", "key")) == Reach("me")
+    assert deciding(executing) == ApprovalScope("me", "u", "a", "c")
+    assert deciding(Caller("me", "key")) == ApprovalScope("me")
     with pytest.raises(Denied) as raised:
         deciding(token(**bounds))
     assert raised.value.code == "forbidden"

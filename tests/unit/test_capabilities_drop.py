@@ -46,7 +46,7 @@ def test_current_is_what_proc_says() -> None:
         if line.startswith("Cap")
     )  # fmt: skip
     seen = {name: int(bits, 16) for name, bits in told.items()}
-    assert capabilities.current() == capabilities.Sets(
+    assert capabilities.current() == capabilities.CapabilitySets(
         effective=seen["CapEff"],
         permitted=seen["CapPrm"],
         inheritable=seen["CapInh"],

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sbx.isolation.cgroups import Limits, Usage
+from sbx.isolation.cgroups import CgroupLimits, CgroupUsage
 from sbx.isolation.cgroups.none import NoSandbox
 from sbx.isolation.cgroups.v1 import V1Group, V1Sandbox
 from sbx.isolation.cgroups.v2 import V2Sandbox
@@ -17,8 +17,8 @@ def test_of_version_2(tmp_path: Path) -> None:
         ("cpu.stat", "usage_usec 2500000\nuser_usec 1\n"),
     ):
         (tmp_path / name).write_text(text)
-    box = V2Sandbox(str(tmp_path), Limits(), ("memory", "tasks", "cpu"))
-    assert box.usage() == Usage(1000, 340, 2000, 7, 2.5)
+    box = V2Sandbox(str(tmp_path), CgroupLimits(), ("memory", "tasks", "cpu"))
+    assert box.usage() == CgroupUsage(1000, 340, 2000, 7, 2.5)
     (tmp_path / "memory.peak").unlink()  # linux before 5.19
     assert box.usage().memory_peak is None
 
@@ -33,9 +33,13 @@ def test_of_version_1(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_text(f"{text}\n")
     trees = dict.fromkeys(("memory", "tasks", "cpuacct"), str(tmp_path))
-    assert V1Sandbox(trees, V1Group(trees), Limits()).usage() == Usage(1000, 340, 2000, 7, 2.5)
-    assert V1Sandbox({"tasks": str(tmp_path)}, V1Group(trees), Limits()).usage() == Usage(tasks=7)
+    assert V1Sandbox(trees, V1Group(trees), CgroupLimits()).usage() == CgroupUsage(
+        1000, 340, 2000, 7, 2.5
+    )
+    assert V1Sandbox(
+        {"tasks": str(tmp_path)}, V1Group(trees), CgroupLimits()
+    ).usage() == CgroupUsage(tasks=7)
 
 
 def test_of_none() -> None:
-    assert NoSandbox().usage() == Usage()
+    assert NoSandbox().usage() == CgroupUsage()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sbx.isolation.cgroups import IoLimit, Limits, controlfile
-from sbx.isolation.cgroups.v1 import Setting, V1Group, V1Sandbox
+from sbx.isolation.cgroups import CgroupLimits, IoLimit, controlfile
+from sbx.isolation.cgroups.v1 import V1Group, V1Sandbox, V1Setting
 
-MEMORY = Limits(memory_max=1 << 20)
+MEMORY = CgroupLimits(memory_max=1 << 20)
 
 
-def sandbox(place: Path, limits: Limits = MEMORY, *trees: str) -> V1Sandbox:
+def sandbox(place: Path, limits: CgroupLimits = MEMORY, *trees: str) -> V1Sandbox:
     group = dict.fromkeys(trees or ("memory",), str(place))
     return V1Sandbox(group, V1Group(group), limits)
 
@@ -34,7 +34,7 @@ def test_linux_that_counts_each_group_alone_is_told_to_count_those_below(tmp_pat
 
 def test_memory_is_watched_where_it_has_a_limit_and_linux_tells(tmp_path: Path) -> None:
     before = descriptors()
-    assert sandbox(tmp_path, Limits()).watch_memory() is None
+    assert sandbox(tmp_path, CgroupLimits()).watch_memory() is None
     assert sandbox(tmp_path, MEMORY, "tasks").watch_memory() is None
     assert sandbox(tmp_path).watch_memory() is None  # there is no memory.oom_control
     (tmp_path / "memory.oom_control").touch()
@@ -51,7 +51,7 @@ def test_memory_is_watched_where_it_has_a_limit_and_linux_tells(tmp_path: Path) 
 
 
 def test_jail_whose_limits_are_refused_leaves_no_group(tmp_path: Path) -> None:
-    slow = Limits(io=(IoLimit("8:0", 1 << 20, None),))
+    slow = CgroupLimits(io=(IoLimit("8:0", 1 << 20, None),))
     with pytest.raises(FileNotFoundError):  # a directory has no file for it
         sandbox(tmp_path, slow, "io").make_jail("1")
     assert os.listdir(tmp_path) == []
@@ -68,7 +68,7 @@ def test_quota_that_no_outer_group_explains_is_refused(
 
     monkeypatch.setattr(controlfile, "write", refuse)
     box = sandbox(group, MEMORY, "cpu")
-    quota = Setting("cpu", "cpu.cfs_quota_us", "50000")
+    quota = V1Setting("cpu", "cpu.cfs_quota_us", "50000")
     for outer, taken in (("", False), ("60000", False), ("50000", True), ("40000", True)):
         for name, text in (("cpu.cfs_quota_us", outer), ("cpu.cfs_period_us", "100000")):
             (tmp_path / name).write_text(text) if outer else None

@@ -9,10 +9,10 @@ from sbx.isolation.cgroups.probe import (
     CONTROLLERS,
     DELEGATE,
     CgroupCapabilities,
-    Facts,
+    CgroupFacts,
     Layout,
     Missing,
-    Place,
+    OwnCgroup,
     _read_or_empty,
     decide,
     locate,
@@ -44,11 +44,11 @@ V1_CGROUP = """\
 0::/
 """
 V1_PLACES = {
-    "memory": Place("/sys/fs/cgroup/memory/agents/8bd9", False),
-    "tasks": Place("/sys/fs/cgroup/pids", False),
-    "cpu": Place("/sys/fs/cgroup/cpu", False),
-    "io": Place("/sys/fs/cgroup/blkio", False),
-    "cpuacct": Place("/sys/fs/cgroup/cpuacct", False),
+    "memory": OwnCgroup("/sys/fs/cgroup/memory/agents/8bd9", False),
+    "tasks": OwnCgroup("/sys/fs/cgroup/pids", False),
+    "cpu": OwnCgroup("/sys/fs/cgroup/cpu", False),
+    "io": OwnCgroup("/sys/fs/cgroup/blkio", False),
+    "cpuacct": OwnCgroup("/sys/fs/cgroup/cpuacct", False),
 }
 SCOPE_PATH = "/user.slice/user-1000.slice/user@1000.service/app.slice/run-r1aa8.scope"
 USER_SCOPE = ("/usr/bin/env", "XDG_RUNTIME_DIR=/run/user/1000", "/usr/bin/systemd-run", "--user")
@@ -59,13 +59,13 @@ NO_USER_SCOPE = (
 
 
 def v2_layout(path: str, read_only: bool = False) -> Layout:
-    return Layout(2, dict.fromkeys(CONTROLLERS, Place("/sys/fs/cgroup" + path, read_only)))
+    return Layout(2, dict.fromkeys(CONTROLLERS, OwnCgroup("/sys/fs/cgroup" + path, read_only)))
 
 
 def test_v1_host_has_every_controller_in_a_tree_of_its_own() -> None:
     layout = locate(V1_CGROUP, V1_MOUNTS)
     assert layout == Layout(1, V1_PLACES)
-    facts = Facts(uid=0, writable=frozenset(place.path for place in V1_PLACES.values()))
+    facts = CgroupFacts(uid=0, writable=frozenset(place.path for place in V1_PLACES.values()))
     assert decide(layout, facts) == CgroupCapabilities(
         version=1,
         controllers={name: V1_PLACES[name].path for name in CONTROLLERS},
@@ -75,7 +75,7 @@ def test_v1_host_has_every_controller_in_a_tree_of_its_own() -> None:
 
 
 def test_v1_host_gives_nothing_to_an_unprivileged_user() -> None:
-    capabilities = decide(Layout(1, V1_PLACES), Facts(uid=1000))
+    capabilities = decide(Layout(1, V1_PLACES), CgroupFacts(uid=1000))
     assert capabilities.controllers == {}
     assert capabilities.cpuacct is None
     assert capabilities.missing["tasks"] == Missing(
@@ -90,10 +90,10 @@ def test_v1_controllers_mounted_together_share_one_place() -> None:
         "1 0 0:1 / /cg/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
         "2 0 0:2 / /cg/memory rw - cgroup cgroup rw,memory\n",
     )
-    together = Place("/cg/cpu,cpuacct/a", False)
-    memory = Place("/cg/memory/b", False)
+    together = OwnCgroup("/cg/cpu,cpuacct/a", False)
+    memory = OwnCgroup("/cg/memory/b", False)
     assert layout == Layout(1, {"cpu": together, "cpuacct": together, "memory": memory})
-    missing = decide(layout, Facts(uid=0)).missing["tasks"]
+    missing = decide(layout, CgroupFacts(uid=0)).missing["tasks"]
     assert missing == Missing(
         "the pids controller of cgroup v1 is not mounted",
         "mount it: mount -t cgroup -o pids none /sys/fs/cgroup/pids",
@@ -108,7 +108,7 @@ def test_v2_is_chosen_where_v1_has_neither_memory_nor_tasks() -> None:
 def test_v2_root_of_a_machine_without_systemd_is_used_as_it_is() -> None:
     layout = locate("0::/\n", V2_MOUNT)
     assert layout == v2_layout("")
-    facts = Facts(
+    facts = CgroupFacts(
         uid=0,
         writable=frozenset({"/sys/fs/cgroup"}),
         controllers=frozenset({"cpu", "io", "memory", "pids", "cpuset"}),
@@ -128,7 +128,9 @@ def test_v2_root_of_a_machine_without_systemd_is_used_as_it_is() -> None:
 
 def test_v2_user_session_without_delegation_names_how_to_see_why_there_is_no_scope() -> None:
     layout = locate("0::/user.slice/user-1000.slice/session-2.scope\n", V2_MOUNT)
-    facts = Facts(uid=1000, controllers=frozenset({"cpu", "memory", "pids"}), scope=USER_SCOPE)
+    facts = CgroupFacts(
+        uid=1000, controllers=frozenset({"cpu", "memory", "pids"}), scope=USER_SCOPE
+    )
     path = "/sys/fs/cgroup/user.slice/user-1000.slice/session-2.scope"
     capabilities = decide(layout, facts)
     why = Missing(f"{path} is not delegated to uid 1000", NO_USER_SCOPE)
@@ -141,7 +143,7 @@ def test_v2_user_session_without_delegation_names_how_to_see_why_there_is_no_sco
 def test_v2_delegated_scope_has_all_but_io_whose_remedy_is_the_drop_in() -> None:
     layout = locate(f"0::{SCOPE_PATH}\n", V2_MOUNT)
     path = "/sys/fs/cgroup" + SCOPE_PATH
-    facts = Facts(
+    facts = CgroupFacts(
         uid=1000,
         writable=frozenset({path}),
         controllers=frozenset({"cpu", "memory", "pids"}),
@@ -179,7 +181,7 @@ def test_v2_in_a_container_is_read_only() -> None:
         "1131 1130 0:27 / /sys/fs/cgroup ro,nosuid,nodev,noexec - cgroup2 cgroup rw,nsdelegate\n"
     )
     layout = locate("0::/\n", mount)
-    capabilities = decide(layout, Facts(uid=0, container=True))
+    capabilities = decide(layout, CgroupFacts(uid=0, container=True))
     why = Missing(
         "/sys/fs/cgroup is mounted read-only (as in a container)",
         "start the container with its cgroups writable:"
@@ -192,7 +194,7 @@ def test_v2_in_a_container_is_read_only() -> None:
 
 def test_container_without_a_cgroup_namespace_sees_its_own_group_as_the_mount() -> None:
     mount = "1131 1130 0:27 /docker/7f3a /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-    inside = {"memory": Place("/sys/fs/cgroup/memory/x", False)}
+    inside = {"memory": OwnCgroup("/sys/fs/cgroup/memory/x", False)}
     assert locate("4:memory:/docker/7f3a/x\n", mount) == Layout(1, inside)
 
 
@@ -203,7 +205,7 @@ def test_own_group_outside_of_what_is_mounted_counts_as_no_cgroups() -> None:
 
 def test_no_cgroup_file_system_is_version_0() -> None:
     layout = locate("0::/\n", "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n")
-    capabilities = decide(layout, Facts(uid=0))
+    capabilities = decide(layout, CgroupFacts(uid=0))
     why = Missing(
         "no cgroup file system that shows this process's own group is mounted",
         "mount one: mount -t cgroup2 none /sys/fs/cgroup",
@@ -224,12 +226,14 @@ def test_mount_point_with_a_blank_is_read() -> None:
 
 def test_v2_root_whose_linux_has_the_memory_controller_off_is_told_how_to_boot_it() -> None:
     layout = locate("0::/a\n", V2_MOUNT)
-    facts = Facts(uid=0, writable=frozenset({"/sys/fs/cgroup/a"}), controllers=frozenset({"cpu"}))
+    facts = CgroupFacts(
+        uid=0, writable=frozenset({"/sys/fs/cgroup/a"}), controllers=frozenset({"cpu"})
+    )
     assert "cgroup_enable=memory at boot" in decide(layout, facts).missing["memory"].remedy
 
 
 def test_v2_user_without_a_systemd_of_their_own_is_told_to_enable_lingering() -> None:
-    missing = decide(v2_layout("/a"), Facts(uid=1000)).missing["memory"]
+    missing = decide(v2_layout("/a"), CgroupFacts(uid=1000)).missing["memory"]
     assert "loginctl enable-linger" in missing.remedy
 
 
@@ -237,12 +241,12 @@ def test_v2_user_without_a_systemd_of_their_own_is_told_to_enable_lingering() ->
 
 
 def test_facts_of_a_v2_group_are_read_from_its_files(tmp_path: Path) -> None:
-    layout = Layout(2, dict.fromkeys(CONTROLLERS, Place(str(tmp_path), False)))
+    layout = Layout(2, dict.fromkeys(CONTROLLERS, OwnCgroup(str(tmp_path), False)))
     for name, text in (("cgroup.controllers", "cpu memory pids\n"), ("cgroup.procs", "7\n9\n")):
         (tmp_path / name).write_text(text)
     (tmp_path / "cgroup.subtree_control").touch()
     facts = look(layout)
-    assert facts == Facts(
+    assert facts == CgroupFacts(
         os.geteuid(),
         frozenset({str(tmp_path)}),
         frozenset({"cpu", "memory", "pids"}),

@@ -6,11 +6,11 @@ import pytest
 
 from sbx.isolation.cgroups import (
     CgroupCapabilities,
-    Events,
+    CgroupEvents,
+    CgroupLimits,
+    CgroupUsage,
     IoLimit,
-    Limits,
     Missing,
-    Usage,
     controlfile,
     groups,
     open_hierarchy,
@@ -18,7 +18,7 @@ from sbx.isolation.cgroups import (
     v2,
 )
 
-LIMITS = Limits(50 << 20, 30, 0.5, (IoLimit("8:0", write_bps=1024),))
+LIMITS = CgroupLimits(50 << 20, 30, 0.5, (IoLimit("8:0", write_bps=1024),))
 ALL = ("memory", "tasks", "cpu", "io")
 
 
@@ -30,7 +30,7 @@ def test_v1_sandbox_counts_swap_with_memory() -> None:
         ("cpu", "cpu.cfs_period_us", "100000"),
         ("cpu", "cpu.cfs_quota_us", "50000"),
     ]
-    no_swap = v1.sandbox_settings(Limits(memory_max=4096), counts_swap=False)
+    no_swap = v1.sandbox_settings(CgroupLimits(memory_max=4096), counts_swap=False)
     assert no_swap[1] == ("memory", "memory.swappiness", "0")
 
 
@@ -73,13 +73,13 @@ def test_v2_leaves_out_what_has_no_controller() -> None:
 
 
 def test_no_limits_write_nothing() -> None:
-    assert v1.sandbox_settings(Limits(), counts_swap=True) == []
-    assert v2.sandbox_settings(Limits(), ALL) == []
+    assert v1.sandbox_settings(CgroupLimits(), counts_swap=True) == []
+    assert v2.sandbox_settings(CgroupLimits(), ALL) == []
 
 
 def test_quota_below_what_linux_takes_is_raised_to_it() -> None:
-    assert v2.sandbox_settings(Limits(cpu_quota=0.001), ALL)[0].text == "1000 100000"
-    assert v1.sandbox_settings(Limits(cpu_quota=0.001), counts_swap=True)[1].text == "1000"
+    assert v2.sandbox_settings(CgroupLimits(cpu_quota=0.001), ALL)[0].text == "1000 100000"
+    assert v1.sandbox_settings(CgroupLimits(cpu_quota=0.001), counts_swap=True)[1].text == "1000"
 
 
 @pytest.mark.parametrize("text", ["max\n", "-1\n", "9223372036854771712\n", None])
@@ -139,7 +139,11 @@ def test_hierarchy_without_controllers_limits_nothing_and_says_why() -> None:
     jail.enter()
     jail.kill()
     assert (jail.pids(), jail.populated()) == ([], False)
-    assert (jail.events(), jail.usage(), jail.limits()) == (Events(), Usage(), Limits())
+    assert (jail.events(), jail.usage(), jail.limits()) == (
+        CgroupEvents(),
+        CgroupUsage(),
+        CgroupLimits(),
+    )
     jail.remove(0)
     sandbox.remove()
     hierarchy.close()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from sbx.isolation.cgroups import Events, IoLimit, Limits, controlfile
+from sbx.isolation.cgroups import CgroupEvents, CgroupLimits, IoLimit, controlfile
 from sbx.isolation.cgroups.probe import LEAF, CgroupCapabilities
 from sbx.isolation.cgroups.v2 import V2Group, V2Hierarchy, V2Jail, V2Sandbox, open_v2
 
 OWN = os.getpid()
-LIMITS = Limits(64 << 20, 30, 0.5, (IoLimit("8:0", None, 1024),))
+LIMITS = CgroupLimits(64 << 20, 30, 0.5, (IoLimit("8:0", None, 1024),))
 FILES = {
     "cgroup.procs": "",
     "cgroup.subtree_control": "",
@@ -178,8 +178,8 @@ def box(tree: Tree) -> V2Sandbox:
 
 def test_limits_are_those_of_the_sandbox_and_the_jail(tree: Tree, box: V2Sandbox) -> None:
     jail = box.make_jail("1")
-    assert jail.limits() == Limits(64 << 20, 30, 0.5, (IoLimit("8:0", None, 1024),))
-    assert jail.events() == Events(2, 3)
+    assert jail.limits() == CgroupLimits(64 << 20, 30, 0.5, (IoLimit("8:0", None, 1024),))
+    assert jail.events() == CgroupEvents(2, 3)
     jail.enter()
     assert jail.pids() == [OWN] == box.pids()
     assert not jail.populated()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sbx.agent.backlog import Backlog
+from sbx.agent.backlog import EventLog
 from sbx.agent.chats import ChatAsk, ChatRun, Chats
 from sbx.errors import Conflict, NotFound, SbxError, Unavailable
-from sbx.protocol.agent import AgentEvent, RunEnd, RunStart, TextDelta
+from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, AgentTextDelta
 from tests.fake_clock import FakeClock
 
 PATIENCE_S = 60.0
@@ -28,11 +28,11 @@ class Scripted:
     async def stream(
         self, message: str | None, /, *, max_steps: int, run_id: str
     ) -> AsyncGenerator[AgentEvent, None]:
-        yield RunStart("scripted", max_steps)
+        yield AgentRunStart("scripted", max_steps)
         for word in self._words:
-            yield TextDelta(word)
+            yield AgentTextDelta(word)
         await self.go_on.wait()
-        yield RunEnd("aborted" if self.aborted else "done", message or "", {})
+        yield AgentRunEnd("aborted" if self.aborted else "done", message or "", {})
 
     def abort(self) -> None:
         self.aborted = True
@@ -44,7 +44,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.agents: list[Scripted] = []
-        self.ends: list[RunEnd | None] = []
+        self.ends: list[AgentRunEnd | None] = []
         self.words: tuple[str, ...] = ("a", "b")
         self.refusal: SbxError | None = None
 
@@ -202,7 +202,7 @@ async def test_a_bug_of_an_agent_ends_its_run_and_tells_nothing_of_its_cause(
     class Failing(Scripted):
         async def stream(self, *_: Any, **__: Any) -> AsyncGenerator[AgentEvent, None]:
             raise RuntimeError("a secret of ours")
-            yield RunStart("", 1)
+            yield AgentRunStart("", 1)
 
     @asynccontextmanager
     async def open_failing(run: ChatRun) -> AsyncIterator[Scripted]:
@@ -243,7 +243,7 @@ async def test_what_has_ended_takes_no_more_room_than_it_may(at: Desk) -> None:
 
 
 def test_a_backlog_lets_live_output_go_first() -> None:
-    backlog = Backlog(5000)
+    backlog = EventLog(5000)
     for number in range(1, 21):
         backlog.add({"type": "x", "text": "y" * 100}, live=number % 2 == 0)
     kept, at = [], 0

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sbx.cli import connect, moments
-from sbx.cli.cp import Place, _as_upload
+from sbx.cli.cp import CopyTarget, _as_upload
 from sbx.cli.sandboxes import _narrower
 from sbx.cli.terminal import END_OF_INPUT, STDIN, InputLines, one_line
 from sbx.errors import BadRequest
@@ -15,17 +15,17 @@ from sbx.errors import BadRequest
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("sandbox-1:a/b.txt", Place("a/b.txt", "sandbox-1")),
-        ("sandbox-1:", Place("", "sandbox-1")),
-        ("sandbox-1:a:b", Place("a:b", "sandbox-1")),
-        ("./a:b", Place("./a:b")),
-        ("/tmp/a:b", Place("/tmp/a:b")),
-        (":a", Place(":a")),
-        ("a.txt", Place("a.txt")),
+        ("sandbox-1:a/b.txt", CopyTarget("a/b.txt", "sandbox-1")),
+        ("sandbox-1:", CopyTarget("", "sandbox-1")),
+        ("sandbox-1:a:b", CopyTarget("a:b", "sandbox-1")),
+        ("./a:b", CopyTarget("./a:b")),
+        ("/tmp/a:b", CopyTarget("/tmp/a:b")),
+        (":a", CopyTarget(":a")),
+        ("a.txt", CopyTarget("a.txt")),
     ],
 )
-def test_a_place_is_in_a_sandbox_when_an_id_comes_first(text: str, place: Place) -> None:
-    assert Place.read(text) == place
+def test_a_place_is_in_a_sandbox_when_an_id_comes_first(text: str, place: CopyTarget) -> None:
+    assert CopyTarget.read(text) == place
 
 
 @pytest.mark.parametrize(

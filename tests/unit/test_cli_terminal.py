@@ -6,7 +6,7 @@ import tty
 
 import pytest
 
-from sbx.cli.terminal import Channel, one_line, scrub, write
+from sbx.cli.terminal import OutputStream, one_line, scrub, write
 
 
 def written(pieces: list[str], *, terminal: bool) -> bytes:
@@ -15,7 +15,7 @@ def written(pieces: list[str], *, terminal: bool) -> bytes:
     with os.fdopen(reader, "rb", buffering=0) as end, os.fdopen(writer, "wb"):
         if terminal:
             tty.setraw(writer)
-        channel = Channel(writer)
+        channel = OutputStream(writer)
         for piece in pieces:
             channel.write(piece)
         channel.end()

@@ -7,7 +7,7 @@ import pytest
 
 from sbx.errors import Broken, NotFound
 from sbx.runtime.processes.command_log import piece_of
-from sbx.workspace.ring_files import CommandLogs, Ring
+from sbx.workspace.ring_files import CommandLogs, RingFile
 
 NAME = "cmd-0123456789ab"
 
@@ -17,7 +17,7 @@ def logs(tmp_path: Path) -> CommandLogs:
     return CommandLogs(os.open(tmp_path, os.O_PATH | os.O_DIRECTORY))
 
 
-def put(ring: Ring, data: bytes) -> None:
+def put(ring: RingFile, data: bytes) -> None:
     ring.make_room(len(data))
     ring.end = ring.append(data)
     ring.begin = max(ring.begin, ring.end - ring.size)

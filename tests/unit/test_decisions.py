@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from sbx.egress import Decision
-from sbx.service.egress_log import Decisions
+from sbx.egress import EgressDecision
+from sbx.service.egress_log import EgressLog
 
 
 class Noted:
@@ -13,7 +13,7 @@ class Noted:
         self.lines: list[tuple[str, dict[str, Any]]] = []
         self.events: list[tuple[str, str | None, dict[str, Any]]] = []
         self.now = 60.0
-        self.told = Decisions("box", "key:1", self, self.tell, lambda: self.now)  # type: ignore[arg-type]
+        self.told = EgressLog("box", "key:1", self, self.tell, lambda: self.now)  # type: ignore[arg-type]
 
     def note(self, who: str, what: str, object: str, **details: Any) -> None:
         assert (who, object, details.pop("owner")) == ("sbx", "box", "key:1")
@@ -23,7 +23,7 @@ class Noted:
         self.events.append((kind, cause, details))
 
 
-def decision(allowed: bool, **changes: Any) -> Decision:
+def decision(allowed: bool, **changes: Any) -> EgressDecision:
     said: dict[str, Any] = {
         "at": 0.0,
         "sandbox": "box",
@@ -36,7 +36,7 @@ def decision(allowed: bool, **changes: Any) -> Decision:
         "address": None,
         "reason": "" if allowed else "not listed",
     }
-    return Decision(**{**said, **changes})
+    return EgressDecision(**{**said, **changes})
 
 
 def test_each_decision_is_a_line_and_a_refused_one_an_event() -> None:

@@ -5,11 +5,11 @@ from starlette.requests import Request
 
 from sbx.api.downloads import _asked_range, _found, attachment
 from sbx.runtime.files.streams import FileStream
-from sbx.workspace import Entry, OpenFile
+from sbx.workspace import FileEntry, OpenFile
 
 
 def stream(size: int) -> FileStream:
-    entry = Entry("x", "/workspace/x", "file", size, 0.0)
+    entry = FileEntry("x", "/workspace/x", "file", size, 0.0)
     return FileStream(entry, None, OpenFile(-1, "/workspace/x", size, 0.0), None)  # type: ignore[arg-type]
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from sbx.egress.resolver import own
-from sbx.egress.rules import Asked, Hello, Verdict, judge
-from sbx.policy.model import Network, Rule
+from sbx.egress.rules import ClientHello, ProxyRequest, RuleResult, judge
+from sbx.policy.model import Network, NetworkRule
 
 NETWORK = Network(
     mode="proxy",
@@ -20,16 +20,16 @@ NETWORK = Network(
         "10.0.0.5",
     ),
     rule=(
-        Rule(host="ruled.example", methods=("GET",), paths=("/v1/*", "/health")),
-        Rule(host="ruled.example", methods=("POST",), paths=("/v1/jobs",)),
+        NetworkRule(host="ruled.example", methods=("GET",), paths=("/v1/*", "/health")),
+        NetworkRule(host="ruled.example", methods=("POST",), paths=("/v1/jobs",)),
     ),
     allow_private=("intranet.example", "10.0.0.0/28"),
 )
 UNLISTED = "network.allow"
 
 
-def allowed(entry: str) -> Verdict:
-    return Verdict(True, f"network.allow: {entry}", "")
+def allowed(entry: str) -> RuleResult:
+    return RuleResult(True, f"network.allow: {entry}", "")
 
 
 @pytest.mark.parametrize(
@@ -40,24 +40,24 @@ def allowed(entry: str) -> Verdict:
         (
             "example.org",
             8443,
-            Verdict(False, UNLISTED, "example.org may be reached, but not at port 8443"),
+            RuleResult(False, UNLISTED, "example.org may be reached, but not at port 8443"),
         ),
         ("a.example.org", 8443, allowed("*.example.org:8443")),
         ("a.b.example.org", 8443, allowed("*.example.org:8443")),
         (
             "a.example.org",
             443,
-            Verdict(False, UNLISTED, "a.example.org may be reached, but not at port 443"),
+            RuleResult(False, UNLISTED, "a.example.org may be reached, but not at port 443"),
         ),
         (
             "notexample.org",
             8443,
-            Verdict(False, UNLISTED, "notexample.org is not in the policy's network.allow"),
+            RuleResult(False, UNLISTED, "notexample.org is not in the policy's network.allow"),
         ),
         (
             "example.org.evil.example",
             443,
-            Verdict(
+            RuleResult(
                 False, UNLISTED, "example.org.evil.example is not in the policy's network.allow"
             ),
         ),
@@ -66,23 +66,25 @@ def allowed(entry: str) -> Verdict:
         (
             "93.184.216.35",
             443,
-            Verdict(False, UNLISTED, "93.184.216.35 is not in the policy's network.allow"),
+            RuleResult(False, UNLISTED, "93.184.216.35 is not in the policy's network.allow"),
         ),
     ],
 )
-def test_judge_knows_hosts_and_ports(host: str, port: int, verdict: Verdict) -> None:
-    assert judge(NETWORK, Asked("CONNECT", host, port)) == verdict
+def test_judge_knows_hosts_and_ports(host: str, port: int, verdict: RuleResult) -> None:
+    assert judge(NETWORK, ProxyRequest("CONNECT", host, port)) == verdict
 
 
 def test_judge_allows_nothing_where_nothing_is_listed() -> None:
-    asked = Asked("CONNECT", "example.org", 443)
-    assert judge(Network(mode="proxy"), asked) == Verdict(
+    asked = ProxyRequest("CONNECT", "example.org", 443)
+    assert judge(Network(mode="proxy"), asked) == RuleResult(
         False, UNLISTED, "example.org is not in the policy's network.allow"
     )
 
 
-BY_PATH = Verdict(False, "network.rule", "ruled.example may not be asked by GET for this path")
-UNCLEAR = Verdict(False, "network.rule", "the path could be read in two ways, and rules hang on it")
+BY_PATH = RuleResult(False, "network.rule", "ruled.example may not be asked by GET for this path")
+UNCLEAR = RuleResult(
+    False, "network.rule", "the path could be read in two ways, and rules hang on it"
+)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +101,14 @@ UNCLEAR = Verdict(False, "network.rule", "the path could be read in two ways, an
         (
             "POST",
             "/v1/",
-            Verdict(False, "network.rule", "ruled.example may not be asked by POST for this path"),
+            RuleResult(
+                False, "network.rule", "ruled.example may not be asked by POST for this path"
+            ),
         ),
         (
             "DELETE",
             "/v1/jobs",
-            Verdict(False, "network.rule", "ruled.example may not be asked by DELETE"),
+            RuleResult(False, "network.rule", "ruled.example may not be asked by DELETE"),
         ),
         ("GET", "/v1/../admin", UNCLEAR),
         ("GET", "/v1/%2e%2e/admin", UNCLEAR),
@@ -116,18 +120,18 @@ UNCLEAR = Verdict(False, "network.rule", "the path could be read in two ways, an
         ("GET", "/v1//admin", UNCLEAR),
     ],
 )
-def test_judge_knows_methods_and_paths(method: str, path: str, verdict: Verdict) -> None:
-    assert judge(NETWORK, Asked(method, "ruled.example", 80, path)) == verdict
+def test_judge_knows_methods_and_paths(method: str, path: str, verdict: RuleResult) -> None:
+    assert judge(NETWORK, ProxyRequest(method, "ruled.example", 80, path)) == verdict
 
 
 def test_judge_leaves_paths_of_hosts_without_rules_alone() -> None:
-    asked = Asked("PURGE", "example.org", 80, "/a//../%2f")
+    asked = ProxyRequest("PURGE", "example.org", 80, "/a//../%2f")
     assert judge(NETWORK, asked) == allowed("example.org")
 
 
-def private(host: str, what: str) -> Verdict:
+def private(host: str, what: str) -> RuleResult:
     reason = f"{host} {what}, and not in the policy's network.allow_private"
-    return Verdict(False, "network.allow_private", reason)
+    return RuleResult(False, "network.allow_private", reason)
 
 
 @pytest.mark.parametrize(
@@ -173,13 +177,15 @@ def private(host: str, what: str) -> Verdict:
         ("10.0.0.5", ("10.0.0.5",), allowed("10.0.0.5")),
     ],
 )
-def test_judge_knows_addresses(host: str, addresses: tuple[str, ...], verdict: Verdict) -> None:
-    assert judge(NETWORK, Asked("CONNECT", host, 443, addresses=addresses)) == verdict
+def test_judge_knows_addresses(host: str, addresses: tuple[str, ...], verdict: RuleResult) -> None:
+    assert judge(NETWORK, ProxyRequest("CONNECT", host, 443, addresses=addresses)) == verdict
 
 
 def test_judge_refuses_a_public_address_that_is_the_machine_s_own() -> None:
     public = "93.184.216.34"
-    asked = Asked("CONNECT", "example.org", 443, addresses=(public,), own=frozenset({public}))
+    asked = ProxyRequest(
+        "CONNECT", "example.org", 443, addresses=(public,), own=frozenset({public})
+    )
     verdict = private("example.org", f"leads to {public}, an address of the machine itself")
     assert judge(NETWORK, asked) == verdict
     meant = NETWORK.model_copy(update={"allow_private": (f"{public}/32",)})
@@ -194,7 +200,7 @@ def test_own_addresses_are_those_that_linux_would_come_from() -> None:
 
 def test_judge_refuses_an_address_that_is_listed_and_private() -> None:
     network = Network(mode="proxy", allow=("10.0.0.5",))
-    asked = Asked("GET", "10.0.0.5", 80, "/", addresses=("10.0.0.5",))
+    asked = ProxyRequest("GET", "10.0.0.5", 80, "/", addresses=("10.0.0.5",))
     assert judge(network, asked) == private("10.0.0.5", "is a private address")
 
 
@@ -206,27 +212,33 @@ def test_judge_refuses_an_address_that_is_listed_and_private() -> None:
         (
             "example.org",
             "evil.example",
-            Verdict(False, "tls.sni", "the TLS to example.org names evil.example as the server"),
+            RuleResult(False, "tls.sni", "the TLS to example.org names evil.example as the server"),
         ),
         (
             "example.org",
             "a b",
-            Verdict(
+            RuleResult(
                 False,
                 "tls.sni",
                 "the TLS to example.org names something that is no host as the server",
             ),
         ),
-        ("example.org", None, Verdict(False, "tls.sni", "the TLS to example.org names no server")),
+        (
+            "example.org",
+            None,
+            RuleResult(False, "tls.sni", "the TLS to example.org names no server"),
+        ),
         ("93.184.216.34", None, allowed("93.184.216.34")),
         (
             "93.184.216.34",
             "example.org",
-            Verdict(False, "tls.sni", "the TLS to 93.184.216.34 names example.org as the server"),
+            RuleResult(
+                False, "tls.sni", "the TLS to 93.184.216.34 names example.org as the server"
+            ),
         ),
     ],
 )
 def test_judge_knows_the_server_that_tls_names(
-    host: str, sni: str | None, verdict: Verdict
+    host: str, sni: str | None, verdict: RuleResult
 ) -> None:
-    assert judge(NETWORK, Asked("CONNECT", host, 443, hello=Hello(sni))) == verdict
+    assert judge(NETWORK, ProxyRequest("CONNECT", host, 443, hello=ClientHello(sni))) == verdict

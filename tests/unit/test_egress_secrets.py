@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sbx.egress.secrets import Misplaced, Scan, Secret, Vault
+from sbx.egress.secrets import PlaceholderScanner, Secret, SecretMisuse, SecretStore
 from sbx.egress.veil import Compressed, Sniffer
 from sbx.errors import Unavailable
 
@@ -19,14 +19,14 @@ SECRET = Secret("CRM", "CRM_TOKEN", ("api.example.org", "*.eu.example.org"), "Au
 
 
 @pytest.fixture
-def vault() -> Vault:
-    return Vault({"CRM": SECRET, "PLAIN": Secret(
+def vault() -> SecretStore:
+    return SecretStore({"CRM": SECRET, "PLAIN": Secret(
         "PLAIN", "PLAIN_KEY", ("plain.example",), "X-Key", "another-value", allow_plain=True
     )})  # fmt: skip
 
 
 @pytest.fixture
-def placeholder(vault: Vault) -> bytes:
+def placeholder(vault: SecretStore) -> bytes:
     return vault.environment["CRM_TOKEN"].encode()
 
 
@@ -44,15 +44,15 @@ def test_a_value_that_no_header_could_hold_is_refused_and_not_repeated(value: st
     assert not value or value not in str(refused.value.to_dict())
 
 
-def test_placeholders_are_marked_and_of_one_sandbox(vault: Vault) -> None:
-    other = Vault({"CRM": SECRET})
+def test_placeholders_are_marked_and_of_one_sandbox(vault: SecretStore) -> None:
+    other = SecretStore({"CRM": SECRET})
     assert vault.environment["CRM_TOKEN"].startswith("sbx-secret-")
     assert vault.environment["CRM_TOKEN"] != other.environment["CRM_TOKEN"]
     assert VALUE not in str(dict(vault.environment))
 
 
 def test_filled_puts_the_value_into_the_header_of_a_named_host(
-    vault: Vault, placeholder: bytes
+    vault: SecretStore, placeholder: bytes
 ) -> None:
     given = [(b"Accept", b"*/*"), (b"authorization", b"Bearer " + placeholder)]
     value = b"Bearer " + VALUE.encode()
@@ -61,13 +61,13 @@ def test_filled_puts_the_value_into_the_header_of_a_named_host(
     assert vault.filled(given, "a.eu.example.org", secure=True) == expected
 
 
-def test_filled_looks_into_the_password_of_a_url(vault: Vault, placeholder: bytes) -> None:
+def test_filled_looks_into_the_password_of_a_url(vault: SecretStore, placeholder: bytes) -> None:
     given = [(b"Authorization", b"Basic " + base64.b64encode(b"me:" + placeholder))]
     filled = vault.filled(given, "api.example.org", secure=True)
     assert base64.b64decode(filled[0][1].split()[1]) == b"me:" + VALUE.encode()
 
 
-def test_filled_leaves_headers_without_a_placeholder_alone(vault: Vault) -> None:
+def test_filled_leaves_headers_without_a_placeholder_alone(vault: SecretStore) -> None:
     given = [(b"Authorization", b"Bearer mine"), (b"X", b"Basic !!!"), (b"Y", b"\xff%zz")]
     assert vault.filled(given, "api.example.org", secure=True) == given
 
@@ -85,7 +85,7 @@ def test_filled_leaves_headers_without_a_placeholder_alone(vault: Vault) -> None
 )
 @pytest.mark.parametrize("form", ["plain", "basic", "escaped", "capital"])
 def test_filled_refuses_a_placeholder_anywhere_else(
-    vault: Vault, placeholder: bytes, header: bytes, host: str, secure: bool, form: str
+    vault: SecretStore, placeholder: bytes, header: bytes, host: str, secure: bool, form: str
 ) -> None:
     value = {
         "plain": placeholder,
@@ -93,29 +93,31 @@ def test_filled_refuses_a_placeholder_anywhere_else(
         "escaped": placeholder.replace(b"-", b"%2d"),
         "capital": placeholder.upper(),
     }[form]
-    with pytest.raises(Misplaced) as refused:
+    with pytest.raises(SecretMisuse) as refused:
         vault.filled([(header, value)], host, secure=secure)
     assert refused.value.secret == "CRM"
     assert VALUE not in str(refused.value)
 
 
-def test_filled_sends_in_clear_text_only_what_says_so(vault: Vault) -> None:
+def test_filled_sends_in_clear_text_only_what_says_so(vault: SecretStore) -> None:
     given = [(b"x-key", vault.environment["PLAIN_KEY"].encode())]
     expected = [(b"x-key", b"another-value")]
     assert vault.filled(given, "plain.example", secure=False) == expected
 
 
-def test_a_placeholder_of_another_sandbox_is_refused(vault: Vault) -> None:
-    strange = Vault({"CRM": SECRET}).environment["CRM_TOKEN"].encode()
-    with pytest.raises(Misplaced, match="no secret of this sandbox"):
+def test_a_placeholder_of_another_sandbox_is_refused(vault: SecretStore) -> None:
+    strange = SecretStore({"CRM": SECRET}).environment["CRM_TOKEN"].encode()
+    with pytest.raises(SecretMisuse, match="no secret of this sandbox"):
         vault.filled([(b"Authorization", strange)], "api.example.org", secure=True)
 
 
 @pytest.mark.parametrize("text", [b"/a?t=%s", b"/%s/", b"a%s", b"/a?b=%%25%s"])
-def test_check_finds_a_placeholder_in_a_path(vault: Vault, placeholder: bytes, text: bytes) -> None:
-    with pytest.raises(Misplaced):
+def test_check_finds_a_placeholder_in_a_path(
+    vault: SecretStore, placeholder: bytes, text: bytes
+) -> None:
+    with pytest.raises(SecretMisuse):
         vault.check("the path", text % placeholder)
-    with pytest.raises(Misplaced):
+    with pytest.raises(SecretMisuse):
         vault.check("the path", text % placeholder.replace(b"s", b"%73"))
     vault.check("the path", text % placeholder[:-1])
 
@@ -123,26 +125,26 @@ def test_check_finds_a_placeholder_in_a_path(vault: Vault, placeholder: bytes, t
 @pytest.mark.parametrize("escape", ["%{:02x}", "%{:02X}", "%25{:02x}", "%2525{:02X}"])
 @pytest.mark.parametrize("change", [bytes.lower, bytes.upper])
 def test_check_undoes_percent_signs(
-    vault: Vault, placeholder: bytes, escape: str, change: Callable[[bytes], bytes]
+    vault: SecretStore, placeholder: bytes, escape: str, change: Callable[[bytes], bytes]
 ) -> None:
     escaped = "".join(map(escape.format, change(placeholder))).encode()
-    with pytest.raises(Misplaced, match="CRM"):
+    with pytest.raises(SecretMisuse, match="CRM"):
         vault.check("the path", b"/a?b=%41" + escaped)
     vault.check("the path", b"/a?b=%41" + escaped[:-2])
 
 
 @pytest.mark.parametrize("size", [1, 7, 42, 43, 1000])
 def test_scan_finds_a_placeholder_across_pieces(
-    vault: Vault, placeholder: bytes, size: int
+    vault: SecretStore, placeholder: bytes, size: int
 ) -> None:
     body = b"x" * 100 + placeholder + b"y" * 100
-    scan = Scan(vault, "the body")
-    with pytest.raises(Misplaced, match="the body"):
+    scan = PlaceholderScanner(vault, "the body")
+    with pytest.raises(SecretMisuse, match="the body"):
         list(map(scan.feed, (body[at : at + size] for at in range(0, len(body), size))))
 
 
-def test_scan_lets_everything_else_through(vault: Vault, placeholder: bytes) -> None:
-    scan = Scan(vault, "the body")
+def test_scan_lets_everything_else_through(vault: SecretStore, placeholder: bytes) -> None:
+    scan = PlaceholderScanner(vault, "the body")
     for piece in (b"sbx-secret-", b"0123", placeholder[:-1], b"-", placeholder[1:]):
         scan.feed(piece)
 
@@ -168,7 +170,7 @@ FORMS = [
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_veil_hides_the_value_in_every_form_across_pieces(
-    vault: Vault, placeholder: bytes, form: bytes, size: int
+    vault: SecretStore, placeholder: bytes, form: bytes, size: int
 ) -> None:
     veil = vault.veil("api.example.org")
     body = b"before " + form + b" between " + form + b" tok/en"
@@ -205,7 +207,7 @@ ENCODINGS: dict[str, Callable[[str], bytes]] = {
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_veil_hides_the_value_in_every_encoding(
-    vault: Vault, placeholder: bytes, encoding: str, size: int
+    vault: SecretStore, placeholder: bytes, encoding: str, size: int
 ) -> None:
     """An echoing host returned the value to the code inside in upper case, in hex, with every
     letter behind a percent sign, and as numeric entities."""
@@ -245,7 +247,9 @@ def test_sniffer_knows_a_compressed_body(head: bytes, compressed: bool, size: in
 
 
 @pytest.mark.parametrize("before", [b"", b"a:", b"me:", b"user:"])
-def test_veil_hides_the_value_in_base64(vault: Vault, placeholder: bytes, before: bytes) -> None:
+def test_veil_hides_the_value_in_base64(
+    vault: SecretStore, placeholder: bytes, before: bytes
+) -> None:
     veil = vault.veil("api.example.org")
     shown = veil.over(base64.b64encode(before + VALUE.encode() + b"!"))
     left, hidden, right = shown.partition(placeholder)
@@ -254,7 +258,7 @@ def test_veil_hides_the_value_in_base64(vault: Vault, placeholder: bytes, before
     assert len(right) <= 4  # before it, and the last four, with the one that is after it
 
 
-def test_veil_keeps_back_no_more_than_it_must(vault: Vault) -> None:
+def test_veil_keeps_back_no_more_than_it_must(vault: SecretStore) -> None:
     veil = vault.veil("api.example.org")
     assert veil.feed(b"data: 1\n\n") == b"data: 1\n\n"
     assert veil.feed(b"data: tok") == b"data: "
@@ -262,6 +266,6 @@ def test_veil_keeps_back_no_more_than_it_must(vault: Vault) -> None:
     assert veil.end() == b""
 
 
-def test_veil_of_another_host_has_nothing_to_hide(vault: Vault) -> None:
+def test_veil_of_another_host_has_nothing_to_hide(vault: SecretStore) -> None:
     veil = vault.veil("other.example")
     assert veil.feed(VALUE.encode()) + veil.end() == VALUE.encode()

@@ -9,22 +9,22 @@ import pytest
 from sbx.environments.installers import Choice, choose
 from sbx.environments.pythons import Python
 from sbx.environments.requirements import locked
-from sbx.environments.step_runner import Said, Steps
+from sbx.environments.step_runner import StepOutput, StepRunner
 from sbx.errors import Unavailable
 
 _PYTHON = Python((3, 12, 1), "/opt/python/bin/python3", "cpython", False, True, "24.0")
 
 
-class Scripted(Steps):
+class Scripted(StepRunner):
     """Answers as uv and pip would, and starts nothing."""
 
     pip_config = ""
 
-    async def run(self, *words: str, keep: bool = False) -> Said:
+    async def run(self, *words: str, keep: bool = False) -> StepOutput:
         if "--version" in words:
-            return Said(0, (), b"uv 0.9.1 (x86_64)\n")
+            return StepOutput(0, (), b"uv 0.9.1 (x86_64)\n")
         assert words[-2:] == ("config", "list")
-        return Said(0, (), self.pip_config.encode())
+        return StepOutput(0, (), self.pip_config.encode())
 
 
 def _steps(pip_config: str = "") -> Scripted:

@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from sbx.environments.requirements import (
     KERNEL,
-    Locked,
+    LockFile,
     agreed,
     lock_text,
     locked,
@@ -99,8 +99,8 @@ def test_an_option_in_a_file_is_refused_with_its_line(line: str) -> None:
 
 def test_a_lock_says_the_same_after_it_was_written() -> None:
     packages = [
-        Locked("six", "six==1.17.0", (_SHA, _OTHER)),
-        Locked("tiny", "tiny @ file:///w/tiny-1.0-py3-none-any.whl", (_SHA,)),
+        LockFile("six", "six==1.17.0", (_SHA, _OTHER)),
+        LockFile("tiny", "tiny @ file:///w/tiny-1.0-py3-none-any.whl", (_SHA,)),
     ]
     assert locked(lock_text(packages)) == packages
 
@@ -112,7 +112,7 @@ def test_a_lock_without_versions_or_hashes_is_none(text: str) -> None:
 
 
 def test_hashes_that_were_asked_for_are_those_of_the_lock() -> None:
-    lock = [Locked("six", "six==1.17.0", (_SHA, _OTHER))]
+    lock = [LockFile("six", "six==1.17.0", (_SHA, _OTHER))]
     assert agreed(lock, of_file(f"six --hash={_OTHER}", "f"))[0].hashes == (_OTHER,)
     with pytest.raises(BadRequest) as raised:
         agreed(lock, of_file("six --hash=sha256:" + "ee" * 32, "f"))

@@ -11,7 +11,7 @@ import pytest
 
 from sbx.guest import frames
 from sbx.guest.start import fork_child
-from sbx.guest.start.fork_child import View
+from sbx.guest.start.fork_child import MountView
 from sbx.linux import landlock, prctl
 from tests.unit.in_child import exit_status, in_child
 
@@ -103,7 +103,9 @@ def test_what_libraries_drew_before_the_fork_is_drawn_again() -> None:
 def sealed(walls: dict[str, Any], like: dict[str, Any]) -> str:
     def act(report: int) -> int:
         prctl.set_no_new_privs()
-        domain = fork_child._Domain.of(like, scope_signals=False) if walls["landlock"] else None
+        domain = (
+            fork_child.LandlockDomain.of(like, scope_signals=False) if walls["landlock"] else None
+        )
         return fork_child._seal(walls, domain, like, None)
 
     return in_child(act)
@@ -137,7 +139,7 @@ def test_domain_that_cannot_be_entered_is_named() -> None:
 
     def act(report: int) -> None:
         prctl.set_no_new_privs()
-        domain = fork_child._Domain.of(walls, scope_signals=False)
+        domain = fork_child.LandlockDomain.of(walls, scope_signals=False)
         assert domain is not None
         os.close(domain.fileno())
         domain.enter(walls)
@@ -158,7 +160,7 @@ def test_own_directory_keeps_the_mounts_and_links_of_the_zygote(tmp_path: Path) 
     kept = [f"{tmp_path}/{name}" for name in ("directory/below", "file", "link")]
 
     def act(report: int) -> str:
-        fork_child._own_view(View([(str(tmp_path), 1 << 20, "0755")], kept, {}))
+        fork_child._own_view(MountView([(str(tmp_path), 1 << 20, "0755")], kept, {}))
         names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
         return f"{' '.join(names)}: {(tmp_path / 'link').read_text()}"
 

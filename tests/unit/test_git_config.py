@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbx.workspace.git_config import Setting, parse
+from sbx.workspace.git_config import GitSetting, parse
 
 HOOKS = "core.hookspath"
 
@@ -30,4 +30,4 @@ HOOKS = "core.hookspath"
     ],
 )
 def test_parse_returns_the_settings(text: str, settings: list[tuple[str, str | None]]) -> None:
-    assert parse(text) == tuple(Setting(*setting) for setting in settings)
+    assert parse(text) == tuple(GitSetting(*setting) for setting in settings)

@@ -9,11 +9,11 @@ import pytest
 from sbx.guest import guarded_calls
 from sbx.guest.guarded_calls import GuardedCalls
 from sbx.guest.path_rules import PathRules
-from sbx.linux.seccomp_notify import Call
+from sbx.linux.seccomp_notify import SyscallNotice
 from sbx.workspace.host_executables import path_rules
 
 WALLS = {"root": "/workspace", "link_prefixes": [], "fifos": False}
-NO_CALL = Call(1, 1, -1, ())  # of a number that the guard does not perform
+NO_CALL = SyscallNotice(1, 1, -1, ())  # of a number that the guard does not perform
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from sbx.guest import guarded_calls, guarded_paths, quarantine_items
 from sbx.guest.guarded_calls import Answer, GuardedCalls, Opened, SlowOpen
 from sbx.guest.guarded_paths import AT_EMPTY_PATH, AT_FDCWD, AT_REMOVEDIR, Outside
 from sbx.linux import file_names
-from sbx.linux.seccomp_notify import Call, path_calls
+from sbx.linux.seccomp_notify import SyscallNotice, path_calls
 from sbx.workspace.host_executables import path_rules
 
 CREATE = os.O_CREAT | os.O_WRONLY
@@ -48,7 +48,7 @@ class Caller:
             else:
                 numbers.append(argument & ((1 << 64) - 1))
         numbers += [0] * (6 - len(numbers))
-        return self._guard.perform(Call(1, os.getpid(), NUMBERS[name], tuple(numbers)))
+        return self._guard.perform(SyscallNotice(1, os.getpid(), NUMBERS[name], tuple(numbers)))
 
     def outcome(self, name: str, *arguments: int | str) -> str:
         """Return the errno of a call, or `outside` if it is left to Linux."""

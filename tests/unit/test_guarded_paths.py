@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sbx.guest import hard_links
-from sbx.guest.guarded_paths import Outside, Resolver, Target, open_path, own_view, signed
-from sbx.linux.seccomp_notify import Call
+from sbx.guest.guarded_paths import Outside, PathResolver, ResolvedPath, open_path, own_view, signed
+from sbx.linux.seccomp_notify import SyscallNotice
 
 
 @contextmanager
@@ -22,15 +22,15 @@ def held(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def target(path: Path) -> Target:
-    return Target(open_path(str(path.parent)), (path.name,))
+def target(path: Path) -> ResolvedPath:
+    return ResolvedPath(open_path(str(path.parent)), (path.name,))
 
 
 def test_descriptor_leads_to_the_name_that_it_was_opened_by(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "file").touch()
     with held(tmp_path / "below" / "file") as fd:
-        found = Resolver(str(tmp_path)).target_of(fd)
+        found = PathResolver(str(tmp_path)).target_of(fd)
         assert found is not None
         with found:
             assert found.parts == ("below", "file")
@@ -39,7 +39,7 @@ def test_descriptor_leads_to_the_name_that_it_was_opened_by(tmp_path: Path) -> N
 def test_descriptor_of_the_workspace_or_of_a_file_without_name_has_no_target(
     tmp_path: Path,
 ) -> None:
-    resolver = Resolver(str(tmp_path))
+    resolver = PathResolver(str(tmp_path))
     with held(tmp_path) as fd:
         assert resolver.target_of(fd) is None
     (tmp_path / "file").touch()
@@ -52,7 +52,7 @@ def test_descriptor_from_elsewhere_is_outside(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
     (tmp_path / "file").touch()
     with held(tmp_path / "file") as fd, pytest.raises(Outside):
-        Resolver(str(tmp_path / "workspace")).target_of(fd)
+        PathResolver(str(tmp_path / "workspace")).target_of(fd)
 
 
 @pytest.mark.parametrize("planted", [False, True])
@@ -66,7 +66,7 @@ def test_file_that_has_only_another_name_is_read_only(tmp_path: Path, planted: b
         if planted:
             (tmp_path / "file (deleted)").touch()
         with pytest.raises(OSError, match="no longer") as raised:
-            Resolver(str(tmp_path)).target_of(fd)
+            PathResolver(str(tmp_path)).target_of(fd)
         assert raised.value.errno == errno.EROFS
 
 
@@ -78,7 +78,7 @@ def test_file_whose_directory_was_removed_is_read_only(tmp_path: Path) -> None:
         (tmp_path / "below" / "file").unlink()
         (tmp_path / "below").rmdir()
         with pytest.raises(OSError, match="no longer") as raised:
-            Resolver(str(tmp_path)).target_of(fd)
+            PathResolver(str(tmp_path)).target_of(fd)
         assert raised.value.errno == errno.EROFS
 
 
@@ -166,7 +166,7 @@ def test_move_where_no_hard_link_can_be_made_is_left_to_a_copy(
 
 
 def test_paths_of_the_caller_itself_lead_to_the_caller() -> None:
-    call = Call(1, 42, 0, (0,) * 6)
+    call = SyscallNotice(1, 42, 0, (0,) * 6)
     for path, expected in (
         ("/dev/stdin", "/proc/42/fd/0"),
         ("/dev/stderr", "/proc/42/fd/2"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from sbx.guest import frames
-from sbx.guest.frames import Frame, FrameError, FrameReader, FrameWriter
+from sbx.guest.frames import FrameError, FrameReader, FrameWriter, RawFrame
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_frame_is_a_length_and_json() -> None:
 
 
 def test_reader_finds_frames_in_any_pieces() -> None:
-    sent = [Frame("a", {"n": 1}), Frame("b", {}, "x"), Frame("c", {"text": "y" * 1000})]
+    sent = [RawFrame("a", {"n": 1}), RawFrame("b", {}, "x"), RawFrame("c", {"text": "y" * 1000})]
     data = b"".join(frames.encode(frame.type, frame.content, frame.id) for frame in sent)
     for size in (1, 3, 7, len(data)):
         reader = FrameReader()
@@ -45,7 +45,7 @@ def test_receive_takes_one_frame_and_not_a_byte_more(
 ) -> None:
     ours, theirs = pair
     ours.sendall(frames.encode("boot", {"a": 1}) + b"rest")
-    assert frames.receive(theirs) == Frame("boot", {"a": 1})
+    assert frames.receive(theirs) == RawFrame("boot", {"a": 1})
     assert theirs.recv(10) == b"rest"
 
 
@@ -183,5 +183,5 @@ def test_a_forked_child_cannot_write_to_the_socket(
         check=True,
     )
     ours.close()
-    assert frames.receive(theirs) == Frame("stream", {"text": "parent"})
+    assert frames.receive(theirs) == RawFrame("stream", {"text": "parent"})
     assert frames.receive(theirs) is None

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sbx.guest import frames as guest
-from sbx.isolation.broker.client import End, Jail
+from sbx.isolation.broker.client import Jail, JailExit
 from sbx.kernels import channel as channels
 from sbx.kernels import frames
 from sbx.kernels.channel import Channel, ChannelClosed
@@ -32,9 +32,9 @@ class Lost:
         self.kernel, self.other = socket.socketpair()
         self.killed = asyncio.Event()
 
-    async def kill(self) -> End:
+    async def kill(self) -> JailExit:
         self.killed.set()
-        return End()
+        return JailExit()
 
     def close(self) -> None:
         """Its sockets are its kernel's by now."""

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from sbx.jupyter.serialize import Message
-from sbx.jupyter.stream_batching import FULL, Gathering
+from sbx.jupyter.serialize import JupyterMessage
+from sbx.jupyter.stream_batching import FULL, StreamBatcher
 
 CELL: Mapping[str, Any] = {"msg_id": "cell"}
-IDLE = Message("status", {"execution_state": "idle"})
+IDLE = JupyterMessage("status", {"execution_state": "idle"})
 
 
 class Sent:
@@ -18,18 +18,18 @@ class Sent:
         self.parts: list[tuple[str, str, str]] = []
         self.some = asyncio.Event()
 
-    async def __call__(self, message: Message, parent: Mapping[str, Any]) -> None:
+    async def __call__(self, message: JupyterMessage, parent: Mapping[str, Any]) -> None:
         said = message.content
         self.parts.append((message.kind, said.get("text", ""), parent.get("msg_id", "")))
         self.some.set()
 
 
-def text(text: str, name: str = "stdout") -> Message:
-    return Message("stream", {"name": name, "text": text})
+def text(text: str, name: str = "stdout") -> JupyterMessage:
+    return JupyterMessage("stream", {"name": name, "text": text})
 
 
 async def test_a_line_and_its_newline_are_one_message() -> None:
-    gathering = Gathering(sent := Sent())
+    gathering = StreamBatcher(sent := Sent())
     for piece in ("one", "\n", "two", "\n"):
         await gathering.publish(text(piece), CELL)
     assert sent.parts == []
@@ -38,7 +38,7 @@ async def test_a_line_and_its_newline_are_one_message() -> None:
 
 
 async def test_text_after_which_nothing_comes_is_sent_soon() -> None:
-    gathering = Gathering(sent := Sent())
+    gathering = StreamBatcher(sent := Sent())
     await gathering.publish(text("busy"), CELL)
     await sent.some.wait()
     assert sent.parts == [("stream", "busy", "cell")]
@@ -48,7 +48,7 @@ async def test_text_after_which_nothing_comes_is_sent_soon() -> None:
 
 
 async def test_streams_and_cells_are_kept_apart_in_their_order() -> None:
-    gathering = Gathering(sent := Sent())
+    gathering = StreamBatcher(sent := Sent())
     other = {"msg_id": "other"}
     for piece, name, parent in (
         ("a", "stdout", CELL),
@@ -65,7 +65,7 @@ async def test_streams_and_cells_are_kept_apart_in_their_order() -> None:
 
 
 async def test_much_text_does_not_wait() -> None:
-    gathering = Gathering(sent := Sent())
+    gathering = StreamBatcher(sent := Sent())
     await gathering.publish(text("x" * (FULL - 1)), CELL)
     assert sent.parts == []
     await gathering.publish(text("y"), CELL)
@@ -74,7 +74,7 @@ async def test_much_text_does_not_wait() -> None:
 
 async def test_nothing_is_sent_after_the_end() -> None:
     before = asyncio.all_tasks()
-    gathering = Gathering(sent := Sent())
+    gathering = StreamBatcher(sent := Sent())
     await gathering.publish(text("late"), CELL)
     await gathering.close()
     assert sent.parts == []
@@ -86,13 +86,13 @@ async def test_who_cannot_be_sent_to_holds_up_the_text_that_follows() -> None:
     began, free, in_turn = asyncio.Event(), asyncio.Event(), asyncio.Lock()
     sent = Sent()
 
-    async def slow(message: Message, parent: Mapping[str, Any]) -> None:
+    async def slow(message: JupyterMessage, parent: Mapping[str, Any]) -> None:
         async with in_turn:
             began.set()
             await free.wait()
             await sent(message, parent)
 
-    gathering = Gathering(slow)
+    gathering = StreamBatcher(slow)
     await gathering.publish(text("first"), CELL)
     await began.wait()
     behind = asyncio.create_task(gathering.publish(text("x" * FULL), CELL))

@@ -3,13 +3,13 @@
 from typing import Any
 
 from sbx.jupyter.comms import Comms
-from sbx.jupyter.history import LINES_MAX, OUTPUT_MAX, TEXT_MAX, History
-from sbx.jupyter.parse import History as Asked
-from sbx.jupyter.serialize import Message
+from sbx.jupyter.history import LINES_MAX, OUTPUT_MAX, TEXT_MAX, CellHistory
+from sbx.jupyter.parse import HistoryRequest as Asked
+from sbx.jupyter.serialize import JupyterMessage
 
 
-def two_sessions() -> History:
-    history = History()
+def two_sessions() -> CellHistory:
+    history = CellHistory()
     history.begin_session()
     history.add(1, "a = 1")
     history.add(2, "a", "1")
@@ -20,7 +20,7 @@ def two_sessions() -> History:
     return history
 
 
-def asked(history: History, **how: Any) -> list[Any]:
+def asked(history: CellHistory, **how: Any) -> list[Any]:
     reply = history.asked(Asked(**how))
     assert reply["status"] == "ok"
     found: list[Any] = reply["history"]
@@ -59,7 +59,7 @@ def test_outputs_come_when_they_are_asked_for() -> None:
 
 
 def test_the_oldest_lines_make_room() -> None:
-    history = History()
+    history = CellHistory()
     for number in range(LINES_MAX + 5):
         history.add(number, "x")
     assert asked(history, hist_access_type="tail", n=LINES_MAX * 2)[0] == (0, 5, "x")
@@ -70,22 +70,22 @@ def test_the_oldest_lines_make_room() -> None:
 
 
 def test_a_long_output_is_cut() -> None:
-    history = History()
+    history = CellHistory()
     history.add(1, "x", "o" * OUTPUT_MAX * 2)
     assert asked(history, output=True) == [(0, 1, ("x", "o" * OUTPUT_MAX))]
 
 
-def opened(name: str, target: str) -> Message:
-    return Message("comm_open", {"comm_id": name, "target_name": target, "data": {}})
+def opened(name: str, target: str) -> JupyterMessage:
+    return JupyterMessage("comm_open", {"comm_id": name, "target_name": target, "data": {}})
 
 
 def test_open_comms_are_listed_until_they_are_closed() -> None:
     comms = Comms()
     for name, target in (("1", "w"), ("2", "w"), ("3", "v")):
         comms.note(opened(name, target))
-    comms.note(Message("comm_msg", {"comm_id": "9", "data": {}}))
-    comms.note(Message("comm_close", {"comm_id": "2", "data": {}}))
-    comms.note(Message("comm_close", {"comm_id": "7", "data": {}}))
+    comms.note(JupyterMessage("comm_msg", {"comm_id": "9", "data": {}}))
+    comms.note(JupyterMessage("comm_close", {"comm_id": "2", "data": {}}))
+    comms.note(JupyterMessage("comm_close", {"comm_id": "7", "data": {}}))
     assert comms.listed("w") == {"status": "ok", "comms": {"1": {"target_name": "w"}}}
     assert list(comms.listed(None)["comms"]) == ["1", "3"]
 

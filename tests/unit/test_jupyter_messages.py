@@ -9,8 +9,8 @@ from jupyter_client.session import DELIM, Session
 
 from sbx.errors import BadRequest, Conflict
 from sbx.jupyter import parse, serialize
-from sbx.jupyter.parse import Execute, Malformed, Request
-from sbx.jupyter.serialize import Message
+from sbx.jupyter.parse import Execute, KernelRequest, MalformedMessage
+from sbx.jupyter.serialize import JupyterMessage
 from sbx.kernels import frames
 from sbx.protocol.runs import Run, RunError, Status
 from sbx.runtime.run.frontend import CellEnd
@@ -35,7 +35,7 @@ def bridge_session() -> Session:
     return Session(key=KEY, pack=msgspec.json.encode)
 
 
-def request(kind: str, content: dict[str, Any]) -> Request:
+def request(kind: str, content: dict[str, Any]) -> KernelRequest:
     return parse.read(bridge_session(), signed(kind, content))
 
 
@@ -45,34 +45,36 @@ def request(kind: str, content: dict[str, Any]) -> Request:
 def test_frames_become_the_messages_of_their_kind() -> None:
     bundle = {"text/plain": raw("2"), "application/json": raw({"a": [1]})}
     plain = {"text/plain": "2", "application/json": {"a": [1]}}
-    told: list[tuple[Any, Message]] = [
-        (frames.Stream("stdout", "hi"), Message("stream", {"name": "stdout", "text": "hi"})),
+    told: list[tuple[Any, JupyterMessage]] = [
+        (frames.Stream("stdout", "hi"), JupyterMessage("stream", {"name": "stdout", "text": "hi"})),
         (
             frames.ExecuteResult(bundle, 7, raw({"m": 1})),
-            Message("execute_result", {"data": plain, "metadata": {"m": 1}, "execution_count": 7}),
+            JupyterMessage(
+                "execute_result", {"data": plain, "metadata": {"m": 1}, "execution_count": 7}
+            ),
         ),
         (
             frames.DisplayData(bundle, raw({}), {"display_id": "d"}),
-            Message(
+            JupyterMessage(
                 "display_data",
                 {"data": plain, "metadata": {}, "transient": {"display_id": "d"}},
             ),
         ),
         (
             frames.UpdateDisplayData(bundle, raw({}), {"display_id": "d", "path": "/etc"}),
-            Message(
+            JupyterMessage(
                 "update_display_data",
                 {"data": plain, "metadata": {}, "transient": {"display_id": "d"}},
             ),
         ),
         (
-            frames.Error("E", "v", ["t"]),
-            Message("error", {"ename": "E", "evalue": "v", "traceback": ["t"]}),
+            frames.ErrorFrame("E", "v", ["t"]),
+            JupyterMessage("error", {"ename": "E", "evalue": "v", "traceback": ["t"]}),
         ),
-        (frames.ClearOutput(wait=True), Message("clear_output", {"wait": True})),
+        (frames.ClearOutput(wait=True), JupyterMessage("clear_output", {"wait": True})),
         (
-            frames.CommOpen("c", "t", raw({"a": 1})),
-            Message(
+            frames.CommOpenFrame("c", "t", raw({"a": 1})),
+            JupyterMessage(
                 "comm_open",
                 {"comm_id": "c", "target_name": "t", "target_module": None, "data": {"a": 1}},
                 buffers=[],
@@ -80,7 +82,7 @@ def test_frames_become_the_messages_of_their_kind() -> None:
         ),
         (
             frames.CommClose("c"),
-            Message("comm_close", {"comm_id": "c", "data": {}}, buffers=[]),
+            JupyterMessage("comm_close", {"comm_id": "c", "data": {}}, buffers=[]),
         ),
     ]
     assert [serialize.shown(frame, 3) for frame, _ in told] == [message for _, message in told]
@@ -92,7 +94,7 @@ def test_a_result_without_a_number_has_that_of_its_cell() -> None:
 
 
 def test_buffers_of_a_comm_stay_bytes() -> None:
-    told = frames.CommMsg("c", raw({}), raw({"version": "2"}), [b"hi", b"\xff" * 9])
+    told = frames.CommMsgFrame("c", raw({}), raw({"version": "2"}), [b"hi", b"\xff" * 9])
     message = serialize.shown(told, 1)
     assert message.metadata == {"version": "2"}
     assert message.buffers == [b"hi", b"\xff" * 9]
@@ -101,15 +103,15 @@ def test_buffers_of_a_comm_stay_bytes() -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        frames.CommMsg("c", raw(1)),
-        frames.CommMsg("c", raw({}), raw([])),
+        frames.CommMsgFrame("c", raw(1)),
+        frames.CommMsgFrame("c", raw({}), raw([])),
         frames.DisplayData({"text/plain": raw("x")}, raw("m")),
         frames.ExecuteResult({"application/json": msgspec.Raw(b"[" * 99 + b"]" * 99)}, 1),
-        frames.InputRequest("?", password=False),
+        frames.InputRequestFrame("?", password=False),
     ],
 )
 def test_parts_that_are_not_what_they_should_be_are_malformed(told: Any) -> None:
-    with pytest.raises(frames.Malformed):
+    with pytest.raises(frames.MalformedFrame):
         serialize.shown(told, 1)
 
 
@@ -160,7 +162,9 @@ def test_a_refusal_says_the_sentence_and_the_hint() -> None:
     content = serialize.refused(Conflict("it is gone", hint="restart it"))
     assert content["ename"] == "Conflict"
     assert content["evalue"] == "it is gone (hint: restart it)"
-    assert serialize.error(serialize.ended(RunError("Timeout", "too long", "ours"))) == Message(
+    assert serialize.error(
+        serialize.ended(RunError("Timeout", "too long", "ours"))
+    ) == JupyterMessage(
         "error",
         {
             "ename": "Timeout",
@@ -185,7 +189,7 @@ def test_what_is_not_signed_with_the_key_is_not_read_nor_remembered() -> None:
     parts = signed("execute_request", {"code": "1"})
     for signature in (b"", b"0" * 64, b"x" * 1_000_000):
         parts[2] = signature
-        with pytest.raises(Malformed, match="not signed"):
+        with pytest.raises(MalformedMessage, match="not signed"):
             parse.read(session, parts)
     assert not session.digest_history
 
@@ -194,7 +198,7 @@ def test_a_message_that_was_sent_again_is_not_read() -> None:
     session = bridge_session()
     parts = signed("execute_request", {"code": "1"})
     parse.read(session, parts)
-    with pytest.raises(Malformed, match="Duplicate"):
+    with pytest.raises(MalformedMessage, match="Duplicate"):
         parse.read(session, parts)
 
 
@@ -215,7 +219,7 @@ def test_a_header_that_cannot_be_given_back_is_not_read(header: dict[str, Any]) 
     told = {"msg_id": "1", "msg_type": "execute_request", "session": "s", "version": "5.3"}
     packed = [json.dumps({**told, **header}).encode(), b"{}", b"{}", b"{}"]
     parts = [b"who", DELIM, Session(key=KEY).sign(packed), *packed]
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         parse.read(bridge_session(), parts)
 
 
@@ -231,13 +235,13 @@ def test_a_header_that_cannot_be_given_back_is_not_read(header: dict[str, Any]) 
     ],
 )
 def test_a_message_without_its_parts_is_not_read(parts: list[bytes]) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         parse.read(bridge_session(), parts)
 
 
 @pytest.mark.parametrize("content", [[], 1, "x", None, float("nan")])
 def test_a_content_that_is_no_object_is_not_read(content: object) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         parse.read(bridge_session(), signed("execute_request", content))
 
 

@@ -5,17 +5,17 @@ import asyncio
 import pytest
 
 from sbx.jupyter import pending_requests
-from sbx.jupyter.parse import Request
-from sbx.jupyter.pending_requests import Asked, Waiting
+from sbx.jupyter.parse import KernelRequest
+from sbx.jupyter.pending_requests import PendingRequests, QueuedRequest
 
 
-def asked(kind: str, size: int = 1) -> Asked:
+def asked(kind: str, size: int = 1) -> QueuedRequest:
     header = {"msg_id": "1", "msg_type": kind}
-    return Asked("shell", Request((b"who",), kind, header, {}, {}, (), size))
+    return QueuedRequest("shell", KernelRequest((b"who",), kind, header, {}, {}, (), size))
 
 
 async def test_requests_are_taken_in_their_order() -> None:
-    line = Waiting()
+    line = PendingRequests()
     taking = asyncio.create_task(line.take())
     await asyncio.sleep(0)
     for kind in ("a", "b"):
@@ -24,7 +24,7 @@ async def test_requests_are_taken_in_their_order() -> None:
 
 
 async def test_those_of_one_kind_are_removed_and_others_keep_their_place() -> None:
-    line = Waiting()
+    line = PendingRequests()
     for kind in ("a", "b", "a", "c"):
         line.add(asked(kind))
     assert [one.request.kind for one in line.remove("a")] == ["a", "a"]
@@ -41,7 +41,7 @@ async def test_who_sends_more_than_may_wait_waits(
 ) -> None:
     monkeypatch.setattr(pending_requests, "_MOST", most)
     monkeypatch.setattr(pending_requests, "_BYTES_MAX", 80)
-    line = Waiting()
+    line = PendingRequests()
     for kind in ("a", "b"):
         await line.put(asked(kind, size))
     putting = asyncio.create_task(line.put(asked("c", size)))

@@ -9,7 +9,7 @@ import pytest
 
 from sbx.guest import frames as guest
 from sbx.kernels import frames
-from sbx.kernels.frames import KERNEL, SUPERVISOR, Malformed, Splitter
+from sbx.kernels.frames import KERNEL, SUPERVISOR, FrameDecoder, MalformedFrame
 
 
 def body(kind: str, content: Any, **more: Any) -> bytes:
@@ -56,12 +56,12 @@ def test_a_reply_carries_the_id_of_its_request() -> None:
     ],
 )
 def test_whatever_ours_would_not_send_is_malformed(sent: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         KERNEL.decode(sent)
 
 
 def test_each_socket_has_its_own_words() -> None:
-    with pytest.raises(Malformed, match="unknown type"):
+    with pytest.raises(MalformedFrame, match="unknown type"):
         SUPERVISOR.decode(body("stream", {"name": "stdout", "text": "x"}))
     exited = SUPERVISOR.decode(body("exited", {"signal": 9}, id="1"))
     assert exited.content == frames.Exited(signal=9)
@@ -73,13 +73,13 @@ def test_a_comm_s_message_is_answered_by_a_reply_of_one_kind(kind: str) -> None:
     frame = KERNEL.decode(sent[4:])
     assert (frame.content, frame.id) == (frames.CommReply("ok"), "7")
     for content in ({}, {"status": "done"}, {"status": "ok", "data": {}}):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedFrame):
             KERNEL.decode(body(f"{kind}_reply", content))
 
 
 def test_every_reply_is_known_as_one() -> None:
     replies = {
-        name for name, kind in frames.KERNEL_FRAMES.items() if issubclass(kind, frames.Reply)
+        name for name, kind in frames.KERNEL_FRAMES.items() if issubclass(kind, frames.ReplyFrame)
     }
     assert replies == {name for name in frames.KERNEL_FRAMES if name.endswith("_reply")}
 
@@ -89,9 +89,9 @@ def test_a_comm_s_buffers_are_bytes_and_may_be_large() -> None:
     sent = guest.encode("comm_msg", {"comm_id": "c", "data": {}, "buffers": parts})
     assert len(sent) > frames.SMALL_MAX
     content = KERNEL.decode(sent[4:]).content
-    assert isinstance(content, frames.CommMsg)
+    assert isinstance(content, frames.CommMsgFrame)
     assert content.buffers == parts
-    assert frames.CommMsg("c").buffers == []
+    assert frames.CommMsgFrame("c").buffers == []
 
 
 @pytest.mark.parametrize(
@@ -99,24 +99,24 @@ def test_a_comm_s_buffers_are_bytes_and_may_be_large() -> None:
     ["YWI=", ["a"], ["\u2028"], [1], [None], {"0": "YWI="}, [""] * (frames.BUFFERS_MAX + 1)],
 )
 def test_buffers_that_are_none_are_malformed(buffers: Any) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         KERNEL.decode(body("comm_msg", {"comm_id": "c", "buffers": buffers}))
 
 
 def test_a_comm_s_message_of_millions_of_strings_is_malformed() -> None:
-    with pytest.raises(Malformed, match="too many strings"):
+    with pytest.raises(MalformedFrame, match="too many strings"):
         KERNEL.decode(body("comm_msg", {"comm_id": "c", "buffers": [""] * (3 << 18)}))
 
 
 def test_an_object_is_one() -> None:
     assert frames.as_object({"a": 1}) == {"a": 1}
     for other in ("[]", '"x"', "1", "null"):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedFrame):
             frames.as_object(json.loads(other))
 
 
 def test_the_sentence_for_a_malformed_frame_is_short() -> None:
-    with pytest.raises(Malformed) as raised:
+    with pytest.raises(MalformedFrame) as raised:
         KERNEL.decode(body("x" * 100_000, {}))
     assert len(str(raised.value)) < 200
 
@@ -126,7 +126,7 @@ def raw(value: Any) -> msgspec.Raw:
 
 
 def test_a_bundle_of_too_many_parts_is_malformed() -> None:
-    with pytest.raises(Malformed, match="65 parts"):
+    with pytest.raises(MalformedFrame, match="65 parts"):
         frames.bundle({str(number): raw("") for number in range(65)})
 
 
@@ -136,7 +136,7 @@ def nested(levels: int) -> msgspec.Raw:
 
 def test_json_nests_up_to_the_limit_and_not_deeper() -> None:
     assert frames.loose(nested(frames.DEPTH_MAX))
-    with pytest.raises(Malformed, match="too deep"):
+    with pytest.raises(MalformedFrame, match="too deep"):
         frames.loose(nested(frames.DEPTH_MAX + 1))
 
 
@@ -147,25 +147,25 @@ def test_brackets_in_strings_are_no_nesting() -> None:
 
 def test_text_may_be_large_and_json_may_not() -> None:
     assert len(frames.loose(raw("x" * (4 << 20)))) == 4 << 20
-    with pytest.raises(Malformed, match="JSON part"):
+    with pytest.raises(MalformedFrame, match="JSON part"):
         frames.loose(raw([0] * (frames.JSON_PART_MAX // 2)))
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"nan", b'"\xff"', b'"\\ud800"', b"1 2", b"]["])
 def test_a_part_that_is_no_json_is_malformed(text: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         frames.loose(msgspec.Raw(text))
 
 
 def test_splitter_refuses_a_length_before_it_holds_the_bytes() -> None:
-    with pytest.raises(Malformed, match="bytes"):
-        Splitter().feed(struct.pack(">I", frames.FRAME_MAX + 1))
+    with pytest.raises(MalformedFrame, match="bytes"):
+        FrameDecoder().feed(struct.pack(">I", frames.FRAME_MAX + 1))
 
 
 def test_the_guest_s_largest_frame_fits() -> None:
     assert guest.MAX_SENT < frames.FRAME_MAX
     text = "x" * (guest.MAX_SENT - 200)
-    (sent,) = Splitter().feed(guest.encode("stream", {"name": "stdout", "text": text}))
+    (sent,) = FrameDecoder().feed(guest.encode("stream", {"name": "stdout", "text": text}))
     assert KERNEL.decode(sent).content == frames.Stream("stdout", text)
 
 
@@ -194,7 +194,7 @@ def test_what_pid_1_says_of_a_command_is_what_linux_could_tell(
     kind: str, content: dict[str, Any]
 ) -> None:
     """It is remembered, by the hundred: no size and no number of its own choice."""
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         SUPERVISOR.decode(body(kind, content))
 
 
@@ -226,7 +226,7 @@ def test_strings_without_end_are_refused_before_one_is_made(kind: str) -> None:
     few, most = 1000, frames.STRINGS_MAX
     assert crowded(kind, few).count(b'"') == 2 * few
     KERNEL.decode(crowded(kind, most))
-    with pytest.raises(Malformed, match="too many strings"):
+    with pytest.raises(MalformedFrame, match="too many strings"):
         KERNEL.decode(crowded(kind, most + 1))
 
 
@@ -249,7 +249,7 @@ def test_values_without_end_are_refused_before_one_is_made(item: Any) -> None:
         return body("display_data", {"data": {"a/b": [item] * (number // each)}})
 
     assert KERNEL.decode(shown(frames.VALUES_MAX - 10)).values > frames.VALUES_MAX - 20
-    with pytest.raises(Malformed, match=r"values of JSON|too many strings"):
+    with pytest.raises(MalformedFrame, match=r"values of JSON|too many strings"):
         KERNEL.decode(shown(frames.VALUES_MAX + 10))
 
 
@@ -271,7 +271,7 @@ HALF: list[Any] = [{}] * (frames.VALUES_MAX // 2)
     ],
 )
 def test_every_part_that_is_json_counts(kind: str, content: Any) -> None:
-    with pytest.raises(Malformed, match="values of JSON"):
+    with pytest.raises(MalformedFrame, match="values of JSON"):
         KERNEL.decode(body(kind, content))
 
 

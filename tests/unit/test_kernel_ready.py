@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from sbx.errors import Broken, CannotEnforce
-from sbx.isolation.broker.client import End, Jail
+from sbx.isolation.broker.client import Jail, JailExit
 from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel
 
@@ -29,11 +29,11 @@ class EndedJail:
     def walls(self) -> dict[str, Any]:
         return {}
 
-    async def kill(self) -> End:
+    async def kill(self) -> JailExit:
         return await self.end()
 
-    async def end(self) -> End:
-        return End(stderr="it fell over")
+    async def end(self) -> JailExit:
+        return JailExit(stderr="it fell over")
 
     def close(self) -> None:
         """Its sockets are its kernel's by now."""
@@ -49,9 +49,9 @@ class LivingJail:
         self.kernel, self._kernel = socket.socketpair()
         self.kills = 0
 
-    async def kill(self) -> End:
+    async def kill(self) -> JailExit:
         self.kills += 1
-        return End()
+        return JailExit()
 
     def close(self) -> None:
         """Its sockets are its kernel's by now."""

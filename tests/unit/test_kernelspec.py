@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError
-from sbx.jupyter.kernelspec import Installed, Place, install, installed, kernel_json, remove
+from sbx.jupyter.kernelspec import Installed, KernelspecDir, install, installed, kernel_json, remove
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path) -> KernelspecDir:
+    return KernelspecDir(tmp_path)
 
 
-def written(place: Place, name: str) -> dict[str, Any]:
+def written(place: KernelspecDir, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((place.directory / name / "kernel.json").read_text())
     return found
 
@@ -45,7 +45,7 @@ def test_a_standalone_one_names_no_provisioner() -> None:
     assert alone == whole
 
 
-def test_installed_ones_are_found_replaced_and_removed(place: Place) -> None:
+def test_installed_ones_are_found_replaced_and_removed(place: KernelspecDir) -> None:
     install(place=place)
     again = install(place=place, standalone=True)
     strict = install(policy="strict", display_name="Locked", place=place)
@@ -57,7 +57,7 @@ def test_installed_ones_are_found_replaced_and_removed(place: Place) -> None:
 
 
 def test_a_policy_file_is_kept_by_its_absolute_path(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: KernelspecDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lab.toml").write_text('schema = 1\nextends = "strict"\n')
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ def test_a_policy_file_is_kept_by_its_absolute_path(
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "-f", "", "ä", "a b", "x" * 101, "a\n"])
 def test_a_name_that_jupyter_or_a_path_would_take_otherwise_is_refused(
-    place: Place, name: str
+    place: KernelspecDir, name: str
 ) -> None:
     """Jupyter takes `..` for a name, and removes what is there before it writes."""
     with pytest.raises(BadRequest) as raised:
@@ -77,7 +77,7 @@ def test_a_name_that_jupyter_or_a_path_would_take_otherwise_is_refused(
     assert not place.directory.exists()
 
 
-def test_a_policy_that_is_not_there_leaves_nothing(place: Place) -> None:
+def test_a_policy_that_is_not_there_leaves_nothing(place: KernelspecDir) -> None:
     with pytest.raises(NotFound, match="did you mean notebook"):
         install(policy="notbook", place=place)
     assert installed(place) == []
@@ -95,7 +95,9 @@ FOREIGN: list[Any] = [
 
 
 @pytest.mark.parametrize("content", FOREIGN, ids=repr)
-def test_a_kernel_of_others_is_neither_listed_nor_touched(place: Place, content: Any) -> None:
+def test_a_kernel_of_others_is_neither_listed_nor_touched(
+    place: KernelspecDir, content: Any
+) -> None:
     path = place.directory / "sbx" / "kernel.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(content) if content is not None else "{" * 100_000)
@@ -108,7 +110,7 @@ def test_a_kernel_of_others_is_neither_listed_nor_touched(place: Place, content:
     assert path.read_bytes() == before
 
 
-def test_one_that_is_not_there_cannot_be_removed(place: Place) -> None:
+def test_one_that_is_not_there_cannot_be_removed(place: KernelspecDir) -> None:
     with pytest.raises(SbxError) as raised:
         remove("sbx", place)
     assert raised.value.code == "kernelspec_not_found"

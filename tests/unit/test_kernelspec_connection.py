@@ -9,10 +9,10 @@ import pytest
 from jupyter_client.connect import write_connection_file
 
 from sbx.errors import BadRequest, NotFound
-from sbx.jupyter.connection import CHANNELS, Connection
+from sbx.jupyter.connection import CHANNELS, ConnectionInfo
 from sbx.jupyter.connection_file import read, telling
 
-BOUND = Connection(b"k", "tcp", "127.0.0.1", 1, 2, 3, 4, 5)
+BOUND = ConnectionInfo(b"k", "tcp", "127.0.0.1", 1, 2, 3, 4, 5)
 
 
 def test_what_a_client_wrote_is_what_is_read(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_what_a_client_wrote_is_what_is_read(tmp_path: Path) -> None:
     ports: Any = {f"{name}_port": 1024 + n for n, name in enumerate(CHANNELS)}
     also: Any = {"kernel_name": "sbx", "jupyter_session": "a.ipynb"}
     write_connection_file(str(path), key=b"secret", **ports, **keys, **also)
-    assert read(path) == Connection(key=b"secret", **ports, **keys)
+    assert read(path) == ConnectionInfo(key=b"secret", **ports, **keys)
 
 
 def test_without_a_file_a_key_is_made_and_ports_are_to_be_chosen(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_file_of_ours_is_for_its_owner_and_goes_with_the_kernel(tmp_path: Path
 def test_a_client_s_file_is_filled_in_and_stays(tmp_path: Path) -> None:
     path, bound = tmp_path / "k.json", BOUND
     path.write_text(json.dumps({"key": "k", "shell_port": 0}))
-    assert read(path) == Connection(key=b"k")
+    assert read(path) == ConnectionInfo(key=b"k")
     with telling(path, bound):
         before = path.stat()
     assert read(path) == bound

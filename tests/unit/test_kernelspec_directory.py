@@ -9,11 +9,11 @@ import pytest
 
 from sbx.errors import Denied, NotFound
 from sbx.jupyter import directory
-from sbx.jupyter.connection import Connection
+from sbx.jupyter.connection import ConnectionInfo
 from sbx.jupyter.directory import check_apart, resolve
 from sbx.workspace.host_directory import HostDirectory, own_code
 
-CONNECTION = Connection(key=b"k")
+CONNECTION = ConnectionInfo(key=b"k")
 
 
 @pytest.fixture
@@ -116,6 +116,6 @@ def test_sockets_in_the_workspace_are_refused(home: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(project)
     for ip in ("kernel-ipc", str(project / "kernel-ipc")):
         with pytest.raises(Denied):
-            check_apart(project, home / "k.json", Connection(key=b"k", transport="ipc", ip=ip))
-    check_apart(project, home / "k.json", Connection(key=b"k", transport="ipc", ip=f"{home}/k"))
-    check_apart(project, home / "k.json", Connection(key=b"k", ip="kernel-ipc"))  # tcp: a host
+            check_apart(project, home / "k.json", ConnectionInfo(key=b"k", transport="ipc", ip=ip))
+    check_apart(project, home / "k.json", ConnectionInfo(key=b"k", transport="ipc", ip=f"{home}/k"))
+    check_apart(project, home / "k.json", ConnectionInfo(key=b"k", ip="kernel-ipc"))  # tcp: a host

@@ -9,7 +9,7 @@ import pytest
 
 from sbx.guest.start import lockdown
 from sbx.linux import landlock
-from sbx.linux.landlock import Domain, Files, Scope, Tcp
+from sbx.linux.landlock import Domain, FileRights, LandlockScope, Tcp
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_landlock = pytest.mark.skipif(not landlock.supported(), reason="this linux has no Landlock")
@@ -18,50 +18,52 @@ needs_landlock = pytest.mark.skipif(not landlock.supported(), reason="this linux
 @pytest.mark.parametrize(
     ("version", "newest", "missing"),
     [
-        (1, Files.MAKE_SYM, Files.REFER | Files.TRUNCATE | Files.IOCTL_DEV),
-        (2, Files.REFER, Files.TRUNCATE | Files.IOCTL_DEV),
-        (3, Files.TRUNCATE, Files.IOCTL_DEV),
-        (4, Files.TRUNCATE, Files.IOCTL_DEV),
-        (5, Files.IOCTL_DEV, Files.RESOLVE_UNIX),
-        (7, Files.IOCTL_DEV, Files.RESOLVE_UNIX),
-        (8, Files.IOCTL_DEV, Files.RESOLVE_UNIX),
-        (9, Files.RESOLVE_UNIX, Files(0)),
-        (99, Files.RESOLVE_UNIX, Files(0)),
+        (1, FileRights.MAKE_SYM, FileRights.REFER | FileRights.TRUNCATE | FileRights.IOCTL_DEV),
+        (2, FileRights.REFER, FileRights.TRUNCATE | FileRights.IOCTL_DEV),
+        (3, FileRights.TRUNCATE, FileRights.IOCTL_DEV),
+        (4, FileRights.TRUNCATE, FileRights.IOCTL_DEV),
+        (5, FileRights.IOCTL_DEV, FileRights.RESOLVE_UNIX),
+        (7, FileRights.IOCTL_DEV, FileRights.RESOLVE_UNIX),
+        (8, FileRights.IOCTL_DEV, FileRights.RESOLVE_UNIX),
+        (9, FileRights.RESOLVE_UNIX, FileRights(0)),
+        (99, FileRights.RESOLVE_UNIX, FileRights(0)),
     ],
 )
 def test_linux_is_asked_for_the_rights_it_knows(
-    version: int, newest: Files, missing: Files
+    version: int, newest: FileRights, missing: FileRights
 ) -> None:
     handled = landlock.handled_by(version)
     assert newest in handled
     assert handled & missing == 0
-    assert Files.MAKE_CHAR in handled
+    assert FileRights.MAKE_CHAR in handled
 
 
 def test_linux_without_landlock_handles_nothing() -> None:
-    assert landlock.handled_by(0) == Files(0)
+    assert landlock.handled_by(0) == FileRights(0)
 
 
 def test_editing_never_includes_devices() -> None:
-    assert not Files.EDIT & (Files.MAKE_CHAR | Files.MAKE_BLOCK | Files.IOCTL_DEV)
-    assert landlock.handled_by(7) & ~Files.EDIT == (
-        Files.MAKE_CHAR | Files.MAKE_BLOCK | Files.IOCTL_DEV
+    assert not FileRights.EDIT & (
+        FileRights.MAKE_CHAR | FileRights.MAKE_BLOCK | FileRights.IOCTL_DEV
+    )
+    assert landlock.handled_by(7) & ~FileRights.EDIT == (
+        FileRights.MAKE_CHAR | FileRights.MAKE_BLOCK | FileRights.IOCTL_DEV
     )
 
 
 def test_no_group_of_rights_includes_sockets_of_the_host() -> None:
-    assert int(Files.RESOLVE_UNIX) == 0x10000  # include/uapi/linux/landlock.h
-    assert not (Files.EDIT | Files.READ | Files.DEVICE) & Files.RESOLVE_UNIX
+    assert int(FileRights.RESOLVE_UNIX) == 0x10000  # include/uapi/linux/landlock.h
+    assert not (FileRights.EDIT | FileRights.READ | FileRights.DEVICE) & FileRights.RESOLVE_UNIX
 
 
 class Rules(landlock.Ruleset):
     """The rules that a process would add on a Linux with this ABI."""
 
     def __init__(self, abi: int) -> None:
-        self.domain = Domain(abi, landlock.handled_by(abi), Tcp(0), Scope(0))
-        self.allowed: list[tuple[str | int, Files]] = []
+        self.domain = Domain(abi, landlock.handled_by(abi), Tcp(0), LandlockScope(0))
+        self.allowed: list[tuple[str | int, FileRights]] = []
 
-    def allow(self, where: str | int, rights: Files) -> None:
+    def allow(self, where: str | int, rights: FileRights) -> None:
         self.allowed.append((where, rights))
 
 
@@ -71,7 +73,7 @@ class Rules(landlock.Ruleset):
 def test_connections_are_allowed_where_linux_asks_for_it(abi: int, expected: list[str]) -> None:
     rules = Rules(abi)
     lockdown.allow_connections(rules, ["/tmp", "/dev/shm", "/there-is-no-such-path"])
-    assert rules.allowed == [(path, Files.RESOLVE_UNIX) for path in expected]
+    assert rules.allowed == [(path, FileRights.RESOLVE_UNIX) for path in expected]
 
 
 def run(code: str) -> str:
@@ -97,7 +99,7 @@ def test_answer_says_what_is_in_force() -> None:
             abi=abi,
             handled=landlock.handled_by(abi),
             handled_tcp=Tcp(3 if abi >= 4 else 0),
-            scoped=Scope.SIGNAL if abi >= 6 else Scope(0),
+            scoped=LandlockScope.SIGNAL if abi >= 6 else LandlockScope(0),
         )
     )
 
@@ -158,4 +160,4 @@ def test_older_linux_is_asked_for_less_and_says_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(landlock, "abi", lambda: 3)
     ask = landlock._obtainable.__wrapped__  # not what an earlier test was told
     domain = ask(tcp=True, signals=True, abstract_sockets=False)
-    assert domain == Domain(3, landlock.handled_by(3), Tcp(0), Scope(0))
+    assert domain == Domain(3, landlock.handled_by(3), Tcp(0), LandlockScope(0))

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from sbx.environments.directory import Environments
-from sbx.environments.record import ALGORITHM, FORMAT, Record
+from sbx.environments.record import ALGORITHM, FORMAT, EnvironmentRecord
 from sbx.errors import BadRequest, Denied, InvalidPath, TooLarge
 from sbx.guest.tools import script_files
 from sbx.isolation.plan import Interpreter
 from sbx.policy import Policy, load
-from sbx.policy.model import Filesystem, Limits, Mount
+from sbx.policy.model import Filesystem, LimitsPolicy, MountPolicy
 from sbx.protocol.languages import LANGUAGES, check_arguments, check_language, language_of
 from sbx.runtime.processes.languages import (
     Cache,
-    Found,
-    Tool,
-    View,
+    InstalledPrograms,
+    ScriptInterpreter,
+    VisiblePrograms,
     available,
     find,
     serving,
@@ -30,7 +30,7 @@ from sbx.runtime.processes.scripts import Program, Script, check_script, plan_sc
 DEFAULT = load("default")
 RUN = "run-0123456789ab"
 AT = f"/tmp/.{RUN}"
-EVERYTHING = Found("/bash", "/node", (22, 13, 0), "/deno", "/java", "/go")
+EVERYTHING = InstalledPrograms("/bash", "/node", (22, 13, 0), "/deno", "/java", "/go")
 
 
 def script(language: Any, **given: Any) -> Script:
@@ -55,26 +55,30 @@ def script(language: Any, **given: Any) -> Script:
     [
         ("bash", EVERYTHING, "bash"),
         ("javascript", EVERYTHING, "node"),
-        ("javascript", Found(deno="/deno"), "deno"),
+        ("javascript", InstalledPrograms(deno="/deno"), "deno"),
         ("typescript", EVERYTHING, "node"),
-        ("typescript", Found(node="/node", node_version=(22, 12, 9), deno="/deno"), "deno"),
-        ("typescript", Found(node="/node", node_version=(22, 12, 9)), None),
-        ("typescript", Found(node="/node", node_version=(23, 0, 0)), "node"),
-        ("typescript", Found(node="/node"), None),
+        (
+            "typescript",
+            InstalledPrograms(node="/node", node_version=(22, 12, 9), deno="/deno"),
+            "deno",
+        ),
+        ("typescript", InstalledPrograms(node="/node", node_version=(22, 12, 9)), None),
+        ("typescript", InstalledPrograms(node="/node", node_version=(23, 0, 0)), "node"),
+        ("typescript", InstalledPrograms(node="/node"), None),
         ("java", EVERYTHING, "java"),
         ("go", EVERYTHING, "go"),
-        *((language, Found(), None) for language in LANGUAGES),
+        *((language, InstalledPrograms(), None) for language in LANGUAGES),
     ],
 )
-def test_what_serves_a_language(language: Any, found: Found, name: str | None) -> None:
+def test_what_serves_a_language(language: Any, found: InstalledPrograms, name: str | None) -> None:
     tool = serving(language, found)
     assert (tool and tool.name) == name
 
 
 def test_a_compiler_of_the_workspace_makes_any_node_serve_typescript() -> None:
-    old = Found(node="/node", node_version=(18, 19, 0))
-    assert serving("typescript", old, compiler=True) == Tool("node", "/node")
-    assert serving("typescript", Found(), compiler=True) is None
+    old = InstalledPrograms(node="/node", node_version=(18, 19, 0))
+    assert serving("typescript", old, compiler=True) == ScriptInterpreter("node", "/node")
+    assert serving("typescript", InstalledPrograms(), compiler=True) is None
 
 
 def test_an_environment_brings_its_own_languages(tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ def test_an_environment_brings_its_own_languages(tmp_path: Path) -> None:
             (programs / name).chmod(0o755)
         told = dict.fromkeys(("made_at", "python", "base", "installer", "digest", "lock"), "")
         claim.publish(
-            Record(
+            EnvironmentRecord(
                 format=FORMAT,
                 name="science",
                 executable=f"{programs}/python",
@@ -105,7 +109,7 @@ def test_an_environment_brings_its_own_languages(tmp_path: Path) -> None:
         )
     finally:
         claim.end()
-    assert available(policy, environments)["go"] == Tool("go", f"{programs}/go")
+    assert available(policy, environments)["go"] == ScriptInterpreter("go", f"{programs}/go")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -152,8 +156,8 @@ def program(path: Path, said: str = "", mode: int = 0o755) -> None:
     path.chmod(mode)
 
 
-def view(top: Path) -> View:
-    return View(((str(top / "usr"), str(top / "usr")),), (str(top / "usr/bin"),))
+def view(top: Path) -> VisiblePrograms:
+    return VisiblePrograms(((str(top / "usr"), str(top / "usr")),), (str(top / "usr/bin"),))
 
 
 def test_programs_are_found_in_what_a_jail_is_shown(tmp_path: Path) -> None:
@@ -163,7 +167,7 @@ def test_programs_are_found_in_what_a_jail_is_shown(tmp_path: Path) -> None:
     program(tmp_path / "usr/lib/jvm/bin/javac")
     (binaries / "java").symlink_to("../lib/jvm/bin/java")
     found = find(view(tmp_path))
-    assert found == Found(
+    assert found == InstalledPrograms(
         node=f"{binaries}/node", node_version=(22, 14, 1), java=f"{binaries}/java"
     )
 
@@ -180,7 +184,7 @@ def test_a_link_out_of_what_is_shown_is_no_program_of_a_jail(tmp_path: Path) -> 
     (tmp_path / "usr/away").symlink_to(tmp_path / "home")
     program(tmp_path / "home/deno")
     (binaries / "deno").symlink_to("../away/deno")
-    assert find(view(tmp_path)) == Found()
+    assert find(view(tmp_path)) == InstalledPrograms()
 
 
 def test_a_java_without_a_compiler_does_not_serve(tmp_path: Path) -> None:
@@ -190,10 +194,10 @@ def test_a_java_without_a_compiler_does_not_serve(tmp_path: Path) -> None:
 
 def test_a_mount_is_looked_through_under_its_name_inside(tmp_path: Path) -> None:
     program(tmp_path / "node-22/bin/node", "v22.14.1")
-    mount = Mount(source=str(tmp_path / "node-22"), target="/opt/node")
+    mount = MountPolicy(source=str(tmp_path / "node-22"), target="/opt/node")
     policy = DEFAULT.model_copy(update={"filesystem": Filesystem(read=(), mount=(mount,))})
     found = find(view_of(policy, Interpreter("/opt/lab/bin/python", ())))
-    assert found == Found(node="/opt/node/bin/node", node_version=(22, 14, 1))
+    assert found == InstalledPrograms(node="/opt/node/bin/node", node_version=(22, 14, 1))
 
 
 @pytest.mark.parametrize(("mode", "version"), [(0o755, (22, 14, 1)), (0o775, None), (0o757, None)])
@@ -221,23 +225,25 @@ def test_what_was_found_is_kept_for_a_while_and_not_without_a_bound(
     monkeypatch.setattr("sbx.runtime.processes.languages.time.monotonic", lambda: now)
     cache = Cache(kept_s=60, most=2)
     views = [view(tmp_path / name) for name in "abc"]
-    assert cache.find(views[0]) == Found()
+    assert cache.find(views[0]) == InstalledPrograms()
     program(tmp_path / "a/usr/bin/bash")
-    assert cache.find(views[0]) == Found()
+    assert cache.find(views[0]) == InstalledPrograms()
     now = 61.0
     assert cache.kept(views[0]) is None
     assert cache.find(views[0]).bash == f"{tmp_path}/a/usr/bin/bash"
     for one in views[1:]:
         cache.find(one)
     assert cache.kept(views[0]) is None
-    assert cache.kept(views[2]) == Found()
+    assert cache.kept(views[2]) == InstalledPrograms()
 
 
 # -- what is started -------------------------------------------------------------------------------
 
 
 def test_bash_is_started_with_its_script_in_a_file() -> None:
-    assert plan_script(script("bash"), Tool("bash", "/usr/bin/bash"), DEFAULT, RUN) == Program(
+    assert plan_script(
+        script("bash"), ScriptInterpreter("bash", "/usr/bin/bash"), DEFAULT, RUN
+    ) == Program(
         argv=("/usr/bin/bash", f"{AT}/script.sh", "a", "b c"),
         cwd="/workspace/x",
         env={},
@@ -250,7 +256,9 @@ def test_bash_is_started_with_its_script_in_a_file() -> None:
     ("language", "name"), [("javascript", "script.mjs"), ("typescript", "script.mts")]
 )
 def test_node_is_told_its_share_of_memory_and_runs_our_launcher(language: str, name: str) -> None:
-    planned = plan_script(script(language), Tool("node", "/usr/bin/node"), DEFAULT, RUN)
+    planned = plan_script(
+        script(language), ScriptInterpreter("node", "/usr/bin/node"), DEFAULT, RUN
+    )
     assert planned == Program(
         argv=(
             "/usr/bin/node",
@@ -269,7 +277,9 @@ def test_node_is_told_its_share_of_memory_and_runs_our_launcher(language: str, n
 
 
 def test_deno_sees_the_files_beside_which_it_runs() -> None:
-    planned = plan_script(script("typescript"), Tool("deno", "/opt/deno"), DEFAULT, RUN)
+    planned = plan_script(
+        script("typescript"), ScriptInterpreter("deno", "/opt/deno"), DEFAULT, RUN
+    )
     assert planned.argv[:2] == ("/opt/deno", "run")
     assert planned.argv[-3:] == (f"{AT}/script.mts", "a", "b c")
     assert planned.env["DENO_DIR"] == "/tmp/.cache/deno"
@@ -283,9 +293,11 @@ def test_deno_sees_the_files_beside_which_it_runs() -> None:
 
 
 def test_java_is_told_its_share_of_memory_and_cpus_and_where_jars_are() -> None:
-    limits = Limits(memory_max=100 << 20, cpu_quota=2.5)
+    limits = LimitsPolicy(memory_max=100 << 20, cpu_quota=2.5)
     policy = DEFAULT.model_copy(update={"limits": limits})
-    assert plan_script(script("java"), Tool("java", "/usr/bin/java"), policy, RUN) == Program(
+    assert plan_script(
+        script("java"), ScriptInterpreter("java", "/usr/bin/java"), policy, RUN
+    ) == Program(
         argv=(
             "/usr/bin/java",
             "-Xmx50m",
@@ -305,7 +317,9 @@ def test_java_is_told_its_share_of_memory_and_cpus_and_where_jars_are() -> None:
 
 
 def test_go_is_built_and_becomes_the_program_so_that_its_exit_code_is_told() -> None:
-    planned = plan_script(script("go"), Tool("go", "/usr/local/go/bin/go"), DEFAULT, RUN)
+    planned = plan_script(
+        script("go"), ScriptInterpreter("go", "/usr/local/go/bin/go"), DEFAULT, RUN
+    )
     assert planned.argv == (
         "/bin/bash",
         "-c",
@@ -323,7 +337,7 @@ def test_go_is_built_and_becomes_the_program_so_that_its_exit_code_is_told() -> 
 
 def test_what_the_caller_sets_goes_before_what_we_set() -> None:
     asked = script("java", env={"CLASSPATH": "mine", "A": "1"})
-    planned = plan_script(asked, Tool("java", "/usr/bin/java"), DEFAULT, RUN)
+    planned = plan_script(asked, ScriptInterpreter("java", "/usr/bin/java"), DEFAULT, RUN)
     assert planned.env == {"CLASSPATH": "mine", "A": "1"}
 
 

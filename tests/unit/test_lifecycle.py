@@ -3,7 +3,7 @@
 import pytest
 
 from sbx.errors import Conflict, NotFound
-from sbx.service.lifecycle import TABLE, Act, Facts, State, after, refusal, state_of
+from sbx.service.lifecycle import TABLE, Act, LifecycleInputs, State, after, refusal, state_of
 
 
 def test_every_state_can_be_reached_from_idle() -> None:
@@ -43,15 +43,15 @@ def test_no_state_but_starting_becomes_ready_or_failed() -> None:
 @pytest.mark.parametrize(
     ("facts", "state"),
     [
-        (Facts(), State.IDLE),
-        (Facts(failed=True), State.FAILED),
-        (Facts(starts=1, failed=True), State.STARTING),
-        (Facts(kernels=1, starts=1), State.READY),
-        (Facts(kernels=1, expired=True), State.EXPIRED),
-        (Facts(expired=True, deleted=True), State.DELETED),
+        (LifecycleInputs(), State.IDLE),
+        (LifecycleInputs(failed=True), State.FAILED),
+        (LifecycleInputs(starts=1, failed=True), State.STARTING),
+        (LifecycleInputs(kernels=1, starts=1), State.READY),
+        (LifecycleInputs(kernels=1, expired=True), State.EXPIRED),
+        (LifecycleInputs(expired=True, deleted=True), State.DELETED),
     ],
 )
-def test_the_first_fact_that_is_true_counts(facts: Facts, state: State) -> None:
+def test_the_first_fact_that_is_true_counts(facts: LifecycleInputs, state: State) -> None:
     assert state_of(facts) is state
 
 

@@ -7,9 +7,9 @@ import pytest
 from manual_clock import ManualClock
 
 from sbx.errors import SbxError, Unavailable
-from sbx.isolation.broker.client import Jail, Zygote
+from sbx.isolation.broker.client import Jail, ZygoteHandle
 from sbx.kernels.pool import zygotes
-from sbx.kernels.pool.zygotes import Lineage
+from sbx.kernels.pool.zygotes import ZygoteGroup
 
 
 class PaperJail:
@@ -71,15 +71,15 @@ class Nursery:
         self.starts = 0
         self.may_start = asyncio.Event()
         self.may_start.set()
-        self.lineage = Lineage(self._start, self.clock, self._ended)
+        self.lineage = ZygoteGroup(self._start, self.clock, self._ended)
 
-    async def _start(self) -> Zygote:
+    async def _start(self) -> ZygoteHandle:
         self.starts += 1
         await self.may_start.wait()
         if self.fails is not None:
             raise self.fails
         self.made.append(PaperZygote())
-        return cast("Zygote", self.made[-1])
+        return cast("ZygoteHandle", self.made[-1])
 
     def _ended(self) -> None:
         self.ends += 1

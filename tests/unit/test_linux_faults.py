@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sbx.linux import libc, openat2, seccomp, seccomp_notify
-from sbx.linux.seccomp_notify import Call
+from sbx.linux.seccomp_notify import SyscallNotice
 from sbx.workspace import safe_open
 
 Fault = Callable[..., Any]
@@ -127,7 +127,7 @@ def test_call_is_read_as_linux_tells_it(monkeypatch: pytest.MonkeyPatch) -> None
         return 0
 
     monkeypatch.setattr(fcntl, "ioctl", tell)
-    assert seccomp_notify.receive(-1) == Call(7, 42, 257, (0, 1, 2, 3, 4, 5))
+    assert seccomp_notify.receive(-1) == SyscallNotice(7, 42, 257, (0, 1, 2, 3, 4, 5))
 
 
 @pytest.mark.parametrize("component", ["", ".", "..", "a/b", "a\0b"])

@@ -27,7 +27,7 @@ from sbx.protocol.runs import (
     Stderr,
     Stdout,
 )
-from sbx.runtime.run.active_run import LiveRun, SharedRoom
+from sbx.runtime.run.active_run import ActiveRun, SharedRoom
 
 ROOM = 10_000
 
@@ -60,7 +60,7 @@ def resulting(text: str) -> frames.Frame:
 
 def ran(*sent: frames.Frame, room: int = ROOM) -> Run:
     async def collect() -> Run:
-        live = LiveRun("run-1", room)
+        live = ActiveRun("run-1", room)
         for one in sent:
             live.add(one)
         return live.finish(Status.OK)
@@ -68,7 +68,7 @@ def ran(*sent: frames.Frame, room: int = ROOM) -> Run:
     return asyncio.run(collect())
 
 
-async def followed(live: LiveRun) -> list[Event]:
+async def followed(live: ActiveRun) -> list[Event]:
     return [event async for event in live.events()]
 
 
@@ -111,15 +111,15 @@ def test_a_result_without_plain_text_has_none() -> None:
 
 
 async def test_events_tell_everything_in_its_order() -> None:
-    live = LiveRun("run-1", ROOM)
+    live = ActiveRun("run-1", ROOM)
     live.add(printed("out"))
     live.add(printed("err", "stderr"))
     live.add(shown("a", "id"))
     live.add(updated("b", "id"))
     live.add(frame(frames.ClearOutput(wait=True)))
-    live.add(frame(frames.InputRequest("name? ", password=True)))
+    live.add(frame(frames.InputRequestFrame("name? ", password=True)))
     live.add(resulting("42"))
-    live.add(frame(frames.Error("E", "why", ["line 1", "line 2"])))
+    live.add(frame(frames.ErrorFrame("E", "why", ["line 1", "line 2"])))
     run = live.finish(Status.ERROR)
     assert await followed(live) == [
         RunStart("run-1"),
@@ -136,7 +136,7 @@ async def test_events_tell_everything_in_its_order() -> None:
 
 
 async def test_a_late_listener_gets_every_event_from_the_first_on() -> None:
-    live = LiveRun("run-1", ROOM)
+    live = ActiveRun("run-1", ROOM)
     early = asyncio.create_task(followed(live))
     live.add(printed("a"))
     await asyncio.sleep(0)
@@ -148,7 +148,7 @@ async def test_a_late_listener_gets_every_event_from_the_first_on() -> None:
 
 
 async def test_a_listener_is_woken_by_each_event() -> None:
-    live = LiveRun("run-1", ROOM)
+    live = ActiveRun("run-1", ROOM)
     events = live.events()
     assert isinstance(await anext(events), RunStart)
     coming = asyncio.ensure_future(anext(events))
@@ -160,7 +160,7 @@ async def test_a_listener_is_woken_by_each_event() -> None:
 
 
 async def test_a_run_that_could_not_start_raises_for_who_waits_and_who_follows() -> None:
-    live = LiveRun("run-1", ROOM)
+    live = ActiveRun("run-1", ROOM)
     following = asyncio.create_task(followed(live))
     await asyncio.sleep(0)
     live.fail(Closed("gone"))
@@ -171,7 +171,7 @@ async def test_a_run_that_could_not_start_raises_for_who_waits_and_who_follows()
 
 
 async def test_cancelling_a_waiter_leaves_the_run_to_others() -> None:
-    live = LiveRun("run-1", ROOM)
+    live = ActiveRun("run-1", ROOM)
     first, second = (asyncio.ensure_future(live.result()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -197,7 +197,7 @@ def test_nothing_is_kept_after_the_limit() -> None:
 
 def test_empty_frames_count_so_that_they_cannot_pile_up() -> None:
     async def flooded() -> int:
-        live = LiveRun("run-1", 1000)
+        live = ActiveRun("run-1", 1000)
         for count in range(1000):
             if live.over:
                 return count
@@ -208,7 +208,7 @@ def test_empty_frames_count_so_that_they_cannot_pile_up() -> None:
 
 
 async def test_the_guest_s_own_word_that_the_limit_is_reached_ends_it() -> None:
-    live = LiveRun("run-1", ROOM)
+    live = ActiveRun("run-1", ROOM)
     live.add(frame(frames.OutputLimit(5)))
     assert live.over
     assert live.finish(Status.KILLED).truncated
@@ -220,20 +220,20 @@ def test_a_bundle_that_is_none_is_refused() -> None:
         frames.DisplayData({"text/plain": raw("x")}, metadata=raw(["no", "object"])),
         frames.ExecuteResult({"a": msgspec.Raw(b"[" * 100 + b"]" * 100)}, None),
     ):
-        with pytest.raises(frames.Malformed):
+        with pytest.raises(frames.MalformedFrame):
             ran(frame(hostile))
 
 
 async def test_a_reply_s_error_stands_in_where_no_error_was_shown() -> None:
-    live = LiveRun("run-1", ROOM)
+    live = ActiveRun("run-1", ROOM)
     live.replied(frames.ExecuteReply("error", 4, ename="E", evalue="v", traceback=["t"]))
     run = live.finish(Status.ERROR)
     assert (run.error, run.execution_count) == (RunError("E", "v", "t"), 4)
 
 
 async def test_our_reason_for_an_end_keeps_the_code_s_traceback() -> None:
-    live = LiveRun("run-1", ROOM)
-    live.add(frame(frames.Error("KeyboardInterrupt", "", ["where it was"])))
+    live = ActiveRun("run-1", ROOM)
+    live.add(frame(frames.ErrorFrame("KeyboardInterrupt", "", ["where it was"])))
     run = live.finish(Status.TIMEOUT, error=RunError("Timeout", "too long", ""))
     assert run.error == RunError("Timeout", "too long", "where it was")
 
@@ -252,7 +252,7 @@ def test_what_was_cut_inside_makes_the_run_truncated(shown_in_part: Any) -> None
 
 
 async def test_events_have_numbers_by_which_a_follower_comes_back() -> None:
-    live = LiveRun("run-1", ROOM)
+    live = ActiveRun("run-1", ROOM)
     live.add(printed("a"))
     live.add(printed("b"))
     missed = asyncio.create_task(_numbered(live, after=2))
@@ -269,7 +269,7 @@ async def test_events_have_numbers_by_which_a_follower_comes_back() -> None:
 
 
 async def test_a_follower_who_comes_too_late_is_told_why_the_run_could_not_start() -> None:
-    live = LiveRun("run-1", ROOM)
+    live = ActiveRun("run-1", ROOM)
     live.fail(Closed("gone"))
     with pytest.raises(Closed):
         await _numbered(live, after=7)
@@ -278,7 +278,7 @@ async def test_a_follower_who_comes_too_late_is_told_why_the_run_could_not_start
 def test_runs_share_room_and_one_within_its_share_goes_on() -> None:
     async def collect() -> tuple[bool, bool, int]:
         shared = SharedRoom(most=3000, share=1500)
-        greedy, modest = LiveRun("run-1", ROOM), LiveRun("run-2", ROOM)
+        greedy, modest = ActiveRun("run-1", ROOM), ActiveRun("run-2", ROOM)
         greedy.shared = modest.shared = shared
         for _ in range(3):
             greedy.add(printed("x" * 900))
@@ -296,7 +296,7 @@ def test_runs_share_room_and_one_within_its_share_goes_on() -> None:
 
 
 async def test_what_a_run_holds_is_about_what_it_was_sent() -> None:
-    live = LiveRun("run-1", 10 * ROOM)
+    live = ActiveRun("run-1", 10 * ROOM)
     for _ in range(100):
         live.add(printed("x" * 100))
     live.finish(Status.OK)
@@ -312,7 +312,7 @@ def hostile(item: bytes) -> bytes:
 @pytest.mark.parametrize("item", [b"{}", b"[]", b"1.5", b'{"":0}', b'"\xef\xb7\x90"', b'"$float"'])
 async def test_json_that_no_caller_reads_costs_what_was_sent(item: bytes) -> None:
     """It was 24 times as much: every value was made."""
-    live = LiveRun("run-1", 64 << 20)
+    live = ActiveRun("run-1", 64 << 20)
     live.shared = SharedRoom(512 << 20, 4 << 20)
     body = hostile(item)
     tracemalloc.start()
@@ -332,7 +332,7 @@ async def test_json_that_no_caller_reads_costs_what_was_sent(item: bytes) -> Non
 
 async def test_small_parts_count_as_what_they_cost() -> None:
     """A part of six bytes is an entry of a dict."""
-    live = LiveRun("run-1", 64 << 20)
+    live = ActiveRun("run-1", 64 << 20)
     live.shared = SharedRoom(512 << 20, 4 << 20)
     parts = b",".join(b'"%d":0' % number for number in range(64))
     shown = b'{"data":{%b},"metadata":{%b}}' % (parts, parts)
@@ -347,11 +347,11 @@ async def test_small_parts_count_as_what_they_cost() -> None:
 
 
 async def test_values_use_up_the_output_of_a_run() -> None:
-    live = LiveRun("run-1", 1 << 20)
+    live = ActiveRun("run-1", 1 << 20)
     shown = {"data": {"a/b": [0] * 70_000}}
     live.add(frames.KERNEL.decode(frames.encode("display_data", shown)[4:]))
     assert live.over
 
 
-async def _numbered(live: LiveRun, after: int) -> list[tuple[int, Event]]:
+async def _numbered(live: ActiveRun, after: int) -> list[tuple[int, Event]]:
     return [numbered async for numbered in live.numbered(after)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Denied
-from sbx.forbidden_directories import HostFacts
+from sbx.forbidden_directories import HostDirectoryFacts
 from sbx.isolation.mapped import MappedProjects
 
 
@@ -22,7 +22,7 @@ def top(tmp_path: Path) -> Path:
 def projects(top: Path) -> Iterator[MappedProjects]:
     """Of a runtime that can write to two directories among the projects."""
     uid = os.geteuid()
-    told = {"within": [str(top)], "owners": [uid], "host": HostFacts(uid).to_json()}
+    told = {"within": [str(top)], "owners": [uid], "host": HostDirectoryFacts(uid).to_json()}
     projects = MappedProjects(told, [str(top / "sockets"), str(top / "holds/mine")])
     yield projects
     for fd in projects._within.values():

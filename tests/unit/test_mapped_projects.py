@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sbx.errors import Denied
-from sbx.forbidden_directories import HostFacts
+from sbx.forbidden_directories import HostDirectoryFacts
 from sbx.isolation.mapped import MappedProjects
 
 Grant = Callable[..., MappedProjects]
@@ -32,7 +32,7 @@ def granted(projects: Path) -> Iterator[Grant]:
     made: list[MappedProjects] = []
 
     def grant(owner: int = os.geteuid(), writable: str = "/nowhere") -> MappedProjects:
-        host = HostFacts(os.geteuid()).to_json()
+        host = HostDirectoryFacts(os.geteuid()).to_json()
         told = {"within": [str(projects), "/nowhere"], "owners": [owner], "host": host}
         made.append(MappedProjects(told, [writable]))
         return made[-1]

@@ -47,10 +47,10 @@ def listen(path: Path) -> None:
         sock.bind(str(path))
 
 
-def found(top: Path, limits: masking.Limits | None = None) -> list[bytes]:
+def found(top: Path, limits: masking.MaskingLimits | None = None) -> list[bytes]:
     fd = os.open(top, os.O_PATH | os.O_DIRECTORY)
     try:
-        return sorted(masking.find(fd, limits or masking.Limits()))
+        return sorted(masking.find(fd, limits or masking.MaskingLimits()))
     finally:
         os.close(fd)
 
@@ -79,21 +79,21 @@ def test_name_that_is_no_text_is_found(top: Path) -> None:
 def test_look_ends_after_so_many_entries(top: Path) -> None:
     for number in range(20):
         (top / f"{number}").write_text("")
-    limits = masking.Limits(entries=10)
+    limits = masking.MaskingLimits(entries=10)
     found(top, limits)
     assert not limits.complete
-    enough = masking.Limits(entries=30)
+    enough = masking.MaskingLimits(entries=30)
     found(top, enough)
     assert enough.complete
 
 
 def test_look_ends_after_so_many_levels(top: Path) -> None:
     (top / "/".join(["d"] * masking.DEPTH_MAX)).mkdir(parents=True)
-    limits = masking.Limits()
+    limits = masking.MaskingLimits()
     found(top, limits)
     assert limits.complete
     (top / "/".join(["d"] * (masking.DEPTH_MAX + 1))).mkdir()
-    limits = masking.Limits()
+    limits = masking.MaskingLimits()
     found(top, limits)
     assert not limits.complete
 
@@ -123,7 +123,7 @@ def masked(top: Path, *, pin: bool = False) -> str:
         mounts.private("/")
         cover = masking.Cover(masking.make_cover("/mnt"))
         fd = os.open(top, os.O_PATH | os.O_DIRECTORY)
-        masks = masking.mask(fd, cover, masking.Limits(), pin=pin)
+        masks = masking.mask(fd, cover, masking.MaskingLimits(), pin=pin)
         kinds = sorted(
             f"{path.name}:{stat.filemode(path.lstat().st_mode)}"
             for path in top.rglob("*")
@@ -206,7 +206,7 @@ def test_directory_that_hides_its_entries_counts_if_the_jail_may_open_it(
     def act(report: int) -> bool:
         os.setresgid(4242, 4242, 4242)
         os.setresuid(4242, 4242, 4242)
-        limits = masking.Limits()
+        limits = masking.MaskingLimits()
         found(top, limits)
         return limits.complete
 
@@ -228,7 +228,7 @@ def test_directory_that_cannot_be_looked_at_counts_as_one_that_the_jail_may_open
 def test_look_ends_within_a_large_directory(top: Path) -> None:
     for number in range(masking._BATCH + 1):
         os.mkfifo(top / f"{number}")
-    limits = masking.Limits(entries=100)
+    limits = masking.MaskingLimits(entries=100)
     assert len(found(top, limits)) < masking._BATCH
     assert not limits.complete
 

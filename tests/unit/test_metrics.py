@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbx.telemetry import metrics
-from sbx.telemetry.starts import Starts
+from sbx.telemetry.starts import StartCounts
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_gauges_are_asked_at_each_look_and_one_that_fails_is_left_out() -> None:
         raise OSError("gone")
 
     metrics.watch(kernels=lambda: live[0], parked=fails, sandboxes=lambda: 7)
-    metrics.watch(starts=lambda: Starts().with_served("fork").with_failed("pool", "why"))
+    metrics.watch(starts=lambda: StartCounts().with_served("fork").with_failed("pool", "why"))
     assert told()["sbx_kernels"] == 1
     live[0] = 3
     found = told()

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from sbx import settings_files
 from sbx.api.errors import status_of
-from sbx.api.middleware import Limits
+from sbx.api.middleware import RequestLimitsMiddleware
 from sbx.errors import SbxError, Unavailable, out_of_files
 from sbx.runtime.run.context import _as_ours
 
@@ -85,6 +85,6 @@ async def test_request_without_a_descriptor_is_a_503() -> None:
         "query_string": b"",
         "headers": [(b"host", b"sbx")],
     }
-    await Limits(app)(scope, receive, send)
+    await RequestLimitsMiddleware(app)(scope, receive, send)
     assert sent[0]["status"] == 503
     assert (b"retry-after", b"1") in sent[0]["headers"]

@@ -25,7 +25,7 @@ from sbx.isolation.plan import (
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.isolation.seccomp import Filter
 from sbx.policy import Policy, load, narrow
-from sbx.policy.model import Filesystem, Mount
+from sbx.policy.model import Filesystem, MountPolicy
 
 MIB = 1 << 20
 NAMES = ("bwrap", "namespaces", "landlock", "seccomp", "memory", "tasks", "cpu")
@@ -306,7 +306,7 @@ def test_policy_without_unix_sockets_has_a_filter_for_them() -> None:
     assert planned(with_sockets("own")).seal.unix_filter is None
 
 
-MOUNTING = Filesystem(mount=(Mount(source="/srv/wheels", target="/opt/wheels"),))
+MOUNTING = Filesystem(mount=(MountPolicy(source="/srv/wheels", target="/opt/wheels"),))
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from sbx.isolation import probe
-from sbx.isolation.probe import Capabilities, Host, Layer, explain, parse_version
+from sbx.isolation.probe import Capabilities, HostFacts, Layer, explain, parse_version
 
 DENIED = "bwrap: setting up uid map: Permission denied"
 NO_NAMESPACE = "bwrap: No permissions to create new namespace"
 
 
-def host(*, root: bool = False, container: bool = False, **sysctls: str) -> Host:
+def host(*, root: bool = False, container: bool = False, **sysctls: str) -> HostFacts:
     names = {name.replace("__", "/"): value for name, value in sysctls.items()}
-    return Host(root=root, sysctls=names, container=container)
+    return HostFacts(root=root, sysctls=names, container=container)
 
 
 @pytest.mark.parametrize("root", [False, True], ids=["user", "root"])

@@ -13,7 +13,7 @@ from sbx.service import recording
 from sbx.service.reserve import Reserve, has_room, reserve_size
 from sbx.store import runs as rows
 from sbx.store.errors import translated
-from sbx.store.runs import Begun, RunRow, Wanted
+from sbx.store.runs import Begun, RunFilter, RunRow
 
 MIB = 1 << 20
 
@@ -117,24 +117,24 @@ def test_row_of_an_ended_run_is_shortened() -> None:
 @pytest.mark.parametrize(
     ("wanted", "matches"),
     [
-        (Wanted(), True),
-        (Wanted(kind="python", conversation="c", success_only=True, tags=("ONE",)), True),
-        (Wanted(kind="shell"), False),
-        (Wanted(conversation="d"), False),
-        (Wanted(tags=("three", "tw")), True),
-        (Wanted(tags=("three",)), False),
-        (Wanted(has_notes=True), False),
-        (Wanted(has_notes=False, has_description=True), True),
-        (Wanted(has_description=False), False),
+        (RunFilter(), True),
+        (RunFilter(kind="python", conversation="c", success_only=True, tags=("ONE",)), True),
+        (RunFilter(kind="shell"), False),
+        (RunFilter(conversation="d"), False),
+        (RunFilter(tags=("three", "tw")), True),
+        (RunFilter(tags=("three",)), False),
+        (RunFilter(has_notes=True), False),
+        (RunFilter(has_notes=False, has_description=True), True),
+        (RunFilter(has_description=False), False),
     ],
 )
-def test_matches(wanted: Wanted, matches: bool) -> None:
+def test_matches(wanted: RunFilter, matches: bool) -> None:
     assert rows.matches(ROW, wanted) is matches
 
 
 def test_matches_only_successes() -> None:
     failed: RunRow = rows.ended(BEGUN, Run("run-1", Status.ERROR), 3.0)
-    assert not rows.matches(failed, Wanted(success_only=True))
+    assert not rows.matches(failed, RunFilter(success_only=True))
 
 
 # -- messages --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 
 from sbx.kernels import frames
 from sbx.protocol.runs import Cause, RunError, Status
-from sbx.runtime.run.relay import RelayedRun, Told
+from sbx.runtime.run.relay import ForwardedRun, Told
 
 
 class Listener:
@@ -13,7 +13,7 @@ class Listener:
     def __init__(self, room: int, error: Exception | None = None) -> None:
         self.told: list[Told] = []
         self.error = error
-        self.run = RelayedRun("run-1", room, self.take)
+        self.run = ForwardedRun("run-1", room, self.take)
 
     async def take(self, told: Told) -> None:
         if self.error is not None:
@@ -33,7 +33,7 @@ def printed(text: str) -> frames.Stream:
 
 async def test_what_comes_goes_on_and_is_not_kept() -> None:
     one = Listener(1000)
-    said = [printed("a"), frames.ClearOutput(True), frames.CommMsg("c"), frames.CommClose("c")]
+    said = [printed("a"), frames.ClearOutput(True), frames.CommMsgFrame("c"), frames.CommClose("c")]
     await one.hear(*said)
     assert one.told == said
     run = one.run.finish(Status.OK)
@@ -42,7 +42,7 @@ async def test_what_comes_goes_on_and_is_not_kept() -> None:
 
 async def test_a_stream_is_cut_at_the_limit_and_nothing_follows() -> None:
     one = Listener(100)
-    await one.hear(printed("x" * 60), printed("y" * 60), printed("z"), frames.CommMsg("c"))
+    await one.hear(printed("x" * 60), printed("y" * 60), printed("z"), frames.CommMsgFrame("c"))
     assert one.told == [printed("x" * 60), printed("y" * 40)]
     assert one.run.over
 
@@ -61,7 +61,7 @@ async def test_the_guest_s_word_that_the_limit_is_reached_ends_it() -> None:
 
 async def test_an_error_is_the_run_s_too() -> None:
     one = Listener(1000)
-    await one.hear(frames.Error("E", "why", ["a", "b"]))
+    await one.hear(frames.ErrorFrame("E", "why", ["a", "b"]))
     assert one.run.finish(Status.ERROR).error == RunError("E", "why", "a\nb")
 
 
@@ -73,8 +73,8 @@ async def test_a_run_that_is_halted_tells_nothing_more() -> None:
 
 
 async def test_who_listens_may_find_it_malformed_and_no_other_error_gets_out() -> None:
-    with pytest.raises(frames.Malformed):
-        await Listener(1000, frames.Malformed("no")).hear(printed("a"))
+    with pytest.raises(frames.MalformedFrame):
+        await Listener(1000, frames.MalformedFrame("no")).hear(printed("a"))
     await Listener(1000, ZeroDivisionError()).hear(printed("a"))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sbx.protocol.terminals import TerminalScreen
 from sbx.runtime.processes.emulator import Emulator
-from sbx.runtime.processes.terminal_screen import KEPT, Screen
+from sbx.runtime.processes.terminal_screen import KEPT, ScreenBuffer
 
 
 def shown(data: bytes, rows: int = 5, columns: int = 20) -> TerminalScreen:
@@ -52,7 +52,7 @@ def test_a_repeated_letter_and_scrolling_are_understood() -> None:
 
 
 async def test_a_sequence_in_two_pieces_is_one() -> None:
-    screen = Screen(5, 20)
+    screen = ScreenBuffer(5, 20)
     screen.add(b"\x1b[3")
     before, _ = await screen.drawn()
     assert before.endswith(b"\x1b[3")
@@ -64,7 +64,7 @@ async def test_a_sequence_in_two_pieces_is_one() -> None:
 
 
 async def test_nothing_is_lost_between_a_screen_and_what_follows() -> None:
-    screen = Screen(5, 20)
+    screen = ScreenBuffer(5, 20)
     screen.add(b"before ")
     data, _ = await screen.drawn()
     screen.add(b"after")
@@ -76,7 +76,7 @@ async def test_nothing_is_lost_between_a_screen_and_what_follows() -> None:
 
 
 async def test_a_flood_keeps_its_end_and_the_modes_it_has_set() -> None:
-    screen = Screen(5, 20)
+    screen = ScreenBuffer(5, 20)
     screen.add(b"\x1b[?2004h\x1b[?1049h")
     for number in range(100_000):
         screen.add(b"line %d\r\n" % number)
@@ -88,7 +88,7 @@ async def test_a_flood_keeps_its_end_and_the_modes_it_has_set() -> None:
 
 
 async def test_a_size_holds_for_what_comes_after_it() -> None:
-    screen = Screen(5, 20)
+    screen = ScreenBuffer(5, 20)
     screen.add(b"x" * 25)
     screen.resize(3, 10)
     screen.add(b"\r\ny")
@@ -113,7 +113,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 async def test_hostile_bytes_cost_seconds_at_most_and_change_no_size(data: bytes) -> None:
-    screen = Screen(200, 500)
+    screen = ScreenBuffer(200, 500)
     screen.add(data)
     began = time.process_time()
     drawn, now = await screen.drawn()
@@ -126,8 +126,8 @@ async def test_hostile_bytes_cost_seconds_at_most_and_change_no_size(data: bytes
 FLOOD = b"".join(b"\x1b[%d;%dH\x1b[31ma\x1b[L\x1b[100@" % (n % 200, n % 500) for n in range(6000))
 
 
-def flooded(drawing: asyncio.Lock | None = None) -> Screen:
-    screen = Screen(200, 500, drawing)
+def flooded(drawing: asyncio.Lock | None = None) -> ScreenBuffer:
+    screen = ScreenBuffer(200, 500, drawing)
     screen.add(FLOOD)
     return screen
 
@@ -150,7 +150,7 @@ async def test_many_screens_at_once_take_no_thread_that_others_wait_for() -> Non
 
 
 async def test_a_conversation_waits_for_its_own_screens_first() -> None:
-    theirs, ours = asyncio.Lock(), Screen(5, 20, asyncio.Lock())
+    theirs, ours = asyncio.Lock(), ScreenBuffer(5, 20, asyncio.Lock())
     ours.add(b"\x1b[2Jours")
     drawing: list[asyncio.Task[object]] = [
         asyncio.create_task(flooded(theirs).drawn()) for _ in range(8)
@@ -170,7 +170,7 @@ async def test_what_was_given_up_is_not_drawn() -> None:
     await asyncio.sleep(0.05)
     await given_up(gone)
     await first
-    ours = Screen(5, 20)
+    ours = ScreenBuffer(5, 20)
     ours.add(b"ours")
     async with asyncio.timeout(60):  # thirty of them take longer on any machine
         await ours.drawn()

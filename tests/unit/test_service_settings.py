@@ -11,7 +11,7 @@ import pytest
 from sbx import settings_files
 from sbx.api.server.settings import (
     NOT_IN_WORKING_DIRECTORY,
-    Found,
+    LoadedSettings,
     ServiceSettings,
     address,
     read_settings,
@@ -32,7 +32,9 @@ def configuration(
     return directory
 
 
-def read(directory: Path, given: Mapping[str, Any] | None = None, /, **environment: str) -> Found:
+def read(
+    directory: Path, given: Mapping[str, Any] | None = None, /, **environment: str
+) -> LoadedSettings:
     return read_settings(given, environment=environment, directory=directory)
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from sbx.cli.escape_filter import Sieve
+from sbx.cli.escape_filter import EscapeFilter
 
 
 def passed(*pieces: bytes) -> bytes:
-    sieve = Sieve()
+    sieve = EscapeFilter()
     return b"".join(sieve.feed(piece) for piece in pieces)
 
 
@@ -77,7 +77,7 @@ def test_a_string_without_an_end_hides_no_later_sequence() -> None:
 
 
 def test_an_endless_string_takes_no_memory() -> None:
-    sieve = Sieve()
+    sieve = EscapeFilter()
     sieve.feed(b"\x1b]0;")
     for _ in range(100):
         assert sieve.feed(b"x" * 65536) == b""

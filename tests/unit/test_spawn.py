@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from sbx.isolation.broker import spawn
-from sbx.isolation.broker.spawn import Start
+from sbx.isolation.broker.spawn import SpawnRequest
 
 UID = 1_900_000_123
 
@@ -29,7 +29,7 @@ def output(
     """Return what a shell prints that is started like bubblewrap."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     slots = [(null, 0), (writing, 1), (null, 2), *more]
-    monitor = spawn.start(Start(["/bin/sh", "-c", command], slots, become, before))
+    monitor = spawn.start(SpawnRequest(["/bin/sh", "-c", command], slots, become, before))
     os.close(writing)
     with open(reading, encoding="utf-8") as told:
         printed = told.read()
@@ -88,7 +88,7 @@ def test_jail_has_no_variable_and_a_plain_umask(null: int, monkeypatch: pytest.M
 
 def test_program_that_cannot_be_started_is_an_error_of_linux(null: int) -> None:
     with pytest.raises(FileNotFoundError):
-        spawn.start(Start(["/nowhere/bwrap"], [(null, 0)], None, lambda: None))
+        spawn.start(SpawnRequest(["/nowhere/bwrap"], [(null, 0)], None, lambda: None))
 
 
 def test_group_that_cannot_be_entered_starts_nothing(null: int) -> None:
@@ -98,11 +98,11 @@ def test_group_that_cannot_be_entered_starts_nothing(null: int) -> None:
         raise OSError(28, "no space")
 
     with pytest.raises(OSError, match="no space") as raised:
-        spawn.start(Start(["/bin/true"], [(null, 0)], None, full))
+        spawn.start(SpawnRequest(["/bin/true"], [(null, 0)], None, full))
     assert raised.value.errno == 28
 
     def broken() -> None:
         raise ValueError("broken")
 
     with pytest.raises(OSError, match="broken"):
-        spawn.start(Start(["/bin/true"], [(null, 0)], None, broken))
+        spawn.start(SpawnRequest(["/bin/true"], [(null, 0)], None, broken))

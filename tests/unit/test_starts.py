@@ -1,11 +1,11 @@
 """Counts of how kernels came to be: each count gives a new value, and the old one stays."""
 
-from sbx.telemetry.starts import Starts
+from sbx.telemetry.starts import StartCounts
 
 
 def test_counts_by_path_and_last_cause() -> None:
-    none = Starts()
+    none = StartCounts()
     some = none.with_failed("pool", "it ended").with_failed("fork", "no room").with_served("cold")
-    assert some == Starts({"cold": 1}, {"pool": 1, "fork": 1}, 0, "no room")
+    assert some == StartCounts({"cold": 1}, {"pool": 1, "fork": 1}, 0, "no room")
     assert some.with_served("cold").with_parked().served == {"cold": 2}
-    assert none == Starts({}, {}, 0, "")
+    assert none == StartCounts({}, {}, 0, "")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sbx.runtime.run.termination import Ladder, Why
+from sbx.runtime.run.termination import GracefulTermination, StopReason
 
 TIMEOUT_S, GRACE_S = 60.0, 1.0
 
@@ -44,7 +44,9 @@ class Code:
         self._heeds = heeds.split()
         self._over = asyncio.Event()
         self._loop.call_at(ends_at, self._over.set)
-        self.ladder = Ladder(TIMEOUT_S, GRACE_S, self._told("interrupt"), self._told("kill"))
+        self.ladder = GracefulTermination(
+            TIMEOUT_S, GRACE_S, self._told("interrupt"), self._told("kill")
+        )
 
     async def run(self) -> float:
         """When it ended."""
@@ -99,7 +101,7 @@ def test_at_its_deadline_it_is_interrupted_and_not_killed(run: Callable[..., Any
         return code
 
     code = run(story())
-    assert (code.done, code.ladder.why) == ([("interrupt", 60.0)], Why.DEADLINE)
+    assert (code.done, code.ladder.why) == ([("interrupt", 60.0)], StopReason.DEADLINE)
 
 
 def test_code_that_ignores_the_interrupt_is_killed_after_the_grace(run: Callable[..., Any]) -> None:
@@ -127,12 +129,12 @@ def test_too_much_output_starts_the_ladder_at_once(run: Callable[..., Any]) -> N
         with suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await code.run()
-        await code.ladder.stop(Why.OUTPUT)
+        await code.ladder.stop(StopReason.OUTPUT)
         await code.run()
         return code
 
     code = run(story())
-    assert (code.done, code.ladder.why) == ([("interrupt", 5.0), ("kill", 6.0)], Why.OUTPUT)
+    assert (code.done, code.ladder.why) == ([("interrupt", 5.0), ("kill", 6.0)], StopReason.OUTPUT)
 
 
 def test_a_caller_s_interrupt_may_be_ignored_until_the_deadline(run: Callable[..., Any]) -> None:
@@ -141,25 +143,25 @@ def test_a_caller_s_interrupt_may_be_ignored_until_the_deadline(run: Callable[..
     async def story() -> Code:
         code = Code(heeds="kill")
         for when in (10, 20):
-            code.at(when, lambda: code.ladder.stop(Why.CALLER))
+            code.at(when, lambda: code.ladder.stop(StopReason.CALLER))
         await code.run()
         return code
 
     code = run(story())
     interrupts = [("interrupt", when) for when in (10.0, 20.0, 60.0)]
-    assert (code.done, code.ladder.why) == ([*interrupts, ("kill", 61.0)], Why.DEADLINE)
+    assert (code.done, code.ladder.why) == ([*interrupts, ("kill", 61.0)], StopReason.DEADLINE)
 
 
 def test_the_first_lasting_reason_counts(run: Callable[..., Any]) -> None:
     async def story() -> Code:
         code = Code(heeds="")
-        await code.ladder.stop(Why.OUTPUT)
-        await code.ladder.stop(Why.DEADLINE)
-        await code.ladder.stop(Why.CALLER)
+        await code.ladder.stop(StopReason.OUTPUT)
+        await code.ladder.stop(StopReason.DEADLINE)
+        await code.ladder.stop(StopReason.CALLER)
         return code
 
     code = run(story())
-    assert (len(code.done), code.ladder.why) == (1, Why.OUTPUT)
+    assert (len(code.done), code.ladder.why) == (1, StopReason.OUTPUT)
 
 
 def test_a_time_out_of_the_code_s_own_is_not_ours(run: Callable[..., Any]) -> None:
@@ -199,7 +201,7 @@ def test_a_reader_who_is_kept_elsewhere_minds_the_time(
 
     code = run(story())
     (first, at), (second, later) = code.done
-    assert (first, second, code.ladder.why) == ("interrupt", "kill", Why.DEADLINE)
+    assert (first, second, code.ladder.why) == ("interrupt", "kill", StopReason.DEADLINE)
     assert (at - TIMEOUT_S < each_s, later - at - GRACE_S < each_s) == (True, True)
 
 
@@ -207,9 +209,9 @@ def test_a_run_is_hurried_from_half_of_its_grace_on(run: Callable[..., Any]) -> 
     async def story() -> list[bool]:
         code = Code(heeds="")
         seen = [code.ladder.hurried]
-        await code.ladder.stop(Why.CALLER)
+        await code.ladder.stop(StopReason.CALLER)
         seen.append(code.ladder.hurried)
-        await code.ladder.stop(Why.OUTPUT)
+        await code.ladder.stop(StopReason.OUTPUT)
         seen.append(code.ladder.hurried)
         await asyncio.sleep(GRACE_S / 2)
         return [*seen, code.ladder.hurried]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sbx.agent.tools.approval_rules import Rule
+from sbx.agent.tools.approval_rules import ApprovalRule
 from sbx.agent.tools.permissions import Mode, Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Effect, Permission, Ruling, Tool, ToolDefinition
@@ -73,7 +73,7 @@ def test_what_either_denies_stays_denied(
 
 
 def test_a_remembered_rule_turns_ask_into_allow_and_nothing_else() -> None:
-    rules = [Rule("prefix", "git status")]
+    rules = [ApprovalRule("prefix", "git status")]
     permissions = Permissions("project", rules=lambda: rules)
     command = TOOLS.get("execute_command")
     assert permissions.of(command, COMMAND) == "allow"
@@ -81,7 +81,7 @@ def test_a_remembered_rule_turns_ask_into_allow_and_nothing_else() -> None:
     assert permissions.of(command, {"command": "git status; rm -r ."}) == "changes"
     script = {"code": "git status", "language": "bash"}
     assert permissions.of(TOOLS.get("run_code"), script) == "changes"
-    rules.append(Rule("exact", json.dumps(script, sort_keys=True), "run_code"))
+    rules.append(ApprovalRule("exact", json.dumps(script, sort_keys=True), "run_code"))
     assert permissions.of(TOOLS.get("run_code"), script) == "changes", "its changes are asked about"
     denied = Permissions("project", lambda: rules, {"execute_command": "deny"})
     assert denied.of(command, COMMAND) == "deny"

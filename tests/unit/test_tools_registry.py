@@ -15,7 +15,7 @@ from sbx.agent.messages import ToolCall
 from sbx.agent.tools.function_tool import tool
 from sbx.agent.tools.registry import Tools, builtin
 from sbx.agent.tools.schema_formats import DIALECTS
-from sbx.agent.tools.tool import Arguments, Call, Tool, ToolResult
+from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolResult
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, Unavailable
 from tests.unit.fake_toolbox import FakeToolbox, called, ended
 
@@ -36,7 +36,7 @@ def weather(
 
 
 @tool(name="where-am-i", permission="ask", effect="read")
-async def where(call: Call) -> str:
+async def where(call: ToolCallRequest) -> str:
     """Which call this is."""
     return call.id
 
@@ -199,17 +199,17 @@ ANYWHERE = '{"place": {"city": ""}}'
 
 
 async def test_errors_of_a_tool_are_results() -> None:
-    async def refused(call: Call, arguments: Arguments) -> str:
+    async def refused(call: ToolCallRequest, arguments: Arguments) -> str:
         raise Denied("the policy says no", code="denied_so", hint="ask for less")
 
-    async def broken(call: Call, arguments: Arguments) -> str:
+    async def broken(call: ToolCallRequest, arguments: Arguments) -> str:
         raise ZeroDivisionError("x" * 5000)
 
-    async def endless(call: Call, arguments: Arguments) -> str:
+    async def endless(call: ToolCallRequest, arguments: Arguments) -> str:
         await asyncio.Event().wait()
         return ""
 
-    async def impatient(call: Call, arguments: Arguments) -> str:
+    async def impatient(call: ToolCallRequest, arguments: Arguments) -> str:
         raise TimeoutError("its own")
 
     told = [await called(acting(act), "weather", ANYWHERE) for act in (refused, broken, endless)]
@@ -223,7 +223,7 @@ async def test_errors_of_a_tool_are_results() -> None:
 async def test_a_long_result_is_cut_in_the_middle_and_kept_whole() -> None:
     whole = "".join(f"line {n}\n" for n in range(1000)) + "\ud800"
 
-    async def long(call: Call, arguments: Arguments) -> str:
+    async def long(call: ToolCallRequest, arguments: Arguments) -> str:
         return whole + "\0"
 
     box = FakeToolbox()
@@ -246,7 +246,7 @@ async def test_a_sandbox_with_a_place_for_results_is_asked_to_save_them() -> Non
         async def save_result(self, name: str, content: bytes, /) -> str:
             return f"/beside/{len(content)}"
 
-    async def long(call: Call, arguments: Arguments) -> str:
+    async def long(call: ToolCallRequest, arguments: Arguments) -> str:
         return "x" * 1000
 
     box = Saving()
@@ -260,7 +260,7 @@ async def test_a_long_result_that_cannot_be_kept_is_cut_all_the_same() -> None:
         async def save_result(self, name: str, content: bytes, /) -> str:
             raise Unavailable("there is no space left")
 
-    async def long(call: Call, arguments: Arguments) -> str:
+    async def long(call: ToolCallRequest, arguments: Arguments) -> str:
         return "x" * 1000
 
     result = await called(acting(long), "weather", ANYWHERE, Full())

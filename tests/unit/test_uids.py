@@ -10,14 +10,14 @@ from sbx.service import uids
 from sbx.service.uids import own_uid
 from sbx.store import Store
 from sbx.store import sandboxes as rows
-from sbx.store.sandboxes import CargoRow
+from sbx.store.sandboxes import WorkspaceRow
 
 
 async def test_uid_of_a_cargo_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uids, "_ATTEMPTS", 64)
     async with await Store.open(tmp_path / "sbx.db") as store:
         for name in ("a", "b", "c"):
-            cargo = CargoRow(name, "me", None, name, None, None, 1, 1)
+            cargo = WorkspaceRow(name, "me", None, name, None, None, 1, 1)
             await store.write(partial(rows.add_cargo, row=cargo))
         first = await own_uid(store, "a", (1000, 2))
         second = await own_uid(store, "b", (1000, 2))

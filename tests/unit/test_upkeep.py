@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from sbx.kernels.pool.scaling import (
     QUIET_S,
-    Demand,
-    Wear,
+    PoolDemand,
+    ZygoteAge,
     delay,
     failures_after,
     least_used,
@@ -21,35 +21,35 @@ GIB = 1 << 30
 
 
 def test_first_who_comes_begins_the_use_of_a_pool() -> None:
-    assert missed(Demand(0, 0, 5.0), least=2, most=4) == Demand(2, 0, 5.0)
+    assert missed(PoolDemand(0, 0, 5.0), least=2, most=4) == PoolDemand(2, 0, 5.0)
 
 
 def test_miss_of_a_pool_that_was_full_once_raises_its_target_up_to_the_most() -> None:
-    demand = Demand(1, 1, 5.0, filled=True)
+    demand = PoolDemand(1, 1, 5.0, filled=True)
     for expected in (2, 3, 4, 4):
         demand = missed(demand, least=1, most=4)
-        assert demand == Demand(expected, 0, 5.0, filled=True)
+        assert demand == PoolDemand(expected, 0, 5.0, filled=True)
 
 
 def test_miss_of_a_pool_that_is_still_filling_says_nothing_of_its_size() -> None:
-    assert missed(Demand(1, 0, 5.0), least=1, most=4) == Demand(1, 0, 5.0)
+    assert missed(PoolDemand(1, 0, 5.0), least=1, most=4) == PoolDemand(1, 0, 5.0)
 
 
 def test_smallest_rest_of_a_quiet_time_is_what_nobody_wanted() -> None:
-    demand = Demand(4, 4, 0.0, filled=True)
+    demand = PoolDemand(4, 4, 0.0, filled=True)
     for left in (3, 1, 2):
         demand = taken(demand, left)
-    assert settled(demand, 4, 1, QUIET_S) == Demand(3, 3, QUIET_S, filled=True)
+    assert settled(demand, 4, 1, QUIET_S) == PoolDemand(3, 3, QUIET_S, filled=True)
 
 
 def test_target_stays_until_a_whole_quiet_time_is_over() -> None:
-    demand = Demand(4, 4, 0.0, filled=True)
+    demand = PoolDemand(4, 4, 0.0, filled=True)
     assert settled(demand, 4, 1, QUIET_S - 0.1) == demand
 
 
 def test_unwanted_kernels_go_down_to_the_least_and_no_pool_grows_by_waiting() -> None:
-    assert settled(Demand(4, 4, 0.0), 4, 1, QUIET_S).target == 1
-    assert settled(Demand(0, 0, 0.0), 0, 1, QUIET_S).target == 0
+    assert settled(PoolDemand(4, 4, 0.0), 4, 1, QUIET_S).target == 1
+    assert settled(PoolDemand(0, 0, 0.0), 0, 1, QUIET_S).target == 0
 
 
 SIZES = st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted)
@@ -61,7 +61,7 @@ def test_target_is_never_more_than_the_most_and_never_negative(
     sizes: list[int], steps: list[str]
 ) -> None:
     least, most = sizes
-    demand, now = Demand(0, 0, 0.0, filled=True), 0.0
+    demand, now = PoolDemand(0, 0, 0.0, filled=True), 0.0
     for step in steps:
         match step:
             case "take" if demand.target:
@@ -80,17 +80,17 @@ def test_pool_that_nobody_comes_to_is_at_its_least_after_two_quiet_times(
     sizes: list[int], target: int
 ) -> None:
     least, most = sizes
-    demand = Demand(min(target, most), 0, 0.0, filled=True)
+    demand = PoolDemand(min(target, most), 0, 0.0, filled=True)
     for now in (QUIET_S, 2 * QUIET_S):
         demand = settled(demand, demand.target, least, now)
     assert demand.target <= least
 
 
 def test_zygote_serves_until_forks_age_or_growth_say_otherwise() -> None:
-    assert worn(Wear(age_s=3599, forks=999, grown=63 << 20)) == ""
-    assert worn(Wear(0, 1000, 0)) == "it has forked 1000 kernels"
-    assert worn(Wear(3600, 1, 0)) == "it is 3600 s old"
-    assert worn(Wear(0, 1, 64 << 20)) == "it has grown by 64 MiB"
+    assert worn(ZygoteAge(age_s=3599, forks=999, grown=63 << 20)) == ""
+    assert worn(ZygoteAge(0, 1000, 0)) == "it has forked 1000 kernels"
+    assert worn(ZygoteAge(3600, 1, 0)) == "it is 3600 s old"
+    assert worn(ZygoteAge(0, 1, 64 << 20)) == "it has grown by 64 MiB"
 
 
 def test_delays_double_with_each_failure_up_to_five_minutes() -> None:

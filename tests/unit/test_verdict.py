@@ -3,10 +3,10 @@
 import pytest
 
 from sbx.kernels.frames import ExecuteReply, Exited
-from sbx.policy.model import Limits
+from sbx.policy.model import LimitsPolicy
 from sbx.protocol.runs import Cause, Status
 from sbx.runtime.run import verdict
-from sbx.runtime.run.termination import Why
+from sbx.runtime.run.termination import StopReason
 
 TIMEOUT = (Status.TIMEOUT, None)
 OK, ERROR = (Status.OK, None), (Status.ERROR, None)
@@ -19,15 +19,15 @@ INTERRUPTED = (Status.INTERRUPTED, None)
         ("ok", None, OK),
         ("error", None, ERROR),
         ("aborted", None, ERROR),
-        ("error", Why.CALLER, INTERRUPTED),
-        ("ok", Why.CALLER, OK),
-        ("ok", Why.DEADLINE, TIMEOUT),
-        ("error", Why.DEADLINE, TIMEOUT),
-        ("error", Why.OUTPUT, (Status.KILLED, Cause.OUTPUT)),
+        ("error", StopReason.CALLER, INTERRUPTED),
+        ("ok", StopReason.CALLER, OK),
+        ("ok", StopReason.DEADLINE, TIMEOUT),
+        ("error", StopReason.DEADLINE, TIMEOUT),
+        ("error", StopReason.OUTPUT, (Status.KILLED, Cause.OUTPUT)),
     ],
 )
 def test_a_reply_is_judged_by_what_stopped_it(
-    status: str, why: Why | None, expected: verdict.Verdict
+    status: str, why: StopReason | None, expected: verdict.Verdict
 ) -> None:
     ename = "KeyboardInterrupt" if status == "error" else ""
     reply = ExecuteReply(status=status, ename=ename)  # type: ignore[arg-type]  # a literal
@@ -36,13 +36,16 @@ def test_a_reply_is_judged_by_what_stopped_it(
 
 def test_an_interrupt_that_the_code_outlived_is_not_how_it_ended() -> None:
     reply = ExecuteReply(status="error", ename="ValueError")
-    assert verdict.replied(reply, Why.CALLER) == ERROR
+    assert verdict.replied(reply, StopReason.CALLER) == ERROR
 
 
 def test_a_refused_process_is_the_cause_where_the_run_did_not_end_well() -> None:
     failed, fine = ExecuteReply(status="error"), ExecuteReply(status="ok")
     assert verdict.replied(failed, None, pids_max_hits=1) == (Status.ERROR, Cause.PIDS)
-    assert verdict.replied(fine, Why.DEADLINE, pids_max_hits=1) == (Status.TIMEOUT, Cause.PIDS)
+    assert verdict.replied(fine, StopReason.DEADLINE, pids_max_hits=1) == (
+        Status.TIMEOUT,
+        Cause.PIDS,
+    )
     assert verdict.replied(fine, None, pids_max_hits=1) == OK
     assert verdict.exited(254, None, oom_kills=0, pids_max_hits=1) == (Status.ERROR, Cause.PIDS)
 
@@ -53,15 +56,15 @@ def test_a_refused_process_is_the_cause_where_the_run_did_not_end_well() -> None
         (None, None, 0, 0, (Status.KILLED, Cause.CRASHED)),
         (None, None, 0, 3, (Status.KILLED, Cause.PIDS)),
         (None, None, 1, 3, (Status.KILLED, Cause.MEMORY)),
-        (Cause.DISK, Why.DEADLINE, 1, 0, (Status.KILLED, Cause.DISK)),
-        (None, Why.DEADLINE, 0, 3, TIMEOUT),
-        (None, Why.DEADLINE, 1, 0, (Status.KILLED, Cause.MEMORY)),
-        (None, Why.OUTPUT, 0, 0, (Status.KILLED, Cause.OUTPUT)),
-        (None, Why.CALLER, 0, 0, INTERRUPTED),
+        (Cause.DISK, StopReason.DEADLINE, 1, 0, (Status.KILLED, Cause.DISK)),
+        (None, StopReason.DEADLINE, 0, 3, TIMEOUT),
+        (None, StopReason.DEADLINE, 1, 0, (Status.KILLED, Cause.MEMORY)),
+        (None, StopReason.OUTPUT, 0, 0, (Status.KILLED, Cause.OUTPUT)),
+        (None, StopReason.CALLER, 0, 0, INTERRUPTED),
     ],
 )
 def test_a_death_is_put_down_to_the_limit_that_struck(
-    killed_for: Cause | None, why: Why | None, oom: int, pids: int, expected: verdict.Verdict
+    killed_for: Cause | None, why: StopReason | None, oom: int, pids: int, expected: verdict.Verdict
 ) -> None:
     assert verdict.died(killed_for, why, oom_kills=oom, pids_max_hits=pids) == expected
 
@@ -75,22 +78,22 @@ def test_a_death_is_put_down_to_the_limit_that_struck(
         (Exited(signal=9), None, 1, (Status.KILLED, Cause.MEMORY)),
         (Exited(code=137), None, 1, (Status.KILLED, Cause.MEMORY)),
         (Exited(code=1), None, 1, ERROR),
-        (Exited(signal=2), Why.DEADLINE, 0, TIMEOUT),
+        (Exited(signal=2), StopReason.DEADLINE, 0, TIMEOUT),
     ],
 )
 def test_a_command_is_judged_by_its_exit_code_unless_it_was_stopped(
-    told: Exited, why: Why | None, oom: int, expected: verdict.Verdict
+    told: Exited, why: StopReason | None, oom: int, expected: verdict.Verdict
 ) -> None:
     assert verdict.exited(verdict.exit_code(told), why, oom_kills=oom) == expected
 
 
 @pytest.mark.parametrize("cause", Cause)
 def test_every_kill_is_explained(cause: Cause) -> None:
-    error = verdict.explained((Status.KILLED, cause), Limits())
+    error = verdict.explained((Status.KILLED, cause), LimitsPolicy())
     assert error is not None
     assert error.value
 
 
 @pytest.mark.parametrize("ended", [OK, ERROR, INTERRUPTED])
 def test_what_the_code_did_itself_is_left_to_its_own_words(ended: verdict.Verdict) -> None:
-    assert verdict.explained(ended, Limits()) is None
+    assert verdict.explained(ended, LimitsPolicy()) is None

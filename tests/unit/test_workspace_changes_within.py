@@ -4,13 +4,13 @@ import pytest
 
 from sbx.errors import BadRequest
 from sbx.protocol.changes import PREFIXES_MAX, checked_prefixes
-from sbx.workspace.snapshots.manifest import Change, Node, within
+from sbx.workspace.snapshots.manifest import FileNode, PlannedChange, within
 
-FILE = Node("file", 0o644, 1, 1)
+FILE = FileNode("file", 0o644, 1, 1)
 
 
-def link(text: bytes) -> Node:
-    return Node("symlink", text=text)
+def link(text: bytes) -> FileNode:
+    return FileNode("symlink", text=text)
 
 
 @pytest.mark.parametrize(
@@ -35,16 +35,16 @@ def link(text: bytes) -> Node:
         ("tests", link(b"src"), False),
     ],
 )
-def test_a_change_lies_within(path: str, node: Node, inside: bool) -> None:
-    assert within([Change(path, None, node)], ("tests", "docs/api")) is inside
+def test_a_change_lies_within(path: str, node: FileNode, inside: bool) -> None:
+    assert within([PlannedChange(path, None, node)], ("tests", "docs/api")) is inside
 
 
 def test_every_change_has_to_lie_within() -> None:
-    one, other = Change("tests/a", FILE, None), Change("src/a", None, FILE)
+    one, other = PlannedChange("tests/a", FILE, None), PlannedChange("src/a", None, FILE)
     assert within([one], ("tests",))
     assert not within([one, other], ("tests",))
     assert not within([one], ())
-    assert within([Change("tests/l", link(b"/etc"), None)], ("tests",)), "it is removed"
+    assert within([PlannedChange("tests/l", link(b"/etc"), None)], ("tests",)), "it is removed"
 
 
 def test_directories_have_one_spelling() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sbx.workspace.snapshots.journal import Entry, Journal, Record, unforgotten
+from sbx.workspace.snapshots.journal import Journal, JournalFile, JournalHeader, unforgotten
 from sbx.workspace.snapshots.rollback import roll_back
 
-RECORD = Record(".sbx-" + "0" * 32, False, 1, None, None)
+RECORD = JournalHeader(".sbx-" + "0" * 32, False, 1, None, None)
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def test_entry_that_is_cut_off_while_it_is_written_has_no_name(
         calls = iter([dump] * writes)
         monkeypatch.setattr(json, "dump", lambda *told, c=calls: next(c, killed)(*told))
         with pytest.raises(_KilledError):
-            Entry.begin(Journal(staging), RECORD)
+            JournalFile.begin(Journal(staging), RECORD)
     monkeypatch.undo()
-    entry = Entry.begin(Journal(staging), RECORD)
+    entry = JournalFile.begin(Journal(staging), RECORD)
     assert entry.read().stage == RECORD.stage
     assert len(unforgotten(staging)) == 1
 

@@ -11,8 +11,8 @@ from sbx.workspace import mirroring
 from sbx.workspace.mirroring import Mirror
 from sbx.workspace.snapshots.copy import freeze, settle
 from sbx.workspace.snapshots.journal import Journal
-from sbx.workspace.snapshots.manifest import Change
-from sbx.workspace.snapshots.scan import Bounds, Scope
+from sbx.workspace.snapshots.manifest import PlannedChange
+from sbx.workspace.snapshots.scan import Bounds, ScanScope
 from sbx.workspace.tree import Tree
 
 BOUNDS = Bounds(1 << 30)
@@ -30,15 +30,15 @@ class Mirrored:
         self._journal = Journal(fd)
         self._original = held.enter_context(Tree.at(project, view="/workspace"))
         self._tree = held.enter_context(Tree.at(copy, view="/workspace"))
-        self._mirror = Mirror(*freeze(self._original, self._tree, Scope(), BOUNDS), Scope())
+        self._mirror = Mirror(*freeze(self._original, self._tree, ScanScope(), BOUNDS), ScanScope())
 
-    def changed(self) -> list[Change]:
+    def changed(self) -> list[PlannedChange]:
         return self._mirror.compare(self._original, self._tree, BOUNDS)[0]
 
     def restore(self) -> None:
         self._mirror.restore(self._original, self._tree, self._journal, BOUNDS)
 
-    def accept(self) -> list[Change]:
+    def accept(self) -> list[PlannedChange]:
         """Make what was changed in the copy in the project, too."""
         changed = self.changed()
         for one in changed:

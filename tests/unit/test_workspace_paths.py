@@ -3,7 +3,7 @@
 import pytest
 
 from sbx.errors import InvalidPath
-from sbx.workspace.paths import Location, Part, check_name, resolve
+from sbx.workspace.paths import Location, WorkspaceArea, check_name, resolve
 
 
 def reason(path: str, **how: bool) -> str:
@@ -35,7 +35,7 @@ def reason(path: str, **how: bool) -> str:
     ],
 )
 def test_resolve_routes_workspace_paths_to_files(path: str, relative: tuple[str, ...]) -> None:
-    assert resolve(path) == Location(Part.FILES, relative)
+    assert resolve(path) == Location(WorkspaceArea.FILES, relative)
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,16 @@ def test_resolve_routes_workspace_paths_to_files(path: str, relative: tuple[str,
     ],
 )
 def test_resolve_routes_the_uploads_to_their_own_root(path: str) -> None:
-    assert resolve(path) == Location(Part.UPLOADS, ("x",))
+    assert resolve(path) == Location(WorkspaceArea.UPLOADS, ("x",))
 
 
 def test_resolve_routes_the_uploads_directory_itself() -> None:
-    assert resolve("uploads/temparea") == Location(Part.UPLOADS, ())
+    assert resolve("uploads/temparea") == Location(WorkspaceArea.UPLOADS, ())
 
 
 def test_resolve_routes_shared() -> None:
-    assert resolve("shared/a/b") == Location(Part.SHARED, ("a", "b"))
-    assert resolve("shared") == Location(Part.SHARED, ())
+    assert resolve("shared/a/b") == Location(WorkspaceArea.SHARED, ("a", "b"))
+    assert resolve("shared") == Location(WorkspaceArea.SHARED, ())
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,17 @@ def test_changing_an_upload_is_read_only() -> None:
 
 
 def test_changing_generated_and_shared_files_is_allowed() -> None:
-    assert resolve("uploads/generated/x", changing=True).part is Part.FILES
-    assert resolve("shared/x", changing=True).part is Part.SHARED
+    assert resolve("uploads/generated/x", changing=True).part is WorkspaceArea.FILES
+    assert resolve("shared/x", changing=True).part is WorkspaceArea.SHARED
 
 
 def test_in_a_host_directory_uploads_lie_apart_and_no_name_is_reserved() -> None:
-    assert resolve("/uploads/x", uploads_apart=True) == Location(Part.UPLOADS, ("x",))
+    assert resolve("/uploads/x", uploads_apart=True) == Location(WorkspaceArea.UPLOADS, ("x",))
     assert reason("/uploads/x", uploads_apart=True, changing=True) == "read_only"
-    assert resolve("uploads/temparea", uploads_apart=True, changing=True).part is Part.FILES
-    assert resolve("shared/x", uploads_apart=True).part is Part.FILES
+    assert (
+        resolve("uploads/temparea", uploads_apart=True, changing=True).part is WorkspaceArea.FILES
+    )
+    assert resolve("shared/x", uploads_apart=True).part is WorkspaceArea.FILES
     assert reason(".", uploads_apart=True, changing=True) == "reserved"
 
 

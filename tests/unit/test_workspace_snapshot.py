@@ -20,19 +20,19 @@ from sbx.workspace.snapshots.copy import freeze
 from sbx.workspace.snapshots.diff import DIFF_MAX, tell
 from sbx.workspace.snapshots.journal import Journal
 from sbx.workspace.snapshots.manifest import (
-    Change,
+    FileNode,
     Manifest,
-    Node,
+    PlannedChange,
     changes,
     missed,
     sparing,
     with_specials,
 )
-from sbx.workspace.snapshots.scan import Bounds, Scope, look
+from sbx.workspace.snapshots.scan import Bounds, ScanScope, look
 from sbx.workspace.tree import Tree
 
 BOUNDS = Bounds(1 << 30)
-ALL = Scope()
+ALL = ScanScope()
 MEMORY = Path("/dev/shm")
 
 
@@ -50,7 +50,7 @@ def target(tmp_path: Path) -> Iterator[Tree]:
         yield tree
 
 
-def frozen(source: Tree, target: Tree, bounds: Bounds = BOUNDS, scope: Scope = ALL) -> Manifest:
+def frozen(source: Tree, target: Tree, bounds: Bounds = BOUNDS, scope: ScanScope = ALL) -> Manifest:
     return freeze(source, target, scope, bounds)[1]
 
 
@@ -61,7 +61,7 @@ def test_what_is_no_file_is_left_out_and_named(source: Tree, target: Tree, tmp_p
         one.bind(str(top / "socket"))
     (top / "link").symlink_to("/etc/shadow")
     (top / "dangling").symlink_to("nowhere")
-    base, _ = freeze(source, target, Scope(), BOUNDS)
+    base, _ = freeze(source, target, ScanScope(), BOUNDS)
     assert sorted(base.left_out) == ["fifo", "socket"]
     assert os.readlink(tmp_path / "target" / "link") == "/etc/shadow"
     assert sorted(os.listdir(tmp_path / "target")) == ["dangling", "link"]
@@ -118,9 +118,9 @@ def test_a_file_that_is_made_shorter_while_it_is_copied_ends_there(
 
 def test_what_was_moved_out_of_sight_while_it_was_copied_is_not_removed_later() -> None:
     """A directory that was listed at neither of its two places."""
-    base = Manifest({"seen": node(1, 1), "old": Node("directory", identity=(9, 5))}, (), 100)
+    base = Manifest({"seen": node(1, 1), "old": FileNode("directory", identity=(9, 5))}, (), 100)
     now = {
-        "new": Node("directory", identity=(2, 101)),
+        "new": FileNode("directory", identity=(2, 101)),
         "new/missed": node(1, 3, 99),
         "new/made-since": node(1, 4, 101),
         "renamed": node(1, 1, 101),
@@ -133,7 +133,7 @@ def test_what_was_moved_out_of_sight_while_it_was_copied_is_not_removed_later() 
 
 
 def test_what_is_spared_stays_with_all_below_it_and_the_directories_above() -> None:
-    directory, file = Node("directory"), node(1, 1)
+    directory, file = FileNode("directory"), node(1, 1)
     now = {"a": directory, "a/b": directory, "a/b/c": file, "a/x": file, "d": directory}
     now |= {"d/e": file}
     changed = changes(now, {"a": file, "d/f": file})
@@ -142,7 +142,7 @@ def test_what_is_spared_stays_with_all_below_it_and_the_directories_above() -> N
 
 
 def test_a_special_file_goes_with_its_directory_only() -> None:
-    directory, fifo = Node("directory"), Node("special")
+    directory, fifo = FileNode("directory"), FileNode("special")
     before = {"a/fifo": fifo, "fifo": fifo, "b/fifo": fifo, "c/fifo": fifo}
     after = {"a": directory, "c": node(1, 1)}
     assert with_specials(after, before) == {**after, "a/fifo": fifo, "fifo": fifo}
@@ -156,7 +156,7 @@ def test_what_is_mounted_inside_is_not_of_the_tree(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
     uploads, temparea = ("uploads",), ("uploads", "temparea")
-    scope = Scope((uploads, temparea, ("uploads", "generated")), (temparea, ("shared",)))
+    scope = ScanScope((uploads, temparea, ("uploads", "generated")), (temparea, ("shared",)))
     assert set(frozen(source, target, scope=scope).nodes) == {"uploads/generated/figure", "shared"}
     assert (tmp_path / "target" / "uploads" / "temparea").is_dir()
 
@@ -209,9 +209,9 @@ def test_a_write_to_a_mapped_page_is_seen_where_no_time_tells_it(tmp_path: Path)
         with open(file, "r+b") as held, mmap.mmap(held.fileno(), 0) as mapped:
             mapped[0] = 1
             with Tree.at(Path(directory), view="/workspace") as tree:
-                before = look(tree, Scope(), BOUNDS)
+                before = look(tree, ScanScope(), BOUNDS)
                 mapped[0] = 2
-                after = look(tree, Scope(), BOUNDS)
+                after = look(tree, ScanScope(), BOUNDS)
         assert [one.path for one in changes(before.nodes, after.nodes)] == ["file"]
 
 
@@ -234,11 +234,11 @@ def test_whoever_was_quicker_is_not_overwritten(
     for where in (top, tmp_path / "source"):
         (where / "file").write_text("old")
         (where / "gone").write_text("old")
-    before = look(target, Scope(), BOUNDS).nodes
+    before = look(target, ScanScope(), BOUNDS).nodes
     (tmp_path / "source" / "file").write_text("new!")
     (tmp_path / "source" / "added").write_text("new")
     (tmp_path / "source" / "gone").unlink()
-    wanted = changes(before, look(source, Scope(), BOUNDS).nodes)
+    wanted = changes(before, look(source, ScanScope(), BOUNDS).nodes)
     match meanwhile:
         case "written":
             (top / "file").write_text("mine")
@@ -270,7 +270,7 @@ def test_a_directory_that_got_something_meanwhile_is_not_removed(
     below = tmp_path / "target" / "below"
     below.mkdir()
     (below / "file").write_text("old")
-    before = look(target, Scope(), BOUNDS).nodes
+    before = look(target, ScanScope(), BOUNDS).nodes
     (below / "mine").write_text("x")
     with pytest.raises(Conflict):
         commit(changes(before, {}), before, target, source, journal)
@@ -303,11 +303,11 @@ def test_attributes_of_a_file_stay_when_it_is_replaced(
     if os.geteuid() == 0:
         os.chown(file, -1, 4244)
     group, mode = file.stat().st_gid, file.stat().st_mode & 0o777
-    before = look(target, Scope(), BOUNDS).nodes
+    before = look(target, ScanScope(), BOUNDS).nodes
     was = before["file"]
     after = replace(was, size=4, mode=mode) if changes_content else replace(was, mode=mode ^ 0o100)
     new.write_text("new!" if changes_content else "old")
-    change = Change("file", was, after, content=changes_content)
+    change = PlannedChange("file", was, after, content=changes_content)
     commit([change], before, target, source, journal)
     assert file.read_text() == new.read_text()
     assert os.getxattr(file, name) == value or name.startswith("system")
@@ -319,26 +319,26 @@ def test_attributes_of_a_file_stay_when_it_is_replaced(
 # -- telling ---------------------------------------------------------------------------------------
 
 
-def node(size: int, inode: int, ctime_ns: int = 0) -> Node:
-    return Node("file", 0o644, size, identity=(inode, ctime_ns))
+def node(size: int, inode: int, ctime_ns: int = 0) -> FileNode:
+    return FileNode("file", 0o644, size, identity=(inode, ctime_ns))
 
 
 def test_diffs_and_their_number_are_bounded() -> None:
-    wide = Change("wide", node(200_000, 1), node(200_000, 2))
+    wide = PlannedChange("wide", node(200_000, 1), node(200_000, 2))
     lines = [b"\n".join(b"%d %d" % (sign, n) for n in range(30_000)) for sign in (0, 1)]
     told, more = tell([wide], str, lambda _: lines[0][:200_000], lambda _: lines[1][:200_000])
     assert told[0].diff is not None
     assert DIFF_MAX < len(told[0].diff) < DIFF_MAX + 40
     assert told[0].diff.endswith(" more lines)")
     assert more
-    many = [Change(f"{n}", None, node(0, n)) for n in range(CHANGES_MAX + 1)]
+    many = [PlannedChange(f"{n}", None, node(0, n)) for n in range(CHANGES_MAX + 1)]
     told, more = tell(many, str, lambda _: b"", lambda _: b"")
     assert (len(told), more) == (CHANGES_MAX, True)
 
 
 def test_all_diffs_together_are_bounded_and_the_rest_is_named() -> None:
     """A diff that was not made because of a bound was left out without a word."""
-    many = [Change(f"{n}", None, replace(node(60_000, n), mode=0o777)) for n in range(100)]
+    many = [PlannedChange(f"{n}", None, replace(node(60_000, n), mode=0o777)) for n in range(100)]
     told, more = tell(many, str, lambda _: b"", lambda _: b"\x01" * 60_000)
     assert more
     assert sum(len(json.dumps(one.diff)) for one in told) < 2 << 20
@@ -359,22 +359,27 @@ def test_unusual_mode_of_what_is_new_is_shown(
     kind: Literal["file", "directory"], mode: int, diff: str | None
 ) -> None:
     """A new file that everybody may write to looked like any other."""
-    told, _ = tell([Change("x", None, Node(kind, mode))], str, lambda _: b"", lambda _: b"")
+    told, _ = tell(
+        [PlannedChange("x", None, FileNode(kind, mode))], str, lambda _: b"", lambda _: b""
+    )
     assert [one.diff for one in told] == [diff]
 
 
 def test_unusual_mode_of_a_new_directory_with_files_is_shown() -> None:
     """A directory was shown by what lies in it only, whatever its mode was."""
-    made = Node("file", 0o644)
+    made = FileNode("file", 0o644)
     for mode, paths in ((0o755, ["d/f"]), (0o777, ["d/", "d/f"])):
-        changed = [Change("d", None, Node("directory", mode)), Change("d/f", None, made)]
+        changed = [
+            PlannedChange("d", None, FileNode("directory", mode)),
+            PlannedChange("d/f", None, made),
+        ]
         told, _ = tell(changed, str, lambda _: b"", lambda _: b"")
         assert [one.path for one in told] == paths
 
 
 def test_no_name_and_no_link_hides_what_it_is() -> None:
-    link = Node("symlink", text=b"x\n+symlink to y\x1b[2K\xff\\n")
-    told, _ = tell([Change("a\n\u202eb\x9b", None, link)], str, lambda _: b"", lambda _: b"")
+    link = FileNode("symlink", text=b"x\n+symlink to y\x1b[2K\xff\\n")
+    told, _ = tell([PlannedChange("a\n\u202eb\x9b", None, link)], str, lambda _: b"", lambda _: b"")
     assert told[0].path == r"a\n\u202eb\u009b"
     assert told[0].diff == r"+symlink to x\n+symlink to y\x1b[2K\xff\\n"
 
@@ -382,7 +387,7 @@ def test_no_name_and_no_link_hides_what_it_is() -> None:
 def test_no_two_names_are_shown_alike() -> None:
     """A newline, and a backslash with an n, were both shown as a backslash with an n."""
     names = ["a\nb", r"a\nb", r"a\\nb", "a\x9b", "a\udc9b", r"a\x9b", "a\u3164", "a"]
-    changed = [Change(name, None, node(0, 1)) for name in names]
+    changed = [PlannedChange(name, None, node(0, 1)) for name in names]
     told, _ = tell(changed, str, lambda _: b"", lambda _: b"")
     assert len({one.path for one in told}) == len(names)
 
@@ -390,21 +395,21 @@ def test_no_two_names_are_shown_alike() -> None:
 def test_content_that_is_not_shown_is_named_with_the_reason() -> None:
     """One NUL, or more bytes than a small text has, made the diff vanish without a word."""
     for content in (b"\0binary", bytes(range(128, 256))):
-        change = Change("x", node(9, 1), node(9, 2))
+        change = PlannedChange("x", node(9, 1), node(9, 2))
         told, _ = tell([change], str, lambda _, c=content: c, lambda _: b"text")  # type: ignore[misc]
         assert told[0].diff == "content not shown: binary"
-    large = Change("x", None, node(1 << 30, 1))
+    large = PlannedChange("x", None, node(1 << 30, 1))
     told, _ = tell([large], str, lambda _: b"", lambda _: pytest.fail("it was read"))
     reason = f"content not shown: too large, {1 << 30} bytes"
     assert told[0] == FileChange("x", "added", None, 1 << 30, reason)
-    gone = Change("x", node(9, 1), node(9, 2))
+    gone = PlannedChange("x", node(9, 1), node(9, 2))
     told, _ = tell([gone], str, lambda _: None, lambda _: b"text")
     assert told[0].diff == "content not shown: it cannot be read"
 
 
 def test_byte_that_is_not_utf8_hides_no_other_line() -> None:
     """One such byte made the diff vanish."""
-    change = Change("x", node(9, 1), node(9, 2))
+    change = PlannedChange("x", node(9, 1), node(9, 2))
     told, _ = tell([change], str, lambda _: b"caf\xe9\nold\n", lambda _: b"caf\xe9\nnew \xff\n")
     assert told[0].diff == "@@ -1,2 +1,2 @@\n caf\\xe9\n-old\n+new \\xff"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from sbx.agent.messages import Image, Message, Response, Stop, ToolCall, Usage
+from sbx.agent.messages import Image, Message, Response, Stop, TokenUsage, ToolCall
 from sbx.agent.models import sanitize
-from sbx.agent.models.sdk_model import Building, SdkModel, read
+from sbx.agent.models.sdk_model import ResponseBuilder, SdkModelBase, read
 from sbx.agent.tools import schema_formats
 from sbx.agent.tools.tool import ToolDefinition
 
@@ -21,7 +21,7 @@ _STOPS: dict[str, Stop] = {
 Json = dict[str, Any]
 
 
-class AnthropicModel(SdkModel):
+class AnthropicModel(SdkModelBase):
     """A model behind the messages API; see SdkModel."""
 
     sdk, client, error = "anthropic", "AsyncAnthropic", "AnthropicError"
@@ -49,7 +49,7 @@ class AnthropicModel(SdkModel):
         created: Awaitable[Any] = self._client.messages.create(**request)
         return created
 
-    def _building(self) -> Building:
+    def _building(self) -> ResponseBuilder:
         return _Message()
 
 
@@ -173,7 +173,7 @@ class _PartialCall:
         return ToolCall(self.id, self.name, written)
 
 
-class _Message(Building):
+class _Message(ResponseBuilder):
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._calls: dict[int, _PartialCall] = {}
@@ -206,7 +206,7 @@ class _Message(Building):
     def response(self) -> Response:
         calls = tuple(call.call() for call in self._calls.values())
         stop = _STOPS.get(self._stop_reason or "", "tools" if calls else "end")
-        usage = Usage(self._input_tokens, self._output_tokens)
+        usage = TokenUsage(self._input_tokens, self._output_tokens)
         return Response("".join(self._texts), calls, usage, stop)
 
     def _start(self, index: int, block: _Block) -> None:

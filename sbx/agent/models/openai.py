@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from sbx.agent.messages import Image, Message, Response, Stop, ToolCall, Usage
+from sbx.agent.messages import Image, Message, Response, Stop, TokenUsage, ToolCall
 from sbx.agent.models import sanitize
 from sbx.agent.models.failures import bad_answer
-from sbx.agent.models.sdk_model import Building, SdkModel, read
+from sbx.agent.models.sdk_model import ResponseBuilder, SdkModelBase, read
 from sbx.agent.tools import schema_formats
 from sbx.agent.tools.tool import ToolDefinition
 
 Json = dict[str, Any]
 
 
-class OpenAIModel(SdkModel):
+class OpenAIModel(SdkModelBase):
     """A model behind the chat completions API of OpenAI or another server; see SdkModel."""
 
     sdk, client, error = "openai", "AsyncOpenAI", "OpenAIError"
@@ -47,7 +47,7 @@ class OpenAIModel(SdkModel):
         created: Awaitable[Any] = self._client.chat.completions.create(**request)
         return created
 
-    def _building(self) -> Building:
+    def _building(self) -> ResponseBuilder:
         return _Completion()
 
 
@@ -159,14 +159,14 @@ class _PartialCall:
         return ToolCall(self.id, self.name, "".join(self.arguments))
 
 
-class _Completion(Building):
+class _Completion(ResponseBuilder):
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._calls: list[_PartialCall] = []
         self._by_index: dict[int, _PartialCall] = {}
         self._refused = False
         self._finish: str | None = None
-        self._usage = Usage()
+        self._usage = TokenUsage()
 
     def whole(self, answer: object) -> None:
         message = read(answer, _Answer)
@@ -196,7 +196,7 @@ class _Completion(Building):
 
     def _take(self, answer: _Answer) -> None:
         if answer.usage is not None:
-            self._usage = Usage(
+            self._usage = TokenUsage(
                 answer.usage.prompt_tokens or 0, answer.usage.completion_tokens or 0
             )
         for choice in (answer.choices or ())[:1]:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from sbx.agent.messages import Message, Response, ToolCall, Usage
+from sbx.agent.messages import Message, Response, TokenUsage, ToolCall
 from sbx.agent.models import Model, TextDelta
 from sbx.agent.tools.tool import ToolDefinition
 from sbx.errors import BadRequest, NotFound
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecordedRequest:
     """One request to a model."""
 
     system: str
@@ -30,7 +30,7 @@ class Asked:
 
 
 Plain: TypeAlias = Response | str | Sequence[str | Response] | BaseException
-Answer: TypeAlias = Plain | Callable[[Asked], Plain | Awaitable[Plain]]
+Answer: TypeAlias = Plain | Callable[[RecordedRequest], Plain | Awaitable[Plain]]
 _PIECE = re.compile(r"\S+\s*|\s+")
 
 
@@ -43,7 +43,7 @@ class ReplayModel:
     def __init__(
         self, answers: Iterable[Answer], *, name: str = "replay", takes_images: bool = True
     ) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[RecordedRequest] = []
         self._answers = list(answers)
         self._name = name
         self._takes_images = takes_images
@@ -91,7 +91,7 @@ class ReplayModel:
     async def _next(
         self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> Plain:
-        request = Asked(system, tuple(messages), tuple(tools))
+        request = RecordedRequest(system, tuple(messages), tuple(tools))
         self.asked.append(request)
         if len(self.asked) > len(self._answers):
             raise BadRequest(
@@ -183,4 +183,4 @@ def _response(fields: Any) -> Response:
     if fields["stop"] not in ("end", "tools", "length", "refusal"):
         raise ValueError(f"{fields['stop']!r} is not a valid stop")
     used_input, used_output = map(operator.index, fields["usage"])
-    return Response(fields["content"], calls, Usage(used_input, used_output), fields["stop"])
+    return Response(fields["content"], calls, TokenUsage(used_input, used_output), fields["stop"])

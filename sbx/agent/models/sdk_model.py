@@ -24,7 +24,7 @@ from sbx.errors import BadRequest, Unavailable
 T = TypeVar("T")
 
 
-class Building(ABC):
+class ResponseBuilder(ABC):
     """Builds an answer from one object or from the pieces of a stream. The objects of the SDK are
     not validated before."""
 
@@ -46,7 +46,7 @@ class Building(ABC):
     def response(self) -> Response: ...
 
 
-class SdkModel(ABC):
+class SdkModelBase(ABC):
     """A Model of one server, reached with an SDK.
 
     A `base_url` of None means the URL of the provider. `timeout_s` is the maximum time of one
@@ -122,7 +122,7 @@ class SdkModel(ABC):
     def _create(self, request: dict[str, Any]) -> Awaitable[Any]: ...
 
     @abstractmethod
-    def _building(self) -> Building: ...
+    def _building(self) -> ResponseBuilder: ...
 
     async def _send(self, question: "_Question", deadline: float) -> Any:
         """Send a request. No setting states whether a model accepts images. If the model seems to

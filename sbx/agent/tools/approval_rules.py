@@ -45,7 +45,7 @@ _INTERPRETER = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ApprovalRule:
     """`exact` matches calls of `tool` whose `subject` is this text. `prefix` matches commands that
     begin with exactly these words."""
 
@@ -69,13 +69,13 @@ def subject(tool: str, arguments: Arguments) -> str:
 
 def rule_for(
     tool: str, arguments: Arguments, remember: Literal["exact", "prefix"], prefix: str | None = None
-) -> Rule:
+) -> ApprovalRule:
     """Return the rule that the user requested when approving this call.
 
     Raise BadRequest `prefix_missing`, and the errors of `check_prefix`.
     """
     if remember == "exact":
-        return Rule("exact", subject(tool, arguments), tool)
+        return ApprovalRule("exact", subject(tool, arguments), tool)
     if prefix is None or not prefix.strip():
         raise BadRequest(
             'remember is "prefix", but there is no prefix',
@@ -85,10 +85,10 @@ def rule_for(
         )
     if tool != COMMAND_TOOL:
         raise _invalid(f"calls of {tool} have no prefix", 'remember "exact" instead')
-    return Rule("prefix", check_prefix(prefix), tool)
+    return ApprovalRule("prefix", check_prefix(prefix), tool)
 
 
-def matches(rule: Rule, text: str, tool: str = COMMAND_TOOL) -> bool:
+def matches(rule: ApprovalRule, text: str, tool: str = COMMAND_TOOL) -> bool:
     """Return whether the rule allows the call of `tool` whose `subject` is `text`."""
     if rule.tool != tool:
         return False

@@ -4,10 +4,17 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
-from sbx.agent.sandbox import LiveRun
+from sbx.agent.sandbox import ToolRun
 from sbx.agent.tools.figures import figures, kept
 from sbx.agent.tools.following import followed
-from sbx.agent.tools.tool import Arguments, Call, Effect, Tool, ToolDefinition, ToolResult
+from sbx.agent.tools.tool import (
+    Arguments,
+    Effect,
+    Tool,
+    ToolCallRequest,
+    ToolDefinition,
+    ToolResult,
+)
 from sbx.protocol.bundles import text_of
 from sbx.protocol.languages import LANGUAGES
 from sbx.protocol.runs import Cause, Run, Status, quarantine_notice
@@ -33,7 +40,7 @@ _QUARANTINED = (
 # -- run_code --------------------------------------------------------------------------------------
 
 
-async def _run_code(call: Call, arguments: Arguments) -> ToolResult:
+async def _run_code(call: ToolCallRequest, arguments: Arguments) -> ToolResult:
     code, language = arguments["code"], arguments.get("language", "python")
     if language == "python":
         live = call.sandbox.start_run(code)
@@ -80,7 +87,7 @@ RUN_CODE = Tool(
 # -- execute_command -------------------------------------------------------------------------------
 
 
-async def _execute_command(call: Call, arguments: Arguments) -> ToolResult:
+async def _execute_command(call: ToolCallRequest, arguments: Arguments) -> ToolResult:
     live = call.sandbox.start_shell(
         arguments["command"], timeout=arguments.get("timeout"), cwd=arguments.get("cwd")
     )
@@ -120,7 +127,7 @@ EXECUTE_COMMAND = Tool(
 )
 
 
-async def _followed(call: Call, live: LiveRun) -> Run:
+async def _followed(call: ToolCallRequest, live: ToolRun) -> Run:
     """Follow a run. The user sees the names of quarantined items, as the model does."""
     run = await followed(call.sandbox, live, call.emit)
     if notice := quarantine_notice(run.quarantined):

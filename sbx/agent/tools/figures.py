@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sbx.agent.messages import Image
 from sbx.agent.tools.results import keep
-from sbx.agent.tools.tool import Call
+from sbx.agent.tools.tool import ToolCallRequest
 from sbx.errors import SbxError
 from sbx.protocol.bundles import text_of
 from sbx.protocol.runs import MimeBundle
@@ -54,7 +54,9 @@ def figures(outputs: Iterable[MimeBundle]) -> Iterator[Figure]:
                 break
 
 
-async def kept(call: Call, shown: Iterable[Figure]) -> tuple[list[str], tuple[Image, ...]]:
+async def kept(
+    call: ToolCallRequest, shown: Iterable[Figure]
+) -> tuple[list[str], tuple[Image, ...]]:
     """Store the figures. Return a line with the path of each figure, and the images for the
     model."""
     lines: list[str] = []

@@ -8,12 +8,12 @@ import re
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sbx.agent.sandbox import Sandbox
+from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.tools import paths
 from sbx.agent.tools.results import RESULT_MAX, cut
-from sbx.agent.tools.tool import Arguments, Call, Tool, ToolDefinition
+from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolDefinition
 from sbx.errors import BadRequest, Conflict
-from sbx.protocol.files import Entry
+from sbx.protocol.files import FileEntry
 
 _TEXT_MAX = RESULT_MAX - 1024  # characters of a file in one result
 _LINES = 2000  # the default limit
@@ -43,7 +43,7 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
 # -- read_file -------------------------------------------------------------------------------------
 
 
-async def _read_file(call: Call, arguments: Arguments) -> str:
+async def _read_file(call: ToolCallRequest, arguments: Arguments) -> str:
     path = arguments["path"]
     text = _text(path, await paths.read(call.sandbox, path))
     if "offset" in arguments or "limit" in arguments:
@@ -136,7 +136,7 @@ READ_FILE = Tool(
 # -- write_file ------------------------------------------------------------------------------------
 
 
-async def _write_file(call: Call, arguments: Arguments) -> str:
+async def _write_file(call: ToolCallRequest, arguments: Arguments) -> str:
     path = arguments["path"]
     async with _changing(call.sandbox):
         size = await paths.write(call.sandbox, path, arguments["content"].encode())
@@ -169,7 +169,7 @@ WRITE_FILE = Tool(
 # -- edit_file -------------------------------------------------------------------------------------
 
 
-async def _edit_file(call: Call, arguments: Arguments) -> str:
+async def _edit_file(call: ToolCallRequest, arguments: Arguments) -> str:
     path, old, new = arguments["path"], arguments["old_string"], arguments["new_string"]
     async with _changing(call.sandbox):
         text = _text(path, await paths.read(call.sandbox, path))
@@ -252,7 +252,7 @@ EDIT_FILE = Tool(
 # -- list_files ------------------------------------------------------------------------------------
 
 
-async def _list_files(call: Call, arguments: Arguments) -> str:
+async def _list_files(call: ToolCallRequest, arguments: Arguments) -> str:
     path, pattern = arguments.get("path", "."), arguments.get("pattern", "*")
     listing = await paths.listed(call.sandbox, path, pattern, _ENTRIES_MAX)
     if not listing:
@@ -263,7 +263,7 @@ async def _list_files(call: Call, arguments: Arguments) -> str:
     return "\n".join(rows)
 
 
-def _row(entry: Entry) -> str:
+def _row(entry: FileEntry) -> str:
     size = "" if entry.size is None else f"{entry.size}"
     return f"{entry.kind:<9} {size:>12}  {_on_one_line(entry.path)}"
 
@@ -299,10 +299,10 @@ LIST_FILES = Tool(
 
 # -- one change at a time --------------------------------------------------------------------------
 
-_locks: WeakKeyDictionary[Sandbox, asyncio.Lock] = WeakKeyDictionary()
+_locks: WeakKeyDictionary[ToolSandbox, asyncio.Lock] = WeakKeyDictionary()
 
 
-def _changing(sandbox: Sandbox) -> asyncio.Lock:
+def _changing(sandbox: ToolSandbox) -> asyncio.Lock:
     """Return the lock for changes: the calls of one answer run in parallel, and one of two edits of
     a file would be lost."""
     return _locks.setdefault(sandbox, asyncio.Lock())

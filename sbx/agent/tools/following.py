@@ -3,21 +3,21 @@
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
-from sbx.agent.sandbox import LiveRun
+from sbx.agent.sandbox import ToolRun
 from sbx.agent.tools.tool import Emit
 from sbx.aio import to_the_end
 from sbx.errors import Broken, SbxError
 from sbx.protocol.runs import Run, RunEnd, Stderr, Stdout
 
 if TYPE_CHECKING:
-    from sbx.agent.sandbox import Sandbox
+    from sbx.agent.sandbox import ToolSandbox
 
 
 def unheard(stream: str, text: str) -> None:
     """An `emit` that discards the output."""
 
 
-async def followed(sandbox: "Sandbox", live: LiveRun, emit: Emit = unheard) -> Run:
+async def followed(sandbox: "ToolSandbox", live: ToolRun, emit: Emit = unheard) -> Run:
     """Return the result of a run and emit its output meanwhile. If an exception ends this before
     the run, for example a cancellation, interrupt the run."""
     try:

@@ -5,9 +5,9 @@
         \"\"\"The weather in a city, now.\"\"\"
 
 The docstring is the description. pydantic derives the schema from names, annotations and defaults,
-and converts the arguments to the annotated types. A first parameter with the annotation `Call`
-receives the call itself, with its sandbox. A function that is not async runs in a thread. The
-thread continues to its end if the call is cancelled.
+and converts the arguments to the annotated types. A first parameter with the annotation
+`ToolCallRequest` receives the call itself, with its sandbox. A function that is not async runs in a
+thread. The thread continues to its end if the call is cancelled.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from pydantic_core import to_json
 
 from sbx.agent.tools.tool import (
     Arguments,
-    Call,
     Effect,
     Permission,
     Tool,
+    ToolCallRequest,
     ToolDefinition,
     ToolResult,
 )
 from sbx.errors import BadRequest
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the format that every provider accepts
-Act = Callable[[Call, Arguments], Awaitable[ToolResult | str]]
+Act = Callable[[ToolCallRequest, Arguments], Awaitable[ToolResult | str]]
 
 
 @overload
@@ -92,7 +92,7 @@ def _parameters(
     except (NameError, TypeError) as error:
         raise _invalid(name, f"its annotations cannot be read: {error}") from error
     parameters = list(inspect.signature(function).parameters.values())
-    passes_call = bool(parameters) and hints.get(parameters[0].name) is Call
+    passes_call = bool(parameters) and hints.get(parameters[0].name) is ToolCallRequest
     if not derive:
         return passes_call, None
     fields: dict[str, Any] = {}
@@ -133,7 +133,7 @@ def _check_schema(name: str, schema: Mapping[str, Any]) -> None:
 
 
 def _acting(function: Callable[..., Any], passes_call: bool, model: type[BaseModel] | None) -> Act:
-    async def act(call: Call, arguments: Arguments) -> ToolResult | str:
+    async def act(call: ToolCallRequest, arguments: Arguments) -> ToolResult | str:
         values = dict(arguments) if model is None else _as_annotated(model, arguments)
         first = (call,) if passes_call else ()
         if inspect.iscoroutinefunction(function):

@@ -20,10 +20,10 @@ from typing import Any
 
 import msgspec
 
-from sbx.agent.sandbox import InProject, LiveRun, Sandbox
+from sbx.agent.sandbox import InProject, ToolRun, ToolSandbox
 from sbx.agent.tools.following import followed
 from sbx.errors import Broken, Conflict, Denied, InvalidPath, NotFound, SbxError, TooLarge
-from sbx.protocol.files import Entry, Kind, Listing
+from sbx.protocol.files import FileEntry, Kind, Listing
 from sbx.protocol.runs import Run
 
 TMP = "/tmp"  # noqa: S108  # the fresh tmpfs of the jail
@@ -35,7 +35,7 @@ _TURN_S = 120.0  # including the wait for a running cell
 _NO_COMMANDS = ("processes_denied", "capability_not_supported", "language_unavailable")
 
 
-async def read(sandbox: Sandbox, path: str) -> bytes:
+async def read(sandbox: ToolSandbox, path: str) -> bytes:
     """Return the content of a file of at most READ_MAX bytes. Raise InvalidPath, NotFound,
     TooLarge, Denied."""
     if (below := _below_tmp(sandbox, path)) is None:
@@ -55,7 +55,7 @@ async def read(sandbox: Sandbox, path: str) -> bytes:
         raise _garbled() from error
 
 
-async def write(sandbox: Sandbox, path: str, data: bytes) -> int:
+async def write(sandbox: ToolSandbox, path: str, data: bytes) -> int:
     """Replace a whole file and create its directories. Return its size in bytes. Raise as
     `read`."""
     if (below := _below_tmp(sandbox, path)) is None:
@@ -75,7 +75,7 @@ async def write(sandbox: Sandbox, path: str, data: bytes) -> int:
     return len(data)
 
 
-async def listed(sandbox: Sandbox, path: str, pattern: str, most: int) -> Listing:
+async def listed(sandbox: ToolSandbox, path: str, pattern: str, most: int) -> Listing:
     """Return the entries of a directory. With a pattern other than `*`, return the matching entries
     there and below. Return at most `most` entries. Raise as `read`, and BadRequest
     `invalid_pattern`."""
@@ -88,7 +88,7 @@ async def listed(sandbox: Sandbox, path: str, pattern: str, most: int) -> Listin
             raise _explained(path, error) from error
     answer = await _inside(sandbox, act="list", path=below, pattern=pattern, most=most)
     listing = Listing(
-        Entry(posixpath.basename(entry.path), entry.path, entry.kind, entry.size, 0.0)
+        FileEntry(posixpath.basename(entry.path), entry.path, entry.kind, entry.size, 0.0)
         for entry in answer.entries[:most]
     )
     listing.complete = answer.complete
@@ -103,7 +103,7 @@ def _first(listing: Listing, limit: int) -> Listing:
     return first
 
 
-def _below_tmp(sandbox: Sandbox, path: str) -> str | None:
+def _below_tmp(sandbox: ToolSandbox, path: str) -> str | None:
     """Return a path below /tmp without `.` and `..`, or None for any other path. Raise InvalidPath
     for a path that begins there and leaves it."""
     if isinstance(sandbox, InProject) and not sandbox.sandboxed:
@@ -140,7 +140,7 @@ class _Answer(msgspec.Struct, frozen=True):
     complete: bool = True
 
 
-async def _inside(sandbox: Sandbox, **fields: Any) -> _Answer:
+async def _inside(sandbox: ToolSandbox, **fields: Any) -> _Answer:
     """Send one request to the program inside. Raise its error."""
     request = base64.b64encode(json.dumps(fields).encode()).decode()
     program = f'{_program()}\n\nmain("{request}")\n'
@@ -156,7 +156,7 @@ async def _inside(sandbox: Sandbox, **fields: Any) -> _Answer:
     return _answer(run, str(fields["path"]))
 
 
-async def _run(sandbox: Sandbox, program: str) -> Run:
+async def _run(sandbox: ToolSandbox, program: str) -> Run:
     if not isinstance(sandbox, InProject) or sandbox.commands_allowed:
         try:
             return await followed(sandbox, _start_program(sandbox, program))
@@ -168,7 +168,7 @@ async def _run(sandbox: Sandbox, program: str) -> Run:
     return await followed(sandbox, sandbox.start_run(cell, timeout=_WORK_S))
 
 
-def _start_program(sandbox: Sandbox, program: str) -> LiveRun:
+def _start_program(sandbox: ToolSandbox, program: str) -> ToolRun:
     command = f"exec python3 -I - <<'END-OF-PROGRAM'\n{program}END-OF-PROGRAM\n"
     if len(command) <= _COMMAND_MAX:
         return sandbox.start_shell(command, timeout=_WORK_S)

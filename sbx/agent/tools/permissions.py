@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sbx.agent.tools.approval_rules import COMMAND_TOOL, Rule, matches, subject
+from sbx.agent.tools.approval_rules import COMMAND_TOOL, ApprovalRule, matches, subject
 from sbx.agent.tools.tool import Arguments, Effect, Permission, Ruling, Tool
 
 Mode = Literal["free", "project"]
@@ -19,7 +19,7 @@ _BY_EFFECT: Mapping[Mode, Mapping[Effect, Ruling]] = {
 }
 
 
-def no_rules() -> Sequence[Rule]:
+def no_rules() -> Sequence[ApprovalRule]:
     return ()
 
 
@@ -32,7 +32,7 @@ class Permissions:
     """
 
     mode: Mode = "free"
-    rules: Callable[[], Sequence[Rule]] = no_rules
+    rules: Callable[[], Sequence[ApprovalRule]] = no_rules
     overrides: Mapping[str, Permission] = field(default_factory=dict)
 
     def of(self, tool: Tool, arguments: Arguments) -> Ruling:

@@ -15,9 +15,9 @@ from sbx.agent.tools.following import unheard
 from sbx.agent.tools.results import RESULT_MAX, capped, cut, failed
 from sbx.agent.tools.tool import (
     Arguments,
-    Call,
     Emit,
     Tool,
+    ToolCallRequest,
     ToolDefinition,
     ToolResult,
 )
@@ -25,7 +25,7 @@ from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.runs import Run
 
 if TYPE_CHECKING:
-    from sbx.agent.sandbox import Sandbox
+    from sbx.agent.sandbox import ToolSandbox
 
 _log = logging.getLogger(__name__)
 _CALL_MAX_S = 3600.0
@@ -101,7 +101,7 @@ class Tools:
         except SbxError as error:
             return failed(error)
 
-    async def call(self, call: ToolCall, sandbox: "Sandbox", emit: Emit) -> ToolResult:
+    async def call(self, call: ToolCall, sandbox: "ToolSandbox", emit: Emit) -> ToolResult:
         """Call `parse` and `make`. Raise nothing but CancelledError."""
         await self.ready()
         arguments = self.parse(call)
@@ -110,28 +110,34 @@ class Tools:
         return await self.make(call, arguments, sandbox, emit)
 
     async def make(
-        self, call: ToolCall, arguments: Arguments, sandbox: "Sandbox", emit: Emit, *, of: int = 1
+        self,
+        call: ToolCall,
+        arguments: Arguments,
+        sandbox: "ToolSandbox",
+        emit: Emit,
+        *,
+        of: int = 1,
     ) -> ToolResult:
         """Make a call with the arguments that `parse` returned. Raise nothing but CancelledError.
         The caller has already checked that the call is allowed. `of` is the number of calls in the
         answer: they share the maximum size of results."""
-        active_call = Call(call.id, sandbox, emit)
+        active_call = ToolCallRequest(call.id, sandbox, emit)
         result = await self._acted(self._tools[call.name], active_call, arguments)
         text = await capped(active_call, call.name, carried(result.text), self._limit(of))
         return replace(result, text=text)
 
     async def told(
-        self, call: ToolCall, run: Run, sandbox: "Sandbox", *, of: int = 1
+        self, call: ToolCall, run: Run, sandbox: "ToolSandbox", *, of: int = 1
     ) -> ToolResult:
         """Return the result of a command that ran elsewhere, in the form of execute_command."""
-        active_call = Call(call.id, sandbox, unheard)
+        active_call = ToolCallRequest(call.id, sandbox, unheard)
         text = await capped(active_call, call.name, carried(told(run)), self._limit(of))
         return ToolResult(text, is_error=not run.ok)
 
     def _limit(self, of: int) -> int:
         return min(self._result_max, self._result_max * _SHARED // of)
 
-    async def _acted(self, tool: Tool, call: Call, arguments: Arguments) -> ToolResult:
+    async def _acted(self, tool: Tool, call: ToolCallRequest, arguments: Arguments) -> ToolResult:
         try:
             async with asyncio.timeout(self._call_max_s) as limit:
                 output = await tool.act(call, arguments)

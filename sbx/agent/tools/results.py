@@ -4,8 +4,8 @@ text in a file."""
 import hashlib
 
 from sbx.agent.messages import carried
-from sbx.agent.sandbox import Sandbox, SavesResults
-from sbx.agent.tools.tool import Call, ToolResult
+from sbx.agent.sandbox import SavesResults, ToolSandbox
+from sbx.agent.tools.tool import ToolCallRequest, ToolResult
 from sbx.errors import SbxError
 from sbx.telemetry.host_paths import without_host_paths
 
@@ -31,7 +31,7 @@ def cut(text: str, most: int, notice: str = "") -> str:
     return f"{head}\n\n[… {removed} characters cut out here{notice} …]\n\n{tail}"
 
 
-async def capped(call: Call, tool: str, text: str, most: int) -> str:
+async def capped(call: ToolCallRequest, tool: str, text: str, most: int) -> str:
     """Return the text. If it is too long, shorten it and store the full text in a file that the
     text names."""
     if len(text) <= most:
@@ -45,7 +45,7 @@ async def capped(call: Call, tool: str, text: str, most: int) -> str:
     return cut(text, most, f"; the whole is in {path}, read it in parts")
 
 
-async def keep(sandbox: Sandbox, name: str, content: bytes) -> str:
+async def keep(sandbox: ToolSandbox, name: str, content: bytes) -> str:
     """Store a file that the user did not request, and return its path. `name` comes from sbx, never
     from the text of a model or of code. Raise the errors of writing a file."""
     if isinstance(sandbox, SavesResults):

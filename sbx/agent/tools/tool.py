@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from sbx.agent.messages import Image
 
 if TYPE_CHECKING:
-    from sbx.agent.sandbox import Sandbox
+    from sbx.agent.sandbox import ToolSandbox
 
 Permission = Literal["allow", "ask", "deny"]
 # The decision about a call; "changes": decide about its file changes after a trial.
@@ -34,11 +34,11 @@ class Emit(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCallRequest:
     """One call in progress. `sandbox` is the one of the conversation."""
 
     id: str
-    sandbox: "Sandbox"
+    sandbox: "ToolSandbox"
     emit: Emit
 
 
@@ -61,7 +61,7 @@ class Tool:
     """
 
     definition: ToolDefinition
-    act: Callable[[Call, Arguments], Awaitable[ToolResult | str]]
+    act: Callable[[ToolCallRequest, Arguments], Awaitable[ToolResult | str]]
     effect: Callable[[Arguments], Effect]
     permission: Permission | None = None
     confined: bool = False

@@ -10,12 +10,12 @@ from sbx.agent.history import mend
 from sbx.agent.settings import AgentSettings
 from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.registry import Tools
-from sbx.api.agent_v1.opening import Opening
+from sbx.api.agent_v1.opening import AgentRunFactory
 from sbx.api.agent_v1.source import ModelSource
-from sbx.api.agent_v1.talk import Talk
+from sbx.api.agent_v1.talk import AgentRequest
 from sbx.errors import SbxError
 from sbx.protocol.approvals import RESTART
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.store import chats
 from sbx.store.approvals import StoredApprovals
 from sbx.store.chats import ChatRow
@@ -33,7 +33,7 @@ class Agents:
     then a chat is refused, and all else works.
     """
 
-    def __init__(self, house: House, settings: AgentSettings | SbxError | None = None) -> None:
+    def __init__(self, house: Service, settings: AgentSettings | SbxError | None = None) -> None:
         known = settings if isinstance(settings, AgentSettings) else None
         self.models = ModelSource(settings)
         self.tools = Tools()
@@ -43,7 +43,9 @@ class Agents:
             house.clock,
             timeout_s=known.approval_timeout if known is not None else _APPROVAL_TIMEOUT_S,
         )
-        self.opening = Opening(house, self.models, self.tools, self.messages, self.approvals)
+        self.opening = AgentRunFactory(
+            house, self.models, self.tools, self.messages, self.approvals
+        )
         self.chats = Chats(self.opening.agent, house.clock)
         self._house = house
         self._starting = asyncio.Lock()
@@ -111,7 +113,7 @@ class Agents:
 def _is_of(run: ChatRun, sandbox_id: str, conversation: str | None) -> bool:
     talk = run.ask
     return (
-        isinstance(talk, Talk)
+        isinstance(talk, AgentRequest)
         and talk.session.id == sandbox_id
         and conversation in (None, talk.conversation_id)
     )

@@ -6,13 +6,13 @@ from sbx.api import acts
 from sbx.api.agent_v1.asked import AgentsDep, deciding
 from sbx.api.agent_v1.messages import Cursor
 from sbx.api.agent_v1.models import (
+    ApprovalBody,
     Decided,
     Limit,
     PendingBody,
     PendingList,
     RuleBody,
     RuleList,
-    Verdict,
 )
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
@@ -61,7 +61,7 @@ async def revoke(rule_id: str, caller: CallerDep, house: HouseDep, agents: Agent
 
 @router.post("/{tool_call_id}", responses=documented(404, 409))
 async def decide(
-    tool_call_id: str, verdict: Verdict, caller: CallerDep, house: HouseDep, agents: AgentsDep
+    tool_call_id: str, verdict: ApprovalBody, caller: CallerDep, house: HouseDep, agents: AgentsDep
 ) -> Decided:
     """Say yes or no to one call; the first answer counts. A token may not have it remembered."""
     approval = await agents.approvals.decide(

@@ -9,11 +9,11 @@ from sbx.api.agent_v1.agents import Agents
 from sbx.api.agent_v1.models import NewChat
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.errors import BadRequest, Conflict, Denied, NotFound
-from sbx.protocol.approvals import Reach
+from sbx.protocol.approvals import ApprovalScope
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.service.sessions import SessionAsk, Sessions, check_id, session_id
 from sbx.store import chats
 from sbx.store.chats import ChatRow
@@ -56,7 +56,7 @@ ChatDep = Annotated[ChatRow, Depends(chat)]
 
 
 async def chat_of(
-    house: House,
+    house: Service,
     caller: Caller,
     conversation_id: str,
     *,
@@ -88,7 +88,7 @@ async def chat_of(
 
 
 async def ensured(
-    house: House,
+    house: Service,
     caller: Caller,
     session: SandboxView,
     conversation_id: str,
@@ -116,7 +116,7 @@ async def ensured(
     return kept, await house.projects.get(caller.owner, kept.project_id)
 
 
-async def project_of(house: House, caller: Caller, project_id: str) -> Project:
+async def project_of(house: Service, caller: Caller, project_id: str) -> Project:
     """Raises NotFound, also for whoever is bound to one user: a project is its owner's own."""
     check_whole(caller, project_id)
     return await house.projects.get(caller.owner, project_id)
@@ -166,7 +166,7 @@ def check_runs(caller: Caller, conversation_id: str) -> None:
         raise no_conversation(conversation_id)
 
 
-def deciding(caller: Caller) -> Reach:
+def deciding(caller: Caller) -> ApprovalScope:
     """What the caller may decide. Raises Denied `forbidden`.
 
     A token with the scope `execute` may approve within its bounds, also changes on the host: it is
@@ -179,7 +179,7 @@ def deciding(caller: Caller) -> Reach:
             code="forbidden",
             hint="it takes the scope execute",
         )
-    return Reach(caller.owner, caller.user_id, caller.agent_id, caller.conversation_id)
+    return ApprovalScope(caller.owner, caller.user_id, caller.agent_id, caller.conversation_id)
 
 
 def no_conversation(conversation_id: str) -> NotFound:

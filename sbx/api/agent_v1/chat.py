@@ -20,13 +20,13 @@ from sbx.api.agent_v1.asked import (
     session_of,
 )
 from sbx.api.agent_v1.models import Aborted, NewChat
-from sbx.api.agent_v1.talk import Talk
+from sbx.api.agent_v1.talk import AgentRequest
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionsDep
 from sbx.errors import Conflict, NotFound
 from sbx.service.auth import Caller
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.store import agent_runs
 from sbx.store.chats import ChatRow
 
@@ -63,7 +63,7 @@ async def chat(
     session = await session_of(sessions, caller, asked, name)
     kept, project = await ensured(house, caller, session, name, asked.project_id)
     run = await agents.chats.start(
-        Talk(
+        AgentRequest(
             caller.owner,
             name,
             asked.message,
@@ -119,7 +119,7 @@ async def told(run: ChatRun, after: int) -> AsyncIterator[tuple[int, dict[str, A
             yield number, event
 
 
-async def _why(house: House, row: ChatRow, error: NotFound) -> NotFound:
+async def _why(house: Service, row: ChatRow, error: NotFound) -> NotFound:
     """Of a run that the end of an earlier service interrupted, this says so."""
     for last in await agent_runs.of_chat(house.store, row.id, limit=1):
         if last.status == "interrupted":

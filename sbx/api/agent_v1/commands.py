@@ -13,18 +13,18 @@ from fastapi import APIRouter
 from sbx.api import acts
 from sbx.api.agent_v1.agents import Agents
 from sbx.api.agent_v1.asked import AgentsDep, ChatDep, check_runs, project_of
-from sbx.api.agent_v1.models import Commands, CommandsChange
-from sbx.api.agent_v1.talk import Talk
+from sbx.api.agent_v1.models import CommandPermission, CommandsChange
+from sbx.api.agent_v1.talk import AgentRequest
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionsDep
 from sbx.errors import Conflict
 from sbx.protocol.changes import checked_prefixes
 from sbx.service.auth import Caller
-from sbx.service.projects.box import ProjectBox
+from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.client import RemoteBox
 from sbx.service.projects.projects import Project
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.service.sessions import Sessions, session_id
 from sbx.store import chats
 from sbx.store.chats import ChatRow
@@ -33,7 +33,7 @@ router = APIRouter(prefix="/api/v1/conversations/{conversation_id}/commands", ta
 
 
 @router.get("", responses=documented(404, 409))
-async def get(row: ChatDep, caller: CallerDep, house: HouseDep) -> Commands:
+async def get(row: ChatDep, caller: CallerDep, house: HouseDep) -> CommandPermission:
     """What is asked about now."""
     await _project(house, caller, row)
     return await _told(house, row)
@@ -47,7 +47,7 @@ async def allow(
     house: HouseDep,
     agents: AgentsDep,
     sessions: SessionsDep,
-) -> Commands:
+) -> CommandPermission:
     """Change that. To take back that commands are allowed ends what lives of the conversation in
     its project."""
     project = await _project(house, caller, row)
@@ -73,7 +73,7 @@ async def allow(
     return told
 
 
-async def _project(house: House, caller: Caller, row: ChatRow) -> Project:
+async def _project(house: Service, caller: Caller, row: ChatRow) -> Project:
     check_runs(caller, row.conversation_id)
     if row.project_id is None:
         raise Conflict(
@@ -87,7 +87,7 @@ async def _allow(
     agents: Agents, sessions: Sessions, caller: Caller, row: ChatRow, project: Project
 ) -> None:
     session = await sessions.get(caller, session_id(row.user_id, row.agent_id))
-    talk = Talk(
+    talk = AgentRequest(
         row.owner,
         row.conversation_id,
         None,
@@ -98,13 +98,13 @@ async def _allow(
     )
     async with AsyncExitStack() as held:
         box = await agents.opening.box(talk, held)
-        if isinstance(box, ProjectBox | RemoteBox):  # on the host itself nothing is asked
+        if isinstance(box, ProjectSession | RemoteBox):  # on the host itself nothing is asked
             await box.allow_commands()
 
 
-async def _told(house: House, row: ChatRow) -> Commands:
+async def _told(house: Service, row: ChatRow) -> CommandPermission:
     setting = await chats.changes_setting(house.store, row.id)
-    return Commands(
+    return CommandPermission(
         allowed=house.projects.commands_allowed(row.owner, row.id),
         changes=setting.mode,
         ask_outside=list(setting.ask_outside),

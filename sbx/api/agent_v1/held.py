@@ -7,16 +7,16 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
-from sbx.agent.sandbox import Checkpoint, Rehearsal
+from sbx.agent.sandbox import ToolCheckpoint, ToolDryRun
 from sbx.errors import SbxError
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Event
 from sbx.runtime.conversation import Conversation
 from sbx.service.auth import Caller
-from sbx.service.runs import Ask, RunHandle, Runs
+from sbx.service.runs import RunHandle, RunRequest, Runs
 
 
-class HeldRun:
+class AgentRun:
     """A run that is asked for; refused, its events raise why."""
 
     def __init__(self, starting: "asyncio.Task[RunHandle]") -> None:
@@ -34,7 +34,7 @@ class HeldRun:
             await (await asyncio.shield(self._starting)).interrupt()
 
 
-class HeldSandbox:
+class AgentSandbox:
     """See the module. `conversation` is in use (`Sandboxes.using`) for as long as this is held."""
 
     def __init__(
@@ -46,39 +46,39 @@ class HeldSandbox:
         self._caller = caller
         self._sandbox_id = sandbox_id
         self._conversation = conversation
-        self._asked: dict[HeldRun, None] = {}
+        self._asked: dict[AgentRun, None] = {}
 
-    def start_run(self, code: str, *, timeout: float | None = None) -> HeldRun:
-        return self._started(Ask("python", code, timeout_s=timeout))
+    def start_run(self, code: str, *, timeout: float | None = None) -> AgentRun:
+        return self._started(RunRequest("python", code, timeout_s=timeout))
 
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> HeldRun:
-        return self._started(Ask("shell", command, timeout_s=timeout, cwd=cwd))
+    ) -> AgentRun:
+        return self._started(RunRequest("shell", command, timeout_s=timeout, cwd=cwd))
 
-    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> HeldRun:
-        return self._started(Ask(check_language(language), code, timeout_s=timeout))
+    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> AgentRun:
+        return self._started(RunRequest(check_language(language), code, timeout_s=timeout))
 
-    async def give_up(self, run: HeldRun, /) -> None:
+    async def give_up(self, run: AgentRun, /) -> None:
         await run.give_up()
 
     async def rehearse(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> Rehearsal:
+    ) -> ToolDryRun:
         return await self._conversation.rehearse(command, timeout=timeout, cwd=cwd)
 
-    async def checkpoint(self) -> Checkpoint:
+    async def checkpoint(self) -> ToolCheckpoint:
         return await self._conversation.checkpoint()
 
     async def close(self) -> None:
         """Leave nothing behind that nobody follows any more."""
         await asyncio.gather(*(run.give_up() for run in list(self._asked)))
 
-    def _started(self, ask: Ask) -> HeldRun:
+    def _started(self, ask: RunRequest) -> AgentRun:
         starting = asyncio.create_task(
             self._runs.start(self._caller, self._sandbox_id, self._conversation.name, ask)
         )
-        run = HeldRun(starting)
+        run = AgentRun(starting)
         self._asked[run] = None
         starting.add_done_callback(_looked_at)
         return run

@@ -58,7 +58,7 @@ class CommandsChange(BaseModel):
         return self
 
 
-class Commands(BaseModel):
+class CommandPermission(BaseModel):
     """What is asked about in one conversation in a project."""
 
     allowed: bool
@@ -113,7 +113,7 @@ class MessageList(BaseModel):
 # -- approvals -------------------------------------------------------------------------------------
 
 
-class Verdict(BaseModel):
+class ApprovalBody(BaseModel):
     """`remember`: allow this exact command from now on, or every one that begins with `prefix`."""
 
     approved: bool

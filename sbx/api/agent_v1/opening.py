@@ -6,30 +6,30 @@ from dataclasses import dataclass
 from functools import partial
 
 from sbx.agent.agent import Agent
-from sbx.agent.approvals import Approvals, Place
+from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.chats import ChatRun
-from sbx.agent.history import History, MemoryHistory
+from sbx.agent.history import MemoryHistory, MessageHistory
 from sbx.agent.messages import Response
 from sbx.agent.models import Model
 from sbx.agent.models.replay import ReplayModel
-from sbx.agent.sandbox import Sandbox
+from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.registry import Tools
-from sbx.api.agent_v1.held import HeldSandbox
+from sbx.api.agent_v1.held import AgentSandbox
 from sbx.api.agent_v1.scopes import ScopedPermissions
 from sbx.api.agent_v1.source import ModelSource
-from sbx.api.agent_v1.talk import Invoke, Talk
-from sbx.service.service import House
+from sbx.api.agent_v1.talk import AgentRequest, Invoke
+from sbx.service.service import Service
 from sbx.store import agent_runs, chats
 from sbx.store.agent_runs import AgentRunRow
 from sbx.store.messages import Messages
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class AgentRunFactory:
     """What all runs of agents share. `tools`: those that write nothing of ours into a project."""
 
-    house: House
+    house: Service
     models: ModelSource
     tools: Tools
     messages: Messages
@@ -39,11 +39,11 @@ class Opening:
     async def agent(self, run: ChatRun) -> AsyncIterator[Agent]:
         """The agent of a run. When this is left, the run's end is in the store."""
         talk = run.ask
-        assert isinstance(talk, Talk)
+        assert isinstance(talk, AgentRequest)
         async with AsyncExitStack() as held:
             model = await held.enter_async_context(self._model(talk))
             box = await self.box(talk, held)
-            history: History = MemoryHistory()  # what a program calls is no part of a talk
+            history: MessageHistory = MemoryHistory()  # what a program calls is no part of a talk
             if not isinstance(talk, Invoke):
                 history = StoredHistory(self.messages, talk.chat.id)
                 await held.enter_async_context(self._recorded(run, talk, model))
@@ -58,7 +58,7 @@ class Opening:
                 changes=partial(chats.changes_setting, self.house.store, talk.chat.id),
             )
 
-    async def box(self, talk: Talk, held: AsyncExitStack) -> Sandbox:
+    async def box(self, talk: AgentRequest, held: AsyncExitStack) -> ToolSandbox:
         """The conversation in its session, or in its project; in use until `held` is left."""
         house, session, name, project = (
             self.house,
@@ -79,7 +79,7 @@ class Opening:
         )
         kept = use.conversation(name)
         if project is None:
-            box = HeldSandbox(house.runs, talk.caller, session.id, kept)
+            box = AgentSandbox(house.runs, talk.caller, session.id, kept)
             held.push_async_callback(box.close)
             return box
         return await held.enter_async_context(
@@ -95,7 +95,7 @@ class Opening:
         )
 
     @asynccontextmanager
-    async def _model(self, talk: Talk) -> AsyncIterator[Model]:
+    async def _model(self, talk: AgentRequest) -> AsyncIterator[Model]:
         """A program that calls a tool is a model that knows what it wants."""
         if isinstance(talk, Invoke):
             yield ReplayModel([Response(tool_calls=(talk.call,), stop="tools")], name="none")
@@ -104,7 +104,9 @@ class Opening:
             yield model
 
     @asynccontextmanager
-    async def _recorded(self, run: ChatRun, talk: Talk, model: Model) -> AsyncIterator[None]:
+    async def _recorded(
+        self, run: ChatRun, talk: AgentRequest, model: Model
+    ) -> AsyncIterator[None]:
         house = self.house
         row = AgentRunRow(
             id=run.run_id,
@@ -128,14 +130,14 @@ class Opening:
             )
 
 
-def _permissions(talk: Talk, box: Sandbox) -> ScopedPermissions:
+def _permissions(talk: AgentRequest, box: ToolSandbox) -> ScopedPermissions:
     asks = talk.project is not None and talk.project.sandbox_enabled
     return ScopedPermissions("project" if asks else "free", caller=talk.caller, box=box)
 
 
-def _place(talk: Talk) -> Place:
+def _place(talk: AgentRequest) -> AgentContext:
     session, project = talk.session, talk.project
-    return Place(
+    return AgentContext(
         talk.owner,
         talk.conversation_id,
         user_id=session.user_id,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sbx.agent.sandbox import InProject, Sandbox
+from sbx.agent.sandbox import InProject, ToolSandbox
 from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.tool import Arguments, Effect, Ruling, Tool
 from sbx.service.auth import Caller
@@ -22,7 +22,7 @@ class ScopedPermissions(Permissions):
     commands of this conversation meanwhile."""
 
     caller: Caller
-    box: Sandbox
+    box: ToolSandbox
 
     def of(self, tool: Tool, arguments: Arguments) -> Ruling:
         effect = tool.effect(arguments)
@@ -33,5 +33,5 @@ class ScopedPermissions(Permissions):
         return "allow" if asked and commands_allowed(self.box) else ruling
 
 
-def commands_allowed(box: Sandbox) -> bool:
+def commands_allowed(box: ToolSandbox) -> bool:
     return isinstance(box, InProject) and box.commands_allowed

@@ -11,7 +11,7 @@ from sbx.store.chats import ChatRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Talk(ChatAsk):
+class AgentRequest(ChatAsk):
     """A message to the agent of a conversation. `session` and `chat` are ensured; what the agent
     does is done for `caller`, within their bounds. `scope` is what opening the sandbox takes."""
 
@@ -27,7 +27,7 @@ class Talk(ChatAsk):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invoke(Talk):
+class Invoke(AgentRequest):
     """One call of a tool by a program, without a model. Many may go on in a conversation."""
 
     call: ToolCall

@@ -24,7 +24,7 @@ from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionsDep
 from sbx.errors import BadRequest, Broken, Denied
 from sbx.service.auth import Caller
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.service.sessions import Sessions, check_id
 
 router = APIRouter(prefix="/api/v1/tools", tags=["tools"])
@@ -77,7 +77,7 @@ async def invoke(
 
 
 async def _asked(
-    house: House,
+    house: Service,
     agents: Agents,
     sessions: Sessions,
     caller: Caller,

@@ -18,10 +18,10 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from sbx.api.admission import PLACE, Place, admission_of
+from sbx.api.admission import PLACE, AdmissionPlace, admission_of
 from sbx.api.errors import error_response
 from sbx.api.server.peer_credentials import PEER, has_hung_up, peer_of
-from sbx.api.server.websocket_protocol import Attachment
+from sbx.api.server.websocket_protocol import WebSocketProtocol
 from sbx.errors import BadRequest, SbxError, Unavailable
 
 HEAD_MAX = 64 * 1024
@@ -33,14 +33,14 @@ PROBE_LOOKS = 5  # … and every how many looks it is sent an interim reply
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Connection(HttpToolsProtocol):
+class HttpProtocol(HttpToolsProtocol):
     """One connection, and the requests on it."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._admission = admission_of(self.server_state, self.limit_concurrency)
         self.limit_concurrency = None  # uvicorn would refuse only after a request
-        self._place: Place | None = None
+        self._place: AdmissionPlace | None = None
         self._extensions: dict[str, Any] = {}
         self._head = 0  # bytes of the head that is being read
         self._tail = b""  # … and its last ones: its end may come in two pieces
@@ -64,7 +64,9 @@ class Connection(HttpToolsProtocol):
             return
         self._extensions[PLACE] = self._place
         # The protocol of a connection that becomes a WebSocket: that keeps the place.
-        self.ws_protocol_class = cast("type[asyncio.Protocol]", partial(Attachment, self._place))
+        self.ws_protocol_class = cast(
+            "type[asyncio.Protocol]", partial(WebSocketProtocol, self._place)
+        )
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -38,12 +38,12 @@ from sbx.api.server.settings import ServiceSettings
 from sbx.environments.directory import Environments
 from sbx.environments.interpreter import interpreter_as, own_interpreter
 from sbx.errors import BadRequest, Broken, SbxError, Unavailable
-from sbx.isolation.broker.allowlist_from_policies import Projects, grants
+from sbx.isolation.broker.allowlist_from_policies import ProjectDirectories, grants
 from sbx.isolation.broker.client import BrokerProcess
 from sbx.isolation.plan import Interpreter
 from sbx.isolation.seccomp import load_filter, load_filters
 from sbx.linux import capabilities, landlock, mountinfo, prctl, procfs, seccomp
-from sbx.linux.landlock import Files
+from sbx.linux.landlock import FileRights
 from sbx.policy import Policy, available, load
 from sbx.workspace import allowed_paths
 
@@ -66,7 +66,7 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SHOWN_OF_RUN = ("/run/systemd/resolve", "/run/resolvconf")  # where resolv.conf may lead to
 # With symlinks: copies, checkpoints and commits of a workspace have those of its code. The broker,
 # which is root, follows none below the data directory.
-_WRITTEN = Files.EDIT & ~(Files.EXECUTE | Files.MAKE_FIFO)
+_WRITTEN = FileRights.EDIT & ~(FileRights.EXECUTE | FileRights.MAKE_FIFO)
 
 
 class Account(NamedTuple):
@@ -176,14 +176,14 @@ def confine(
     return sorted(source for source in sources if os.path.exists(source))
 
 
-def _projects(settings: ServiceSettings, private: Sequence[Path]) -> Projects | None:
+def _projects(settings: ServiceSettings, private: Sequence[Path]) -> ProjectDirectories | None:
     if not settings.project_dirs or not settings.project_owners:
         return None
     own = settings.own_paths
     host = allowed_paths.host_facts(
         replace(own, private=(*own.private, *private)), settings.project_owners, mountinfo.read()
     )
-    return Projects(
+    return ProjectDirectories(
         within=[os.path.realpath(path) for path in settings.project_dirs],
         owners=list(settings.project_owners),
         host=host,
@@ -259,7 +259,7 @@ def check(account: Account) -> None:
     ids = {*os.getresuid()}, {*os.getresgid()}, {*os.getgroups()}
     if (
         ids != ({account.uid}, {account.gid}, set())
-        or sets != capabilities.Sets(KEPT, KEPT, 0, 0, 0)
+        or sets != capabilities.CapabilitySets(KEPT, KEPT, 0, 0, 0)
         or not seen.no_new_privs
         or seen.seccomp != 2
     ):
@@ -288,14 +288,14 @@ def _become(account: Account) -> None:
 def _confine(readable: Iterable[str], writable: Iterable[Path], projects: Sequence[Path]) -> None:
     with landlock.Ruleset(scope_signals=True, scope_abstract_sockets=True) as rules:
         for path in readable:
-            rules.allow(path, Files.READ)
+            rules.allow(path, FileRights.READ)
         for name in _DEVICES:
-            rules.allow(f"/dev/{name}", Files.DEVICE)
+            rules.allow(f"/dev/{name}", FileRights.DEVICE)
         for where in (*writable, *projects):
             rules.allow(str(where), _WRITTEN)
         # The service connects to sockets of the host, as the resolver's: what it may not use is
         # not shown to it.
-        rules.allow("/", Files.RESOLVE_UNIX)
+        rules.allow("/", FileRights.RESOLVE_UNIX)
         rules.enter()
 
 

@@ -61,7 +61,7 @@ def main() -> None:
             _serve(service, sock)
         except SbxError as error:
             sock.setblocking(True)
-            sock.sendall(calls.framed(calls.Reply(0, **calls.error_of(error))))
+            sock.sendall(calls.framed(calls.CallReply(0, **calls.error_of(error))))
             sys.exit(3)
 
 

@@ -33,7 +33,7 @@ from sbx.agent.settings import AgentSettings, read_agent_settings
 from sbx.api.agent_v1 import Agents, agents_of
 from sbx.api.app import create_app
 from sbx.api.server import privileges, project_process
-from sbx.api.server.http_protocol import Connection
+from sbx.api.server.http_protocol import HttpProtocol
 from sbx.api.server.settings import ServiceSettings
 from sbx.api.server.sockets import Listener, described, listen_on_tcp, listen_on_unix
 from sbx.api.server.systemd import Notifier, inherited_sockets
@@ -43,7 +43,7 @@ from sbx.isolation.broker.client import BrokerProcess, start_broker
 from sbx.isolation.cgroups.systemd_unit import step_aside
 from sbx.linux.descriptors import raise_open_files
 from sbx.service.projects.client import ProjectProcess
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.store.runs import SERVICE_ENDED
 from sbx.telemetry import logs, metrics
 
@@ -145,7 +145,7 @@ async def _serve(
     on_first_key: OnKey,
 ) -> None:
     broker, project_server = started
-    async with House(settings, broker=broker, project_server=project_server) as house:
+    async with Service(settings, broker=broker, project_server=project_server) as house:
         given = settings.api_key.get_secret_value() if settings.api_key else None
         key = await house.access.first_key(given, settings.credentials_path)
         if key is not None and given is None:
@@ -193,7 +193,7 @@ class _Server(uvicorn.Server):
 
     def __init__(
         self,
-        house: House,
+        house: Service,
         app: FastAPI,
         agents: Agents,
         settings: ServiceSettings,
@@ -203,7 +203,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Connection,
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -191,7 +191,7 @@ class ServiceSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadedSettings:
     """Settings, and by which source each was chosen; what is not in `sources` is a default.
 
     `unknown` are names that look like settings of ours and are none, with their source.
@@ -208,7 +208,7 @@ def read_settings(
     config: Path | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
-) -> Found:
+) -> LoadedSettings:
     """All settings from all sources. `given` is the command line: None in it is not given.
 
     Raises BadRequest `invalid_settings`, naming the setting and its source; NotFound for a
@@ -237,7 +237,7 @@ def read_settings(
                 sources[name] = f"{source} ({names[name]})" if name in names else source
     settings = _validated(values, sources)
     unknown = [*_unknown(environment, "the environment"), *_unknown(dotenv, str(file))]
-    return Found(settings, sources, tuple(sorted(unknown)))
+    return LoadedSettings(settings, sources, tuple(sorted(unknown)))
 
 
 def address(listen: str) -> tuple[str, int]:

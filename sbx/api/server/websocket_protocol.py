@@ -18,7 +18,7 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from sbx.api.admission import PLACE, Place
+from sbx.api.admission import PLACE, AdmissionPlace
 from sbx.api.errors import error_response
 from sbx.api.server.peer_credentials import PEER, peer_of
 from sbx.errors import BadRequest
@@ -27,10 +27,10 @@ from sbx.protocol.terminals import MESSAGE_MAX, PING_S
 _GONE_S = 15.0  # from the end of what was told to that of the connection; uvicorn's own wait is 10
 
 
-class Attachment(WebSocketsSansIOProtocol):
+class WebSocketProtocol(WebSocketsSansIOProtocol):
     """See the module."""
 
-    def __init__(self, place: Place, *given: Any, **named: Any) -> None:
+    def __init__(self, place: AdmissionPlace, *given: Any, **named: Any) -> None:
         """`place`: of the connection, which this protocol gives back."""
         super().__init__(*given, **named)
         self._place = place

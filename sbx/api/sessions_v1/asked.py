@@ -10,7 +10,7 @@ from sbx.errors import BadRequest, NotFound
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.service.sessions import FileRules, SessionRules, Sessions, check_id, unknown
 
 SUBDIR = "temparea"
@@ -59,7 +59,7 @@ def demand(caller: Caller, view: SandboxView, scope: str, conversation: str | No
 
 
 async def record(
-    house: House, caller: Caller, what: str, view: SandboxView, **details: Any
+    house: Service, caller: Caller, what: str, view: SandboxView, **details: Any
 ) -> None:
     """Tell the audit log what was done to a session. Its id may be given again, that of its
     sandbox never."""

@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionDep, demand, no_conversation, record
-from sbx.api.sessions_v1.models import ConversationBody, ConversationList, Prompt
+from sbx.api.sessions_v1.models import ConversationList, Prompt, SessionConversationBody
 from sbx.service.sessions import check_id
 from sbx.store import uploads
 from sbx.workspace.prompt import uploads_told
@@ -19,7 +19,7 @@ async def list_(view: SessionDep, caller: CallerDep, house: HouseDep) -> Convers
     found = await house.sandboxes.conversations(caller, view.id)
     return ConversationList(
         items=[
-            ConversationBody(
+            SessionConversationBody(
                 conversation_id=one.name,
                 created_at=one.created_at,
                 status=one.status,

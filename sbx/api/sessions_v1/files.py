@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
-from sbx.api.multipart import Part, read_form, set_aside, slot
+from sbx.api.multipart import FormPart, read_form, set_aside, slot
 from sbx.api.sessions_v1.asked import (
     NAMES_CONVERSATION,
     SessionDep,
@@ -24,11 +24,11 @@ from sbx.api.sessions_v1.asked import (
     one_conversation,
     record,
 )
-from sbx.api.sessions_v1.models import UploadBody, UploadList, upload_body
+from sbx.api.sessions_v1.models import SessionUploadBody, SessionUploadList, upload_body
 from sbx.errors import BadRequest, NotFound
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.service.sessions import unknown
 from sbx.store import uploads as rows
 from sbx.store.uploads import UploadRow
@@ -70,7 +70,7 @@ async def upload(
     caller: CallerDep,
     house: HouseDep,
     sessions: SessionsDep,
-) -> UploadBody:
+) -> SessionUploadBody:
     """Put a file of any size into a conversation, which is made if need be; a file of its name is
     replaced in one step. Name the conversation before the file: then nothing has to wait."""
     limits = sessions.files(view).within(view.policy)
@@ -82,7 +82,7 @@ async def upload(
         metrics.upload_began()
         size = None
         try:
-            taking = _Taking(request, caller, view, house, limits)
+            taking = UploadForm(request, caller, view, house, limits)
             stored = await taking.stored()
             size = stored.size
         finally:
@@ -93,7 +93,7 @@ async def upload(
 @router.get("", responses=documented(404, 409), openapi_extra=NAMES_CONVERSATION)
 async def list_(
     request: Request, view: SessionDep, caller: CallerDep, house: HouseDep
-) -> UploadList:
+) -> SessionUploadList:
     """What was uploaded to a conversation, by name."""
     name = demanded_conversation(request)
     demand(caller, view, "files:read", name)
@@ -101,7 +101,9 @@ async def list_(
         raise no_conversation(name)
     async with house.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
         found = await use.conversation(name).uploads.list()
-    return UploadList(files=[one.name for one in found], items=[upload_body(one) for one in found])
+    return SessionUploadList(
+        files=[one.name for one in found], items=[upload_body(one) for one in found]
+    )
 
 
 @router.get(
@@ -152,7 +154,7 @@ async def delete(
     await record(house, caller, "upload.delete", view, conversation=conversation, name=name)
 
 
-async def _only_one(house: House, caller: Caller, view: SandboxView, name: str) -> str:
+async def _only_one(house: Service, caller: Caller, view: SandboxView, name: str) -> str:
     """The conversation that has an upload of this name. Raises NotFound, and BadRequest
     `conversation_required` when several have."""
     found = []
@@ -172,7 +174,7 @@ async def _only_one(house: House, caller: Caller, view: SandboxView, name: str) 
     return found[0]
 
 
-class _Taking:
+class UploadForm:
     """One upload on its way in: its form is read to the end before the file is kept."""
 
     def __init__(
@@ -180,7 +182,7 @@ class _Taking:
         request: Request,
         caller: Caller,
         view: SandboxView,
-        house: House,
+        house: Service,
         limits: UploadLimits,
     ) -> None:
         named = conversation_of(request)
@@ -204,7 +206,7 @@ class _Taking:
             async with set_aside(self._whole(file), directory, most) as chunks:
                 return await self._put(file.filename, chunks)
 
-    async def _file(self) -> Part:
+    async def _file(self) -> FormPart:
         """The part that is the file; what is before it is taken as fields."""
         async for part in self._parts:
             if part.name == "file" and part.filename is not None:
@@ -213,14 +215,14 @@ class _Taking:
         missing = {"type": "missing", "loc": ("body", "file"), "msg": "Field required"}
         raise RequestValidationError([missing])
 
-    async def _whole(self, file: Part) -> AsyncIterator[bytes]:
+    async def _whole(self, file: FormPart) -> AsyncIterator[bytes]:
         """The bytes of the file, then the rest of the form: one that is cut off leaves nothing."""
         async for chunk in file.chunks():
             yield chunk
         async for part in self._parts:
             await self._field(part)
 
-    async def _field(self, part: Part) -> None:
+    async def _field(self, part: FormPart) -> None:
         if part.name in self._fields or part.filename is not None:
             raise BadRequest(
                 "the form must have one file, as `file`, and each field once",

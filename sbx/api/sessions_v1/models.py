@@ -99,7 +99,7 @@ class SessionList(BaseModel):
     next_cursor: str | None
 
 
-class Extension(BaseModel):
+class SessionExtension(BaseModel):
     extend_by: Annotated[int, Field(ge=-(1 << 50), le=1 << 50)]
 
 
@@ -128,7 +128,7 @@ def shown(
 # -- files -----------------------------------------------------------------------------------------
 
 
-class UploadBody(BaseModel):
+class SessionUploadBody(BaseModel):
     """`path` as the code inside sees it; `size` in bytes."""
 
     name: str
@@ -138,13 +138,13 @@ class UploadBody(BaseModel):
     uploaded_at: float
 
 
-class UploadList(BaseModel):
+class SessionUploadList(BaseModel):
     files: list[str]
-    items: list[UploadBody]
+    items: list[SessionUploadBody]
 
 
-def upload_body(upload: Upload) -> UploadBody:
-    return UploadBody(
+def upload_body(upload: Upload) -> SessionUploadBody:
+    return SessionUploadBody(
         name=upload.name,
         size=upload.size,
         sha256=upload.sha256,
@@ -156,7 +156,7 @@ def upload_body(upload: Upload) -> UploadBody:
 # -- conversations ---------------------------------------------------------------------------------
 
 
-class ConversationBody(BaseModel):
+class SessionConversationBody(BaseModel):
     """`files` and `bytes`: what was uploaded and what the code wrote, together."""
 
     conversation_id: str
@@ -167,7 +167,7 @@ class ConversationBody(BaseModel):
 
 
 class ConversationList(BaseModel):
-    items: list[ConversationBody]
+    items: list[SessionConversationBody]
 
 
 class Prompt(BaseModel):
@@ -187,13 +187,13 @@ class Execution(BaseModel):
     stream: bool = False
 
 
-class RunErrorBody(BaseModel):
+class SessionRunErrorBody(BaseModel):
     name: str
     value: str
     traceback: str
 
 
-class RunBody(BaseModel):
+class SessionRunBody(BaseModel):
     run_id: str
     status: Literal["ok", "error", "interrupted", "timeout", "killed"]
     cause: (
@@ -204,7 +204,7 @@ class RunBody(BaseModel):
     stderr: str
     result: str | None
     outputs: list[dict[str, Any]]
-    error: RunErrorBody | None
+    error: SessionRunErrorBody | None
     execution_count: int | None
     duration_ms: int
     state_lost: bool
@@ -215,14 +215,14 @@ class Interruption(BaseModel):
     conversation_id: Name
 
 
-class Interrupted(BaseModel):
+class SessionInterruptReply(BaseModel):
     """`interrupted` is false when nothing ran."""
 
     interrupted: bool
 
 
 _NOT_OF_RUN = {"duration_ms", "recorded"}
-_OF_RUN = tuple(name for name in RunBody.model_fields if name not in _NOT_OF_RUN)
+_OF_RUN = tuple(name for name in SessionRunBody.model_fields if name not in _NOT_OF_RUN)
 
 
 def run_body(run: Run) -> dict[str, Any]:

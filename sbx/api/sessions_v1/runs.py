@@ -12,12 +12,18 @@ from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.encoding import encoded_event, encoded_run, event_form
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionDep, demand, no_conversation
-from sbx.api.sessions_v1.models import Execution, Interrupted, Interruption, RunBody, run_body
+from sbx.api.sessions_v1.models import (
+    Execution,
+    Interruption,
+    SessionInterruptReply,
+    SessionRunBody,
+    run_body,
+)
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, reservation, streamed
 from sbx.errors import NotFound
 from sbx.protocol.runs import Event, RunEnd
 from sbx.service.models import SandboxView
-from sbx.service.runs import Ask, RunHandle
+from sbx.service.runs import RunHandle, RunRequest
 from sbx.service.sessions import check_id
 from sbx.store import uploads
 
@@ -27,7 +33,7 @@ _STREAM: dict[str, Any] = {"content": {sse.MEDIA_TYPE: {}}}
 
 @router.post(
     "/sessions/{session_id}/execute",
-    response_model=RunBody,
+    response_model=SessionRunBody,
     responses={**documented(404, 409, 429), 200: _STREAM},
     openapi_extra=TAKES_KEY,
 )
@@ -38,7 +44,7 @@ async def execute(
     call: `status` tells."""
     name = check_id("conversation_id", asked.conversation_id)
     demand(caller, view, "execute", name)
-    ask = Ask(
+    ask = RunRequest(
         kind=asked.language,
         code=asked.code,
         timeout_s=_timeout(asked, view),
@@ -59,13 +65,13 @@ async def execute(
 @router.post("/sessions/{session_id}/interrupt", responses=documented(404, 409))
 async def interrupt(
     asked: Interruption, view: SessionDep, caller: CallerDep, house: HouseDep
-) -> Interrupted:
+) -> SessionInterruptReply:
     """Interrupt what runs now in a conversation, as Ctrl-C would; the variables stay."""
     name = check_id("conversation_id", asked.conversation_id)
     demand(caller, view, "execute", name)
     if not await uploads.conversation_exists(house.store, view.id, name):
         raise no_conversation(name)
-    return Interrupted(interrupted=await house.runs.interrupt(caller, view.id, name))
+    return SessionInterruptReply(interrupted=await house.runs.interrupt(caller, view.id, name))
 
 
 @router.get(

@@ -7,17 +7,17 @@ from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionDep, SessionsDep, demand, record
 from sbx.api.sessions_v1.models import (
-    Extension,
     Limit,
     NewSession,
     SessionBody,
+    SessionExtension,
     SessionList,
     Status,
     shown,
 )
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.service.sessions import Sessions
 from sbx.store import uploads
 
@@ -97,7 +97,11 @@ async def stop(
 
 @router.post("/{session_id}/extend_ttl", responses=documented(404, 409))
 async def extend_ttl(
-    asked: Extension, view: SessionDep, caller: CallerDep, house: HouseDep, sessions: SessionsDep
+    asked: SessionExtension,
+    view: SessionDep,
+    caller: CallerDep,
+    house: HouseDep,
+    sessions: SessionsDep,
 ) -> SessionBody:
     """Later by `extend_by` seconds than it would have been, or than now if that is later."""
     demand(caller, view, "admin")
@@ -107,7 +111,7 @@ async def extend_ttl(
 
 
 async def _shown(
-    house: House, sessions: Sessions, caller: Caller, view: SandboxView
+    house: Service, sessions: Sessions, caller: Caller, view: SandboxView
 ) -> SessionBody:
     names = await uploads.conversations_of(house.store, view.id)
     seen = [name for name in names if caller.sees(view.user_id, view.agent_id, name)]

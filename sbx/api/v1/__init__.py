@@ -31,7 +31,7 @@ from sbx.api.v1 import (
     usage,
     watch,
 )
-from sbx.api.v1.runs import ShortCut
+from sbx.api.v1.runs import FastRunRoute
 
 routers = (
     runs.router,
@@ -52,4 +52,4 @@ routers = (
     commands.of_runs,
 )
 
-__all__ = ["ShortCut", "routers"]
+__all__ = ["FastRunRoute", "routers"]

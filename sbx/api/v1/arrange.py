@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field, StringConstraints
 from sbx.api.acts import record
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
-from sbx.api.v1.files import Done, talking
+from sbx.api.v1.files import talking
+from sbx.api.v1.models import OkBody
 
 router = APIRouter(
     prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"]
@@ -19,7 +20,7 @@ Named = Annotated[str, StringConstraints(max_length=16_384)]
 Text = Annotated[str, StringConstraints(max_length=1 << 20)]
 
 
-class Way(BaseModel):
+class MoveRequest(BaseModel):
     """From where to where; `overwrite`: a file may replace a file."""
 
     source: Named
@@ -44,7 +45,7 @@ class Replacement(BaseModel):
     count: Annotated[int, Field(ge=0, le=1 << 31)] | None = 1
 
 
-class Replaced(BaseModel):
+class ReplacedBody(BaseModel):
     replaced: int
 
 
@@ -57,19 +58,19 @@ class Mode(BaseModel):
 
 @router.post("/move", responses=_ERRORS)
 async def move(
-    sandbox_id: str, conversation: str, way: Way, caller: CallerDep, house: HouseDep
-) -> Done:
+    sandbox_id: str, conversation: str, way: MoveRequest, caller: CallerDep, house: HouseDep
+) -> OkBody:
     """Move or rename a file, a symlink or a directory."""
     async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
         await talk.files.move(way.source, way.target, overwrite=way.overwrite)
     told = {"path": way.source, "target": way.target}
     await record(house, caller, "file.move", view.id, conversation=conversation, **told)
-    return Done()
+    return OkBody()
 
 
 @router.post("/copy", responses=_ERRORS)
 async def copy(
-    sandbox_id: str, conversation: str, way: Way, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, way: MoveRequest, caller: CallerDep, house: HouseDep
 ) -> CopiedBody:
     """Copy a file, or a directory with all below it."""
     async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
@@ -82,21 +83,21 @@ async def copy(
 @router.post("/replace", responses=_ERRORS)
 async def replace(
     sandbox_id: str, conversation: str, asked: Replacement, caller: CallerDep, house: HouseDep
-) -> Replaced:
+) -> ReplacedBody:
     """Replace a text in a file, exactly as often as it is said to be there, in one step."""
     async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
         count = await talk.files.replace(asked.path, asked.old, asked.new, count=asked.count)
     await record(house, caller, "file.write", view.id, conversation=conversation, path=asked.path)
-    return Replaced(replaced=count)
+    return ReplacedBody(replaced=count)
 
 
 @router.post("/chmod", responses=_ERRORS)
 async def chmod(
     sandbox_id: str, conversation: str, asked: Mode, caller: CallerDep, house: HouseDep
-) -> Done:
+) -> OkBody:
     """Set permissions; set-id bits and the sticky bit are refused."""
     async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
         await talk.files.chmod(asked.path, asked.mode)
     told = {"path": asked.path, "mode": f"{asked.mode:o}"}
     await record(house, caller, "file.chmod", view.id, conversation=conversation, **told)
-    return Done()
+    return OkBody()

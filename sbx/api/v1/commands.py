@@ -11,6 +11,7 @@ from sbx.api import sse
 from sbx.api.acts import record
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
+from sbx.api.v1.models import OkBody
 from sbx.protocol.commands import (
     LOG_PIECE,
     LOG_PIECE_MAX,
@@ -21,7 +22,7 @@ from sbx.protocol.commands import (
 from sbx.protocol.events import text_from_json
 from sbx.runtime.processes.commands import STOP_GRACE_S, BackgroundCommand
 from sbx.service.auth import Caller
-from sbx.service.service import House
+from sbx.service.service import Service
 
 router = APIRouter(
     prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/commands", tags=["native"]
@@ -89,7 +90,7 @@ class LogBody(BaseModel):
     text: str
 
 
-class Written(BaseModel):
+class StdinReply(BaseModel):
     """More of a standard input; null is its end."""
 
     text: str | None
@@ -99,10 +100,6 @@ class Stop(BaseModel):
     """`grace_s`: seconds from SIGTERM to SIGKILL."""
 
     grace_s: Annotated[float, Field(ge=0, le=60)] = STOP_GRACE_S
-
-
-class Done(BaseModel):
-    status: Literal["ok"] = "ok"
 
 
 @router.post("", responses=_START)
@@ -203,15 +200,15 @@ async def write(
     sandbox_id: str,
     conversation: str,
     command_id: str,
-    written: Written,
+    written: StdinReply,
     caller: CallerDep,
     house: HouseDep,
-) -> Done:
+) -> OkBody:
     """Feed its standard input; 409 `stdin_full` while it does not read what it has."""
     async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         command = await (await use.existing(conversation)).commands.get(command_id)
         await command.write(None if written.text is None else text_from_json(written.text))
-    return Done()
+    return OkBody()
 
 
 @router.post("/{command_id}/stop", responses=_LOOK)
@@ -235,12 +232,12 @@ async def stop(
 
 @of_runs.post("/stdin", responses=_LOOK)
 async def feed(
-    sandbox_id: str, run_id: str, written: Written, caller: CallerDep, house: HouseDep
-) -> Done:
+    sandbox_id: str, run_id: str, written: StdinReply, caller: CallerDep, house: HouseDep
+) -> OkBody:
     """Feed a command that goes on as a run, and was started with `stdin_open`."""
     handle = await house.runs.attach(caller, sandbox_id, run_id)
     await handle.write(None if written.text is None else text_from_json(written.text))
-    return Done()
+    return OkBody()
 
 
 async def _body(command: BackgroundCommand) -> CommandBody:
@@ -248,7 +245,7 @@ async def _body(command: BackgroundCommand) -> CommandBody:
 
 
 async def _events(
-    house: House, caller: Caller, names: tuple[str, str, str], offset: int
+    house: Service, caller: Caller, names: tuple[str, str, str], offset: int
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
     sandbox_id, conversation, command_id = names
     async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:

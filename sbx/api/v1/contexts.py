@@ -10,7 +10,8 @@ from sbx.api.acts import record
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
 from sbx.api.v1.lifecycle import ReceiptBody
-from sbx.api.v1.runs import Done, Interrupted
+from sbx.api.v1.models import OkBody
+from sbx.api.v1.runs import InterruptReply
 from sbx.protocol.contexts import CONTEXTS_MAX, check_context
 from sbx.runtime.run.context import Context
 
@@ -115,7 +116,7 @@ async def restart(
 @router.post("/{context}/stop", responses=_ERRORS)
 async def stop(
     sandbox_id: str, conversation: str, context: str, caller: CallerDep, house: HouseDep
-) -> Done:
+) -> OkBody:
     """End its kernel and what runs in it; the next run starts another."""
     async with house.sandboxes.using(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
@@ -124,17 +125,17 @@ async def stop(
     await record(
         house, caller, "context.stop", use.view.id, conversation=conversation, context=context
     )
-    return Done()
+    return OkBody()
 
 
 @router.post("/{context}/interrupt", responses=_ERRORS)
 async def interrupt(
     sandbox_id: str, conversation: str, context: str, caller: CallerDep, house: HouseDep
-) -> Interrupted:
+) -> InterruptReply:
     """Interrupt what runs now in this context, as Ctrl-C would; the variables stay."""
     check_context(context)
     done = await house.runs.interrupt(caller, sandbox_id, conversation, context)
-    return Interrupted(interrupted=done)
+    return InterruptReply(interrupted=done)
 
 
 async def _shown(one: Context) -> ContextBody:

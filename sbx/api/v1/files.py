@@ -14,12 +14,13 @@ from sbx.api.auth import CallerDep, HeldDep, HouseDep
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.multipart import slot
+from sbx.api.v1.models import OkBody
 from sbx.errors import BadRequest
-from sbx.protocol.files import Entry, Kind, Upload
+from sbx.protocol.files import FileEntry, Kind, Upload
 from sbx.runtime.conversation import Conversation
 from sbx.service.auth import Caller
 from sbx.service.sandboxes import SandboxView
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.service.sessions import FileRules
 from sbx.store import uploads as rows
 from sbx.telemetry import metrics
@@ -55,7 +56,7 @@ class ListingBody(BaseModel):
     complete: bool
 
 
-class Written(BaseModel):
+class WriteReply(BaseModel):
     size: int
 
 
@@ -79,10 +80,6 @@ class UploadBody(BaseModel):
 
 class UploadList(BaseModel):
     items: list[UploadBody]
-
-
-class Done(BaseModel):
-    status: str = "ok"
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -114,7 +111,7 @@ async def write(
     request: Request,
     caller: CallerDep,
     house: HouseDep,
-) -> Written:
+) -> WriteReply:
     """Make or replace a file in one step, with the directories it needs."""
     async with (
         talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (talk, view),
@@ -131,7 +128,7 @@ async def write(
         path=path,
         size=upload.size,
     )
-    return Written(size=upload.size)
+    return WriteReply(size=upload.size)
 
 
 @router.delete("/files", responses=_ERRORS)
@@ -175,7 +172,7 @@ async def list_(
 @router.post("/directories", responses=_ERRORS)
 async def make_directory(
     sandbox_id: str, conversation: str, asked: Directory, caller: CallerDep, house: HouseDep
-) -> Done:
+) -> OkBody:
     """Make a directory, with those it lies in."""
     async with talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
         talk,
@@ -185,7 +182,7 @@ async def make_directory(
     await record(
         house, caller, "directory.create", view.id, conversation=conversation, path=asked.path
     )
-    return Done()
+    return OkBody()
 
 
 # -- uploads ---------------------------------------------------------------------------------------
@@ -254,7 +251,7 @@ async def remove(
 
 
 async def store_upload(
-    house: House,
+    house: Service,
     caller: Caller,
     conversation: str,
     talk: Conversation,
@@ -301,7 +298,7 @@ async def store_upload(
 
 @asynccontextmanager
 async def talking(
-    house: House,
+    house: Service,
     caller: Caller,
     sandbox_id: str,
     conversation: str,
@@ -330,7 +327,7 @@ async def body_of(request: Request) -> AsyncIterator[bytes]:
         ) from None
 
 
-def entry_body(entry: Entry) -> EntryBody:
+def entry_body(entry: FileEntry) -> EntryBody:
     return EntryBody(**asdict(entry))
 
 

@@ -10,6 +10,7 @@ from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
 from sbx.api.v1.bay.models import SandboxResponse
 from sbx.api.v1.bay.sandboxes import shown
+from sbx.api.v1.models import OkBody
 from sbx.errors import NotFound
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.service.auth import Caller
@@ -25,7 +26,7 @@ class ReceiptBody(BaseModel):
     receipt: dict[str, Any] | None
 
 
-class Kernel(BaseModel):
+class KernelBody(BaseModel):
     """A live kernel: its walls, and its processes as the host numbers them, PID 1 first."""
 
     conversation: str
@@ -43,7 +44,7 @@ class ConversationBody(BaseModel):
     bytes: int
 
 
-class Attached(BaseModel):
+class MountBody(BaseModel):
     """A directory of the host that is seen at `target`; `source` is told to the operator."""
 
     target: str
@@ -67,12 +68,8 @@ class Inspection(BaseModel):
     limits: dict[str, Any]
     network: dict[str, Any]
     conversations: list[ConversationBody]
-    attachments: list[Attached]
-    kernels: list[Kernel]
-
-
-class Done(BaseModel):
-    status: str = "ok"
+    attachments: list[MountBody]
+    kernels: list[KernelBody]
 
 
 @router.post("/conversations/{conversation}/start", responses=_ERRORS)
@@ -89,7 +86,7 @@ async def start(
 
 
 @router.post("/conversations/{conversation}/stop", responses=_ERRORS)
-async def stop(sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep) -> Done:
+async def stop(sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep) -> OkBody:
     """End the kernel and what runs in it; files stay, and the next run starts another."""
     async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         _check_bounds(caller, use.view, conversation)
@@ -97,7 +94,7 @@ async def stop(sandbox_id: str, conversation: str, caller: CallerDep, house: Hou
             await found.stop()
     if found is not None:
         await record(house, caller, "conversation.stop", use.view.id, conversation=conversation)
-    return Done()
+    return OkBody()
 
 
 @router.get("/conversations/{conversation}/receipt", responses=_ERRORS)
@@ -143,7 +140,7 @@ async def inspect(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Inspec
             for one in seen
         ],
         attachments=[
-            Attached(
+            MountBody(
                 target=one.target,
                 read_only=one.read_only,
                 source=one.source if caller.operator else None,
@@ -151,7 +148,7 @@ async def inspect(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Inspec
             for one in house.sandboxes.attached(caller, view.id)
         ],
         kernels=[
-            Kernel(
+            KernelBody(
                 conversation=one.conversation,
                 context=one.name,
                 busy=one.busy,

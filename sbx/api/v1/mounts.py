@@ -10,7 +10,7 @@ from pydantic import BaseModel, StringConstraints
 from sbx.api.acts import record
 from sbx.api.auth import HouseDep, OperatorDep
 from sbx.api.errors import documented
-from sbx.protocol.mounts import Attachment
+from sbx.protocol.mounts import Mount
 
 router = APIRouter(prefix="/v1/admin/sandboxes/{sandbox_id}/attachments", tags=["operator"])
 _ERRORS = documented(404, 409)
@@ -67,5 +67,5 @@ async def detach(
     await record(house, caller, "sandbox.detach", sandbox_id, target=target)
 
 
-def _body(one: Attachment) -> AttachmentBody:
+def _body(one: Mount) -> AttachmentBody:
     return AttachmentBody(source=one.source, target=one.target, read_only=one.read_only)

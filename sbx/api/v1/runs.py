@@ -15,11 +15,12 @@ from sbx.api import sse
 from sbx.api.auth import CallerDep, HouseDep, caller, house
 from sbx.api.encoding import encoded_event, encoded_run
 from sbx.api.errors import documented
+from sbx.api.v1.models import OkBody
 from sbx.protocol.contexts import DEFAULT_CONTEXT, check_context
 from sbx.protocol.events import text_from_json
 from sbx.protocol.languages import ARGUMENTS_MAX, Language
 from sbx.protocol.runs import Run
-from sbx.service.runs import Ask, RunHandle
+from sbx.service.runs import RunHandle, RunRequest
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
 
@@ -90,20 +91,16 @@ class RunBody(BaseModel):
     recorded: bool = True
 
 
-class Interrupted(BaseModel):
+class InterruptReply(BaseModel):
     """`interrupted` is false when nothing ran."""
 
     interrupted: bool
 
 
-class Line(BaseModel):
+class InputLine(BaseModel):
     """The answer to input(); null says that there is none, and interrupts the run."""
 
     text: str | None
-
-
-class Done(BaseModel):
-    status: Literal["ok"] = "ok"
 
 
 @router.post(
@@ -122,7 +119,7 @@ async def run(
 ) -> Response:
     """Run a cell, a command or a script. Code that fails is a success of this call."""
     asked = _read(await request.body())
-    ask = Ask(
+    ask = RunRequest(
         kind=asked.kind,
         code=asked.code,
         timeout_s=asked.timeout,
@@ -145,7 +142,7 @@ async def run(
     )
 
 
-class ShortCut(Route):
+class FastRunRoute(Route):
     """The route of `run` for requests; the one above is for the OpenAPI document. FastAPI's way to
     a function (nested routers, dependencies solved anew each time) takes longer than a short cell.
     """
@@ -171,28 +168,28 @@ async def _run(request: Request) -> Response:
 @router.post("/conversations/{conversation}/interrupt", responses=documented(404, 409))
 async def interrupt(
     sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
-) -> Interrupted:
+) -> InterruptReply:
     """Interrupt what runs now, as Ctrl-C would; the variables stay."""
-    return Interrupted(interrupted=await house.runs.interrupt(caller, sandbox_id, conversation))
+    return InterruptReply(interrupted=await house.runs.interrupt(caller, sandbox_id, conversation))
 
 
 @router.post("/runs/{run_id}/interrupt", responses=documented(404, 409))
 async def interrupt_run(
     sandbox_id: str, run_id: str, caller: CallerDep, house: HouseDep
-) -> Interrupted:
+) -> InterruptReply:
     """Interrupt this run and no other; one that waits for its turn is taken out of the queue."""
     handle = await house.runs.attach(caller, sandbox_id, run_id)
-    return Interrupted(interrupted=await handle.interrupt())
+    return InterruptReply(interrupted=await handle.interrupt())
 
 
 @router.post("/runs/{run_id}/input", responses=documented(404, 409))
 async def answer(
-    sandbox_id: str, run_id: str, line: Line, caller: CallerDep, house: HouseDep
-) -> Done:
+    sandbox_id: str, run_id: str, line: InputLine, caller: CallerDep, house: HouseDep
+) -> OkBody:
     """Answer the oldest question of an interactive run."""
     handle = await house.runs.attach(caller, sandbox_id, run_id)
     await handle.answer(None if line.text is None else text_from_json(line.text))
-    return Done()
+    return OkBody()
 
 
 def _read(body: bytes) -> NewRun:

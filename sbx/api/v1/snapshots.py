@@ -12,12 +12,13 @@ from sbx.aio import to_the_end
 from sbx.api.acts import record
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
-from sbx.api.v1.files import Done, talking
+from sbx.api.v1.files import talking
+from sbx.api.v1.models import OkBody
 from sbx.api.v1.runs import RunBody
 from sbx.protocol.dry_runs import to_json
 from sbx.protocol.events import encode, run_to_json
 from sbx.runtime.conversation import Conversation
-from sbx.runtime.snapshots.dry_run import Rehearsal
+from sbx.runtime.snapshots.dry_run import DryRun
 
 router = APIRouter(
     prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"]
@@ -94,14 +95,14 @@ async def rehearse(
 @router.post("/rehearsals/{rehearsal}/commit", responses=_ERRORS)
 async def commit(
     sandbox_id: str, conversation: str, rehearsal: str, caller: CallerDep, house: HouseDep
-) -> Done:
+) -> OkBody:
     """Make the very same changes, all or none. 409 `workspace_changed` when what it touches is not
     as it was: it is gone then, and may be rehearsed again."""
     async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
         await talk.rehearsals.get(rehearsal).commit()
     told = {"conversation": conversation, "rehearsal": rehearsal}
     await record(house, caller, "rehearsal.commit", view.id, **told)
-    return Done()
+    return OkBody()
 
 
 @router.delete("/rehearsals/{rehearsal}", status_code=204, responses=documented(404, 409))
@@ -149,7 +150,7 @@ async def forget(
         await talk.checkpoints.get(checkpoint).discard()
 
 
-async def _while_here(talk: Conversation, asked: NewRehearsal, request: Request) -> Rehearsal:
+async def _while_here(talk: Conversation, asked: NewRehearsal, request: Request) -> DryRun:
     """The rehearsal, for a caller whose going away ends it."""
     work = asyncio.ensure_future(talk.rehearse(asked.command, timeout=asked.timeout, cwd=asked.cwd))
     gone = asyncio.ensure_future(_gone(request))
@@ -168,7 +169,7 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _body(made: Rehearsal) -> dict[str, Any]:
+def _body(made: DryRun) -> dict[str, Any]:
     return {
         "id": made.id,
         "run": run_to_json(made.run, encoded=True),

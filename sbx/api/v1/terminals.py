@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 from sbx.api.acts import record
 from sbx.api.auth import CallerDep, HouseDep, check_origin, house, known, known_now
 from sbx.api.errors import broken, documented, error_response
-from sbx.api.shares import Share, share
+from sbx.api.shares import Slot, share
 from sbx.errors import BadRequest, Conflict, Denied, SbxError
 from sbx.protocol.terminals import (
     COLUMNS_MAX,
@@ -28,7 +28,7 @@ from sbx.protocol.terminals import (
     UNKNOWN,
     TerminalStatus,
 )
-from sbx.runtime.processes.terminals import Attached, Terminal
+from sbx.runtime.processes.terminals import Terminal, TerminalClient
 
 router = APIRouter(
     prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/terminals", tags=["native"]
@@ -188,7 +188,7 @@ async def close(
 async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal: str) -> None:
     """See the module. `rows` and `columns` of the query set the size, as the client has it. It is
     one of the owner's followers."""
-    held: Share | None = None
+    held: Slot | None = None
     try:
         check_origin(socket)
         caller, whole = await known(socket), house(socket)
@@ -226,7 +226,7 @@ async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal
 class _Talk:
     """One client: what it types and what it is shown, for as long as it is known."""
 
-    def __init__(self, socket: WebSocket, terminal: Terminal, client: Attached) -> None:
+    def __init__(self, socket: WebSocket, terminal: Terminal, client: TerminalClient) -> None:
         self._socket = socket
         self._terminal = terminal
         self._client = client

@@ -41,7 +41,7 @@ class PartialBody(BaseModel):
     expires_in_s: float
 
 
-class Whole(BaseModel):
+class FinishUpload(BaseModel):
     """The SHA-256 of all of it."""
 
     sha256: Checksum
@@ -103,7 +103,7 @@ async def finish(
     sandbox_id: str,
     conversation: str,
     partial_id: str,
-    whole: Whole,
+    whole: FinishUpload,
     caller: CallerDep,
     house: HouseDep,
 ) -> Finished:

@@ -12,7 +12,7 @@ from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
 from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, usage_to_json
 from sbx.service.auth import Caller
-from sbx.service.service import House
+from sbx.service.service import Service
 
 router = APIRouter(
     prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/usage", tags=["native"]
@@ -66,7 +66,7 @@ async def usage(
 
 
 async def _events(
-    house: House, caller: Caller, names: tuple[str, str], interval_s: float
+    house: Service, caller: Caller, names: tuple[str, str], interval_s: float
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
     async with house.sandboxes.using(caller, names[0], scope="execute", starts=False) as use:
         talk = await use.existing(names[1])

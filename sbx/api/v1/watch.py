@@ -10,9 +10,9 @@ from sbx.api import sse
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
 from sbx.api.v1.files import Path, talking
-from sbx.protocol.files import Change
+from sbx.protocol.files import FileEvent
 from sbx.service.auth import Caller
-from sbx.service.service import House
+from sbx.service.service import Service
 
 router = APIRouter(
     prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"]
@@ -39,7 +39,7 @@ async def watch(
 
 
 async def _events(
-    house: House, caller: Caller, where: tuple[str, str], path: str, *, recursive: bool
+    house: Service, caller: Caller, where: tuple[str, str], path: str, *, recursive: bool
 ) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
     """The sandbox is in use until the watch stands, and no longer: who looks on keeps nobody from
     the idle time-out."""
@@ -54,5 +54,5 @@ async def _events(
             yield number, _told(change)
 
 
-def _told(change: Change) -> dict[str, Any]:
+def _told(change: FileEvent) -> dict[str, Any]:
     return {"type": change.kind, "path": change.path}

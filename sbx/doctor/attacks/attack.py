@@ -27,7 +27,7 @@ class Class(StrEnum):
     HOST_EXECUTABLES = "host_executables"
 
 
-class End(StrEnum):
+class Outcome(StrEnum):
     HELD = "held"
     ESCAPED = "escaped"
     UNCLEAR = "unclear"
@@ -53,12 +53,12 @@ class Attack:
     act: tuple[str, ...] = ()
     narrower: Mapping[str, Any] | None = None
 
-    def judge(self, outcome: str) -> End:
+    def judge(self, outcome: str) -> Outcome:
         if outcome in self.held or outcome in ALWAYS_HELD:
-            return End.HELD
+            return Outcome.HELD
         if outcome in _UNCLEAR or not _is_known(outcome):
-            return End.UNCLEAR
-        return End.ESCAPED
+            return Outcome.UNCLEAR
+        return Outcome.ESCAPED
 
 
 def _is_known(outcome: str) -> bool:

@@ -28,7 +28,7 @@ _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
 
 @dataclass(frozen=True, slots=True)
-class Baits:
+class Decoys:
     """`token` is a word that is nowhere but in the baits; `known` is what the attacks are told.
     `shown` is a directory with sockets and a FIFO of the host, to be attached read-only."""
 
@@ -44,7 +44,7 @@ class Baits:
 
 
 @contextmanager
-def laid_out() -> Iterator[Baits]:
+def laid_out() -> Iterator[Decoys]:
     """Lay them out; a runtime that is to be attacked starts within, so that it has the variable."""
     token = secrets.token_hex(16)
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ def laid_out() -> Iterator[Baits]:
             "shown": ATTACHED,
             "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},
         }
-        yield Baits(token, file, shown, known)
+        yield Decoys(token, file, shown, known)
 
 
 def _lay(file: Path, token: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sbx import errors
 from sbx.doctor.attacks.attack import Attack, Class
-from sbx.doctor.attacks.decoys import Baits
+from sbx.doctor.attacks.decoys import Decoys
 from sbx.runtime.sandbox import AsyncSandbox
 
 _ACT_S = 5.0
@@ -87,7 +87,7 @@ def _attacks() -> tuple[Attack, ...]:
 HOST_SIDE = _attacks()
 
 
-async def act_on(box: AsyncSandbox, attack: Attack, baits: Baits) -> str:
+async def act_on(box: AsyncSandbox, attack: Attack, baits: Decoys) -> str:
     """What becomes of the host's own act on what was planted: an outcome, as in attack.py."""
     before = _look(baits.file)
     try:

@@ -9,9 +9,9 @@ from typing import Any
 
 from sbx import errors
 from sbx.doctor.attacks import probe_program
-from sbx.doctor.attacks.attack import Attack, End
+from sbx.doctor.attacks.attack import Attack, Outcome
 from sbx.doctor.attacks.catalogue import TOGETHER
-from sbx.doctor.attacks.decoys import ATTACHED, UPLOAD, Baits
+from sbx.doctor.attacks.decoys import ATTACHED, UPLOAD, Decoys
 from sbx.doctor.attacks.host_executables import HOST_EXECUTABLES, plant
 from sbx.doctor.attacks.host_side import act_on
 from sbx.doctor.attacks.resources import RUNS
@@ -33,38 +33,38 @@ _RUN_S = 25.0  # of all attacks that are tried together; some 300 of them take t
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class AttackResult:
     """What became of one attack. `outcome` is None where nothing was heard of it."""
 
     attack: Attack
     outcome: str | None
 
     @property
-    def end(self) -> End:
-        return End.UNCLEAR if self.outcome is None else self.attack.judge(self.outcome)
+    def end(self) -> Outcome:
+        return Outcome.UNCLEAR if self.outcome is None else self.attack.judge(self.outcome)
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AttackRunner:
     """All attacks on one policy by one path; or why there were none, or not all. Seconds."""
 
     policy: str
     path: str
     duration_s: float
-    results: tuple[Result, ...] = ()
+    results: tuple[AttackResult, ...] = ()
     error: errors.SbxError | None = field(default=None)
 
-    def ended(self, end: End) -> list[Result]:
+    def ended(self, end: Outcome) -> list[AttackResult]:
         return [one for one in self.results if one.end is end]
 
 
 async def try_policy(
-    runtime: Runtime, policy: Policy, path: str, baits: Baits, *, runs: bool
-) -> Trial:
+    runtime: Runtime, policy: Policy, path: str, baits: Decoys, *, runs: bool
+) -> AttackRunner:
     """Attack one sandbox with all that can be tried together, and with `runs` one more for each
     attack that takes a run of its own, and those of a directory of the host. What fails is told."""
     began = time.monotonic()
-    results: tuple[Result, ...] = ()
+    results: tuple[AttackResult, ...] = ()
     try:
         if path == "pool":
             await runtime.warm(policy)
@@ -74,19 +74,19 @@ async def try_policy(
                 why = receipt.fallback or "the setting fast_path (SBX_FAST_PATH) is off"
                 raise errors.Unavailable(f"the path {receipt.path} served instead: {why}")
             found = await attack(box, TOGETHER, baits)
-            results = tuple(Result(one, found.get(one.name)) for one in TOGETHER)
+            results = tuple(AttackResult(one, found.get(one.name)) for one in TOGETHER)
         if runs:
             results += tuple(
                 await asyncio.gather(*(_alone(runtime, policy, path, one) for one in RUNS))
             )
             planted = await plant(runtime, policy)
-            results += tuple(Result(one, planted.get(one.name)) for one in HOST_EXECUTABLES)
+            results += tuple(AttackResult(one, planted.get(one.name)) for one in HOST_EXECUTABLES)
     except errors.SbxError as error:
-        return Trial(policy.name, path, time.monotonic() - began, results, error)
-    return Trial(policy.name, path, time.monotonic() - began, results)
+        return AttackRunner(policy.name, path, time.monotonic() - began, results, error)
+    return AttackRunner(policy.name, path, time.monotonic() - began, results)
 
 
-async def attack(box: AsyncSandbox, attacks: Sequence[Attack], baits: Baits) -> dict[str, str]:
+async def attack(box: AsyncSandbox, attacks: Sequence[Attack], baits: Decoys) -> dict[str, str]:
     """The outcomes by the names of the attacks; those are missing that nothing was heard of."""
     await box.uploads.put_bytes(UPLOAD, b"as it was uploaded\n")
     with suppress(errors.Unavailable):  # this host lets nothing be attached
@@ -111,10 +111,10 @@ def limits(policy: Policy) -> dict[str, int]:
     }
 
 
-async def _alone(runtime: Runtime, policy: Policy, path: str, one: Attack) -> Result:
+async def _alone(runtime: Runtime, policy: Policy, path: str, one: Attack) -> AttackResult:
     narrower = {**PATHS[path], **(one.narrower or {})}
     async with await runtime.create(policy, narrower=narrower) as box:
-        return Result(one, outcome_of(await box.run(_PRELUDE + one.code)))
+        return AttackResult(one, outcome_of(await box.run(_PRELUDE + one.code)))
 
 
 def outcome_of(run: Run) -> str:

@@ -35,10 +35,10 @@ import IPython
 from IPython.core.error import StdinNotImplementedError
 from IPython.utils.tokenutil import token_at_cursor
 
-from sbx.guest.frames import Frame, FrameError, FrameReader, FrameWriter
+from sbx.guest.frames import FrameError, FrameReader, FrameWriter, RawFrame
 from sbx.guest.import_rules import ImportRules
 from sbx.guest.kernel import comms
-from sbx.guest.kernel.output import Output
+from sbx.guest.kernel.output import OutputWriter
 from sbx.guest.kernel.setup import KernelConfig
 from sbx.guest.kernel.shell import SandboxShell, describe, evaluated
 
@@ -47,7 +47,7 @@ _MATCHES_MAX = 10_000
 _BROKEN = 70  # EX_SOFTWARE: the loop's own task ended, which only a bug in sbx can cause
 
 
-class Inbox:
+class RequestQueue:
     """Frames from the host, in order. Each `input_reply` is kept apart, for the code that asked."""
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
@@ -56,11 +56,11 @@ class Inbox:
         self._thread = threading.get_ident()
         self._reader = FrameReader()
         self._reading = threading.Lock()
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[RawFrame] = deque()
         self._answers: deque[str] = deque()
         self._arrived: asyncio.Future[None] | None = None
 
-    async def get(self) -> Frame:
+    async def get(self) -> RawFrame:
         while not self._frames:
             self._arrived = self._loop.create_future()
             try:
@@ -113,7 +113,7 @@ class Inbox:
             self._arrived.set_result(None)
 
 
-class Kernel:
+class KernelLoop:
     """One shell on one socket. `comm_manager` and `shell` have the same names as in ipykernel.
 
     Made before the process is sealed, perhaps long before: that needs no thread, no privilege and
@@ -126,9 +126,9 @@ class Kernel:
         self._sock = sock
         self._writer = FrameWriter(sock)
         self._writer.silence_forks()
-        self._output = Output(self._writer, sock)
+        self._output = OutputWriter(self._writer, sock)
         self._loop = asyncio.new_event_loop()
-        self._inbox = Inbox(sock, self._loop)
+        self._inbox = RequestQueue(sock, self._loop)
         self._pid = os.getpid()
         self._interruptible = False
         self._stdin_allowed = False
@@ -182,7 +182,7 @@ class Kernel:
             except (BrokenPipeError, ConnectionResetError):  # the host hung up before the reply
                 os._exit(0)
 
-    async def _answer(self, frame: Frame) -> None:
+    async def _answer(self, frame: RawFrame) -> None:
         handler = self._handlers.get(frame.type)
         try:
             serve_request = handler or self._comm_handler(frame)
@@ -201,14 +201,14 @@ class Kernel:
         if frame.id is not None:
             self._reply(frame, reply)
 
-    def _reply(self, frame: Frame, reply: dict[str, Any]) -> None:
+    def _reply(self, frame: RawFrame, reply: dict[str, Any]) -> None:
         kind = frame.type.removesuffix("_request") + "_reply"
         try:
             self._writer.send(kind, reply, frame.id)
         except FrameError as error:
             self._writer.send(kind, self._failure(frame, error), frame.id)
 
-    def _failure(self, frame: Frame, error: BaseException) -> dict[str, Any]:
+    def _failure(self, frame: RawFrame, error: BaseException) -> dict[str, Any]:
         """Return the reply for a failure outside user code, in the shape of the request's kind."""
         match frame.type:
             case "complete_request":
@@ -309,7 +309,7 @@ class Kernel:
     def get_parent(self, _channel: object = None) -> dict[str, Any]:
         """Return the front end's request that runs now, or ran last.
 
-        ipywidgets uses it: an `Output` shows the output with this id.
+        ipywidgets uses it: an `OutputWriter` shows the output with this id.
         """
         return self._parent
 
@@ -353,7 +353,9 @@ class Kernel:
         status, indent = self.shell.check_complete(str(content.get("code", "")))
         return {"status": status, "indent": indent if status == "incomplete" else ""}
 
-    def _comm_handler(self, frame: Frame) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
+    def _comm_handler(
+        self, frame: RawFrame
+    ) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
         if frame.type not in {"comm_open", "comm_msg", "comm_close"}:
             raise ValueError(f"a kernel does not support {frame.type!r}")
 

@@ -2,15 +2,15 @@
 
 Output leaves a cell in two ways. `sys.stdout` and `sys.stderr` are `TextStream`s. File descriptors
 1 and 2 are pipes into this process, for writers that bypass Python: C libraries, children,
-os.write. Both meet in `Output`. The first text after a silence is sent at once, by the thread that
-wrote it, because a busy cell lets no other thread run for 5 ms. Text that follows is gathered, for
-10 ms or up to 8 KiB. Fast output is never dropped: a send blocks until the host has read, so a
+os.write. Both meet in `OutputWriter`. The first text after a silence is sent at once, by the thread
+that wrote it, because a busy cell lets no other thread run for 5 ms. Text that follows is gathered,
+for 10 ms or up to 8 KiB. Fast output is never dropped: a send blocks until the host has read, so a
 flood slows the cell down and fills no memory.
 
-One thread (`Output.start`; the process must have only one thread until it is sealed) waits for the
-pipes and for gathered text or held frames to become due. A thread that writes, displays or ends a
-cell first empties the pipes, under the same lock, so the output of a finished child comes before
-later output.
+One thread (`OutputWriter.start`; the process must have only one thread until it is sealed) waits
+for the pipes and for gathered text or held frames to become due. A thread that writes, displays or
+ends a cell first empties the pipes, under the same lock, so the output of a finished child comes
+before later output.
 """
 
 import codecs
@@ -44,7 +44,7 @@ _AFTER_THE_LIMIT = "\n[output after the end of a run and beyond its limit is not
 _UNCOUNTED = frozenset({"error", "input_request"})
 
 
-class Output:
+class OutputWriter:
     """Everything a kernel publishes goes through here; may be used from any thread."""
 
     def __init__(self, writer: FrameWriter, sock: socket.socket) -> None:
@@ -272,7 +272,7 @@ class TextStream(io.TextIOBase):
 
     errors = "backslashreplace"
 
-    def __init__(self, name: StreamName, output: Output) -> None:
+    def __init__(self, name: StreamName, output: OutputWriter) -> None:
         super().__init__()
         self.name = f"<{name}>"
         self._stream: StreamName = name

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
-    from sbx.guest.kernel.loop import Kernel
+    from sbx.guest.kernel.loop import KernelLoop
     from sbx.guest.kernel.shell import SandboxShell
 
 
@@ -38,21 +38,21 @@ class KernelConfig:
     """Files to create below /tmp before the first cell: path and content."""
 
 
-class Prepared(NamedTuple):
+class ImportedKernel(NamedTuple):
     """A shell in a process after the imports; `missing` has the failed ones, with the reason."""
 
     shell: "SandboxShell"
     missing: dict[str, str]
 
 
-class Parked(NamedTuple):
+class WaitingKernel(NamedTuple):
     """A kernel that has its socket, and no owner yet."""
 
-    kernel: "Kernel"
+    kernel: "KernelLoop"
     missing: dict[str, str]
 
 
-def prepare(preload: Sequence[str] = ()) -> Prepared:
+def prepare(preload: Sequence[str] = ()) -> ImportedKernel:
     """Import IPython and `preload`, and build the shell. Start no thread and write no file.
 
     `serve` does this itself; a zygote does it once, before it forks.
@@ -69,7 +69,7 @@ def prepare(preload: Sequence[str] = ()) -> Prepared:
                 __import__(name)
             except Exception as error:  # noqa: BLE001 - foreign code; the kernel works without it
                 missing[name] = f"{type(error).__name__}: {error}"
-    return Prepared(built, missing)
+    return ImportedKernel(built, missing)
 
 
 @contextmanager
@@ -91,24 +91,24 @@ def _out_of_the_workspace() -> Iterator[None]:
             os.environ["HOME"] = home
 
 
-def park(sock: socket.socket, prepared: Prepared, *, ahead: bool) -> Parked:
+def park(sock: socket.socket, prepared: ImportedKernel, *, ahead: bool) -> WaitingKernel:
     """Build the kernel in a fork of the zygote that is not sealed yet. Read nothing from `sock`.
 
     With `ahead`, warm its shell: the pages that a first cell would write are then already copied.
     A collection would copy pages that no cell needs, so it is disabled until `start`.
     """
-    from sbx.guest.kernel.loop import Kernel
+    from sbx.guest.kernel.loop import KernelLoop
     from sbx.guest.start.warmup import warm
 
     gc.disable()
-    kernel = Kernel(sock, prepared.shell)
+    kernel = KernelLoop(sock, prepared.shell)
     if ahead:
         warm(prepared.shell)
     gc.freeze()
-    return Parked(kernel, prepared.missing)
+    return WaitingKernel(kernel, prepared.missing)
 
 
-def start(parked: Parked, config: KernelConfig) -> NoReturn:
+def start(parked: WaitingKernel, config: KernelConfig) -> NoReturn:
     """Be the kernel until the other side closes its socket; then the process ends with code 0.
 
     Call this once, in a sealed process with one thread. It takes over descriptors 0, 1 and 2, the
@@ -136,9 +136,9 @@ def _plant(path: str, text: str) -> None:
 
 def serve(sock: socket.socket, config: KernelConfig) -> NoReturn:
     """Do the whole start of the cold path: `prepare` and `start`, in a sealed process."""
-    from sbx.guest.kernel.loop import Kernel
+    from sbx.guest.kernel.loop import KernelLoop
 
     if sock.fileno() <= 2:
         raise ValueError("the kernel's socket must not be on a standard descriptor")
     prepared = prepare(config.preload)
-    start(Parked(Kernel(sock, prepared.shell), prepared.missing), config)
+    start(WaitingKernel(KernelLoop(sock, prepared.shell), prepared.missing), config)

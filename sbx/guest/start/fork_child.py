@@ -80,7 +80,7 @@ _MOMENT_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class MountView:
     """The part of a jail's view that replaces the zygote's. `tmpfs` are (path, bytes, mode). `kept`
     are the mounts and links of the zygote's view that lie below one of them. `walls` are the
     policy's, for the rehearsal only: a jail receives its own."""
@@ -90,7 +90,7 @@ class View:
     walls: Mapping[str, Any]
 
     @classmethod
-    def from_json(cls, description: Mapping[str, Any]) -> "View":
+    def from_json(cls, description: Mapping[str, Any]) -> "MountView":
         tmpfs = [(path, size, mode) for path, size, mode in description["tmpfs"]]
         return cls(tmpfs, description["kept"], description["walls"])
 
@@ -101,11 +101,11 @@ def ask_ahead(walls: Mapping[str, Any]) -> None:
     capabilities.last()
     seccomp.supported()
     for scope_signals in (False, True):
-        if (domain := _Domain.of(walls, scope_signals=scope_signals)) is not None:
+        if (domain := LandlockDomain.of(walls, scope_signals=scope_signals)) is not None:
             domain.close()
 
 
-def become_supervisor(fds: Sequence[int], view: View, *, ahead: bool) -> NoReturn:
+def become_supervisor(fds: Sequence[int], view: MountView, *, ahead: bool) -> NoReturn:
     """Be PID 1 of a new jail, in a child of the keeper. `fds`: setup, control, word.
 
     `ahead`: no caller waits for it yet.
@@ -118,8 +118,8 @@ def become_supervisor(fds: Sequence[int], view: View, *, ahead: bool) -> NoRetur
         _own_view(view)
         # Its signals may reach the kernel, which is in no domain below this one. They could reach
         # only processes of this jail, like the kernel and the commands.
-        domain = _Domain.of(view.walls, scope_signals=False)
-        kernels = _Domain.of(view.walls, scope_signals=True)
+        domain = LandlockDomain.of(view.walls, scope_signals=False)
+        kernels = LandlockDomain.of(view.walls, scope_signals=True)
         if ahead:
             _rehearse_entry(view)
         oom = pid1.OomScore()
@@ -167,7 +167,7 @@ def _hear_fd(word: socket.socket, expected: bytes) -> int | None:
     return fds[0] if fds else None
 
 
-def _own_view(view: View) -> None:
+def _own_view(view: MountView) -> None:
     """Make the namespaces and the mounts that jails of one zygote must not share."""
     namespaces.unshare(_OWN)
     mounts.private("/")
@@ -206,8 +206,8 @@ def _enter(
     setup: socket.socket,
     control: socket.socket,
     word: socket.socket,
-    view: View,
-    domain: "_Domain | None",
+    view: MountView,
+    domain: "LandlockDomain | None",
 ) -> tuple[Mapping[str, Any], int, int]:
     """Do steps 3 to 5 of the supervisor. Return its walls, the Landlock ABI that is in force, and
     the pid of the path guard, or 0."""
@@ -315,7 +315,7 @@ def _become(entry_order: Mapping[str, Any]) -> None:
 
 def _seal(
     walls: Mapping[str, Any],
-    domain: "_Domain | None",
+    domain: "LandlockDomain | None",
     zygote_walls: Mapping[str, Any],
     joining: socket.socket | None,
 ) -> int:
@@ -343,7 +343,7 @@ def _seal(
     return abi
 
 
-class _Domain:
+class LandlockDomain:
     """A Landlock domain that is complete except for the rules of the conversation's mounts.
 
     A rule holds for the file that was at its path when the rule was made, so the rules for the
@@ -362,7 +362,7 @@ class _Domain:
     @classmethod
     def of(
         cls, walls: Mapping[str, Any], *, scope_signals: bool, made: int | None = None
-    ) -> "_Domain | None":
+    ) -> "LandlockDomain | None":
         return cls(walls, scope_signals=scope_signals, made=made) if walls["landlock"] else None
 
     def fileno(self) -> int:
@@ -405,7 +405,7 @@ def _comes_late(path: str) -> bool:
 # steps that a caller would wait for run once before they park, in a way that changes nothing.
 
 
-def _rehearse_entry(view: View) -> None:
+def _rehearse_entry(view: MountView) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(frames.encode("boot", {"walls": view.walls}))
@@ -419,7 +419,7 @@ def _rehearse_entry(view: View) -> None:
     os.close(openat2.openat2(-1, b"/", os.O_PATH, resolve=openat2.RESOLVE_NO_SYMLINKS))
 
 
-def _rehearse_seal(walls: Mapping[str, Any], domain: _Domain | None) -> None:
+def _rehearse_seal(walls: Mapping[str, Any], domain: LandlockDomain | None) -> None:
     """Seal a thread, which then ends: a domain, a filter and capabilities belong to one thread."""
 
     steps: list[Callable[[], object]] = [
@@ -445,7 +445,7 @@ def _rehearse_seal(walls: Mapping[str, Any], domain: _Domain | None) -> None:
 
 
 def become_kernel(
-    fds: Sequence[int], prepared: setup.Prepared, walls: Mapping[str, Any], *, ahead: bool
+    fds: Sequence[int], prepared: setup.ImportedKernel, walls: Mapping[str, Any], *, ahead: bool
 ) -> NoReturn:
     """Be the kernel of a new jail, in a child of the zygote. `fds`: kernel socket, word, and the
     pidfd of PID 1. `ahead`: no caller waits for it yet."""
@@ -468,7 +468,7 @@ def become_kernel(
         oom = pid1.OomScore()
         oom.set(pid1.OOM_KERNEL)
         oom.close()
-        domain = _Domain.of(walls, scope_signals=True, made=domain_fd)
+        domain = LandlockDomain.of(walls, scope_signals=True, made=domain_fd)
         if ahead:
             _rehearse_seal(walls, domain)
             with contextlib.suppress(PermissionError):
@@ -486,7 +486,7 @@ def _follow(
     word: socket.socket,
     sock: socket.socket,
     supervisor_fd: int,
-    domain: _Domain | None,
+    domain: LandlockDomain | None,
     zygote_walls: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """Do steps 3 to 5 of the kernel, after the supervisor. Return its boot frame."""

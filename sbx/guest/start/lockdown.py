@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 from sbx.linux import landlock, prctl, procfs, seccomp
 
 _FILES_ONLY = (
-    landlock.Files.EXECUTE
-    | landlock.Files.MAKE_SOCK
-    | landlock.Files.MAKE_FIFO
-    | landlock.Files.MAKE_SYM
-    | landlock.Files.MAKE_REG
-    | landlock.Files.MAKE_DIR
-    | landlock.Files.REFER
+    landlock.FileRights.EXECUTE
+    | landlock.FileRights.MAKE_SOCK
+    | landlock.FileRights.MAKE_FIFO
+    | landlock.FileRights.MAKE_SYM
+    | landlock.FileRights.MAKE_REG
+    | landlock.FileRights.MAKE_DIR
+    | landlock.FileRights.REFER
 )
 
 _CONNECTIONS_SINCE = 9  # the ABI with RESOLVE_UNIX; compared as a number, because flags are slow
@@ -29,7 +29,7 @@ _CONNECTIONS_SINCE = 9  # the ABI with RESOLVE_UNIX; compared as a number, becau
 
 # In a directory with a path guard, only the guard creates files. That includes sockets: git
 # accepts any name that can be executed as the `refs` of a repository.
-_GUARDED = landlock.Files.READ
+_GUARDED = landlock.FileRights.READ
 
 
 class SealError(Exception):
@@ -112,9 +112,9 @@ def enter_files_only_domain(walls: Mapping[str, Any]) -> None:
     try:
         with landlock.Ruleset(tcp=True, only=_FILES_ONLY) as domain:
             # A domain without a rule for REFER forbids renames between directories.
-            domain.allow("/", landlock.Files.REFER)
+            domain.allow("/", landlock.FileRights.REFER)
             for path in walls["files_only"]:
-                domain.allow(path, landlock.Files.MAKE_REG | landlock.Files.MAKE_DIR)
+                domain.allow(path, landlock.FileRights.MAKE_REG | landlock.FileRights.MAKE_DIR)
             domain.enter()
     except OSError as error:
         raise SealError("landlock", error) from error
@@ -139,14 +139,14 @@ def ruleset(
     return domain
 
 
-def domain_rules(walls: Mapping[str, Any]) -> list[tuple[str, landlock.Files]]:
+def domain_rules(walls: Mapping[str, Any]) -> list[tuple[str, landlock.FileRights]]:
     """Return the rules of a jail's domain: a path, and the rights there and below."""
     return [
         (path, rights)
         for name, rights in (
-            ("read", landlock.Files.READ),
-            ("write", landlock.Files.EDIT),
-            ("devices", landlock.Files.DEVICE),
+            ("read", landlock.FileRights.READ),
+            ("write", landlock.FileRights.EDIT),
+            ("devices", landlock.FileRights.DEVICE),
             ("guarded", _GUARDED),
         )
         for path in walls[name]
@@ -160,7 +160,7 @@ def allow_connections(domain: landlock.Ruleset, paths: Sequence[str]) -> None:
         return
     for path in paths:
         if os.path.exists(path):
-            domain.allow(path, landlock.Files.RESOLVE_UNIX)
+            domain.allow(path, landlock.FileRights.RESOLVE_UNIX)
 
 
 def add_filter(program_hex: str | None) -> None:

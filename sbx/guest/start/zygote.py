@@ -73,14 +73,18 @@ def main() -> NoReturn:
         _be_zygote(zygote_end, description)
     zygote_end.close()
     zygote_fd = os.pidfd_open(zygote_pid)
-    _Keeper(orders, keeper_end, zygote_fd, fork_child.View.from_json(description)).serve()
+    _Keeper(orders, keeper_end, zygote_fd, fork_child.MountView.from_json(description)).serve()
 
 
 class _Keeper:
     """PID 1: takes the orders, and forks supervisors."""
 
     def __init__(
-        self, orders: socket.socket, zygote: socket.socket, zygote_fd: int, view: fork_child.View
+        self,
+        orders: socket.socket,
+        zygote: socket.socket,
+        zygote_fd: int,
+        view: fork_child.MountView,
     ) -> None:
         self._orders = orders
         self._zygote = zygote

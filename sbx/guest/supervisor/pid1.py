@@ -49,7 +49,7 @@ from sbx.guest.guarded_calls import GuardedCalls
 from sbx.guest.inherited_fds import CONTROL_FD, KERNEL_FD
 from sbx.guest.kernel import setup
 from sbx.guest.start import lockdown
-from sbx.guest.supervisor.terminal import Terminal, kill_session
+from sbx.guest.supervisor.terminal import Pty, kill_session
 from sbx.guest.tools import script_files
 from sbx.linux import landlock
 
@@ -85,9 +85,7 @@ class OomScore:
 class _Command:
     """A child started by `spawn`, until it has ended and its output is sent."""
 
-    def __init__(
-        self, name: str, pid: int, stdin: int = -1, terminal: Terminal | None = None
-    ) -> None:
+    def __init__(self, name: str, pid: int, stdin: int = -1, terminal: Pty | None = None) -> None:
         self.name = name
         self.pid = pid
         self.stdin = stdin
@@ -190,7 +188,7 @@ class Supervisor:
         for order in self._decoder.feed(received):
             self._obey(order)
 
-    def _obey(self, order: frames.Frame) -> None:
+    def _obey(self, order: frames.RawFrame) -> None:
         content = order.content
         match order.type:
             case "interrupt":
@@ -271,7 +269,7 @@ class Supervisor:
     def _spawn_at_terminal(self, name: str, content: Mapping[str, Any]) -> None:
         terminal = None
         try:
-            terminal = Terminal(**content["tty"])
+            terminal = Pty(**content["tty"])
             pid = self._fork(content, (terminal.slave,) * 3)
         except OSError as error:
             if terminal is not None:
@@ -657,7 +655,7 @@ def _become_relay(listener: socket.socket) -> NoReturn:
         os._exit(1)
 
 
-def _obey_at(terminal: Terminal, order: frames.Frame) -> None:
+def _obey_at(terminal: Pty, order: frames.RawFrame) -> None:
     match order.type:
         case "type":
             terminal.type(base64.b64decode(order.content["data"]))

@@ -20,7 +20,7 @@ _FED_STEP = 1 << 15
 Tell = Callable[[str, Mapping[str, Any]], None]
 
 
-class Terminal:
+class Pty:
     """A pty, until `close`. `slave` is the command's side, for `os.login_tty` in the child."""
 
     def __init__(self, rows: int, columns: int, window: int) -> None:

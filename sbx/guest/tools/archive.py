@@ -71,7 +71,7 @@ ERRORS = (
 LIMITS = ("bytes", "entries", "file_bytes")
 
 
-class Refusal(Exception):
+class ArchiveError(Exception):
     """Ends the work. Its text is one of ERRORS, and `limit` one of LIMITS."""
 
     def __init__(self, word: str, limit: str | None = None) -> None:
@@ -158,14 +158,14 @@ class _Budget:
     def take(self, size: int) -> None:
         self.bytes += size
         if self.bytes > self._bytes:
-            raise Refusal("too_large", "bytes")
+            raise ArchiveError("too_large", "bytes")
 
     def check(self, entries: int, largest: int) -> None:
         """Raise Refusal for too many entries, or for a file of too many bytes."""
         if entries > self._entries:
-            raise Refusal("too_large", "entries")
+            raise ArchiveError("too_large", "entries")
         if largest > self._file_bytes:
-            raise Refusal("too_large", "file_bytes")
+            raise ArchiveError("too_large", "file_bytes")
 
 
 # -- pack ------------------------------------------------------------------------------------------
@@ -317,10 +317,10 @@ def unpack(directory: str, budget: _Budget) -> None:
         else:
             _untar(buffered, directory, budget)
     except _UNREADABLE as error:
-        raise Refusal("not_an_archive") from error
+        raise ArchiveError("not_an_archive") from error
     except OSError as error:
         if error.errno is None:  # bz2 and gzip raise this for invalid data
-            raise Refusal("not_an_archive") from error
+            raise ArchiveError("not_an_archive") from error
         raise
     source.drain()
 
@@ -502,7 +502,7 @@ def _write_line(line: bytes) -> None:
 
 def _error_code(error: BaseException) -> str:
     match error:
-        case Refusal():
+        case ArchiveError():
             return str(error)
         case OSError(errno=errno.EFBIG):
             return "too_large"
@@ -530,7 +530,7 @@ def main(arguments: list[str]) -> NoReturn:
             unpack(arguments[1], budget)
         report = {"entries": budget.entries, "bytes": budget.bytes, "skipped": budget.skipped}
     except Exception as error:  # noqa: BLE001  # the boundary: report it with one of our codes
-        limit = error.limit if isinstance(error, Refusal) else "file_bytes"  # for EFBIG
+        limit = error.limit if isinstance(error, ArchiveError) else "file_bytes"  # for EFBIG
         report = {"error": _error_code(error), "limit": limit, "why": str(error)[:200]}
     _write_line(json.dumps(report).encode("ascii"))
     sys.stdout.buffer.flush()

@@ -58,7 +58,7 @@ _BINDS = ("--bind", "--ro-bind", "--bind-try", "--ro-bind-try")
 _BINDING = ("landlock", "read", "write", "devices", "filter")
 
 
-class Words(NamedTuple):
+class BwrapArgs(NamedTuple):
     """bwrap's words, taken apart. `skeleton` has one mark in place of what differs."""
 
     skeleton: tuple[str, ...]
@@ -70,10 +70,10 @@ class Words(NamedTuple):
     devpts: list[str]
 
 
-def take_apart(args: Sequence[str]) -> Words:
+def take_apart(args: Sequence[str]) -> BwrapArgs:
     """Each option with all of its words, as bwrap reads them: a skeleton that is a known one has no
     option but those known, and none that swallows a word of another."""
-    words = Words((), [], [], [], [], [], [])
+    words = BwrapArgs((), [], [], [], [], [], [])
     skeleton: list[str] = []
     at = 0
     while at < len(args):
@@ -108,7 +108,7 @@ def take_apart(args: Sequence[str]) -> Words:
 
 
 @dataclass(frozen=True, slots=True)
-class _Grant:
+class LaunchGrant:
     """What one kind of start may be made of."""
 
     skeletons: frozenset[Any]
@@ -120,23 +120,23 @@ class _Grant:
     commands: frozenset[Any]
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "_Grant":
+    def of(cls, told: Mapping[str, Any]) -> "LaunchGrant":
         return cls(**{name: frozenset(map(tuple, said)) for name, said in told.items()})
 
-    def without(self, tops: Sequence[str]) -> "_Grant":
+    def without(self, tops: Sequence[str]) -> "LaunchGrant":
         """No source that whoever is confined could change."""
         kinds = {one for one in self.binds if not one[1].startswith("/")}
         fixed = {one for one in self.binds - kinds if not _is_below(os.path.realpath(one[1]), tops)}
         return replace(self, binds=frozenset(kinds | fixed))
 
 
-class Confinement:
+class BrokerAllowlist:
     """Made once, of what `grants` gave, in the mount namespace of the broker."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
         """Raises OSError when there is no data directory."""
-        self._jails = _Grant.of(told["jail"]).without(told["writable"])
-        self._zygotes = _Grant.of(told["zygote"]).without(told["writable"])
+        self._jails = LaunchGrant.of(told["jail"]).without(told["writable"])
+        self._zygotes = LaunchGrant.of(told["zygote"]).without(told["writable"])
         self._preload = frozenset(told["preload"])
         self._walls = told["walls"]
         self._filter = load_filter("default", platform.machine()).program.hex()
@@ -245,7 +245,7 @@ class Confinement:
                 return {**checked, "source": _held_beneath(opened, source[len(top) :], held)}
         raise _denied(f"{source} is in none of the directories that may be attached (attach_dirs)")
 
-    def _words(self, order: Mapping[str, Any], grant: _Grant) -> Words:
+    def _words(self, order: Mapping[str, Any], grant: LaunchGrant) -> BwrapArgs:
         """bwrap's words and the command, all but the sources looked at."""
         args = order["args"]
         if not all(isinstance(one, str) and "\0" not in one for one in args):
@@ -271,8 +271,8 @@ class Confinement:
         self,
         order: Mapping[str, Any],
         name: str,
-        words: Words,
-        grant: _Grant,
+        words: BwrapArgs,
+        grant: LaunchGrant,
         held: ExitStack | None,
     ) -> list[tuple[int, str, Any, bool]]:
         """Every source looked at; what is to be staged, files of conversations by open files."""
@@ -340,7 +340,7 @@ def _held_beneath(top: int, relative: str, held: ExitStack) -> str:
     return f"/proc/self/fd/{fd}/."
 
 
-def _above_mapped(order: Mapping[str, Any], words: Words) -> set[tuple[str, ...]]:
+def _above_mapped(order: Mapping[str, Any], words: BwrapArgs) -> set[tuple[str, ...]]:
     """The directories that bwrap is told to make above mounts in a mapped workspace, where they are
     already: `_stage` looks at each of these mounts, and no symlink leads to one."""
     name = order.get("jail")

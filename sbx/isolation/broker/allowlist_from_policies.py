@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbx.errors import CannotEnforce
-from sbx.forbidden_directories import HostFacts
+from sbx.forbidden_directories import HostDirectoryFacts
 from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.broker.allowlist import take_apart
 from sbx.isolation.plan import (
@@ -33,13 +33,13 @@ from sbx.policy import Policy
 _PARTS = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
 
 
-class Projects(NamedTuple):
+class ProjectDirectories(NamedTuple):
     """Directories that may be mapped: `within` these, of these `owners`, if the rule about `host`
     allows them."""
 
     within: list[str]
     owners: list[int]
-    host: HostFacts
+    host: HostDirectoryFacts
 
     def to_json(self) -> dict[str, Any]:
         return {"within": self.within, "owners": self.owners, "host": self.host.to_json()}
@@ -54,7 +54,7 @@ def grants(
     data: Path,
     writable: Sequence[Path],
     attachable: Sequence[Path] = (),
-    projects: Projects | None = None,
+    projects: ProjectDirectories | None = None,
 ) -> dict[str, Any]:
     """For `BrokerProcess.confine`, as plain data. A policy that this host refuses grants nothing.
 

@@ -53,7 +53,7 @@ _ORDER_MAX = 1 << 17  # as the broker reads; linux takes no packet above 208 KiB
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class JailExit:
     """How a jail ended, as the broker saw it: counters of its cgroup, last words of bwrap."""
 
     stderr: str = ""
@@ -62,7 +62,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostIds:
     """The ids on the host that a sandbox's processes and files have."""
 
     uid: int
@@ -88,10 +88,12 @@ class JailsUsage:
 class Jail:
     """One jail. `control` and `kernel` are the runtime's ends of its two sockets.
 
-    One that a zygote forked waits, in no sandbox and without a plan, until `Broker.enter`.
+    One that a zygote forked waits, in no sandbox and without a plan, until `BrokerClient.enter`.
     """
 
-    def __init__(self, broker: "Broker", name: str, zygote: "Zygote | None" = None) -> None:
+    def __init__(
+        self, broker: "BrokerClient", name: str, zygote: "ZygoteHandle | None" = None
+    ) -> None:
         self._broker = broker
         self._plan: LaunchPlan | None = None
         self._limits: Mapping[str, Any] | None = None
@@ -101,7 +103,7 @@ class Jail:
         self.kernel_pid: int | None = None
         self.control, self._control_inside = _pair()
         self.kernel, self._kernel_inside = _pair()
-        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[JailExit] = asyncio.get_running_loop().create_future()
         self._gone_by: float | None = None
 
     @property
@@ -139,11 +141,11 @@ class Jail:
         roots = (pid for pid in (self.pid, self.kernel_pid) if pid is not None)
         return [pid for root in roots for pid in procfs.descendants(root)]
 
-    async def end(self) -> End:
+    async def end(self) -> JailExit:
         """Wait until nothing of the jail is left."""
         return await asyncio.shield(self._end)
 
-    async def kill(self) -> End:
+    async def kill(self) -> JailExit:
         """SIGKILL to everything inside; returns when it is gone, Broken `_KILLED_S` after the
         first kill: nobody waits for it anew."""
         if self.gone:
@@ -214,12 +216,12 @@ class Jail:
         told = await self._broker.order("unlinked", jail=self.name, device=device)
         return told["bytes"], told["files"]
 
-    async def counters(self) -> End:
+    async def counters(self) -> JailExit:
         """The cgroup's counters so far; those of its end when it is gone already."""
         if self.gone:
             return self._end.result()
         try:
-            return End("", **await self._broker.order("counters", jail=self.name))
+            return JailExit("", **await self._broker.order("counters", jail=self.name))
         except (errors.Broken, errors.Unavailable):
             async with asyncio.timeout(_END_S):
                 return await self.end()
@@ -234,18 +236,18 @@ class Jail:
         for sock in (self._control_inside, self._kernel_inside):
             sock.close()
 
-    def _ended(self, end: End) -> None:
+    def _ended(self, end: JailExit) -> None:
         if not self._end.done():
             self._end.set_result(end)
 
 
-class Zygote:
+class ZygoteHandle:
     """A process that has imported what a policy preloads, and from which its jails are forked.
 
     `python` is its version, `missing` names the modules that could not be imported, and why.
     """
 
-    def __init__(self, broker: "Broker", name: str, plan: ZygotePlan) -> None:
+    def __init__(self, broker: "BrokerClient", name: str, plan: ZygotePlan) -> None:
         self._broker = broker
         self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.name = name
@@ -297,7 +299,8 @@ class Zygote:
 
 @dataclass(frozen=True, slots=True)
 class BrokerProcess:
-    """A broker that runs already and has said what this host can do; for `Broker.adopt`, once."""
+    """A running broker that has reported the capabilities of this host; `BrokerClient.adopt` takes
+    it, once."""
 
     process: subprocess.Popen[bytes]
     sock: socket.socket
@@ -333,7 +336,7 @@ class BrokerProcess:
 def start_broker(
     *, bwrap: str | None = None, uids: tuple[int, int], groups: bool = True
 ) -> BrokerProcess:
-    """As `Broker.start`, for a program that has no event loop yet and gives up its privileges
+    """As `BrokerClient.start`, for a program that has no event loop yet and gives up its privileges
     before it makes one: the broker gives it none of them back, whatever it is told. It does nothing
     before `confine`. A watchdog keeps the right to kill the broker.
 
@@ -363,7 +366,7 @@ def start_broker(
         words = []  # systemd-run could not: without a scope, and without cgroups
 
 
-class Broker:
+class BrokerClient:
     """The runtime's handle of its broker process."""
 
     def __init__(self) -> None:
@@ -376,14 +379,14 @@ class Broker:
         self._seq = 0
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._jails: dict[str, Jail] = {}
-        self._zygotes: dict[str, Zygote] = {}
+        self._zygotes: dict[str, ZygoteHandle] = {}
         self.capabilities: Capabilities | None = None
         self.disk: str | None = None
 
     @classmethod
     async def start(
         cls, *, bwrap: str | None = None, uids: tuple[int, int], groups: bool = True
-    ) -> "Broker":
+    ) -> "BrokerClient":
         """Start the process and let it find out what this host can do. `uids`: (first, count)."""
         words = await in_thread(_scope) if groups else []
         while True:
@@ -402,7 +405,7 @@ class Broker:
             return broker
 
     @classmethod
-    def adopt(cls, started: BrokerProcess) -> "Broker":
+    def adopt(cls, started: BrokerProcess) -> "BrokerClient":
         """Take over a broker that `start_broker` started, in the event loop that runs now."""
         broker = cls()
         broker._process, broker._sock = started.process, started.sock
@@ -422,9 +425,9 @@ class Broker:
         """Return why it is not alive: Broken `broker_died`, Unavailable `broker_silent`, Closed."""
         return None if self.alive else self._why()
 
-    async def make_sandbox(self, name: str, limits: GroupLimits, uid: int | None = None) -> Host:
+    async def make_sandbox(self, name: str, limits: GroupLimits, uid: int | None = None) -> HostIds:
         """Prepare the cgroup and the host uid that all jails of one sandbox share."""
-        return Host(
+        return HostIds(
             **await self.order("make_sandbox", sandbox=name, limits=asdict(limits), uid=uid)
         )
 
@@ -495,7 +498,7 @@ class Broker:
         walls: Mapping[str, Any],
         uid: int | None = None,
         deadline_s: float | None = None,
-    ) -> Zygote:
+    ) -> ZygoteHandle:
         """Start a zygote; returns when it has imported everything, for which it has `deadline_s`.
 
         Its jails rehearse their seal with `walls`, which are to be like those they will get.
@@ -503,7 +506,7 @@ class Broker:
         Unavailable `zygote_failed` with the cause.
         """
         name = secrets.token_hex(8)
-        zygote = Zygote(self, name, plan)
+        zygote = ZygoteHandle(self, name, plan)
         tops = [f"{mount.target}/" for mount in plan.tmpfs]
         kept = [one.target for one in plan.mounts if one.target.startswith(tuple(tops))]
         self._zygotes[name] = zygote
@@ -570,7 +573,7 @@ class Broker:
         )
         jail._limits = answer["limits"]
 
-    async def _fork(self, zygote: Zygote, *, ahead: bool) -> Jail:
+    async def _fork(self, zygote: ZygoteHandle, *, ahead: bool) -> Jail:
         jail = Jail(self, secrets.token_hex(8), zygote)
         return await self._made(jail, "fork", zygote=zygote.name, ahead=ahead)
 
@@ -709,7 +712,7 @@ class Broker:
     def _gone(self, message: Mapping[str, Any]) -> None:
         jail = self._jails.pop(message["jail"], None)
         if jail is not None:
-            end = End(message["stderr"], message["oom_kills"], message["pids_max_hits"])
+            end = JailExit(message["stderr"], message["oom_kills"], message["pids_max_hits"])
             jail._ended(end)
 
     def _is_silent(self) -> None:
@@ -733,7 +736,7 @@ class Broker:
             if not waiting.done():
                 waiting.set_exception(why())
         for jail in self._jails.values():
-            jail._ended(End("the broker ended"))
+            jail._ended(JailExit("the broker ended"))
         self._jails.clear()
         for zygote in self._zygotes.values():
             zygote._ended("the broker ended")

@@ -65,7 +65,7 @@ class Child(NamedTuple):
     report: socket.socket
 
 
-class Ended(NamedTuple):
+class JailEnded(NamedTuple):
     """What became of a child. `tree` is the fd of the tree that it attached, where that is not the
     one it was given; `masks` what it has covered."""
 
@@ -139,7 +139,7 @@ def begin_masks(pid1: int, places: Sequence[str]) -> Child:
         namespaces.unshare(namespaces.Namespace.MOUNT)
         cover = masking.Cover(masking.make_cover(_ASIDE))
         root = _enter(pid1)
-        limits = masking.Limits()
+        limits = masking.MaskingLimits()
         done = [
             masking.mask(_open(root, place), cover, limits, pin=place == WORKSPACE)
             for place in places
@@ -165,7 +165,7 @@ def _begin(act: Callable[[socket.socket], None]) -> Child:
         raise
 
 
-def end(child: Child, target: str) -> Ended:
+def end(child: Child, target: str) -> JailEnded:
     """What became of a child that has ended; its fds are closed."""
     _, status = os.waitpid(child.pid, 0)
     said, tree, masks = "", None, masking.Masks(0, False)
@@ -182,7 +182,7 @@ def end(child: Child, target: str) -> Ended:
             else:
                 said = words.decode(errors="replace")
     os.close(child.pidfd)
-    return Ended(_error(os.waitstatus_to_exitcode(status), said, target), tree, masks)
+    return JailEnded(_error(os.waitstatus_to_exitcode(status), said, target), tree, masks)
 
 
 def _error(code: int, said: str, target: str) -> SbxError | None:
@@ -291,7 +291,7 @@ def _masked(tree: int, report: socket.socket, *, partly: bool, pin: bool) -> int
     place = f"{_ASIDE}/tree"
     os.mkdir(place)
     mounts.attach(tree, os.open(place, _HOW))
-    done = masking.mask(tree, cover, masking.Limits(), pin=pin)
+    done = masking.mask(tree, cover, masking.MaskingLimits(), pin=pin)
     if not (done.complete or partly):
         raise _Refused(_UNMASKED)
     shown = mounts.clone(tree)

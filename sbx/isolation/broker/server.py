@@ -82,7 +82,7 @@ from sbx.linux import mounts, namespaces, prctl, procfs
 from sbx.linux.descriptors import raise_open_files
 
 if TYPE_CHECKING:
-    from sbx.isolation.broker.allowlist import Confinement
+    from sbx.isolation.broker.allowlist import BrokerAllowlist
 
 PACKET_MAX = 1 << 17
 _FDS_MAX = 4
@@ -109,7 +109,7 @@ class _Group:
     """A jail's cgroup, and the limits in force there as read back when it was made."""
 
     group: cgroups.JailGroup
-    limits: cgroups.Limits
+    limits: cgroups.CgroupLimits
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class _Jail:
     attached: dict[str, int] = field(default_factory=dict)
 
 
-class Broker:
+class BrokerServer:
     """Serves one runtime. `serve` returns when the runtime is gone and all jails with it."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -176,13 +176,13 @@ class Broker:
         self._selector = selectors.DefaultSelector()
         self._sandboxes: dict[str, _Sandbox] = {}
         self._jails: dict[str, _Jail] = {}
-        self._zygotes: dict[str, zygotes.Zygote] = {}
+        self._zygotes: dict[str, zygotes.ZygoteProcess] = {}
         self._dying: dict[str, float] = {}
         self._hierarchy: cgroups.Hierarchy | None = None
         self._root = os.geteuid() == 0
         self._own_namespaces = False
         self._confined = False
-        self._confinement: Confinement | None = None
+        self._confinement: BrokerAllowlist | None = None
         self._bwrap: str | None = None
         self._attaching: set[int] = set()
         self._serving = True
@@ -306,12 +306,12 @@ class Broker:
 
     def _confine(self, fds: list[int]) -> dict[str, Any]:
         """Never undone, and never widened."""
-        from sbx.isolation.broker.allowlist import Confinement
+        from sbx.isolation.broker.allowlist import BrokerAllowlist
 
         if not self._confined or self._confinement is not None:
             raise Broken("the broker was told already what it may do")
         with open(os.dup(fds[0]), "rb") as told:
-            self._confinement = Confinement(json.load(told))
+            self._confinement = BrokerAllowlist(json.load(told))
         return {}
 
     def _check_new(self, name: str) -> None:
@@ -347,7 +347,9 @@ class Broker:
             self._check_uid(uid)
             become = (uid, uid)
         assert self._hierarchy is not None  # hello came first
-        group = self._hierarchy.make_sandbox(order["sandbox"], cgroups.Limits(**order["limits"]))
+        group = self._hierarchy.make_sandbox(
+            order["sandbox"], cgroups.CgroupLimits(**order["limits"])
+        )
         made = self._sandboxes[order["sandbox"]] = _Sandbox(group, become)
         uid, gid = become or (os.geteuid(), os.getegid())
         self._send({"seq": order["seq"], "ok": {"uid": uid, "gid": gid}})
@@ -461,7 +463,7 @@ class Broker:
             used = sandbox.group.usage()
         except OSError as error:
             _say(f"what a sandbox uses is not known: {error}")
-            used = cgroups.Usage()
+            used = cgroups.CgroupUsage()
         counted = {"jails": len(jails), "network": _network(jails)}
         return {"version": self._hierarchy.version, **used._asdict(), **counted}
 
@@ -534,7 +536,7 @@ class Broker:
         self._watch(zygote.orders.fileno(), lambda: self._hear_zygote(zygote))
         self._watch(zygote.started.monitor_fd, lambda: self._bury_zygote(zygote))
 
-    def _hear_zygote(self, zygote: zygotes.Zygote) -> None:
+    def _hear_zygote(self, zygote: zygotes.ZygoteProcess) -> None:
         packet, fds = zygote.read()
         if not packet:
             self._zygote_ended(zygote, "it ended")
@@ -553,7 +555,7 @@ class Broker:
                 failed.said = why
                 self._bury(failed)
 
-    def _zygote_ended(self, zygote: zygotes.Zygote, why: str) -> None:
+    def _zygote_ended(self, zygote: zygotes.ZygoteProcess, why: str) -> None:
         """It takes no further order; jails that it had not yet told of end by themselves."""
         if zygote.retired:
             return
@@ -571,7 +573,7 @@ class Broker:
             self._zygote_ended(zygote, "it was retired")
         return {}
 
-    def _bury_zygote(self, zygote: zygotes.Zygote) -> None:
+    def _bury_zygote(self, zygote: zygotes.ZygoteProcess) -> None:
         """Its PID 1 has ended: the zygote and every jail that it forked before it."""
         said = self._monitor_said(zygote.started)
         os.close(zygote.started.info_fd)
@@ -1027,10 +1029,10 @@ def _remove(group: cgroups.JailGroup) -> None:
 
 def _counters(jail: _Jail) -> dict[str, int]:
     try:
-        events = jail.group.group.events() if jail.group is not None else cgroups.Events()
+        events = jail.group.group.events() if jail.group is not None else cgroups.CgroupEvents()
     except OSError as error:
         _say(f"what the group of jail {jail.name} counted is not known: {error}")
-        events = cgroups.Events()
+        events = cgroups.CgroupEvents()
     return {"oom_kills": events.oom_kills, "pids_max_hits": events.pids_max_hits}
 
 
@@ -1080,5 +1082,5 @@ def main() -> None:
     # To pass descriptors while a jail has many in flight: Linux compares the number that the user
     # has in flight with the limit of the sender.
     raise_open_files(_OPEN_FILES_MAX)
-    Broker(sock).serve()
+    BrokerServer(sock).serve()
     sys.exit(0)

@@ -27,7 +27,7 @@ _PARKED_MIN = 200  # above every slot, so that filling one slot closes no file o
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SpawnRequest:
     """One bwrap to be started. `slots` gives each inherited file its number inside."""
 
     argv: Sequence[str]
@@ -122,7 +122,7 @@ def _start_bwrap(
         for index, text in enumerate(order["files"]):
             slots.append((hand(memory_file(text.encode(), "file")), DATA_FD + index))
         argv = [order["bwrap"], "--args", str(ARGS_FD), "--", *order["command"]]
-        monitor = start(Start(argv, slots, become, enter_group, limit))
+        monitor = start(SpawnRequest(argv, slots, become, enter_group, limit))
         try:
             monitor_fd = os.pidfd_open(monitor)
         except OSError:
@@ -133,7 +133,7 @@ def _start_bwrap(
         return Started(monitor, monitor_fd, info, stderr)
 
 
-def start(order: Start) -> int:
+def start(order: SpawnRequest) -> int:
     """Fork and exec; returns the pid once the exec has succeeded, raises OSError if it has not.
 
     Only a process with one thread may call this: the child runs Python between fork and exec.
@@ -162,7 +162,7 @@ def memory_file(content: bytes, name: str) -> int:
     return fd
 
 
-def _become(order: Start, report: int) -> None:
+def _become(order: SpawnRequest, report: int) -> None:
     """The child. Its cgroup first, so that all it ever does counts; its uid last before exec."""
     try:
         report = _park(report)  # first: reports every later failure

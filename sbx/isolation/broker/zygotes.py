@@ -20,7 +20,7 @@ from sbx.linux import mounts, namespaces, prctl
 _PACKET_MAX = 1 << 16
 
 
-class Zygote:
+class ZygoteProcess:
     """A zygote that was started. `orders` is the broker's end of its socket, and non-blocking."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Zygote:
 
 def start(
     order: Mapping[str, Any], become: tuple[int, int] | None, uids: Sequence[range]
-) -> Zygote:
+) -> ZygoteProcess:
     """Start a zygote by the broker's order `start_zygote`, told what to prepare.
 
     `become` is the host uid and gid that it runs as, `uids` the host uids that its jails may get;
@@ -95,7 +95,7 @@ def start(
         finally:
             os.close(made)
         undo.pop_all()
-    return Zygote(order["zygote"], order["seq"], become and become[0], ours, started)
+    return ZygoteProcess(order["zygote"], order["seq"], become and become[0], ours, started)
 
 
 def enter(

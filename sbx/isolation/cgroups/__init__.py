@@ -33,14 +33,14 @@ from sbx.isolation.cgroups.probe import (
 __all__ = [
     "CONTROLLERS",
     "CgroupCapabilities",
-    "Events",
+    "CgroupEvents",
+    "CgroupLimits",
+    "CgroupUsage",
     "Hierarchy",
     "IoLimit",
     "JailGroup",
-    "Limits",
     "Missing",
     "SandboxGroup",
-    "Usage",
     "open_hierarchy",
     "probe",
     "scope_command",
@@ -58,7 +58,7 @@ class IoLimit(NamedTuple):
     write_bps: int | None = None
 
 
-class Limits(NamedTuple):
+class CgroupLimits(NamedTuple):
     """What all jails of a sandbox may use together; None is unlimited.
 
     `memory_max` in bytes counts anonymous memory, page cache, tmpfs and shm, and swap: nothing is
@@ -72,7 +72,7 @@ class Limits(NamedTuple):
     io: tuple[IoLimit, ...] = ()
 
 
-class Events(NamedTuple):
+class CgroupEvents(NamedTuple):
     """Counters of one jail that only grow: read before and after, and compare.
 
     `oom_kills` is above what it was when a process of this jail was killed for memory, whichever
@@ -84,7 +84,7 @@ class Events(NamedTuple):
     pids_max_hits: int = 0
 
 
-class Usage(NamedTuple):
+class CgroupUsage(NamedTuple):
     """What one jail, or a whole sandbox, uses now; None where this machine does not tell.
 
     Bytes, tasks, seconds. Memory charged before a process entered stays where it was charged.
@@ -134,13 +134,13 @@ class JailGroup(Protocol):
         Raises OSError(EBUSY) if new processes keep appearing.
         """
 
-    def events(self) -> Events:
+    def events(self) -> CgroupEvents:
         """The counters now."""
 
-    def usage(self) -> Usage:
+    def usage(self) -> CgroupUsage:
         """The use now."""
 
-    def limits(self) -> Limits:
+    def limits(self) -> CgroupLimits:
         """What is in force for this jail, as read back from the kernel's files: for each limit
         the tightest of this group and all those above it that can be seen, ours or not; for
         `io` what was set on the sandbox."""
@@ -162,7 +162,7 @@ class SandboxGroup(Protocol):
     def make_jail(self, name: str) -> JailGroup:
         """A new group below this one. Raises FileExistsError; ValueError for a bad name."""
 
-    def usage(self) -> Usage:
+    def usage(self) -> CgroupUsage:
         """What all its jails use now; CPU and the peak also of those that have ended."""
 
     def watch_memory(self) -> int | None:
@@ -198,7 +198,7 @@ class Hierarchy(Protocol):
     def capabilities(self) -> CgroupCapabilities:
         """What is truly to be had, which opening found out: may be less than what was probed."""
 
-    def make_sandbox(self, name: str, limits: Limits) -> SandboxGroup:
+    def make_sandbox(self, name: str, limits: CgroupLimits) -> SandboxGroup:
         """A new group with these limits. `name`: letters, digits and ``-_.``, at most 128.
 
         Raises FileExistsError; ValueError for a bad name; OSError when the kernel refuses a

@@ -6,7 +6,7 @@ what ends it is SIGKILL for PID 1 of its PID namespace.
 
 from typing import NamedTuple
 
-from sbx.isolation.cgroups import Events, Limits, Usage
+from sbx.isolation.cgroups import CgroupEvents, CgroupLimits, CgroupUsage
 from sbx.isolation.cgroups.probe import CgroupCapabilities
 
 
@@ -17,7 +17,7 @@ class NoHierarchy(NamedTuple):
     def version(self) -> int:
         return 0
 
-    def make_sandbox(self, name: str, limits: Limits) -> "NoSandbox":
+    def make_sandbox(self, name: str, limits: CgroupLimits) -> "NoSandbox":
         return NoSandbox()
 
     def sweep(self) -> list[str]:
@@ -33,8 +33,8 @@ class NoSandbox:
     def make_jail(self, name: str) -> "NoJail":
         return NoJail()
 
-    def usage(self) -> Usage:
-        return Usage()
+    def usage(self) -> CgroupUsage:
+        return CgroupUsage()
 
     def watch_memory(self) -> int | None:
         return None
@@ -64,14 +64,14 @@ class NoJail:
     def kill(self) -> None:
         pass
 
-    def events(self) -> Events:
-        return Events()
+    def events(self) -> CgroupEvents:
+        return CgroupEvents()
 
-    def usage(self) -> Usage:
-        return Usage()
+    def usage(self) -> CgroupUsage:
+        return CgroupUsage()
 
-    def limits(self) -> Limits:
-        return Limits()
+    def limits(self) -> CgroupLimits:
+        return CgroupLimits()
 
     def remove(self, deadline_s: float) -> None:
         pass

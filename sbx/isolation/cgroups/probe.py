@@ -57,7 +57,7 @@ class CgroupCapabilities(NamedTuple):
         return self._replace(controllers={}, cpuacct=None, missing={**self.missing, **lost})
 
 
-class Place(NamedTuple):
+class OwnCgroup(NamedTuple):
     """The own group of this process in one tree."""
 
     path: str
@@ -68,10 +68,10 @@ class Layout(NamedTuple):
     """Where the trees are; v2 has the same place for all controllers, v1 also a cpuacct."""
 
     version: int
-    places: dict[str, Place]
+    places: dict[str, OwnCgroup]
 
 
-class Facts(NamedTuple):
+class CgroupFacts(NamedTuple):
     """What only this machine knows about a layout."""
 
     uid: int
@@ -114,8 +114,8 @@ def locate(cgroup: str, mountinfo: str) -> Layout:
     """The trees that hold memory and tasks decide the version: on a hybrid host the unified tree
     is there, but v1 has the controllers. `cgroup` and `mountinfo` are the texts in /proc/self."""
     own = _own_paths(cgroup)
-    v1: dict[str, Place] = {}
-    v2: Place | None = None
+    v1: dict[str, OwnCgroup] = {}
+    v2: OwnCgroup | None = None
     for mount in mountinfo.splitlines():
         fields, _, rest = mount.partition(" - ")
         kind, _, options = rest.split(" ", 2)
@@ -123,22 +123,22 @@ def locate(cgroup: str, mountinfo: str) -> Layout:
         read_only = "ro" in flags.split(",") or "ro" in options.split(",")
         if kind == "cgroup2":
             path = _below(point, root, own.get(""))
-            v2 = Place(_without_leaf(path), read_only) if path else v2
+            v2 = OwnCgroup(_without_leaf(path), read_only) if path else v2
         elif kind == "cgroup":
             for word, name in {**V1_NAMES, "cpuacct": "cpuacct"}.items():
                 if name in options.split(",") and (path := _below(point, root, own.get(name))):
-                    v1[word] = Place(path, read_only)
+                    v1[word] = OwnCgroup(path, read_only)
     if "memory" in v1 or "tasks" in v1:
         return Layout(1, v1)
     return Layout(2, dict.fromkeys(CONTROLLERS, v2)) if v2 else Layout(0, {})
 
 
-def look(layout: Layout) -> Facts:
+def look(layout: Layout) -> CgroupFacts:
     """Reads what `decide` needs to know, as the effective user."""
     uid = os.geteuid()
     paths = {place.path for place in layout.places.values()}
     writable = frozenset(path for path in paths if _is_writable(path, layout.version))
-    facts = Facts(uid, writable, container=_in_container())
+    facts = CgroupFacts(uid, writable, container=_in_container())
     if layout.version != 2:
         return facts
     (path,) = paths
@@ -152,7 +152,7 @@ def look(layout: Layout) -> Facts:
     )
 
 
-def decide(layout: Layout, facts: Facts) -> CgroupCapabilities:
+def decide(layout: Layout, facts: CgroupFacts) -> CgroupCapabilities:
     """Which controllers there are, and a cause and a remedy for each of the others."""
     available: dict[str, str] = {}
     missing: dict[str, Missing] = {}
@@ -174,7 +174,7 @@ def decide(layout: Layout, facts: Facts) -> CgroupCapabilities:
     )
 
 
-def _why_missing(controller: str, layout: Layout, facts: Facts) -> Missing | None:
+def _why_missing(controller: str, layout: Layout, facts: CgroupFacts) -> Missing | None:
     if layout.version == 0:
         return Missing(
             "no cgroup file system that shows this process's own group is mounted",
@@ -200,7 +200,7 @@ def _why_missing(controller: str, layout: Layout, facts: Facts) -> Missing | Non
     return _why_missing_v2(controller, place, facts)
 
 
-def _why_missing_v1(place: Place, facts: Facts) -> Missing | None:
+def _why_missing_v1(place: OwnCgroup, facts: CgroupFacts) -> Missing | None:
     if place.path in facts.writable:
         return None
     return Missing(
@@ -209,7 +209,7 @@ def _why_missing_v1(place: Place, facts: Facts) -> Missing | None:
     )
 
 
-def _why_missing_v2(controller: str, place: Place, facts: Facts) -> Missing | None:
+def _why_missing_v2(controller: str, place: OwnCgroup, facts: CgroupFacts) -> Missing | None:
     if place.path not in facts.writable:
         return Missing(f"{place.path} is not delegated to uid {facts.uid}", own_scope(facts.scope))
     name = V2_NAMES[controller]

@@ -21,48 +21,55 @@ import errno
 import os
 from typing import NamedTuple
 
-from sbx.isolation.cgroups import Events, IoLimit, Limits, Usage, controlfile, groups
+from sbx.isolation.cgroups import (
+    CgroupEvents,
+    CgroupLimits,
+    CgroupUsage,
+    IoLimit,
+    controlfile,
+    groups,
+)
 from sbx.isolation.cgroups.probe import CgroupCapabilities
 
 CPU_PERIOD_US = 100_000
 CPU_QUOTA_MIN_US = 1_000  # less is EINVAL
 
 
-class Setting(NamedTuple):
+class V1Setting(NamedTuple):
     controller: str
     file: str
     text: str
 
 
-def sandbox_settings(limits: Limits, *, counts_swap: bool) -> list[Setting]:
+def sandbox_settings(limits: CgroupLimits, *, counts_swap: bool) -> list[V1Setting]:
     """What to write for a sandbox, in this order: memory with swap may not be below memory."""
     settings = []
     if limits.memory_max is not None:
         size = str(limits.memory_max)
-        settings.append(Setting("memory", "memory.limit_in_bytes", size))
+        settings.append(V1Setting("memory", "memory.limit_in_bytes", size))
         # Where the kernel was built or started without swap accounting, no swap instead
         settings.append(
-            Setting("memory", "memory.memsw.limit_in_bytes", size)
+            V1Setting("memory", "memory.memsw.limit_in_bytes", size)
             if counts_swap
-            else Setting("memory", "memory.swappiness", "0")
+            else V1Setting("memory", "memory.swappiness", "0")
         )
     if limits.tasks_max is not None:
-        settings.append(Setting("tasks", "pids.max", str(limits.tasks_max)))
+        settings.append(V1Setting("tasks", "pids.max", str(limits.tasks_max)))
     if limits.cpu_quota is not None:
         quota = max(CPU_QUOTA_MIN_US, round(limits.cpu_quota * CPU_PERIOD_US))
-        settings.append(Setting("cpu", "cpu.cfs_period_us", str(CPU_PERIOD_US)))
-        settings.append(Setting("cpu", "cpu.cfs_quota_us", str(quota)))
+        settings.append(V1Setting("cpu", "cpu.cfs_period_us", str(CPU_PERIOD_US)))
+        settings.append(V1Setting("cpu", "cpu.cfs_quota_us", str(quota)))
     return settings
 
 
-def jail_settings(limits: Limits) -> list[Setting]:
+def jail_settings(limits: CgroupLimits) -> list[V1Setting]:
     """What to write for a jail: on v1 a group's throttling does not hold for those below it."""
     settings = []
     for device, read_bps, write_bps in limits.io:
         for way, value in (("read", read_bps), ("write", write_bps)):
             if value is not None:
                 file = f"blkio.throttle.{way}_bps_device"
-                settings.append(Setting("io", file, f"{device} {value}"))
+                settings.append(V1Setting("io", file, f"{device} {value}"))
     return settings
 
 
@@ -107,7 +114,7 @@ class V1Group:
     def kill(self) -> None:
         # There is no cgroup.kill, and a fork bomb can outrun signals. Here it cannot fork
         try:
-            self.apply([Setting("tasks", "pids.max", "0")])
+            self.apply([V1Setting("tasks", "pids.max", "0")])
         except FileNotFoundError:
             return  # the group is gone
         groups.kill(lambda: set(self.pids()))
@@ -125,9 +132,9 @@ class V1Group:
         if (controlfile.read_optional(file) or "").strip() == "0":
             controlfile.write(file, "1")
 
-    def usage(self) -> Usage:
+    def usage(self) -> CgroupUsage:
         nanoseconds = controlfile.number(self._read("cpuacct", "cpuacct.usage"))
-        return Usage(
+        return CgroupUsage(
             memory=controlfile.number(self._read("memory", "memory.usage_in_bytes")),
             memory_pinned=controlfile.fields_sum(
                 self._read("memory", "memory.stat"), "total_rss", "total_shmem"
@@ -142,12 +149,12 @@ class V1Group:
             return None
         return controlfile.read_optional(f"{self.trees[controller]}/{file}")
 
-    def apply(self, settings: list[Setting]) -> None:
+    def apply(self, settings: list[V1Setting]) -> None:
         for setting in settings:
             if setting.controller in self.trees:
                 self._write(setting)
 
-    def _write(self, setting: Setting) -> None:
+    def _write(self, setting: V1Setting) -> None:
         group = self.trees[setting.controller]
         try:
             controlfile.write(f"{group}/{setting.file}", setting.text)
@@ -168,7 +175,7 @@ class V1Hierarchy:
         self.own = V1Group(own)
         self.group = V1Group(self.own.child(name))
 
-    def make_sandbox(self, name: str, limits: Limits) -> "V1Sandbox":
+    def make_sandbox(self, name: str, limits: CgroupLimits) -> "V1Sandbox":
         trees = self.group.child("box-" + groups.checked(name))
         if not limits.io:
             trees.pop("io", None)  # one tree less to enter
@@ -191,7 +198,7 @@ class V1Hierarchy:
 
 
 class V1Sandbox(V1Group):
-    def __init__(self, trees: dict[str, str], own: V1Group, limits: Limits) -> None:
+    def __init__(self, trees: dict[str, str], own: V1Group, limits: CgroupLimits) -> None:
         super().__init__(trees)
         self._own = own
         self._limits = limits
@@ -225,7 +232,7 @@ class V1Sandbox(V1Group):
         return notices
 
     def throttle(self, on: bool) -> None:
-        only_cpu = Limits(cpu_quota=self._limits.cpu_quota)
+        only_cpu = CgroupLimits(cpu_quota=self._limits.cpu_quota)
         for setting in sandbox_settings(only_cpu, counts_swap=False):
             lifted = setting._replace(text="-1") if setting.file == "cpu.cfs_quota_us" else setting
             with contextlib.suppress(FileNotFoundError):
@@ -259,15 +266,15 @@ class V1Jail(V1Group):
     def entries(self) -> list[int]:
         return controlfile.open_all(f"{directory}/tasks" for directory in self.directories)
 
-    def events(self) -> Events:
-        return Events(
+    def events(self) -> CgroupEvents:
+        return CgroupEvents(
             controlfile.field(self._read("memory", "memory.oom_control"), "oom_kill") or 0,
             controlfile.field(self._read("tasks", "pids.events"), "max") or 0,
         )
 
-    def limits(self) -> Limits:
+    def limits(self) -> CgroupLimits:
         trees = self.trees
-        return Limits(
+        return CgroupLimits(
             controlfile.tightest(trees["memory"], "memory.limit_in_bytes")
             if "memory" in trees
             else None,

@@ -30,7 +30,14 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
-from sbx.isolation.cgroups import Events, IoLimit, Limits, Usage, controlfile, groups
+from sbx.isolation.cgroups import (
+    CgroupEvents,
+    CgroupLimits,
+    CgroupUsage,
+    IoLimit,
+    controlfile,
+    groups,
+)
 from sbx.isolation.cgroups.probe import (
     LEAF,
     RUNTIME_PREFIX,
@@ -46,29 +53,29 @@ _BELOW_MAX = 16 << 20
 _PAGE = 4096
 
 
-class Setting(NamedTuple):
+class V2Setting(NamedTuple):
     file: str
     text: str
     optional: bool = False  # not every kernel has the file
 
 
-def sandbox_settings(limits: Limits, controllers: Collection[str]) -> list[Setting]:
+def sandbox_settings(limits: CgroupLimits, controllers: Collection[str]) -> list[V2Setting]:
     """What to write for a sandbox's group, where these controllers are enabled."""
     settings = []
     if limits.memory_max is not None and "memory" in controllers:
-        settings.append(Setting("memory.high", str(memory_high(limits.memory_max))))
-        settings.append(Setting("memory.max", str(limits.memory_max)))
-        settings.append(Setting("memory.swap.max", "0", optional=True))
+        settings.append(V2Setting("memory.high", str(memory_high(limits.memory_max))))
+        settings.append(V2Setting("memory.max", str(limits.memory_max)))
+        settings.append(V2Setting("memory.swap.max", "0", optional=True))
     if limits.tasks_max is not None and "tasks" in controllers:
-        settings.append(Setting("pids.max", str(limits.tasks_max)))
+        settings.append(V2Setting("pids.max", str(limits.tasks_max)))
     if limits.cpu_quota is not None and "cpu" in controllers:
         quota = max(CPU_QUOTA_MIN_US, round(limits.cpu_quota * CPU_PERIOD_US))
-        settings.append(Setting("cpu.max", f"{quota} {CPU_PERIOD_US}"))
+        settings.append(V2Setting("cpu.max", f"{quota} {CPU_PERIOD_US}"))
     if "io" in controllers:
         for device, read_bps, write_bps in limits.io:
             read = "max" if read_bps is None else read_bps
             write = "max" if write_bps is None else write_bps
-            settings.append(Setting("io.max", f"{device} rbps={read} wbps={write}"))
+            settings.append(V2Setting("io.max", f"{device} rbps={read} wbps={write}"))
     return settings
 
 
@@ -83,16 +90,16 @@ def memory_high(memory_max: int) -> int:
     return (memory_max - min(memory_max >> 6, _BELOW_MAX)) & -_PAGE
 
 
-def jail_settings(limits: Limits, controllers: Collection[str]) -> list[Setting]:
+def jail_settings(limits: CgroupLimits, controllers: Collection[str]) -> list[V2Setting]:
     """What to write for a jail's group."""
-    settings = [Setting("cgroup.max.descendants", "0", optional=True)]
+    settings = [V2Setting("cgroup.max.descendants", "0", optional=True)]
     if "memory" in controllers:
         # Without it a single process dies, and a kernel's children live on without it
-        settings.append(Setting("memory.oom.group", "1", optional=True))
+        settings.append(V2Setting("memory.oom.group", "1", optional=True))
     if limits.tasks_max is not None and "tasks" in controllers:
         # Since 6.11 a refused fork counts in the group whose limit was hit, no more in the
         # forking one: with the same limit on the jail it counts there
-        settings.append(Setting("pids.max", str(limits.tasks_max)))
+        settings.append(V2Setting("pids.max", str(limits.tasks_max)))
     return settings
 
 
@@ -134,7 +141,7 @@ class V2Hierarchy:
             self._give_back()
             raise
 
-    def make_sandbox(self, name: str, limits: Limits) -> "V2Sandbox":
+    def make_sandbox(self, name: str, limits: CgroupLimits) -> "V2Sandbox":
         path = f"{self._group}/box-{groups.checked(name)}"
         controllers = self.capabilities.controllers.keys()
         os.mkdir(path)
@@ -247,9 +254,9 @@ class V2Group:
         finally:
             os.close(descriptor)
 
-    def usage(self) -> Usage:
+    def usage(self) -> CgroupUsage:
         microseconds = controlfile.field(self._read("cpu.stat"), "usage_usec")
-        return Usage(
+        return CgroupUsage(
             memory=controlfile.number(self._read("memory.current")),
             memory_pinned=controlfile.fields_sum(self._read("memory.stat"), "anon", "shmem"),
             memory_peak=controlfile.number(self._read("memory.peak")),  # since 5.19
@@ -262,7 +269,7 @@ class V2Group:
 
 
 class V2Sandbox(V2Group):
-    def __init__(self, path: str, limits: Limits, controllers: Collection[str]) -> None:
+    def __init__(self, path: str, limits: CgroupLimits, controllers: Collection[str]) -> None:
         super().__init__(path)
         self._limits = limits
         self._controllers = controllers
@@ -297,16 +304,16 @@ class V2Jail(V2Group):
     def entries(self) -> list[int]:
         return controlfile.open_all([f"{self.path}/cgroup.procs"])
 
-    def events(self) -> Events:
-        return Events(
+    def events(self) -> CgroupEvents:
+        return CgroupEvents(
             controlfile.field(self._read("memory.events"), "oom_kill") or 0,
             controlfile.field(self._read("pids.events"), "max") or 0,
         )
 
-    def limits(self) -> Limits:
+    def limits(self) -> CgroupLimits:
         quotas = [text.split() for text in controlfile.upwards(self.path, "cpu.max")]
         shares = [int(quota) / int(period) for quota, period in quotas if quota != "max"]
-        return Limits(
+        return CgroupLimits(
             controlfile.tightest(self.path, "memory.max"),
             controlfile.tightest(self.path, "pids.max"),
             min(shares, default=None),
@@ -324,7 +331,7 @@ class V2Jail(V2Group):
         return tuple(found)
 
 
-def _apply(group: str, settings: list[Setting]) -> None:
+def _apply(group: str, settings: list[V2Setting]) -> None:
     for setting in settings:
         try:
             controlfile.write(f"{group}/{setting.file}", setting.text)

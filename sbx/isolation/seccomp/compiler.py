@@ -12,7 +12,7 @@ from errno import ENOSYS, errorcode
 from sbx.isolation.seccomp.table import (
     NEW_NUMBERS,
     REVIEWED,
-    Allow,
+    AllowSyscalls,
     AtLeast,
     HasAny,
     HasNone,
@@ -34,7 +34,7 @@ Span = tuple[int, bpf.Block]  # the first number of a range, and what to do up t
 
 
 def compile_filter(
-    table: Iterable[Refuse | Notify], machine: str, only: Iterable[Allow] | None = None
+    table: Iterable[Refuse | Notify], machine: str, only: Iterable[AllowSyscalls] | None = None
 ) -> bpf.Block:
     """The program that enforces `table` on `machine`; with `only`, what neither names is ENOSYS.
 
@@ -71,7 +71,7 @@ def by_number(
     )
 
 
-def allowed_numbers(only: Iterable[Allow], machine: str) -> list[tuple[int, str]]:
+def allowed_numbers(only: Iterable[AllowSyscalls], machine: str) -> list[tuple[int, str]]:
     """Number and name of each call of an allowlist that `machine` has, in order."""
     named = {name for group in only for name in group.calls.split()}
     numbered = ((number_of(name, machine), name) for name in named)

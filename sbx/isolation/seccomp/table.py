@@ -108,7 +108,7 @@ class Notify:
 
 
 @dataclass(frozen=True)
-class Allow:
+class AllowSyscalls:
     """These calls (names separated by blanks) exist for an allowlist, as far as DEFAULT lets."""
 
     calls: str
@@ -348,87 +348,87 @@ SERVE = tuple(rule for rule in DEFAULT if rule.calls != "openat2")
 # java (133 names); a trace is a lower bound, so each came with its kin: the older, the newer and
 # the vectored form of a call that is here anyway opens nothing new.
 ALLOWLIST = (
-    Allow(
+    AllowSyscalls(
         "brk mmap munmap mremap mprotect madvise msync mincore mlock mlock2 munlock munlockall"
         " memfd_create membarrier pkey_alloc pkey_free pkey_mprotect",
         "memory; the keys are V8's, mincore the JVM's",
     ),
-    Allow("get_mempolicy set_mempolicy mbind", "OpenBLAS and the JVM place their memory"),
-    Allow(
+    AllowSyscalls("get_mempolicy set_mempolicy mbind", "OpenBLAS and the JVM place their memory"),
+    AllowSyscalls(
         "open openat creat close close_range dup dup2 dup3 fcntl flock ioctl umask",
         "descriptors",
     ),
-    Allow(
+    AllowSyscalls(
         "read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 lseek sendfile"
         " copy_file_range splice tee truncate ftruncate fallocate",
         "bytes",
     ),
-    Allow(
+    AllowSyscalls(
         "fsync fdatasync sync_file_range fadvise64 readahead",
         "of one file; sync and syncfs write out what all of this linux has",
     ),
-    Allow(
+    AllowSyscalls(
         "stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat statfs"
         " fstatfs getdents getdents64 getcwd chdir fchdir",
         "looking about",
     ),
-    Allow(
+    AllowSyscalls(
         "mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink"
         " symlinkat mknod mknodat",
         "names; mknod makes FIFOs",
     ),
-    Allow(
+    AllowSyscalls(
         "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat"
         " futimesat getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr setxattr lsetxattr"
         " fsetxattr removexattr lremovexattr fremovexattr",
         "what belongs to a file: tar, cp and shutil.copystat put it back",
     ),
-    Allow(
+    AllowSyscalls(
         "inotify_init inotify_init1 inotify_add_watch inotify_rm_watch", "node and tail -f watch"
     ),
-    Allow(
+    AllowSyscalls(
         "poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait"
         " epoll_pwait2 eventfd eventfd2 signalfd signalfd4 timerfd_create timerfd_settime"
         " timerfd_gettime pause",
         "waiting: every event loop",
     ),
-    Allow(
+    AllowSyscalls(
         "pipe pipe2 socket socketpair connect bind listen accept accept4 shutdown sendto recvfrom"
         " sendmsg recvmsg sendmmsg recvmmsg getsockname getpeername getsockopt setsockopt",
         "talking, within the jail's own network",
     ),
-    Allow(
+    AllowSyscalls(
         "time gettimeofday times clock_gettime clock_getres nanosleep clock_nanosleep alarm"
         " getitimer setitimer timer_create timer_settime timer_gettime timer_getoverrun"
         " timer_delete",
         "time, where the vDSO does not tell it, and timers of one's own",
     ),
-    Allow(
+    AllowSyscalls(
         "clone fork vfork execve execveat exit exit_group wait4 waitid set_tid_address arch_prctl"
         " prctl prlimit64 getrlimit setrlimit getrusage getpriority setpriority",
         "processes: shells, make and gcc start them by the dozen",
     ),
-    Allow(
+    AllowSyscalls(
         "futex futex_waitv futex_wake futex_wait futex_requeue set_robust_list get_robust_list rseq"
         " sched_yield getcpu sched_getaffinity sched_setaffinity sched_getparam sched_setparam"
         " sched_getscheduler sched_setscheduler sched_get_priority_max sched_get_priority_min"
         " sched_rr_get_interval restart_syscall",
         "threads",
     ),
-    Allow(
+    AllowSyscalls(
         "kill tkill tgkill pidfd_open pidfd_send_signal rt_sigaction rt_sigprocmask rt_sigreturn"
         " rt_sigpending rt_sigtimedwait rt_sigsuspend rt_sigqueueinfo rt_tgsigqueueinfo"
         " sigaltstack",
         "signals, as far as Landlock lets them reach",
     ),
-    Allow(
+    AllowSyscalls(
         "getpid getppid gettid getpgid getpgrp setpgid getsid setsid getuid geteuid getgid getegid"
         " getgroups getresuid getresgid setuid setgid setreuid setregid setresuid setresgid capget"
         " personality",
         "who one is; the setters know one id only, which shells and Perl set to itself",
     ),
-    Allow("uname sysinfo getrandom", "what every start-up asks"),
-    Allow(
+    AllowSyscalls("uname sysinfo getrandom", "what every start-up asks"),
+    AllowSyscalls(
         "seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self",
         "more walls: ours come on top of this one, and a browser puts up its own",
     ),

@@ -23,15 +23,15 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import check_process, to_the_end
-from sbx.isolation.broker.client import Broker, Zygote
+from sbx.isolation.broker.client import BrokerClient, ZygoteHandle
 from sbx.kernels.kernel import Kernel, KernelDied
-from sbx.kernels.order import Order
+from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool import scaling
-from sbx.kernels.pool.warm_pool import Berth, Furnished, Pool, destroy
-from sbx.kernels.pool.zygotes import Clock, Key, Lineage, unavailable
+from sbx.kernels.pool.warm_pool import Pool, PrewarmedKernel, PrewarmSpec, destroy
+from sbx.kernels.pool.zygotes import Key, LoopClock, ZygoteGroup, unavailable
 from sbx.linux import memory
 from sbx.telemetry import metrics, spans
-from sbx.telemetry.starts import Starts
+from sbx.telemetry.starts import StartCounts
 
 _log = logging.getLogger(__name__)
 _FAST_DEADLINE_S = 10.0  # a thousand times the usual duration; then the cold path gets its chance
@@ -53,7 +53,7 @@ class _Attempt:
     until: float
     path: str = "cold"
     causes: list[str] = field(default_factory=list)
-    suspect: tuple[Pool, errors.SbxError, Zygote | None] | None = None
+    suspect: tuple[Pool, errors.SbxError, ZygoteHandle | None] | None = None
 
     @property
     def left_s(self) -> float:
@@ -64,7 +64,7 @@ class _Attempt:
         return _deadline(min(_FAST_DEADLINE_S, self.left_s * _FAST_SHARE))
 
 
-class Starter:
+class KernelFactory:
     """Starts the kernels of one runtime, and keeps kernels ready to make that fast.
 
     `most` is the maximum number of zygotes, not counting one that is just being replaced; 0 leaves
@@ -72,7 +72,7 @@ class Starter:
     """
 
     def __init__(
-        self, broker: Broker, *, most: int, deadline_s: float, clock: Clock | None = None
+        self, broker: BrokerClient, *, most: int, deadline_s: float, clock: LoopClock | None = None
     ) -> None:
         self._pid = os.getpid()
         self._broker = broker
@@ -92,9 +92,9 @@ class Starter:
         self._wake: Any = None
         self._short = False
         self._closed = False
-        self.starts = Starts()
+        self.starts = StartCounts()
 
-    async def start(self, order: Order) -> Kernel:
+    async def start(self, order: LaunchRequest) -> Kernel:
         """Return a sealed kernel that can run cells. Raise like the last path; nothing is left."""
         check_process(self._pid)
         started_at = time.monotonic()
@@ -117,7 +117,7 @@ class Starter:
         spans.record("sbx.acquire", took_s, path=attempt.path, sandbox=order.sandbox)
         return kernel
 
-    def take_berth(self, key: Key | None, furnished: Furnished) -> Berth | None:
+    def take_berth(self, key: Key | None, furnished: PrewarmSpec) -> PrewarmedKernel | None:
         """Hand a kernel in a home for a new sandbox over to the caller.
 
         Return None if none is ready. The pool then keeps berths from this call on. Start nothing.
@@ -138,7 +138,7 @@ class Starter:
         metrics.acquired("pool", 0.0)
         spans.record("sbx.acquire", 0.0, path="pool", sandbox=sandbox)
 
-    async def warm(self, key: Key, count: int, furnished: Furnished | None = None) -> None:
+    async def warm(self, key: Key, count: int, furnished: PrewarmSpec | None = None) -> None:
         """Wait until `count` kernels are parked, and keep them for some time at least.
 
         With `furnished`, keep them in berths. Raise BadRequest for more than the policy keeps.
@@ -187,7 +187,7 @@ class Starter:
 
     # -- the three paths ------------------------------------------------------------------------
 
-    async def _fast(self, order: Order, key: Key, attempt: _Attempt) -> Kernel | None:
+    async def _fast(self, order: LaunchRequest, key: Key, attempt: _Attempt) -> Kernel | None:
         """Start a kernel by pool or by fork. Return None, and note the causes, if both fail."""
         attempt.path = "fork"
         try:
@@ -223,7 +223,7 @@ class Starter:
                 self._dismiss(pool.shrink(0))  # other parked kernels may fail in the same way
             return kernel
 
-    async def _enter(self, kernel: Kernel, order: Order, attempt: _Attempt) -> Kernel:
+    async def _enter(self, kernel: Kernel, order: LaunchRequest, attempt: _Attempt) -> Kernel:
         """Send the boot frames first: they wait in the jail's sockets until it has entered."""
         try:
             kernel.jail.give(order.plan)
@@ -235,7 +235,7 @@ class Starter:
         await kernel.ready(attempt.left_s)
         return kernel
 
-    async def _cold(self, order: Order, attempt: _Attempt) -> Kernel:
+    async def _cold(self, order: LaunchRequest, attempt: _Attempt) -> Kernel:
         """Launch a kernel. Launch another one if it is killed before it is ready.
 
         Other kernels may have been killed with it. If the kernel's memory ran out, a second try
@@ -260,7 +260,7 @@ class Starter:
             self._dismiss(pool.distrust(failure, zygote))
         return kernel
 
-    async def _launch(self, order: Order, attempt: _Attempt) -> Kernel:
+    async def _launch(self, order: LaunchRequest, attempt: _Attempt) -> Kernel:
         async with _deadline(attempt.left_s):
             jail = await self._broker.launch(order.sandbox, order.plan, order.identities)
         return await Kernel.start(jail, order.config, attempt.left_s)
@@ -291,7 +291,7 @@ class Starter:
             if index is None:
                 raise unavailable(f"all {self._zygotes_max} zygotes are in use (SBX_ZYGOTES_MAX)")
             self._drop(keys[index])
-        lineage = Lineage(partial(self._start_zygote, key), self._clock, self._work.set)
+        lineage = ZygoteGroup(partial(self._start_zygote, key), self._clock, self._work.set)
         self._pools[key] = pool = Pool(key, lineage, self._clock, self._work.set)
         if self._refilling is None:
             self._refilling = asyncio.create_task(self._refill(), context=Context())
@@ -299,7 +299,7 @@ class Starter:
             self._tick = self._clock.call_later(scaling.TICK_S, self._begin_tending)
         return pool
 
-    async def _start_zygote(self, key: Key) -> Zygote:
+    async def _start_zygote(self, key: Key) -> ZygoteHandle:
         return await self._broker.start_zygote(key.plan, key.walls(), key.uid, self._deadline_s)
 
     def _drop(self, key: Key) -> None:
@@ -325,7 +325,7 @@ class Starter:
         """Move a kernel into a berth. Raise like `park`. A failure counts against the zygote, like
         a failed start."""
 
-        async def enter(kernel: Kernel, order: Order) -> Kernel:
+        async def enter(kernel: Kernel, order: LaunchRequest) -> Kernel:
             attempt = _Attempt(time.monotonic() + self._deadline_s, "pool")
             zygote = kernel.jail.zygote
             try:

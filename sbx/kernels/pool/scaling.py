@@ -1,7 +1,7 @@
 """Decide how many kernels to keep ready, and which zygotes to replace.
 
-Pure: plain values in, plain values out. `Pool`, `Lineage` and `Starter` hold the values and act.
-Times are seconds of any one clock; memory is bytes.
+Pure: plain values in, plain values out. `Pool`, `ZygoteGroup` and `KernelFactory` hold the values
+and act. Times are seconds of any one clock; memory is bytes.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ _STALLED_PER_CENT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class PoolDemand:
     """The recent demand for kernels of one pool.
 
     `target` is the number of kernels to keep. `spare` is the smallest number of kernels left over
@@ -39,18 +39,18 @@ class Demand:
     filled: bool = False
 
 
-def taken(demand: Demand, remaining: int) -> Demand:
+def taken(demand: PoolDemand, remaining: int) -> PoolDemand:
     """Return the demand after a kernel was taken and `remaining` are left."""
     return replace(demand, spare=min(demand.spare, remaining))
 
 
-def missed(demand: Demand, least: int, most: int) -> Demand:
+def missed(demand: PoolDemand, least: int, most: int) -> PoolDemand:
     """Return the demand after a request that found no kernel. The first one fills the pool."""
     target = min(most, demand.target + 1) if demand.filled else max(least, demand.target)
     return replace(demand, target=target, spare=0)
 
 
-def settled(demand: Demand, parked: int, least: int, now: float) -> Demand:
+def settled(demand: PoolDemand, parked: int, least: int, now: float) -> PoolDemand:
     """Return the demand after a quiet time: lower the target by the spare kernels."""
     if now - demand.since < QUIET_S:
         return demand
@@ -62,7 +62,7 @@ def settled(demand: Demand, parked: int, least: int, now: float) -> Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Wear:
+class ZygoteAge:
     """The age and use of one zygote. `grown` is the memory that it took since its start."""
 
     age_s: float
@@ -70,7 +70,7 @@ class Wear:
     grown: int
 
 
-def worn(wear: Wear) -> str:
+def worn(wear: ZygoteAge) -> str:
     """Return why another zygote should take over, or "" while this one serves well.
 
     Kernels of one zygote share its address layout and its hash seed, because a fork copies both.

@@ -19,20 +19,20 @@ from typing import Protocol
 
 from sbx import errors
 from sbx.aio import to_the_end
-from sbx.isolation.broker.client import Zygote
+from sbx.isolation.broker.client import ZygoteHandle
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.order import Order
+from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool import scaling
-from sbx.kernels.pool.zygotes import Clock, Key, Lineage
+from sbx.kernels.pool.zygotes import Key, LoopClock, ZygoteGroup
 
 _log = logging.getLogger(__name__)
 
 
-class Home(Protocol):
+class PrewarmSlot(Protocol):
     """A sandbox's cgroup and an empty workspace, made before they have an owner."""
 
     @property
-    def order(self) -> Order:
+    def order(self) -> LaunchRequest:
         """The order for a kernel that moves in."""
 
     async def give_up(self) -> None:
@@ -40,11 +40,11 @@ class Home(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Berth:
+class PrewarmedKernel:
     """A sealed kernel in a home without an owner, for a new sandbox whose request equals `fits`."""
 
     kernel: Kernel
-    home: Home
+    home: PrewarmSlot
     fits: object
 
     async def give_up(self) -> None:
@@ -53,11 +53,11 @@ class Berth:
 
 
 @dataclass(frozen=True, slots=True)
-class Furnished:
+class PrewarmSpec:
     """A kind of new sandbox that callers request, and the function that makes a home for it."""
 
     fits: object
-    make: Callable[[], Awaitable[Home]]
+    make: Callable[[], Awaitable[PrewarmSlot]]
 
 
 class Pool:
@@ -67,23 +67,23 @@ class Pool:
     """
 
     def __init__(
-        self, key: Key, lineage: Lineage, clock: Clock, changed: Callable[[], None]
+        self, key: Key, lineage: ZygoteGroup, clock: LoopClock, changed: Callable[[], None]
     ) -> None:
         self.lineage = lineage
         self._key = key
         self._clock = clock
         self._changed = changed
         self._parked: deque[Kernel] = deque()
-        self._berths: deque[Berth] = deque()
+        self._berths: deque[PrewarmedKernel] = deque()
         self._watching: dict[Kernel, asyncio.Task[None]] = {}
-        self._furnished: Furnished | None = None
+        self._furnished: PrewarmSpec | None = None
         self._moving = asyncio.Lock()
         self._moved = 0  # kernels that are neither parked nor in a berth yet
         self._users = 0
         self._closed = False
         self.used_at = clock.time()
-        self.demand = scaling.Demand(0, 0, self.used_at)
-        self.new = scaling.Demand(0, 0, self.used_at)
+        self.demand = scaling.PoolDemand(0, 0, self.used_at)
+        self.new = scaling.PoolDemand(0, 0, self.used_at)
 
     @property
     def parked(self) -> int:
@@ -117,7 +117,7 @@ class Pool:
         furnished = self._furnished
         return furnished is not None and bool(self._berths) and not self._fitting(furnished)
 
-    def _fitting(self, furnished: Furnished) -> list[Berth]:
+    def _fitting(self, furnished: PrewarmSpec) -> list[PrewarmedKernel]:
         return [berth for berth in self._berths if berth.fits == furnished.fits]
 
     @property
@@ -158,7 +158,7 @@ class Pool:
             kernel.close()
         return None
 
-    def take_berth(self, furnished: Furnished) -> Berth | None:
+    def take_berth(self, furnished: PrewarmSpec) -> PrewarmedKernel | None:
         """Hand a berth that fits over to the caller. Return None without one.
 
         The first call makes the pool keep berths.
@@ -175,14 +175,14 @@ class Pool:
         self.new = scaling.missed(self.new, self._key.min_idle, self._key.max_idle)
         return None
 
-    async def expect(self, count: int, furnished: Furnished | None = None) -> None:
+    async def expect(self, count: int, furnished: PrewarmSpec | None = None) -> None:
         """Keep at least `count` kernels until a quiet time has shown that they are not needed.
 
         With `furnished`, keep them in berths. Otherwise keep them parked, in addition to as many
         berths as there is room for.
         """
         now, limit = self._clock.time(), self._key.max_idle
-        others: list[Berth] = []
+        others: list[PrewarmedKernel] = []
         if furnished is not None:
             self._furnished = furnished
             fitting = self._fitting(furnished)
@@ -193,8 +193,8 @@ class Pool:
         else:
             berths = min(self.new.target, limit - count)
             target = max(self.demand.target, berths + count)
-        self.new = scaling.Demand(berths, 0, now, self.new.filled)
-        self.demand = scaling.Demand(target, 0, now, self.demand.filled)
+        self.new = scaling.PoolDemand(berths, 0, now, self.new.filled)
+        self.demand = scaling.PoolDemand(target, 0, now, self.demand.filled)
         await self._give_up(others)
         await self._give_up_berths(berths)
 
@@ -222,9 +222,11 @@ class Pool:
         self._parked.append(kernel)
         self._begin_watching(kernel)
         if not self.lacks and not self.demand.filled:
-            self.demand = scaling.Demand(self.demand.target, self.parked, self._clock.time(), True)
+            self.demand = scaling.PoolDemand(
+                self.demand.target, self.parked, self._clock.time(), True
+            )
 
-    async def move_in(self, enter: Callable[[Kernel, Order], Awaitable[Kernel]]) -> None:
+    async def move_in(self, enter: Callable[[Kernel, LaunchRequest], Awaitable[Kernel]]) -> None:
         """Let a parked kernel enter a new home, if the pool still lacks a berth.
 
         Raise like `enter` and like the function that makes the home. After an error nothing is
@@ -245,7 +247,10 @@ class Pool:
                     raise
 
     async def _move_into(
-        self, home: Home, fits: object, enter: Callable[[Kernel, Order], Awaitable[Kernel]]
+        self,
+        home: PrewarmSlot,
+        fits: object,
+        enter: Callable[[Kernel, LaunchRequest], Awaitable[Kernel]],
     ) -> None:
         try:
             if (kernel := self._take()) is not None:
@@ -260,7 +265,7 @@ class Pool:
         if kernel is None:
             await to_the_end(home.give_up())
             return
-        berth = Berth(kernel, home, fits)
+        berth = PrewarmedKernel(kernel, home, fits)
         if self._closed or not kernel.alive:
             await to_the_end(berth.give_up())
             return
@@ -268,7 +273,7 @@ class Pool:
         self._begin_watching(kernel, berth)
         if len(self._berths) >= self.new.target and not self.new.filled:
             now = self._clock.time()
-            self.new = scaling.Demand(self.new.target, len(self._berths), now, True)
+            self.new = scaling.PoolDemand(self.new.target, len(self._berths), now, True)
 
     async def settle(self) -> None:
         """Reduce the targets to the recent demand."""
@@ -287,13 +292,13 @@ class Pool:
     async def _give_up_berths(self, limit: int) -> None:
         await self._give_up(list(self._berths)[max(0, limit) :])
 
-    async def _give_up(self, ending: Sequence[Berth]) -> None:
+    async def _give_up(self, ending: Sequence[PrewarmedKernel]) -> None:
         for berth in ending:
             self._berths.remove(berth)
             self._watching.pop(berth.kernel).cancel()
         await to_the_end(asyncio.gather(*(berth.give_up() for berth in ending)))
 
-    async def distrust(self, error: errors.SbxError, zygote: Zygote | None) -> None:
+    async def distrust(self, error: errors.SbxError, zygote: ZygoteHandle | None) -> None:
         """End the zygote whose kernel failed, and all parked kernels."""
         if zygote is not None:
             await self.lineage.rest(error, zygote)
@@ -312,11 +317,11 @@ class Pool:
         self._watching.pop(kernel).cancel()
         return kernel
 
-    def _begin_watching(self, kernel: Kernel, berth: Berth | None = None) -> None:
+    def _begin_watching(self, kernel: Kernel, berth: PrewarmedKernel | None = None) -> None:
         watching = self._watch(kernel, berth)
         self._watching[kernel] = asyncio.create_task(watching, context=Context())
 
-    async def _watch(self, kernel: Kernel, berth: Berth | None = None) -> None:
+    async def _watch(self, kernel: Kernel, berth: PrewarmedKernel | None = None) -> None:
         end = await kernel.jail.end()
         _log.warning("a parked kernel ended: %s", end.stderr or "without a message")
         del self._watching[kernel]

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from sbx import errors
 from sbx.aio import to_the_end
-from sbx.isolation.broker.client import Jail, Zygote
+from sbx.isolation.broker.client import Jail, ZygoteHandle
 from sbx.isolation.plan import Bind, Filters, Interpreter, Paths, ZygotePlan, plan, zygote_plan
 from sbx.isolation.probe import Capabilities
 from sbx.kernels.pool import scaling
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _IN_FLIGHT_S = 30.0  # the longest time for one fork
 
 
-class Clock(Protocol):
+class LoopClock(Protocol):
     """The part of an event loop that is a clock; the tests use their own."""
 
     def time(self) -> float: ...
@@ -148,22 +148,25 @@ def _walls(
     return {**launch_plan.seal.to_json(), "filter": launch_plan.filter.program.hex()}
 
 
-class Lineage:
+class ZygoteGroup:
     """See the module. `on_end` is called when a zygote ended unexpectedly."""
 
     def __init__(
-        self, start: Callable[[], Awaitable[Zygote]], clock: Clock, on_end: Callable[[], None]
+        self,
+        start: Callable[[], Awaitable[ZygoteHandle]],
+        clock: LoopClock,
+        on_end: Callable[[], None],
     ) -> None:
         self._start = start
         self._clock = clock
         self._on_end = on_end
-        self._zygote: Zygote | None = None
+        self._zygote: ZygoteHandle | None = None
         self._started_at = 0.0
         self._pid: int | None = None
         self._resident = 0
-        self._starting: asyncio.Task[Zygote] | None = None
+        self._starting: asyncio.Task[ZygoteHandle] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._leaving: dict[Zygote, asyncio.Task[None]] = {}
+        self._leaving: dict[ZygoteHandle, asyncio.Task[None]] = {}
         self._failures = 0
         self._retry_at = 0.0
         self._cause = ""
@@ -187,7 +190,7 @@ class Lineage:
         return jail
 
     @property
-    def zygote(self) -> Zygote | None:
+    def zygote(self) -> ZygoteHandle | None:
         """The zygote that forks now."""
         return self._zygote
 
@@ -198,7 +201,7 @@ class Lineage:
             return 0.0
         return max(0.0, self._retry_at - self._clock.time())
 
-    async def rest(self, error: errors.SbxError, zygote: Zygote) -> None:
+    async def rest(self, error: errors.SbxError, zygote: ZygoteHandle) -> None:
         """End this zygote, whose kernels fail, and wait before another one is started.
 
         If many of its kernels fail at the same time, only the first failure counts.
@@ -232,7 +235,7 @@ class Lineage:
             zygote, self._zygote = self._zygote, None
             await _retire(zygote)
 
-    async def _live(self) -> Zygote:
+    async def _live(self) -> ZygoteHandle:
         if self._zygote is not None and self._zygote.alive:
             return self._zygote
         if self._closed:
@@ -253,12 +256,12 @@ class Lineage:
         self._starting = asyncio.create_task(self._succeed(), context=Context())
         self._starting.add_done_callback(self._begun)
 
-    def _begun(self, task: "asyncio.Task[Zygote]") -> None:
+    def _begun(self, task: "asyncio.Task[ZygoteHandle]") -> None:
         self._starting = None
         if not task.cancelled() and (error := task.exception()) is not None:
             self._count_failure(str(error), None)
 
-    async def _succeed(self) -> Zygote:
+    async def _succeed(self) -> ZygoteHandle:
         """Start a zygote. Then let the previous one go, after the forks that are in flight."""
         zygote = await self._start()
         before, self._zygote = self._zygote, zygote
@@ -271,7 +274,7 @@ class Lineage:
             self._leaving[before] = asyncio.create_task(self._let_go(before))
         return zygote
 
-    async def _let_go(self, zygote: Zygote) -> None:
+    async def _let_go(self, zygote: ZygoteHandle) -> None:
         try:
             async with asyncio.timeout(_IN_FLIGHT_S):
                 await zygote.idle()
@@ -280,7 +283,7 @@ class Lineage:
         await _retire(zygote)
         del self._leaving[zygote]
 
-    async def _watch(self, zygote: Zygote) -> None:
+    async def _watch(self, zygote: ZygoteHandle) -> None:
         why = await zygote.gone()
         if self._zygote is zygote:
             self._zygote = None
@@ -288,20 +291,20 @@ class Lineage:
             _log.warning("a zygote ended, and the kernels it forked live on: %s", why)
             self._on_end()
 
-    def _count_failure(self, cause: str, zygote: Zygote | None) -> None:
+    def _count_failure(self, cause: str, zygote: ZygoteHandle | None) -> None:
         now = self._clock.time()
         lived_s = now - self._started_at if zygote is not None else 0.0
         self._failures = scaling.failures_after(self._failures, lived_s)
         self._retry_at = now + scaling.delay(self._failures)
         self._cause = cause
 
-    def _wear(self, zygote: Zygote) -> scaling.Wear:
+    def _wear(self, zygote: ZygoteHandle) -> scaling.ZygoteAge:
         age_s = self._clock.time() - self._started_at
         grown = procfs.resident(self._pid) - self._resident if self._pid is not None else 0
-        return scaling.Wear(age_s, zygote.forks, grown)
+        return scaling.ZygoteAge(age_s, zygote.forks, grown)
 
 
-async def _retire(zygote: Zygote) -> None:
+async def _retire(zygote: ZygoteHandle) -> None:
     try:
         await zygote.retire()
     except errors.SbxError as error:

@@ -215,7 +215,9 @@ async def _lines(
             yield line
 
 
-async def _heard(command: Command, sending: "asyncio.Future[None] | None") -> frames.Output | None:
+async def _heard(
+    command: Command, sending: "asyncio.Future[None] | None"
+) -> frames.OutputFrame | None:
     """What it says next; None at its end."""
     hearing = asyncio.ensure_future(command.next())
     try:

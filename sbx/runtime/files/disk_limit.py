@@ -28,12 +28,12 @@ from sbx import errors
 from sbx.aio import to_the_end
 from sbx.kernels.kernel import Kernel
 from sbx.linux import procfs
-from sbx.policy.model import Limits
+from sbx.policy.model import LimitsPolicy
 from sbx.protocol.runs import Cause
 from sbx.runtime.files.files import OpenFiles
 from sbx.telemetry.background import background_context
-from sbx.workspace import Tree, Usage
-from sbx.workspace.disk_usage import Enough
+from sbx.workspace import DiskUsage, Tree
+from sbx.workspace.disk_usage import EarlyStop
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.5
@@ -49,22 +49,22 @@ _SCAN_S = 0.4
 _SCAN_MAX_S = 3.2  # of a tree so deep, or so wide, that 0.4 s did not do
 
 
-class Shared:
+class DiskLimitState:
     """What the watches of one conversation share: what is `tolerated`, which of them `stir`, having
     done something since their last look, and which did while a limit was crossed."""
 
     def __init__(self) -> None:
         self.tolerated = (0, 0)
-        self.stir: set[DiskWatch] = set()
-        self.suspects: set[DiskWatch] = set()
+        self.stir: set[DiskLimit] = set()
+        self.suspects: set[DiskLimit] = set()
         self.looking = asyncio.Lock()  # so that what another one is ended for is not seen as growth
 
-    def forget(self, watch: "DiskWatch") -> None:
+    def forget(self, watch: "DiskLimit") -> None:
         self.stir.discard(watch)
         self.suspects.discard(watch)
 
 
-class DiskWatch:
+class DiskLimit:
     """Watches one conversation's files for one kernel; best effort, between two looks they can
     grow.
 
@@ -74,9 +74,9 @@ class DiskWatch:
     and the one that found them beyond the limits: who wrote what is not known.
     """
 
-    def __init__(self, limits: Limits, shared: Shared | None = None) -> None:
+    def __init__(self, limits: LimitsPolicy, shared: DiskLimitState | None = None) -> None:
         self._limits = limits
-        self._shared = shared or Shared()
+        self._shared = shared or DiskLimitState()
         self._busy = 0
         self._active = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -113,8 +113,8 @@ class DiskWatch:
 
     async def _look(self, kernel: Kernel, opened: OpenFiles) -> None:
         limits, shared = self._limits, self._shared
-        rounds = _Rounds.of_this_loop()
-        room, scan_s = _Room(_STEP, _STEP_FILES), _SCAN_S
+        rounds = ProbeScheduler.of_this_loop()
+        room, scan_s = FreeSpaceProbe(_STEP, _STEP_FILES), _SCAN_S
         await self._active.wait()
         while True:
             self._active.clear()
@@ -124,7 +124,7 @@ class DiskWatch:
                 began = time.monotonic()
                 most = max(limits.workspace_max, shared.tolerated[0])
                 most_files = max(limits.workspace_files + _NAMES, shared.tolerated[1])
-                enough = Enough(most, most_files)
+                enough = EarlyStop(most, most_files)
                 used, quiet = await _measured(kernel, opened, scan_s, enough)
                 if used.bytes > most or used.inodes > most_files:
                     shared.suspects |= shared.stir
@@ -137,7 +137,7 @@ class DiskWatch:
                 if within and used.bytes <= limits.workspace_max:
                     shared.tolerated = (0, 0)
                 left = most - used.bytes, most_files - used.inodes
-                room = _Room(*left, taking_s=time.monotonic() - began)
+                room = FreeSpaceProbe(*left, taking_s=time.monotonic() - began)
             if not self._busy and not self._active.is_set():
                 shared.stir.discard(self)
             if not self._busy:
@@ -152,7 +152,7 @@ class DiskWatch:
         self._shared.tolerated = (used.bytes, used.inodes)
 
 
-class _Room:
+class FreeSpaceProbe:
     """How much the file system may lose before the next look, whoever takes it: as much as the
     files had left at the last one, which took `taking_s`."""
 
@@ -187,7 +187,7 @@ class _Room:
         return taken > self._left or files_taken > self._files_left
 
 
-class _Quiet:
+class IdleProbe:
     """Whether a jail did nothing since this was made; what a run left behind may still write."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -203,22 +203,24 @@ class _Quiet:
         return [procfs.activity(pid) for pid in self._inside]
 
 
-class _Rounds:
+class ProbeScheduler:
     """Asks every idle jail of one event loop now and then whether it still is: one timer for all
     of them, 15 µs each."""
 
-    _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, "_Rounds"]] = WeakKeyDictionary()
+    _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, "ProbeScheduler"]] = (
+        WeakKeyDictionary()
+    )
 
     def __init__(self) -> None:
-        self._asked: dict[_Quiet, Callable[[], None]] = {}
+        self._asked: dict[IdleProbe, Callable[[], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    def of_this_loop(cls) -> "_Rounds":
+    def of_this_loop(cls) -> "ProbeScheduler":
         return cls._of.setdefault(asyncio.get_running_loop(), cls())
 
     @contextmanager
-    def asking(self, quiet: _Quiet, stirred: Callable[[], None]) -> Iterator[None]:
+    def asking(self, quiet: IdleProbe, stirred: Callable[[], None]) -> Iterator[None]:
         """Until the end of the block, call `stirred` when `quiet` lasts no longer."""
         self._asked[quiet] = stirred
         self._arm()
@@ -241,8 +243,8 @@ class _Rounds:
 
 
 async def _measured(
-    kernel: Kernel, opened: OpenFiles, scan_s: float, enough: Enough | None
-) -> tuple[Usage, _Quiet]:
+    kernel: Kernel, opened: OpenFiles, scan_s: float, enough: EarlyStop | None
+) -> tuple[DiskUsage, IdleProbe]:
     """What the files take, and what is quiet as long as that is so. Where they cannot be looked at,
     they take nothing: the next look may."""
     try:
@@ -251,24 +253,24 @@ async def _measured(
             unlinked = await kernel.unlinked(os.fstat(_limited(opened)[0].fd).st_dev)
     except (OSError, errors.SbxError) as error:
         _log.warning("a workspace could not be measured: %s", error)
-        return Usage(0, 0, complete=False), _Quiet(kernel)
+        return DiskUsage(0, 0, complete=False), IdleProbe(kernel)
     return replace(used, bytes=used.bytes + unlinked[0], files=used.files + unlinked[1]), quiet
 
 
 def _look(
-    kernel: Kernel, opened: OpenFiles, scan_s: float, enough: Enough | None
-) -> tuple[Usage, _Quiet, tuple[int, int] | None]:
+    kernel: Kernel, opened: OpenFiles, scan_s: float, enough: EarlyStop | None
+) -> tuple[DiskUsage, IdleProbe, tuple[int, int] | None]:
     """The larger of what the conversation and what all conversations keep; what is quiet, taken
     before the look, as what is written meanwhile is for the next one; and the bytes and the number
     of unlinked files, None where only the broker may look."""
-    quiet = _Quiet(kernel)
+    quiet = IdleProbe(kernel)
     trees = _limited(opened)
     aside = [] if opened.quarantine is None else [opened.quarantine.tree]
     looks, extra = (
         [tree.measure(max_entries=_ENTRIES, deadline_s=scan_s, enough=enough) for tree in some]
         for some in (trees, aside)
     )
-    used = Usage(
+    used = DiskUsage(
         max((one.bytes for one in looks), default=0) + sum(one.bytes for one in extra),
         max((one.inodes for one in looks), default=0) + sum(one.inodes for one in extra),
         complete=all(one.complete for one in (*looks, *extra)),

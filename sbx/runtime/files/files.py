@@ -15,21 +15,21 @@ from typing import TypeVar
 from sbx import errors
 from sbx.aio import to_the_end
 from sbx.policy import Policy
-from sbx.protocol.files import Change, Copied, Kind, Matches, Unpacked
+from sbx.protocol.files import Copied, FileEvent, Kind, Matches, Unpacked
 from sbx.runtime.files.archives import ArchiveFormat, Archives, Beside
 from sbx.runtime.files.long_calls import long_call
-from sbx.runtime.files.open_files import Identity, OpenFiles, Ready, open_files
+from sbx.runtime.files.open_files import Identity, MountPoints, OpenFiles, open_files
 from sbx.runtime.files.resumable_uploads import Partials
 from sbx.runtime.files.streams import FileStream, opened_stream
-from sbx.runtime.honeytokens import Tripwires, look, reader_of
+from sbx.runtime.honeytokens import Honeytokens, look, reader_of
 from sbx.runtime.run.checks import demand
-from sbx.workspace import Entry, Files, Listing, OpenFile, Upload, UploadLimits, Uploads
+from sbx.workspace import FileEntry, Files, Listing, OpenFile, Upload, UploadLimits, Uploads
 from sbx.workspace.watch import Watching
 
 __all__ = [
     "Identity",
+    "MountPoints",
     "OpenFiles",
-    "Ready",
     "WorkspaceFiles",
     "WorkspaceUploads",
     "open_files",
@@ -52,7 +52,7 @@ class WorkspaceFiles:
         beside: Beside,
     ) -> None:
         """`beside`: the kernel in whose jail archives are made and read."""
-        self.tripwires: Tripwires | None = None
+        self.tripwires: Honeytokens | None = None
         self._open = open_files
         self._policy = policy
         self._archives = Archives(policy, beside)
@@ -102,7 +102,7 @@ class WorkspaceFiles:
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
         return await self._call(lambda files: files.list(path, max_depth=max_depth))
 
-    async def stat(self, path: str) -> Entry:
+    async def stat(self, path: str) -> FileEntry:
         return await self._call(lambda files: files.stat(path))
 
     async def delete(self, path: str) -> bool:
@@ -163,7 +163,7 @@ class WorkspaceFiles:
 
     async def watch(
         self, path: str = ".", *, recursive: bool = True
-    ) -> AsyncGenerator[Change, None]:
+    ) -> AsyncGenerator[FileEvent, None]:
         """What changes in a directory, and with `recursive` below it, from the `started` on that
         comes first, until the conversation ends. Raises Unavailable `too_many_watches`."""
         opened = await self._opened()
@@ -217,7 +217,7 @@ class WorkspaceUploads:
     """What a user put into the conversation, read-only inside at /workspace/uploads/temparea."""
 
     def __init__(self, open_files: Callable[[], Awaitable[OpenFiles]], policy: Policy) -> None:
-        self.tripwires: Tripwires | None = None
+        self.tripwires: Honeytokens | None = None
         self._open = open_files
         self._limits = _upload_limits(policy)
 

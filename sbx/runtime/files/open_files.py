@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from sbx.isolation.broker.bind_staging import replaced
 from sbx.isolation.plan import GuardPaths, Wall
 from sbx.policy import Policy
-from sbx.runtime.files.streams import Intakes
+from sbx.runtime.files.streams import IncomingFiles
 from sbx.runtime.files.watch import Watches
 from sbx.workspace import (
     ConversationFiles,
@@ -35,7 +35,7 @@ Identity = tuple[int, int]  # device and inode
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class MountPoints:
     """What a start of a jail finds in a directory of the host, and by what each path is known: its
     owner may put another one there before it is mounted. `guard` is None for other workspaces."""
 
@@ -72,7 +72,7 @@ class OpenFiles:
     shared: Tree | None = None
     has_quota: bool = False
     disk: Wall | None = None
-    intakes: Intakes = field(default_factory=Intakes)
+    intakes: IncomingFiles = field(default_factory=IncomingFiles)
     watches: Watches = field(default_factory=Watches)
     users: int = 0
     left_out: list[str] = field(default_factory=list)
@@ -107,7 +107,7 @@ class OpenFiles:
         """A guard of this kind, as far as a zygote has to know it."""
         return GuardPaths("") if self.quarantine is not None else None
 
-    async def prepare(self) -> Ready:
+    async def prepare(self) -> MountPoints:
         """See to the mount points and look at what is there, before each start of a jail.
 
         Before the first one there is nothing to see in a workspace of our own: to open it was to
@@ -115,13 +115,13 @@ class OpenFiles:
         """
         if self.untouched:
             self.untouched = False
-            return Ready(self.identities)
+            return MountPoints(self.identities)
         return await self.call(self._prepare)
 
-    def _prepare(self) -> Ready:
+    def _prepare(self) -> MountPoints:
         self.own.prepare(shared=self.shared_path is not None)
         if self.host_directory is None or self.quarantine is None:
-            return Ready(self.identities)
+            return MountPoints(self.identities)
         links = self.look_at_links()
         if not links.complete:
             _log.warning(
@@ -133,7 +133,7 @@ class OpenFiles:
         inside = str(self.quarantine.inside)
         found = os.stat(inside)
         guard = GuardPaths(inside, None if links.complete else ENTRIES_MAX)
-        return Ready({**self.identities, inside: (found.st_dev, found.st_ino)}, guard)
+        return MountPoints({**self.identities, inside: (found.st_dev, found.st_ino)}, guard)
 
     def look_at_links(self) -> ExecutableLinks:
         """Find the targets of host executables, and write the rules of the path guards. Blocks as

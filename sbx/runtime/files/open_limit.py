@@ -15,7 +15,7 @@ _LEAST = 16
 _MOST = 4096
 
 
-class OpenLimit:
+class OpenFilesLimit:
     """`most` conversations; more only while each of them has a kernel or a file on its way, whose
     numbers have limits of their own. `most` None: what the limit of descriptors leaves room for."""
 

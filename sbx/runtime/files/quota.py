@@ -9,7 +9,7 @@ from sbx.isolation.plan import Wall
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.policy import Policy
 from sbx.runtime.files.open_files import OpenFiles
-from sbx.runtime.resources import Means
+from sbx.runtime.resources import RuntimeResources
 
 WATCHED = (
     "watched: looked at every 0.5 s of a run, sooner when the disk fills, and the kernel killed;"
@@ -41,7 +41,7 @@ def wall(setting: str, layer: Layer, *, charged: bool, ours: bool, policy: Polic
     return Wall("disk", demanded, f"quota, hard: {layer.detail}, {sizes}")
 
 
-async def limited(means: Means, policy: Policy, opened: OpenFiles) -> OpenFiles:
+async def limited(means: RuntimeResources, policy: Policy, opened: OpenFiles) -> OpenFiles:
     """The files, from now on held to the size that the policy gives them. Before a jail uses them.
 
     Raises CannotEnforce where the setting requires what cannot be had.

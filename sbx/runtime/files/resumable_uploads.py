@@ -20,7 +20,7 @@ from sbx.policy import Policy
 from sbx.protocol.files import PartialUpload
 from sbx.runtime.files.long_calls import long_call
 from sbx.runtime.files.open_files import OpenFiles
-from sbx.runtime.honeytokens import Tripwires, reader_of
+from sbx.runtime.honeytokens import Honeytokens, reader_of
 from sbx.workspace import resumable_uploads
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Partials:
         self._finished: dict[str, _Finished] = {}  # for who did not hear that it was
         self._timer: asyncio.TimerHandle | None = None
         self._sweeping: set[asyncio.Task[None]] = set()
-        self.tripwires: Tripwires | None = None
+        self.tripwires: Honeytokens | None = None
 
     async def begin(self, path: str, size: int, *, upload: bool = False) -> PartialUpload:
         """Begin one of `size` bytes for the file `path`, or with `upload` for an upload of that

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from sbx import errors
 from sbx.aio import to_the_end
-from sbx.workspace import Entry, OpenFile, Upload
-from sbx.workspace.streams import CHUNK, Intake
+from sbx.workspace import FileEntry, OpenFile, Upload
+from sbx.workspace.streams import CHUNK, FileWriter
 
 if TYPE_CHECKING:
-    from sbx.runtime.honeytokens import Reader
+    from sbx.runtime.honeytokens import FileReader
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Threads(Protocol):
 async def opened_stream(
     threads: Threads,
     act: Callable[[], tuple[OpenFile, Upload | None]],
-    reader: "Reader | None" = None,
+    reader: "FileReader | None" = None,
 ) -> "FileStream":
     """The stream of the file that `act` opens, each piece of which `reader` sees first. Cancelled,
     it leaves none open."""
@@ -43,7 +43,7 @@ async def opened_stream(
             opening.result()[0].close()
         raise
     name = file.path.rpartition("/")[2]
-    entry = Entry(name, file.path, "file", file.size, file.modified_s)
+    entry = FileEntry(name, file.path, "file", file.size, file.modified_s)
     return FileStream(entry, upload, file, threads, reader)
 
 
@@ -55,11 +55,11 @@ class FileStream:
     `upload` is there when the file is one.
     """
 
-    entry: Entry
+    entry: FileEntry
     upload: Upload | None
     _file: OpenFile
     _threads: Threads
-    _reader: "Reader | None" = None
+    _reader: "FileReader | None" = None
 
     @property
     def size(self) -> int:
@@ -98,14 +98,16 @@ class FileStream:
         await self.aclose()
 
 
-class Intakes:
+class IncomingFiles:
     """The files that are on their way in to one conversation; `stop` gives them all up."""
 
     def __init__(self) -> None:
         self._filling: set[asyncio.Task[Any]] = set()
         self._stopped = False
 
-    async def fill(self, threads: Threads, intake: Intake[T], chunks: AsyncIterable[bytes]) -> T:
+    async def fill(
+        self, threads: Threads, intake: FileWriter[T], chunks: AsyncIterable[bytes]
+    ) -> T:
         """Feed all of `chunks` to `intake`; its outcome. Cancelled or failed, it leaves nothing.
 
         Raises what either of them raises, and Closed when the conversation ends before.
@@ -139,7 +141,7 @@ class Intakes:
             await asyncio.wait(filling)
 
 
-async def _feed(threads: Threads, intake: Intake[T], chunks: AsyncIterable[bytes]) -> T:
+async def _feed(threads: Threads, intake: FileWriter[T], chunks: AsyncIterable[bytes]) -> T:
     def step(chunk: bytes | None) -> tuple[bool, Any]:
         try:
             intake.send(chunk)

@@ -14,9 +14,9 @@ from sbx.errors import BadRequest, SbxError
 from sbx.isolation.broker.client import JailsUsage
 from sbx.linux import procfs
 from sbx.policy import Policy
-from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, Source, Usage
+from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, SandboxUsage, Source
 from sbx.runtime.files.files import OpenFiles
-from sbx.workspace import Usage as Measured
+from sbx.workspace import DiskUsage as Measured
 
 _ENTRIES = 200_000
 _MEASURE_S = 0.4
@@ -26,7 +26,7 @@ _SOURCES: dict[int, Source] = {2: "cgroup2", 1: "cgroup1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class SandboxUsageSource:
     """The sandbox, as one conversation of it may ask. `pids` are the processes of all its jails."""
 
     id: str
@@ -35,17 +35,17 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class CountedUsage:
     cpu_s: float
     memory: int
     pids: int
 
 
-class Meter:
+class UsageReader:
     """Tells what the sandbox of a conversation uses."""
 
     def __init__(
-        self, policy: Policy, opened: Callable[[], Awaitable[OpenFiles]], whole: Whole
+        self, policy: Policy, opened: Callable[[], Awaitable[OpenFiles]], whole: SandboxUsageSource
     ) -> None:
         self._policy = policy
         self._opened = opened
@@ -55,7 +55,7 @@ class Meter:
         self._disk_until = 0.0
         self._measuring = asyncio.Lock()
 
-    async def now(self) -> Usage:
+    async def now(self) -> SandboxUsage:
         """Raises Closed, and Broken where the broker has ended."""
         opened = await self._opened()
         with opened.in_use():
@@ -72,7 +72,7 @@ class Meter:
             pids = counted.pids if pids is None else pids
         self._highest = max(self._highest, memory or 0)
         network = told.network
-        return Usage(
+        return SandboxUsage(
             at=time.time(),
             source="proc" if counted is not None else _SOURCES[told.version],
             kernels=told.jails,
@@ -92,7 +92,7 @@ class Meter:
             disk_max=limits.workspace_max,
         )
 
-    async def stream(self, interval_s: float) -> AsyncGenerator[Usage, None]:
+    async def stream(self, interval_s: float) -> AsyncGenerator[SandboxUsage, None]:
         """One now, and one after each interval, until it is closed. Raises BadRequest."""
         if isinstance(interval_s, bool) or not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
             raise BadRequest(
@@ -126,10 +126,10 @@ class Meter:
         return self._disk
 
 
-def _counted(pids: list[int]) -> _Counted:
+def _counted(pids: list[int]) -> CountedUsage:
     """By the processes that live now: shared pages divided among those who share them."""
     spent = [procfs.spent(pid) for pid in pids]
-    return _Counted(
+    return CountedUsage(
         cpu_s=sum(cpu_s for cpu_s, _ in spent),
         memory=sum(procfs.proportional(pid) for pid in pids),
         pids=sum(threads for _, threads in spent),

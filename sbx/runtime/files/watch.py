@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from sbx import errors
 from sbx.aio import to_the_end
-from sbx.protocol.files import Change
+from sbx.protocol.files import FileEvent
 from sbx.runtime.files.long_calls import long_call
 from sbx.workspace.watch import Watching
 
@@ -28,7 +28,7 @@ _REST = 9  # times as long as it was read
 _REST_MAX_S = 2.0
 
 
-class Threads(Protocol):
+class WatchThreads(Protocol):
     """Whose worker threads are used; what is open there stays open for a step that runs."""
 
     async def call(self, act: Callable[[], T]) -> T: ...
@@ -79,8 +79,8 @@ class Watches:
         self._rested_at = 0.0
 
     async def follow(
-        self, threads: Threads, begin: Callable[[], tuple[str, Watching]]
-    ) -> AsyncGenerator[Change, None]:
+        self, threads: WatchThreads, begin: Callable[[], tuple[str, Watching]]
+    ) -> AsyncGenerator[FileEvent, None]:
         """The changes that the Watching of `begin` sees; first `started` with its path. Ends, and
         closes it, when the conversation does. Raises Unavailable `too_many_watches`, and as
         `begin`."""
@@ -98,9 +98,9 @@ class Watches:
             finally:
                 self._opening -= 1
             try:
-                yield Change("started", base)
+                yield FileEvent("started", base)
                 if watch.watching.take_missed():
-                    yield Change("overflow", base)
+                    yield FileEvent("overflow", base)
                 while not watch.stopped:
                     for change in await self._next(threads, watch):
                         yield change
@@ -110,7 +110,7 @@ class Watches:
                 await to_the_end(threads.call(watch.watching.close))
 
     async def _begun(
-        self, threads: Threads, begin: Callable[[], tuple[str, Watching]]
+        self, threads: WatchThreads, begin: Callable[[], tuple[str, Watching]]
     ) -> tuple[str, _Watch]:
         async with long_call():
             opening = asyncio.ensure_future(threads.call(begin))
@@ -126,7 +126,7 @@ class Watches:
         self._open.add(watch)
         return base, watch
 
-    async def _next(self, threads: Threads, watch: _Watch) -> list[Change]:
+    async def _next(self, threads: WatchThreads, watch: _Watch) -> list[FileEvent]:
         await watch.readable.wait()
         if watch.stopped:
             return []

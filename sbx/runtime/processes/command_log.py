@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from sbx.errors import SbxError
 from sbx.protocol.commands import LogPiece
 from sbx.telemetry.background import background_context
-from sbx.workspace.ring_files import Ring
+from sbx.workspace.ring_files import RingFile
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class CommandLog:
         self.name = name
         self.begin = begin
         self.end = end
-        self.ring: Ring | None = None
+        self.ring: RingFile | None = None
         self.took: Callable[[int], Awaitable[None]] | None = None
         self.pending = bytearray()
         self.unwritten = 0
@@ -59,7 +59,7 @@ class CommandLog:
             ring.close()
 
 
-class LogBook:
+class LogWriter:
     """See the module. `call` does something in a worker thread; `crowded` is asked, after each
     write, to make room where all logs together hold too much. Whoever closes a ring takes its
     `turn`."""
@@ -106,7 +106,7 @@ class LogBook:
             self._writing = None
 
     async def _write_all(self) -> int:
-        batch: list[tuple[CommandLog, Ring, bytes]] = []
+        batch: list[tuple[CommandLog, RingFile, bytes]] = []
         for log in self._waiting:
             if log.ring is not None:
                 data, log.pending = bytes(log.pending), bytearray()
@@ -127,7 +127,7 @@ class LogBook:
         await self._crowded()
         return sum(len(data) for _, _, data in batch)
 
-    async def _written(self, batch: list[tuple[CommandLog, Ring, bytes]]) -> list[int]:
+    async def _written(self, batch: list[tuple[CommandLog, RingFile, bytes]]) -> list[int]:
         try:
             return await self._call(lambda: [_append(ring, data) for _, ring, data in batch])
         except SbxError as error:
@@ -135,7 +135,7 @@ class LogBook:
             return [-1] * len(batch)
 
 
-def _append(ring: Ring, data: bytes) -> int:
+def _append(ring: RingFile, data: bytes) -> int:
     """The new end; -1 where the disk would not take it."""
     try:
         return ring.append(data)

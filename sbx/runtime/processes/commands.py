@@ -44,13 +44,13 @@ from sbx.runtime.processes.command_log import (
     LOGS_MAX,
     WINDOW,
     CommandLog,
-    LogBook,
+    LogWriter,
     piece_of,
 )
 from sbx.runtime.run import checks, verdict
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.stdin import Stdin
-from sbx.workspace.ring_files import CommandLogs, Ring
+from sbx.workspace.ring_files import CommandLogs, RingFile
 
 T = TypeVar("T")
 
@@ -167,7 +167,7 @@ class Commands:
         self._running = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._at: OpenFiles | None = None
-        self._book = LogBook(self._write, self._make_room)
+        self._book = LogWriter(self._write, self._make_room)
 
     async def start(
         self,
@@ -280,7 +280,7 @@ class Commands:
         self._track(self._follow(record, kernel, process, opened, seen))
         return record
 
-    def _made(self, opened: OpenFiles, made: CommandStatus, old: builtins.list[str]) -> Ring:
+    def _made(self, opened: OpenFiles, made: CommandStatus, old: builtins.list[str]) -> RingFile:
         with opened.own.logs() as logs:
             for name in old:
                 logs.remove(name)

@@ -51,7 +51,7 @@ _INSTALL: dict[Language, tuple[str, str, str]] = {  # what it needs, its package
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class VisiblePrograms:
     """What a jail is shown of the host's programs: `shown` are pairs of a path inside and of where
     it lies on the host; `places` are the directories inside in which programs are looked for."""
 
@@ -60,7 +60,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class InstalledPrograms:
     """Paths of programs, as they are inside; None for what is not there. `node_version` None where
     it is unknown."""
 
@@ -73,14 +73,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ScriptInterpreter:
     """What runs a language: `name` is bash, node, deno, java or go, `path` its path inside."""
 
     name: str
     path: str
 
 
-def view_of(policy: Policy, interpreter: Interpreter) -> View:
+def view_of(policy: Policy, interpreter: Interpreter) -> VisiblePrograms:
     """What jails of this policy are shown."""
     shown = [(path, path) for path in policy.filesystem.read]
     shown += [(mount.target, mount.source) for mount in policy.filesystem.mount]
@@ -88,10 +88,12 @@ def view_of(policy: Policy, interpreter: Interpreter) -> View:
     tops = [mount.target for mount in policy.filesystem.mount]
     mounted = [place for top in tops for place in (f"{top}/bin", top)]
     beside_python = interpreter.executable.rpartition("/")[0]
-    return View(tuple(shown), tuple(dict.fromkeys((beside_python, *mounted, *_PLACES))))
+    return VisiblePrograms(tuple(shown), tuple(dict.fromkeys((beside_python, *mounted, *_PLACES))))
 
 
-def serving(language: Language, found: Found, *, compiler: bool = False) -> Tool | None:
+def serving(
+    language: Language, found: InstalledPrograms, *, compiler: bool = False
+) -> ScriptInterpreter | None:
     """What runs this language; None when nothing does. `compiler`: the workspace has one for
     TypeScript. Node.js goes before Deno, because that is what most scripts are written for."""
     match language:
@@ -109,8 +111,8 @@ def serving(language: Language, found: Found, *, compiler: bool = False) -> Tool
             return _tool("go", found.go)
 
 
-def _tool(name: str, path: str | None) -> Tool | None:
-    return Tool(name, path) if path is not None else None
+def _tool(name: str, path: str | None) -> ScriptInterpreter | None:
+    return ScriptInterpreter(name, path) if path is not None else None
 
 
 def how_to_get(language: Language) -> str:
@@ -132,11 +134,11 @@ def unavailable(language: Language, available: Sequence[str]) -> BadRequest:
 # -- looking ---------------------------------------------------------------------------------------
 
 
-def find(view: View) -> Found:
+def find(view: VisiblePrograms) -> InstalledPrograms:
     """Look now. Blocks: it asks a Node.js for its version, 10 s at most."""
     node = _program("node", view) or _program("nodejs", view)
     java = _program("java", view)
-    return Found(
+    return InstalledPrograms(
         bash=_inside(_program("bash", view)),
         node=_inside(node),
         node_version=_version(node[1]) if node is not None else None,
@@ -151,7 +153,7 @@ def _inside(program: tuple[str, str] | None) -> str | None:
     return program[0] if program is not None else None
 
 
-def _program(name: str, view: View) -> tuple[str, str] | None:
+def _program(name: str, view: VisiblePrograms) -> tuple[str, str] | None:
     """Its path inside, and the real file on the host."""
     for place in view.places:
         real = _real(f"{place}/{name}", view)
@@ -160,7 +162,7 @@ def _program(name: str, view: View) -> tuple[str, str] | None:
     return None
 
 
-def _real(inside: str, view: View) -> str | None:
+def _real(inside: str, view: VisiblePrograms) -> str | None:
     """The host's file behind a path inside; None where a link on the way leads to what a jail is
     not shown, or does not see at the same place."""
     path = inside
@@ -176,7 +178,7 @@ def _real(inside: str, view: View) -> str | None:
     return None
 
 
-def _on_host(path: str, view: View) -> str | None:
+def _on_host(path: str, view: VisiblePrograms) -> str | None:
     for target, source in view.shown:
         if _below(path, target):
             return source + path[len(target) :]
@@ -219,10 +221,10 @@ class Cache:
     def __init__(self, *, kept_s: float = _KEPT_S, most: int = _KEPT_MAX) -> None:
         self._kept_s = kept_s
         self._most = most
-        self._found: OrderedDict[View, tuple[float, Found]] = OrderedDict()
+        self._found: OrderedDict[VisiblePrograms, tuple[float, InstalledPrograms]] = OrderedDict()
         self._changing = threading.Lock()
 
-    def find(self, view: View) -> Found:
+    def find(self, view: VisiblePrograms) -> InstalledPrograms:
         """As the function; looks only where nothing is kept. Blocks as that."""
         now = time.monotonic()
         with self._changing:
@@ -237,7 +239,7 @@ class Cache:
                 self._found.popitem(last=False)
         return found
 
-    def kept(self, view: View) -> Found | None:
+    def kept(self, view: VisiblePrograms) -> InstalledPrograms | None:
         """What is known without looking."""
         kept = self._found.get(view)
         return kept[1] if kept is not None and time.monotonic() - kept[0] < self._kept_s else None
@@ -246,7 +248,7 @@ class Cache:
 _cache = Cache()
 
 
-def available(policy: Policy, environments: Environments) -> dict[Language, Tool]:
+def available(policy: Policy, environments: Environments) -> dict[Language, ScriptInterpreter]:
     """The languages that jails of this policy can run by themselves, and by what; none where it
     lets nothing start a process, or names an environment that is not there. What another
     interpreter that is named by its path brings is not looked for. Blocks as `find`.
@@ -278,7 +280,9 @@ class Languages:
     def __init__(self, policy: Policy, interpreter: Interpreter) -> None:
         self._view = view_of(policy, interpreter)
 
-    async def tool(self, language: Language, has_file: Callable[[str], Awaitable[bool]]) -> Tool:
+    async def tool(
+        self, language: Language, has_file: Callable[[str], Awaitable[bool]]
+    ) -> ScriptInterpreter:
         """What runs this language. `has_file` tells of the workspace.
 
         Raises BadRequest `language_unavailable`.
@@ -290,7 +294,7 @@ class Languages:
         if tool is None and language == "typescript" and found.node is not None:
             for path in COMPILERS:
                 if await _is_there(has_file, path):
-                    return Tool("node", found.node)
+                    return ScriptInterpreter("node", found.node)
         if tool is None:
             raise unavailable(language, [one for one in LANGUAGES if serving(one, found)])
         return tool

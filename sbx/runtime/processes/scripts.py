@@ -18,7 +18,7 @@ from urllib.parse import quote
 from sbx.isolation.plan import GUEST
 from sbx.policy import Policy
 from sbx.protocol.languages import Language, check_arguments
-from sbx.runtime.processes.languages import Tool
+from sbx.runtime.processes.languages import ScriptInterpreter
 from sbx.runtime.run import checks
 
 NODE_SCRIPT = f"{GUEST}/sbx/guest/tools/script.cjs"
@@ -85,7 +85,7 @@ def check_script(
     )
 
 
-def plan_script(script: Script, tool: Tool, policy: Policy, run_id: str) -> Program:
+def plan_script(script: Script, tool: ScriptInterpreter, policy: Policy, run_id: str) -> Program:
     """What is to be started for a script, which lies in a directory named after its run."""
     name = _NAMES[script.language]
     directory = f"{_TMP}/.{run_id}"
@@ -123,7 +123,9 @@ def plan_script(script: Script, tool: Tool, policy: Policy, run_id: str) -> Prog
     )
 
 
-def _go_environment(tool: Tool, heap_mib: int, cpus: int, *, offline: bool) -> dict[str, str]:
+def _go_environment(
+    tool: ScriptInterpreter, heap_mib: int, cpus: int, *, offline: bool
+) -> dict[str, str]:
     return {
         "PATH": f"{tool.path.rpartition('/')[0]}:/usr/local/bin:/usr/bin:/bin",
         "GOCACHE": f"{_TMP}/.cache/go-build",

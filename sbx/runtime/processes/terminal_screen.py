@@ -42,14 +42,14 @@ _Parts = list[bytearray | tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class ScreenDump:
     """A screen as bytes for a terminal of the same size, and as text."""
 
     data: bytes
     shown: TerminalScreen
 
 
-class Screen:
+class ScreenBuffer:
     """What a terminal was told, and what is to be seen of it. Belongs to one event loop."""
 
     def __init__(self, rows: int, columns: int, drawing: asyncio.Lock | None = None) -> None:
@@ -173,7 +173,7 @@ def _unfinished(parts: _Parts) -> bytes:
     return taken
 
 
-def _draw(before: bytes, size: tuple[int, int], modes: bytes, parts: _Parts) -> Drawn:
+def _draw(before: bytes, size: tuple[int, int], modes: bytes, parts: _Parts) -> ScreenDump:
     """In a thread: the screen `before`, and what came since."""
     from sbx.runtime.processes.emulator import Emulator  # 15 ms, for who has a terminal
 
@@ -185,4 +185,4 @@ def _draw(before: bytes, size: tuple[int, int], modes: bytes, parts: _Parts) -> 
             emulator.resize(*part)
         else:
             emulator.feed(bytes(part))
-    return Drawn(emulator.redraw(), emulator.shown())
+    return ScreenDump(emulator.redraw(), emulator.shown())

@@ -33,7 +33,7 @@ from sbx.protocol.terminals import (
     TerminalStatus,
     check_size,
 )
-from sbx.runtime.processes.terminal_screen import Screen
+from sbx.runtime.processes.terminal_screen import ScreenBuffer
 from sbx.runtime.run import checks, verdict
 from sbx.runtime.run.context import Context
 
@@ -54,7 +54,7 @@ _SHOWN_MAX = 2000
 _ENVIRONMENT = {"TERM": "xterm-256color"}
 
 
-class Attached:
+class TerminalClient:
     """One client of a terminal, until it leaves. `async for piece in attached` ends with the
     terminal."""
 
@@ -177,12 +177,12 @@ class Terminal:
         drawing: asyncio.Lock,
     ) -> None:
         self.id = name
-        self.shows = Screen(*size, drawing)
+        self.shows = ScreenBuffer(*size, drawing)
         self._asked = asked if asked is None else asked[:_SHOWN_MAX]
         self._command = command
         self._context = context
         self._created_at = time.time()
-        self._clients: set[Attached] = set()
+        self._clients: set[TerminalClient] = set()
         self._drained = asyncio.Event()
         self._ended: tuple[int | None, str] | None = None
         self._untold = 0
@@ -221,7 +221,7 @@ class Terminal:
         )
 
     @asynccontextmanager
-    async def attach(self) -> AsyncIterator[Attached]:
+    async def attach(self) -> AsyncIterator[TerminalClient]:
         """Come to it as a client. Raises Conflict `too_many_clients`."""
         if len(self._clients) >= CLIENTS_MAX:
             raise errors.Conflict(
@@ -230,7 +230,7 @@ class Terminal:
                 hint="detach one of them",
                 details={"limit": CLIENTS_MAX},
             )
-        client = Attached(self)
+        client = TerminalClient(self)
         self._clients.add(client)
         self._stirs()
         try:
@@ -246,7 +246,7 @@ class Terminal:
         return shown
 
     async def write(self, data: bytes) -> None:
-        """Type these bytes, attached or not; see `Attached.write`."""
+        """Type these bytes, attached or not; see `TerminalClient.write`."""
         try:
             async with asyncio.timeout(_TYPING_S):
                 for start in range(0, len(data), TYPED_MAX):

@@ -61,7 +61,7 @@ class SharedRoom:
     used: int = 0
 
 
-class LiveRun:
+class ActiveRun:
     """Collects the frames of one run.
 
     `over` says that more came than `output_max` bytes, or than there is `shared` room for; `begun`
@@ -243,7 +243,7 @@ class LiveRun:
         if not self.done:
             self._end(error)
 
-    def replied(self, reply: frames.Reply) -> None:
+    def replied(self, reply: frames.ReplyFrame) -> None:
         """The last frame. Raises frames.Malformed where what is in it is looked at, and is none."""
         if not isinstance(reply, frames.ExecuteReply):
             return
@@ -288,7 +288,7 @@ class LiveRun:
 
     def _event(self, content: Any) -> Event | None:
         match content:
-            case frames.Stream(name, text) | frames.Output(name, text):
+            case frames.Stream(name, text) | frames.OutputFrame(name, text):
                 return self._printed_text(name, text)
             case frames.UpdateDisplayData():
                 return self._updated(content)
@@ -300,7 +300,7 @@ class LiveRun:
                 self._show(_Shown(bundle=data))
                 self._result = _plain(data)
                 return Result(data, frames.kept_object(content.metadata), content.execution_count)
-            case frames.Error():
+            case frames.ErrorFrame():
                 traceback = "\n".join(content.traceback)
                 self._error = RunError(content.ename, content.evalue, traceback)
                 return Error(self._error)
@@ -309,7 +309,7 @@ class LiveRun:
                 if not wait:
                     self._clear()
                 return Clear(wait)
-            case frames.InputRequest(prompt, password):
+            case frames.InputRequestFrame(prompt, password):
                 self.questions += 1
                 return InputRequest(prompt, password)
         return None

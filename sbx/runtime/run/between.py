@@ -19,7 +19,7 @@ _AT_ONCE = 64  # frames of a turn
 _AROUND = 1 << 20  # bytes that the frames of what may be shown take themselves
 
 
-class Between:
+class IdleOutputReader:
     """Tells what comes between the requests to this kernel, from now on until `close`."""
 
     def __init__(self, context: Context, kernel: Kernel, tell: Tell) -> None:
@@ -53,7 +53,7 @@ class Between:
                 while self._has_next:
                     async with self._context.turn:
                         await self._read_some()
-        except frames.Malformed as error:
+        except frames.MalformedFrame as error:
             _log.warning("a kernel was cut off: %s", error)
             self._kernel.cut_off = f"it sent what no kernel of ours sends: {error}"
             await self._kernel.kill()

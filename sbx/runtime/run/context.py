@@ -19,28 +19,28 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import check_process, to_the_end
-from sbx.isolation.broker.client import End
+from sbx.isolation.broker.client import JailExit
 from sbx.isolation.receipt import Receipt
 from sbx.kernels import frames
 from sbx.kernels.kernel import Command, Kernel, KernelDied
 from sbx.policy import Policy
 from sbx.protocol.runs import Cause, Event, Quarantined, Run, RunError, Status
-from sbx.runtime.files.disk_limit import DiskWatch
+from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.files import OpenFiles
 from sbx.runtime.link_watch import LinkWatch
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run import checks, verdict
-from sbx.runtime.run.active_run import LiveRun
-from sbx.runtime.run.questions import OnInput, Questions
-from sbx.runtime.run.relay import RelayedRun, Tell
+from sbx.runtime.run.active_run import ActiveRun
+from sbx.runtime.run.questions import InputRequests, OnInput
+from sbx.runtime.run.relay import ForwardedRun, Tell
 from sbx.runtime.run.stdin import Stdin
-from sbx.runtime.run.termination import Ladder, Why
+from sbx.runtime.run.termination import GracefulTermination, StopReason
 from sbx.workspace.quarantine import Quarantine
 
 _log = logging.getLogger(__name__)
 _TIME_TO_HIT_A_LIMIT_S = 0.1
 
-CellEnd = frames.Reply | KernelDied | frames.Malformed
+CellEnd = frames.ReplyFrame | KernelDied | frames.MalformedFrame
 _STOPPED = RunError("KernelStopped", "its kernel was stopped", "")
 _EVICTED = RunError("KernelEvicted", "its kernel made room for others", "")
 _CLOSED = RunError("SandboxClosed", "its sandbox was closed, or not used for too long", "")
@@ -49,25 +49,25 @@ StartKernel = Callable[[str, OpenFiles], Awaitable[Kernel]]  # in this context, 
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ClosedReason:
     """What was closed, and what is lost with it; in words."""
 
     what: str
     lost: str
 
 
-SANDBOX_GONE = Gone("the sandbox", "its files and state are gone")
+SANDBOX_GONE = ClosedReason("the sandbox", "its files and state are gone")
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class ActiveCell:
     """A cell, or another request, that was begun. `lost`: an earlier kernel's state is gone."""
 
-    live: LiveRun
+    live: ActiveRun
     kernel: Kernel
     lost: bool
-    ladder: Ladder
-    questions: Questions | None
+    ladder: GracefulTermination
+    questions: InputRequests | None
 
     async def end(self) -> CellEnd:
         """Follow it to its end, whatever that is. May be cancelled, and called again to go on."""
@@ -75,7 +75,7 @@ class _Cell:
         try:
             while True:
                 frame = await self.ladder.next(kernel.next, at_once=kernel.has_next)
-                if isinstance(frame.content, frames.Reply):
+                if isinstance(frame.content, frames.ReplyFrame):
                     live.replied(frame.content)
                     return frame.content
                 live.add(frame)
@@ -83,11 +83,14 @@ class _Cell:
                     await live.pass_on()
                     await self.ladder.mind()
                 if live.over:
-                    await self.ladder.stop(Why.OUTPUT)
-                elif isinstance(frame.content, frames.InputRequest) and self.questions is not None:
+                    await self.ladder.stop(StopReason.OUTPUT)
+                elif (
+                    isinstance(frame.content, frames.InputRequestFrame)
+                    and self.questions is not None
+                ):
                     self.questions.ask(frame.content.prompt)
                     await asyncio.sleep(0)  # now, also when the next frame is there already
-        except (KernelDied, frames.Malformed) as error:
+        except (KernelDied, frames.MalformedFrame) as error:
             return error
 
 
@@ -108,7 +111,7 @@ class Context:
         start: StartKernel,
         grace_s: float,
         *,
-        disk: DiskWatch,
+        disk: DiskLimit,
         had_kernel: bool = False,
         ends_with_command: bool = False,
     ) -> None:
@@ -131,13 +134,13 @@ class Context:
         self._left_elsewhere = False
         self._disk = disk
         self._links = LinkWatch()
-        self._running: Ladder | None = None
+        self._running: GracefulTermination | None = None
         self._beside = 0
-        self._ladders: dict[LiveRun, Ladder] = {}
-        self._tasks: dict[LiveRun, asyncio.Task[None]] = {}
+        self._ladders: dict[ActiveRun, GracefulTermination] = {}
+        self._tasks: dict[ActiveRun, asyncio.Task[None]] = {}
         self._halting: RunError | None = None
         self._background = 0
-        self._gone: Gone | None = None
+        self._gone: ClosedReason | None = None
         self.used_at = time.monotonic()
 
     @property
@@ -237,7 +240,7 @@ class Context:
         check_process(self._pid)
         if self._running is None:
             return False
-        await self._running.stop(Why.CALLER)
+        await self._running.stop(StopReason.CALLER)
         return True
 
     def start_run(
@@ -246,8 +249,8 @@ class Context:
         *,
         timeout: float | None = None,
         on_input: OnInput | None = None,
-        live: LiveRun | None = None,
-    ) -> LiveRun:
+        live: ActiveRun | None = None,
+    ) -> ActiveRun:
         """Queue a cell; the run goes on whether or not anybody follows it. `live` is told of it,
         where it was made before by `new_run`.
 
@@ -266,9 +269,9 @@ class Context:
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
         stdin_open: bool = False,
-    ) -> LiveRun:
+    ) -> ActiveRun:
         """Start a shell command; raises as `start_run` does, and BadRequest `invalid_env`. With
-        `stdin_open`, what `LiveRun.write` is given follows `stdin`."""
+        `stdin_open`, what `ActiveRun.write` is given follows `stdin`."""
         checks.demand(self._policy, "shell")
         checks.demand_processes(self._policy)
         checks.check_command(command)
@@ -288,26 +291,28 @@ class Context:
         return self._launch(lambda live: self._command(live, shell, timeout_s), live)
 
     async def write_stdin(self, run_id: str, text: str | None) -> None:
-        """Feed a command that runs, or is about to; see `LiveRun.write`. Raises NotFound too."""
+        """Feed a command that runs, or is about to; see `ActiveRun.write`. Raises NotFound too."""
         live = next((live for live in self._tasks if live.run_id == run_id), None)
         if live is None:
             raise errors.NotFound(f"no run {run_id[:80]!r} goes on here")
         await live.write(text)
 
-    def start_program(self, make: Callable[[str], Awaitable[Program]], timeout_s: float) -> LiveRun:
+    def start_program(
+        self, make: Callable[[str], Awaitable[Program]], timeout_s: float
+    ) -> ActiveRun:
         """Start a program; `make` is told the id of the run, and what it raises is the run's.
 
         Raises Closed.
         """
 
-        async def drive(live: LiveRun) -> Run:
+        async def drive(live: ActiveRun) -> Run:
             return await self._command(live, await make(live.run_id), timeout_s)
 
         return self._launch(drive)
 
     def start_asked(
         self,
-        live: LiveRun,
+        live: ActiveRun,
         kernel: Kernel,
         asked: Asked,
         timeout_s: float,
@@ -329,10 +334,10 @@ class Context:
         check_process(self._pid)
         ending = list(self._ladders)
         for ladder in self._ladders.values():
-            ladder.why = ladder.why or Why.CALLER
+            ladder.why = ladder.why or StopReason.CALLER
         async with self._starting:
             for live, ladder in self._ladders.items():  # of a kernel that started meanwhile
-                ladder.why = ladder.why or Why.CALLER
+                ladder.why = ladder.why or StopReason.CALLER
                 ending.append(live)
             await self._drop_kernel(_STOPPED if self._gone is None else _CLOSED)
             self._had_kernel = False
@@ -404,12 +409,12 @@ class Context:
     def _last_use(self) -> float:
         return time.monotonic() if self.busy or self._background else self.used_at
 
-    async def close(self, gone: Gone = SANDBOX_GONE) -> None:
+    async def close(self, gone: ClosedReason = SANDBOX_GONE) -> None:
         """`stop`, for good: every later call raises Closed, which says what is gone."""
         self.leave(gone)
         await to_the_end(self._end())
 
-    def leave(self, gone: Gone) -> None:
+    def leave(self, gone: ClosedReason) -> None:
         """Take no more calls, as a first step of `close`."""
         check_process(self._pid)
         self._gone = self._gone or gone
@@ -448,22 +453,22 @@ class Context:
         return timeout_s
 
     def _launch(
-        self, drive: Callable[[LiveRun], Awaitable[Run]], live: LiveRun | None = None
-    ) -> LiveRun:
+        self, drive: Callable[[ActiveRun], Awaitable[Run]], live: ActiveRun | None = None
+    ) -> ActiveRun:
         self.check_open()
         live = live or self.new_run()
         self._drive_in_task(live, drive)
         return live
 
-    def new_run(self) -> LiveRun:
+    def new_run(self) -> ActiveRun:
         """A run that is not begun: for `start_run` or `run_here`."""
-        live = LiveRun(_run_id(), self.output_max)
+        live = ActiveRun(_run_id(), self.output_max)
         live.quarantined = self._newly_quarantined
         return live
 
-    def new_relayed(self, tell: Tell) -> RelayedRun:
+    def new_relayed(self, tell: Tell) -> ForwardedRun:
         """The same, of which `tell` is told what it shows: for `start_asked`."""
-        live = RelayedRun(_run_id(), self.output_max, tell)
+        live = ForwardedRun(_run_id(), self.output_max, tell)
         live.quarantined = self._newly_quarantined
         return live
 
@@ -471,18 +476,18 @@ class Context:
         return self._quarantine.unreported() if self._quarantine is not None else ()
 
     def _drive_in_task(
-        self, live: LiveRun, drive: Callable[[LiveRun], Awaitable[Run]]
+        self, live: ActiveRun, drive: Callable[[ActiveRun], Awaitable[Run]]
     ) -> asyncio.Task[None]:
         task = asyncio.create_task(self._drive(live, drive))
         self._tasks[live] = task
         task.add_done_callback(lambda _: self._over(live))
         return task
 
-    def _over(self, live: LiveRun) -> None:
+    def _over(self, live: ActiveRun) -> None:
         del self._tasks[live]
         live.fail(self._closed("was closed before this ran"))  # if nothing came of it
 
-    async def _drive(self, live: LiveRun, drive: Callable[[LiveRun], Awaitable[Run]]) -> None:
+    async def _drive(self, live: ActiveRun, drive: Callable[[ActiveRun], Awaitable[Run]]) -> None:
         try:
             await drive(live)
         except asyncio.CancelledError:
@@ -494,7 +499,7 @@ class Context:
         except Exception as error:  # noqa: BLE001  # the border: a task's failure is its run's
             live.fail(_as_ours(error))
 
-    async def awaited(self, live: LiveRun) -> Run:
+    async def awaited(self, live: ActiveRun) -> Run:
         """The result of a run that its caller waits for: it is given up with the call."""
         try:
             return await live.result()
@@ -502,16 +507,16 @@ class Context:
             await to_the_end(self.give_up(live))
             raise
 
-    async def give_up(self, live: LiveRun) -> None:
+    async def give_up(self, live: ActiveRun) -> None:
         """Nobody waits for this run any more: interrupt it, or forget it if it has not begun."""
         if ladder := self._ladders.get(live):
-            await ladder.stop(Why.CALLER)
+            await ladder.stop(StopReason.CALLER)
         elif (task := self._tasks.get(live)) and not live.begun and not live.done:
             live.finish(Status.INTERRUPTED)
             task.cancel()
 
     async def _cell(
-        self, live: LiveRun, code: str, timeout_s: float, on_input: OnInput | None
+        self, live: ActiveRun, code: str, timeout_s: float, on_input: OnInput | None
     ) -> Run:
         async with self.turn:
             kernel, lost = await self.ready()
@@ -522,7 +527,7 @@ class Context:
 
     async def _asked(
         self,
-        live: LiveRun,
+        live: ActiveRun,
         kernel: Kernel,
         asked: Asked,
         timeout_s: float,
@@ -552,7 +557,13 @@ class Context:
         return kernel
 
     async def run_here(
-        self, kernel: Kernel, live: LiveRun, code: str, timeout_s: float, *, outlives: bool = False
+        self,
+        kernel: Kernel,
+        live: ActiveRun,
+        code: str,
+        timeout_s: float,
+        *,
+        outlives: bool = False,
     ) -> Run:
         """As `_cell` on the free kernel, in the caller's own task: to switch to another one and
         back takes as long as the rest of a short cell does on this side. Nothing is awaited before
@@ -572,12 +583,12 @@ class Context:
             except asyncio.CancelledError:
                 rest = self._follow_in_task(cell)
                 if not outlives:
-                    await to_the_end(cell.ladder.stop(Why.CALLER))
+                    await to_the_end(cell.ladder.stop(StopReason.CALLER))
                 raise
             finally:
                 if rest is None:
                     self._let_go(cell)
-            if isinstance(end, frames.Reply) and not _may_have_hit_a_limit(live, end):
+            if isinstance(end, frames.ReplyFrame) and not _may_have_hit_a_limit(live, end):
                 return self._replied(cell, end)
             return await to_the_end(self._concluded(cell, end))
         except Exception as error:  # noqa: BLE001  # the border, as in `_drive`
@@ -590,18 +601,20 @@ class Context:
 
     async def _begun(
         self,
-        live: LiveRun,
+        live: ActiveRun,
         kernel: Kernel,
         begin: Callable[[], Awaitable[None]],
         timeout_s: float,
         on_input: OnInput | None,
         *,
         lost: bool,
-    ) -> _Cell:
+    ) -> ActiveCell:
         live.restart_clock()
-        ladder = Ladder(timeout_s, self._grace_s, kernel.interrupt, kernel.kill)
-        questions = on_input and Questions(kernel, on_input, lambda: ladder.stop(Why.CALLER))
-        cell = _Cell(live, kernel, lost, ladder, questions or None)
+        ladder = GracefulTermination(timeout_s, self._grace_s, kernel.interrupt, kernel.kill)
+        questions = on_input and InputRequests(
+            kernel, on_input, lambda: ladder.stop(StopReason.CALLER)
+        )
+        cell = ActiveCell(live, kernel, lost, ladder, questions or None)
         self._running = ladder
         self._begin(live, ladder)
         try:
@@ -612,7 +625,7 @@ class Context:
             raise
         return cell
 
-    def _follow_in_task(self, cell: _Cell) -> asyncio.Task[None]:
+    def _follow_in_task(self, cell: ActiveCell) -> asyncio.Task[None]:
         """Go on with a cell whose caller has gone; with the task the turn ends, whatever becomes of
         it: `_end` may cancel it before its first step."""
 
@@ -625,24 +638,24 @@ class Context:
         task.add_done_callback(over)
         return task
 
-    async def _followed(self, cell: _Cell) -> Run:
+    async def _followed(self, cell: ActiveCell) -> Run:
         try:
             end = await cell.end()
         finally:
             self._let_go(cell)
         return await self._concluded(cell, end)
 
-    def _let_go(self, cell: _Cell) -> None:
+    def _let_go(self, cell: ActiveCell) -> None:
         self._running = None
         self._finish(cell.live)
         if cell.questions is not None:
             cell.questions.close()
 
-    async def _concluded(self, cell: _Cell, end: CellEnd) -> Run:
-        if isinstance(end, frames.Malformed):
+    async def _concluded(self, cell: ActiveCell, end: CellEnd) -> Run:
+        if isinstance(end, frames.MalformedFrame):
             cell.kernel.cut_off = f"it sent what no kernel of ours sends: {end}"
             _log.warning("a kernel was cut off: %s", end)
-        if not isinstance(end, frames.Reply):
+        if not isinstance(end, frames.ReplyFrame):
             return await self._died(cell.live, cell.kernel, cell.ladder.why)
         refused = 0
         if _may_have_hit_a_limit(cell.live, end):
@@ -651,11 +664,13 @@ class Context:
             refused = (await cell.kernel.counters()).pids_max_hits - seen
         return self._replied(cell, end, pids_max_hits=refused)
 
-    def _replied(self, cell: _Cell, reply: frames.Reply, *, pids_max_hits: int = 0) -> Run:
+    def _replied(
+        self, cell: ActiveCell, reply: frames.ReplyFrame, *, pids_max_hits: int = 0
+    ) -> Run:
         status, cause = verdict.replied(reply, cell.ladder.why, pids_max_hits=pids_max_hits)
         return self._told(cell.live, status, cause, state_lost=cell.lost)
 
-    async def _command(self, live: LiveRun, program: Program, timeout_s: float) -> Run:
+    async def _command(self, live: ActiveRun, program: Program, timeout_s: float) -> Run:
         kernel, lost = await self.ready()
         live.restart_clock()
         stdin = program.stdin if live.stdin is None else None
@@ -664,7 +679,7 @@ class Context:
         )
         if live.stdin is not None:
             await live.stdin.attach(command)
-        ladder = Ladder(
+        ladder = GracefulTermination(
             timeout_s,
             self._grace_s,
             lambda: command.signal(signal.SIGINT),
@@ -696,17 +711,17 @@ class Context:
             self._beside -= 1
             self.used_at = time.monotonic()
 
-    def _begin(self, live: LiveRun, ladder: Ladder) -> None:
+    def _begin(self, live: ActiveRun, ladder: GracefulTermination) -> None:
         self._ladders[live] = ladder
         self.used_at = time.monotonic()
         self._disk.run_began()
 
-    def _finish(self, live: LiveRun) -> None:
+    def _finish(self, live: ActiveRun) -> None:
         del self._ladders[live]
         self.used_at = time.monotonic()
         self._disk.run_ended()
 
-    async def _died(self, live: LiveRun, kernel: Kernel, why: Why | None) -> Run:
+    async def _died(self, live: ActiveRun, kernel: Kernel, why: StopReason | None) -> Run:
         if self._gone is not None and live.halted is None:
             closed = self._closed("was closed while this ran")
             live.fail(closed)
@@ -731,10 +746,10 @@ class Context:
 
     async def _exited(
         self,
-        live: LiveRun,
+        live: ActiveRun,
         kernel: Kernel,
         exited: frames.Exited,
-        why: Why | None,
+        why: StopReason | None,
         *,
         lost: bool,
     ) -> Run:
@@ -755,7 +770,7 @@ class Context:
 
     def _told(
         self,
-        live: LiveRun,
+        live: ActiveRun,
         status: Status,
         cause: Cause | None,
         *,
@@ -838,7 +853,7 @@ def kernel_gone(how: str = "there is no live kernel") -> errors.Conflict:
 
 
 def _verdict_on(
-    kernel: Kernel, seen: tuple[int, int], end: End, why: Why | None
+    kernel: Kernel, seen: tuple[int, int], end: JailExit, why: StopReason | None
 ) -> verdict.Verdict:
     oom_kills, pids_max_hits = seen
     return verdict.died(
@@ -855,18 +870,20 @@ def _cut_off(kernel: Kernel) -> RunError | None:
     return RunError("KernelCutOff", f"the kernel was ended: {kernel.cut_off}", "")
 
 
-def _may_have_hit_a_limit(live: LiveRun, reply: frames.Reply) -> bool:
+def _may_have_hit_a_limit(live: ActiveRun, reply: frames.ReplyFrame) -> bool:
     return reply.status == "error" or live.elapsed_s > _TIME_TO_HIT_A_LIMIT_S
 
 
-async def _follow_command(command: Command, live: LiveRun, ladder: Ladder) -> frames.Exited:
+async def _follow_command(
+    command: Command, live: ActiveRun, ladder: GracefulTermination
+) -> frames.Exited:
     while True:
         told = await ladder.next(command.next, at_once=command.has_next)
         if isinstance(told, frames.Exited):
             return told
         live.add(frames.Frame(told, None, len(told.text)))
         if live.over:
-            await ladder.stop(Why.OUTPUT)
+            await ladder.stop(StopReason.OUTPUT)
 
 
 def _as_ours(error: Exception) -> errors.SbxError:

@@ -13,7 +13,7 @@ from sbx.aio import to_the_end
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.contexts import CONTEXTS_MAX, DEFAULT_CONTEXT, check_context
 from sbx.protocol.runs import RunError
-from sbx.runtime.run.context import Context, Gone
+from sbx.runtime.run.context import ClosedReason, Context
 
 _NOT_MADE = RunError("ContextNotMade", "the kernel of this context could not be started", "")
 
@@ -23,7 +23,7 @@ async def _nothing(_name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ContextStore:
     """Who remembers contexts while their conversation is closed with its files kept. `names`: those
     there were; `add` is told of each that has started, and may refuse it; `drop` of each that is to
     be gone, also of one it never knew."""
@@ -36,7 +36,7 @@ class Memory:
 class Contexts:
     """See the module. Its methods may be called concurrently from one event loop."""
 
-    def __init__(self, make: Callable[[str, bool], Context], memory: Memory) -> None:
+    def __init__(self, make: Callable[[str, bool], Context], memory: ContextStore) -> None:
         """`make` is told the name, and whether it is that of a new one, which has lost nothing."""
         self._make = make
         self._memory = memory
@@ -142,4 +142,4 @@ async def _end(one: Context, told: RunError) -> None:
     try:
         await one.halt(told)
     finally:
-        await one.close(Gone(f"the context {one.name!r}", "its variables are gone"))
+        await one.close(ClosedReason(f"the context {one.name!r}", "its variables are gone"))

@@ -23,12 +23,12 @@ from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel
 from sbx.protocol.runs import Run, RunError, Status, quarantine_notice
 from sbx.runtime.run import checks
-from sbx.runtime.run.between import Between
+from sbx.runtime.run.between import IdleOutputReader
 from sbx.runtime.run.context import Context, kernel_gone
 from sbx.runtime.run.questions import OnInput
-from sbx.runtime.run.relay import RelayedRun, Tell, Told, told
+from sbx.runtime.run.relay import ForwardedRun, Tell, Told, told
 
-__all__ = ("Cell", "CellEnd", "CommKind", "Frontend", "Tell", "Told")
+__all__ = ("Cell", "CellEnd", "CommKind", "JupyterFrontend", "Tell", "Told")
 
 _log = logging.getLogger(__name__)
 CommKind = Literal["comm_open", "comm_msg", "comm_close"]
@@ -62,7 +62,7 @@ class CellEnd:
     user_expressions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-class Frontend:
+class JupyterFrontend:
     """See the module. Requests are served in their order; `interrupt`, `restart` and `stop` are not
     kept waiting by them.
 
@@ -81,8 +81,8 @@ class Frontend:
         self._ended = ended
         self._kernel: Kernel | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._between: Between | None = None
-        self._asked: set[RelayedRun] = set()
+        self._between: IdleOutputReader | None = None
+        self._asked: set[ForwardedRun] = set()
         self._fatal: RunError | None = None
         self._changing = asyncio.Lock()
 
@@ -166,7 +166,7 @@ class Frontend:
 
     # -- requests -------------------------------------------------------------------------------
 
-    async def _question(self, kind: str, content: Mapping[str, Any]) -> frames.Reply:
+    async def _question(self, kind: str, content: Mapping[str, Any]) -> frames.ReplyFrame:
         self._context.checked(content["code"], None)
         run, live = await self._ask(kind, content, _QUESTION_S)
         if live.reply is None:
@@ -179,7 +179,7 @@ class Frontend:
         content: Any,
         timeout_s: float,
         on_input: OnInput | None = None,
-    ) -> tuple[Run, RelayedRun]:
+    ) -> tuple[Run, ForwardedRun]:
         kernel, between = self._kernel, self._between
         if kernel is None or between is None:
             raise kernel_gone()
@@ -204,7 +204,7 @@ class Frontend:
             await self._let_go()
             self._kernel = kernel
             self._fatal = None
-            self._between = Between(self._context, kernel, self._tell)
+            self._between = IdleOutputReader(self._context, kernel, self._tell)
             self._watch = asyncio.create_task(self._watch_over(kernel))
         return kernel.versions
 

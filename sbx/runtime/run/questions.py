@@ -16,7 +16,7 @@ _AT_ONCE = 4  # each may cost a thread of the embedding program until it is answ
 OnInput = Callable[[str], str | Awaitable[str]]
 
 
-class Questions:
+class InputRequests:
     """The questions of one run. `give_up` is called when the caller's function raises."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Questions:
         """Ask the caller, and go on meanwhile. Raises frames.Malformed for a kernel that asks
         again and again without waiting for an answer."""
         if len(self._asking) >= _AT_ONCE:
-            raise frames.Malformed("it asked for input again and again, unanswered")
+            raise frames.MalformedFrame("it asked for input again and again, unanswered")
         task = asyncio.create_task(self._answer(prompt))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sbx.kernels import frames
 from sbx.protocol.runs import Run, RunError
-from sbx.runtime.run.active_run import LiveRun
+from sbx.runtime.run.active_run import ActiveRun
 
 _log = logging.getLogger(__name__)
 
@@ -18,22 +18,22 @@ Told = (
     frames.Stream
     | frames.DisplayData
     | frames.ExecuteResult
-    | frames.Error
+    | frames.ErrorFrame
     | frames.ClearOutput
-    | frames.InputRequest
-    | frames.CommOpen
-    | frames.CommMsg
+    | frames.InputRequestFrame
+    | frames.CommOpenFrame
+    | frames.CommMsgFrame
 )
 Tell = Callable[[Told], Awaitable[None]]
 
 
-class RelayedRun(LiveRun):
+class ForwardedRun(ActiveRun):
     """`reply` is the kernel's own last word; None where it had none. Of a cell's it holds `payload`
     and `expressions` decoded."""
 
     def __init__(self, run_id: str, output_max: int, tell: Tell) -> None:
         super().__init__(run_id, output_max)
-        self.reply: frames.Reply | None = None
+        self.reply: frames.ReplyFrame | None = None
         self.payload: Sequence[Mapping[str, Any]] = ()
         self.expressions: Mapping[str, Mapping[str, Any]] = {}
         self.pass_on = self._pass_on
@@ -46,22 +46,22 @@ class RelayedRun(LiveRun):
         self._room -= frame.cost
         self.over = self._room < 0 or isinstance(frame.content, frames.OutputLimit)
         said = frame.content
-        if isinstance(said, frames.Error):
+        if isinstance(said, frames.ErrorFrame):
             self._error = RunError(said.ename, said.evalue, "\n".join(said.traceback))
         if self.over and isinstance(said, frames.Stream):
             said = frames.Stream(said.name, self._in_room(said.text))
-        elif self.over and not isinstance(said, frames.Error):
+        elif self.over and not isinstance(said, frames.ErrorFrame):
             return
         if isinstance(said, Told):
             self._due = said
 
-    def replied(self, reply: frames.Reply) -> None:
+    def replied(self, reply: frames.ReplyFrame) -> None:
         super().replied(reply)
         match reply:
             case frames.ExecuteReply():
                 payload, expressions = map(frames.loose, (reply.payload, reply.user_expressions))
                 if not isinstance(payload, list) or not isinstance(expressions, dict):
-                    raise frames.Malformed("a reply whose payload or expressions are none")
+                    raise frames.MalformedFrame("a reply whose payload or expressions are none")
                 self.payload = [frames.as_object(one) for one in payload]
                 self.expressions = {n: frames.as_object(one) for n, one in expressions.items()}
             case frames.CompleteReply(metadata=metadata):
@@ -88,7 +88,7 @@ async def told(tell: Tell, content: Told) -> None:
     for what is inside."""
     try:
         await tell(content)
-    except frames.Malformed:
+    except frames.MalformedFrame:
         raise
     except Exception:  # noqa: BLE001  # the border to who listens: their bug ends no kernel
         _log.exception("what a kernel showed could not be passed on")

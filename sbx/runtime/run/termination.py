@@ -11,7 +11,7 @@ T = TypeVar("T")
 _SETTLED_S = 0.05  # by then the inside has read what it is to do; an interrupt before is ignored
 
 
-class Why(Enum):
+class StopReason(Enum):
     """Why a run is being stopped by us."""
 
     DEADLINE = auto()
@@ -20,15 +20,15 @@ class Why(Enum):
 
     def outcome(self) -> tuple[Status, Cause | None]:
         match self:
-            case Why.DEADLINE:
+            case StopReason.DEADLINE:
                 return Status.TIMEOUT, None
-            case Why.OUTPUT:
+            case StopReason.OUTPUT:
                 return Status.KILLED, Cause.OUTPUT
-            case Why.CALLER:
+            case StopReason.CALLER:
                 return Status.INTERRUPTED, None
 
 
-class Ladder:
+class GracefulTermination:
     """Stops one run at its deadline, or earlier when asked to.
 
     `interrupt` is the gentle way and `kill` the other; after `grace_s` seconds without an end the
@@ -50,7 +50,7 @@ class Ladder:
         self._interrupt = interrupt
         self._kill = kill
         self._killed = False
-        self.why: Why | None = None
+        self.why: StopReason | None = None
 
     async def next(self, following: Callable[[], Awaitable[T]], *, at_once: bool = False) -> T:
         """What follows in the run, stopping it when its time is up. With `at_once` it is there
@@ -75,8 +75,8 @@ class Ladder:
             await self._climb()
 
     async def _climb(self) -> None:
-        if self.why in (None, Why.CALLER):
-            await self.stop(Why.DEADLINE)
+        if self.why in (None, StopReason.CALLER):
+            await self.stop(StopReason.DEADLINE)
         else:
             self._killed = True
             self._deadline = self._loop.time() + self._grace_s
@@ -86,16 +86,16 @@ class Ladder:
     def hurried(self) -> bool:
         """Whether half of the time that a run has to end by its interrupt is over: nothing may hold
         up its last frames, or it is killed for them."""
-        if self.why in (None, Why.CALLER):
+        if self.why in (None, StopReason.CALLER):
             return False
         return self._killed or self._loop.time() >= self._deadline - self._grace_s / 2
 
-    async def stop(self, why: Why) -> None:
+    async def stop(self, why: StopReason) -> None:
         """Start to stop it now. What is being stopped for good already is not stopped twice."""
-        if self.why not in (None, Why.CALLER):
+        if self.why not in (None, StopReason.CALLER):
             return
         self.why = why
-        if why is not Why.CALLER:
+        if why is not StopReason.CALLER:
             self._deadline = self._loop.time() + self._grace_s
         await asyncio.sleep(self._began + _SETTLED_S - self._loop.time())
         await self._interrupt()

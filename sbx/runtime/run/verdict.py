@@ -3,31 +3,31 @@
 import signal
 
 from sbx.kernels import frames
-from sbx.policy.model import Limits
+from sbx.policy.model import LimitsPolicy
 from sbx.protocol.runs import Cause, RunError, Status
-from sbx.runtime.run.termination import Why
+from sbx.runtime.run.termination import StopReason
 
 Verdict = tuple[Status, Cause | None]
 
 
-def replied(reply: frames.Reply, why: Why | None, *, pids_max_hits: int = 0) -> Verdict:
+def replied(reply: frames.ReplyFrame, why: StopReason | None, *, pids_max_hits: int = 0) -> Verdict:
     """The kernel answered. An interrupt that the code did not end by changes nothing; a process
     that could not be started is named as the cause where the run did not end well."""
-    if why is not None and (why is not Why.CALLER or _is_interrupted(reply)):
+    if why is not None and (why is not StopReason.CALLER or _is_interrupted(reply)):
         status, cause = why.outcome()
     else:
         status, cause = (Status.OK if reply.status == "ok" else Status.ERROR), None
     return _with_pids(status, cause, pids_max_hits)
 
 
-def _is_interrupted(reply: frames.Reply) -> bool:
+def _is_interrupted(reply: frames.ReplyFrame) -> bool:
     if not isinstance(reply, frames.ExecuteReply):
         return False
     return reply.status == "error" and reply.ename == "KeyboardInterrupt"
 
 
 def died(
-    killed_for: Cause | None, why: Why | None, *, oom_kills: int, pids_max_hits: int
+    killed_for: Cause | None, why: StopReason | None, *, oom_kills: int, pids_max_hits: int
 ) -> Verdict:
     """The kernel ended during the run: for a limit of ours, for one of linux (the counters say how
     often it struck meanwhile), by the ladder, or by itself."""
@@ -42,7 +42,7 @@ def died(
     return Status.KILLED, Cause.CRASHED
 
 
-def exited(code: int, why: Why | None, *, oom_kills: int, pids_max_hits: int = 0) -> Verdict:
+def exited(code: int, why: StopReason | None, *, oom_kills: int, pids_max_hits: int = 0) -> Verdict:
     """A command ended with an exit code, 128 + N for a signal, as in a shell."""
     if why is not None:
         return _with_pids(*why.outcome(), pids_max_hits)
@@ -66,7 +66,7 @@ def was_killed(code: int) -> bool:
     return code == 128 + signal.SIGKILL
 
 
-def explained(verdict: Verdict, limits: Limits, what: str = "the run") -> RunError | None:
+def explained(verdict: Verdict, limits: LimitsPolicy, what: str = "the run") -> RunError | None:
     """What ended the run, in a sentence for whoever reads the result, often a model; None where
     the code's own error says it."""
     match verdict:

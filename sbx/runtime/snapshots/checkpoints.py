@@ -14,7 +14,7 @@ from sbx import errors
 from sbx.aio import to_the_end
 from sbx.protocol.dry_runs import CHECKPOINTS_MAX, FileChange
 from sbx.runtime.files.open_files import OpenFiles
-from sbx.runtime.snapshots.snapshots import Copies, Copy, outcome
+from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots, outcome
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +23,7 @@ class Checkpoint:
 
     id: str
     _of: "Checkpoints" = field(repr=False)
-    _copy: Copy = field(repr=False)
+    _copy: Snapshot = field(repr=False)
 
     async def restore(self) -> Sequence[FileChange]:
         """Make the files so again, all or none, and tell what that changed. It may be done again.
@@ -43,7 +43,7 @@ class Checkpoint:
 class Checkpoints:
     """Those of one conversation. Its methods may be called concurrently from one event loop."""
 
-    def __init__(self, opened: Callable[[], Awaitable[OpenFiles]], copies: Copies) -> None:
+    def __init__(self, opened: Callable[[], Awaitable[OpenFiles]], copies: Snapshots) -> None:
         self._opened = opened
         self._copies = copies
         self._there: dict[str, Checkpoint] = {}

@@ -25,17 +25,17 @@ from sbx.aio import to_the_end
 from sbx.policy import Policy
 from sbx.protocol.dry_runs import CHANGES_MAX, LIFETIME_S, REHEARSALS_MAX, FileChange
 from sbx.protocol.runs import Run
-from sbx.runtime.files.disk_limit import DiskWatch
+from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.run import checks
-from sbx.runtime.run.context import Context, Gone, StartKernel
-from sbx.runtime.snapshots.snapshots import Copies, Copy, Effect, outcome
+from sbx.runtime.run.context import ClosedReason, Context, StartKernel
+from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots, outcome
 from sbx.telemetry.background import background_context
 from sbx.workspace.quarantine import drop_all
 
 _log = logging.getLogger(__name__)
 _PREFIX = "rehearsal/"  # no context of a caller's has such a name
-_OVER = Gone("the rehearsal", "its copy of the files is gone")
+_OVER = ClosedReason("the rehearsal", "its copy of the files is gone")
 
 
 def is_rehearsal(context: str) -> bool:
@@ -54,7 +54,7 @@ def offline(policy: Policy) -> Policy:
 
 
 @dataclass(slots=True, eq=False)
-class Rehearsal:
+class DryRun:
     """What a command did on a copy, and would change. `truncated`: there is more than is told, and
     a commit makes that, too. `left_out`: what the copy lacks, or is not committed: FIFOs, sockets
     and the like, what could not be read, and attachments that the dry run did not see.
@@ -67,8 +67,8 @@ class Rehearsal:
     left_out: Sequence[str]
     expires_at: float
     _of: "Rehearsals" = field(repr=False)
-    _copy: Copy = field(repr=False)
-    _effect: Effect = field(repr=False)
+    _copy: Snapshot = field(repr=False)
+    _effect: Changes = field(repr=False)
     _quarantine: Path | None = field(repr=False)
 
     async def commit(self) -> None:
@@ -93,7 +93,7 @@ class Rehearsals:
         conversation: str,
         policy: Policy,
         opened: Callable[[], Awaitable[OpenFiles]],
-        copies: Copies,
+        copies: Snapshots,
         start: StartKernel,
         grace_s: float,
         *,
@@ -106,8 +106,8 @@ class Rehearsals:
         self._start = start
         self._grace_s = grace_s
         self._lifetime_s = lifetime_s
-        self._there: dict[str, tuple[Rehearsal, asyncio.TimerHandle]] = {}
-        self._making: set[asyncio.Task[Rehearsal]] = set()
+        self._there: dict[str, tuple[DryRun, asyncio.TimerHandle]] = {}
+        self._making: set[asyncio.Task[DryRun]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._committing = asyncio.Lock()
         self._closed = False
@@ -120,7 +120,7 @@ class Rehearsals:
 
     async def rehearse(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> Rehearsal:
+    ) -> DryRun:
         """Run a shell command on a copy. Cancelled, or failed, it leaves nothing.
 
         Raises as `Conversation.start_shell`, Conflict `too_many_rehearsals`, TooLarge
@@ -146,7 +146,7 @@ class Rehearsals:
             raise _closed()
         return made
 
-    def get(self, rehearsal_id: str) -> Rehearsal:
+    def get(self, rehearsal_id: str) -> DryRun:
         """The one of this id. Raises NotFound `rehearsal_not_found`, Closed."""
         self._check_open()
         found = self._there.get(rehearsal_id)
@@ -154,16 +154,16 @@ class Rehearsals:
             raise _not_found(rehearsal_id)
         return found[0]
 
-    async def commit(self, one: Rehearsal) -> None:
-        """See `Rehearsal.commit`."""
+    async def commit(self, one: DryRun) -> None:
+        """See `DryRun.commit`."""
         async with self._committing:
             self._check_open()
             if not self._forget(one):
                 raise _not_found(one.id)
             await to_the_end(self._commit(one))
 
-    async def discard(self, one: Rehearsal) -> None:
-        """See `Rehearsal.discard`."""
+    async def discard(self, one: DryRun) -> None:
+        """See `DryRun.discard`."""
         if self._forget(one):
             await to_the_end(self._remove(one._copy, one._quarantine))
 
@@ -180,7 +180,7 @@ class Rehearsals:
         if self._leaving:
             await asyncio.wait(list(self._leaving))
 
-    async def _rehearse(self, command: str, timeout: float | None, cwd: str | None) -> Rehearsal:
+    async def _rehearse(self, command: str, timeout: float | None, cwd: str | None) -> DryRun:
         opened = await self._opened()
         with opened.in_use():
             copy = await self._copies.make(opened)
@@ -193,7 +193,7 @@ class Rehearsals:
                 await to_the_end(self._remove(copy, quarantine))
                 raise
         left_out = (*effect.left_out, *unseen)
-        made = Rehearsal(
+        made = DryRun(
             name,
             run,
             effect.told,
@@ -212,7 +212,7 @@ class Rehearsals:
         self,
         name: str,
         opened: OpenFiles,
-        copy: Copy,
+        copy: Snapshot,
         command: str,
         timeout: float | None,
         cwd: str | None,
@@ -246,7 +246,7 @@ class Rehearsals:
             shown,
             self._start,
             self._grace_s,
-            disk=DiskWatch(self._policy.limits),
+            disk=DiskLimit(self._policy.limits),
         )
         self.contexts.add(context)
         try:
@@ -257,7 +257,7 @@ class Rehearsals:
             finally:
                 self.contexts.discard(context)
 
-    async def _commit(self, one: Rehearsal) -> None:
+    async def _commit(self, one: DryRun) -> None:
         try:
             opened = await self._opened()
             with opened.in_use():
@@ -271,29 +271,29 @@ class Rehearsals:
             raise
         await self._copies.remove(one._copy.name)
 
-    async def _remove(self, copy: Copy, quarantine: Path | None) -> None:
+    async def _remove(self, copy: Snapshot, quarantine: Path | None) -> None:
         """Remove a copy whose changes are dropped, with what is in its quarantine."""
         await self._copies.remove(copy.name)
         await _drop(quarantine)
 
-    def _keep(self, one: Rehearsal) -> None:
+    def _keep(self, one: DryRun) -> None:
         left_s = max(0.0, one.expires_at - time.time())
         timer = asyncio.get_running_loop().call_later(left_s, self._expire, one)
         self._there[one.id] = one, timer
 
-    def _forget(self, one: Rehearsal) -> bool:
+    def _forget(self, one: DryRun) -> bool:
         """Whether it was there; it is the caller's to remove then."""
         found = self._there.pop(one.id, None)
         if found is not None:
             found[1].cancel()
         return found is not None
 
-    def _expire(self, one: Rehearsal) -> None:
+    def _expire(self, one: DryRun) -> None:
         task = asyncio.create_task(self._leave(one), context=background_context())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, one: Rehearsal) -> None:
+    async def _leave(self, one: DryRun) -> None:
         try:
             await self.discard(one)
         except (errors.SbxError, OSError) as error:

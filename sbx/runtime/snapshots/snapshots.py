@@ -20,7 +20,7 @@ from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
 from sbx.runtime.files.long_calls import long_call
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.files.quota import wall
-from sbx.runtime.resources import Means
+from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.snapshots.dry_run_view import uploads_are_inert, uploads_of
 from sbx.workspace import Files, HostDirectory, Tree
 from sbx.workspace.quarantine import Quarantine
@@ -30,9 +30,9 @@ from sbx.workspace.snapshots.copy import freeze
 from sbx.workspace.snapshots.diff import FILE_MAX, plain, shown_in, tell
 from sbx.workspace.snapshots.journal import Journal
 from sbx.workspace.snapshots.manifest import (
-    Change,
     Manifest,
     Nodes,
+    PlannedChange,
     Relative,
     changes,
     doubtful,
@@ -44,8 +44,8 @@ from sbx.workspace.snapshots.manifest import (
 )
 from sbx.workspace.snapshots.scan import (
     Bounds,
-    Scope,
-    Survey,
+    ScanScope,
+    TreeScan,
     digest,
     digest_of_bytes,
     look,
@@ -60,43 +60,43 @@ _NAMES = 5  # of a workspace, which are there before anything is put into it
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Snapshot:
     """`base` is what was copied, and `frozen` what the copy was then: identities of nodes are those
     of either tree."""
 
     name: str
     path: Path
-    scope: Scope
+    scope: ScanScope
     base: Manifest
     frozen: Manifest
     has_quota: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class Changes:
     """What would become of a tree, and how a person is told. `truncated`: there is more than is
     told, of the changes or of what was left out."""
 
-    changed: Sequence[Change]
+    changed: Sequence[PlannedChange]
     before: Nodes
     told: tuple[FileChange, ...]
     truncated: bool
     left_out: tuple[str, ...]
 
 
-class Copies:
+class Snapshots:
     """Those of one sandbox, whose files lie in the directory `sandbox`; `host` gives uid and gid of
     its jails, once there is one."""
 
     def __init__(
-        self, means: Means, policy: Policy, sandbox: str, host: Callable[[], Owner]
+        self, means: RuntimeResources, policy: Policy, sandbox: str, host: Callable[[], Owner]
     ) -> None:
         self._means = means
         self._policy = policy
         self._sandbox = sandbox
         self._host = host
 
-    async def make(self, opened: OpenFiles) -> Copy:
+    async def make(self, opened: OpenFiles) -> Snapshot:
         """Raises TooLarge `workspace_too_large`, Unavailable `no_space` and `too_many_searches`;
         nothing is left then, nor when it is cancelled."""
         name = self._means.data.new_name()
@@ -113,7 +113,7 @@ class Copies:
         await in_thread(partial(self._means.data.remove, self._sandbox, name))
         self._means.copies.discard(name)
 
-    async def effect(self, opened: OpenFiles, copy: Copy) -> Effect:
+    async def effect(self, opened: OpenFiles, copy: Snapshot) -> Changes:
         """Return what was changed in the copy since it was made. Its jail has ended, but another
         process may still hold a descriptor of a file of the copy: each new content is recorded by
         its digest, the diff is of the content recorded, and a commit compares with it.
@@ -123,7 +123,7 @@ class Copies:
         bounds = self._bounds()
         return await _stoppable(opened, bounds, lambda: self._effect(opened, copy, bounds))
 
-    async def way_back(self, opened: OpenFiles, copy: Copy) -> Effect:
+    async def way_back(self, opened: OpenFiles, copy: Snapshot) -> Changes:
         """What makes the files again what they were when the copy was made."""
         bounds = self._bounds()
         return await _stoppable(opened, bounds, lambda: self._way_back(opened, copy, bounds))
@@ -131,8 +131,8 @@ class Copies:
     async def commit(
         self,
         opened: OpenFiles,
-        copy: Copy,
-        effect: Effect,
+        copy: Snapshot,
+        effect: Changes,
         expected: Nodes,
         approved: Collection[Relative] = (),
     ) -> None:
@@ -148,7 +148,7 @@ class Copies:
         await to_the_end(opened.call(act))
 
     @asynccontextmanager
-    async def shown(self, opened: OpenFiles, copy: Copy) -> AsyncIterator[OpenFiles]:
+    async def shown(self, opened: OpenFiles, copy: Snapshot) -> AsyncIterator[OpenFiles]:
         """Give the files for a jail: the copy in the place of the workspace, and frozen copies of
         other directories in which live code or the host may make a socket.
 
@@ -177,16 +177,16 @@ class Copies:
             for name in names:
                 await to_the_end(self.remove(name))
 
-    async def _make(self, opened: OpenFiles, name: str) -> Copy:
+    async def _make(self, opened: OpenFiles, name: str) -> Snapshot:
         path = self._means.data.frozen_path(self._sandbox, name)
         await to_the_end(opened.call(lambda: self._tree(name).close()))
         has_quota = await self._charge(path)
         bounds, scope = self._bounds(), _scope_of(opened)
 
-        def fill() -> Copy:
+        def fill() -> Snapshot:
             with self._tree(name) as made:
                 base, frozen = freeze(_tree_of(opened), made, scope, bounds)
-            return Copy(name, path, scope, base, frozen, has_quota)
+            return Snapshot(name, path, scope, base, frozen, has_quota)
 
         return await _stoppable(opened, bounds, fill)
 
@@ -202,7 +202,7 @@ class Copies:
 
         def fill() -> Manifest:
             with live, self._tree(name) as made:
-                return freeze(live, made, Scope(), bounds)[0]
+                return freeze(live, made, ScanScope(), bounds)[0]
 
         async with long_call():
             base = await _stoppable(opened, bounds, fill)
@@ -236,7 +236,7 @@ class Copies:
         return self._tree(name)
 
     @staticmethod
-    def original(opened: OpenFiles) -> tuple[Tree, Scope]:
+    def original(opened: OpenFiles) -> tuple[Tree, ScanScope]:
         """The files that are copied, and which part of them. The tree is that of `opened`."""
         return _tree_of(opened), _scope_of(opened)
 
@@ -253,7 +253,7 @@ class Copies:
     # -- in a worker thread -----------------------------------------------------------------------
 
     def _shown(
-        self, opened: OpenFiles, copy: Copy, shared: Path | None, uploads: Path | None
+        self, opened: OpenFiles, copy: Snapshot, shared: Path | None, uploads: Path | None
     ) -> OpenFiles:
         files_path = copy.path / "files"
         with ExitStack() as held:
@@ -295,7 +295,7 @@ class Copies:
             made.held.push(held.pop_all())
             return made
 
-    def _effect(self, opened: OpenFiles, copy: Copy, bounds: Bounds) -> Effect:
+    def _effect(self, opened: OpenFiles, copy: Snapshot, bounds: Bounds) -> Changes:
         source = _tree_of(opened)
 
         def as_it_was(path: str) -> bool:
@@ -306,11 +306,11 @@ class Copies:
                 return False
             return now == was and now.identity == was.identity
 
-        def before(change: Change) -> bytes | None:
+        def before(change: PlannedChange) -> bytes | None:
             return _content(source, change) if as_it_was(change.path) else None
 
         with self._tree(copy.name) as tree:
-            check = Survey(tree, copy.scope, bounds)
+            check = TreeScan(tree, copy.scope, bounds)
             after = look(tree, copy.scope, bounds)
             paths = doubtful(copy.frozen.nodes, after.nodes)
             was = with_digests(
@@ -330,12 +330,12 @@ class Copies:
             told, truncated = tell(changed, shown_in(tree), before, partial(_recorded, tree))
             left_out = [*copy.base.left_out, *after.left_out]
             named = tuple(plain(shown_in(tree)(path)) for path in left_out[:CHANGES_MAX])
-        return Effect(changed, was, told, truncated or len(left_out) > len(named), named)
+        return Changes(changed, was, told, truncated or len(left_out) > len(named), named)
 
-    def _way_back(self, opened: OpenFiles, copy: Copy, bounds: Bounds) -> Effect:
+    def _way_back(self, opened: OpenFiles, copy: Snapshot, bounds: Bounds) -> Changes:
         """What could not be seen when the copy was made is not of it, and is left alone."""
         target = _tree_of(opened)
-        check = Survey(target, copy.scope, bounds)
+        check = TreeScan(target, copy.scope, bounds)
         now = look(target, copy.scope, bounds)
         then = copy.base.nodes
         with self._tree(copy.name) as tree:
@@ -352,13 +352,13 @@ class Copies:
             told, truncated = tell(
                 changed, shown_in(tree), partial(_content, target), partial(_content, tree)
             )
-        return Effect(changed, is_now, told, truncated, ())
+        return Changes(changed, is_now, told, truncated, ())
 
     def _commit(
         self,
         opened: OpenFiles,
-        copy: Copy,
-        changed: Sequence[Change],
+        copy: Snapshot,
+        changed: Sequence[PlannedChange],
         expected: Nodes,
         approved: Collection[Relative],
     ) -> None:
@@ -424,29 +424,29 @@ def _tree_of(opened: OpenFiles) -> Tree:
     return places[0][0]
 
 
-def _scope_of(opened: OpenFiles) -> Scope:
+def _scope_of(opened: OpenFiles) -> ScanScope:
     if opened.host_directory is not None:
-        return Scope()
+        return ScanScope()
     uploads, temparea = ("uploads",), ("uploads", "temparea")
     reserved = (uploads, temparea, ("uploads", "generated"))
     if opened.shared is None:
-        return Scope(reserved, (temparea,))
-    return Scope((*reserved, ("shared",)), (temparea, ("shared",)))
+        return ScanScope(reserved, (temparea,))
+    return ScanScope((*reserved, ("shared",)), (temparea, ("shared",)))
 
 
-def _refuse(opened: OpenFiles, one: Change) -> None:
+def _refuse(opened: OpenFiles, one: PlannedChange) -> None:
     """What a program of the host would run is read-only for the code inside, and so for us."""
     if opened.host_directory is not None and opened.quarantine is not None:
         opened.host_directory.refuse_change(one.relative)
 
 
-def protected(opened: OpenFiles, one: Change) -> bool:
+def protected(opened: OpenFiles, one: PlannedChange) -> bool:
     """Return whether the path guard kept the content: only its times can be others in a copy."""
     host = opened.host_directory
     return host is not None and opened.quarantine is not None and host.is_protected(one.relative)
 
 
-def _may_change(opened: OpenFiles, one: Change) -> bool:
+def _may_change(opened: OpenFiles, one: PlannedChange) -> bool:
     try:
         _refuse(opened, one)
     except errors.Denied:
@@ -454,7 +454,7 @@ def _may_change(opened: OpenFiles, one: Change) -> bool:
     return True
 
 
-def _with_set_id(one: Change, base: Nodes) -> Change:
+def _with_set_id(one: PlannedChange, base: Nodes) -> PlannedChange:
     """Return the change with the set-id bits that the original has: the copy has none."""
     was = base.get(one.path)
     if one.before is None or was is None:
@@ -462,13 +462,13 @@ def _with_set_id(one: Change, base: Nodes) -> Change:
     return replace(one, before=replace(one.before, set_id=was.set_id))
 
 
-def _undigested(one: Change) -> Change:
+def _undigested(one: PlannedChange) -> PlannedChange:
     """Return the change with no digest to compare with: no jail ever sees a checkpoint's copy. A
     file that was cut short while it was copied has another size than its node."""
     return one if one.after is None else replace(one, after=replace(one.after, sha256=None))
 
 
-def _recorded(tree: Tree, change: Change) -> bytes | None:
+def _recorded(tree: Tree, change: PlannedChange) -> bytes | None:
     """Return the content whose digest the change has. Raises Conflict `workspace_changed`."""
     content = _content(tree, change)
     assert change.after is not None
@@ -477,7 +477,7 @@ def _recorded(tree: Tree, change: Change) -> bytes | None:
     return content
 
 
-def _content(tree: Tree, change: Change) -> bytes | None:
+def _content(tree: Tree, change: PlannedChange) -> bytes | None:
     try:
         return tree.read(change.relative, max_bytes=FILE_MAX)
     except errors.SbxError:

@@ -25,25 +25,25 @@ from sbx.aio import to_the_end
 from sbx.policy import Policy
 from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
 from sbx.protocol.runs import Run, RunError
-from sbx.runtime.files.disk_limit import DiskWatch
+from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.processes.scripts import Program
-from sbx.runtime.run.active_run import LiveRun
-from sbx.runtime.run.context import Context, Gone, StartKernel
+from sbx.runtime.run.active_run import ActiveRun
+from sbx.runtime.run.context import ClosedReason, Context, StartKernel
 from sbx.runtime.snapshots.dry_run import offline, rehearsal_name
-from sbx.runtime.snapshots.snapshots import Copies, Copy, Effect, protected
+from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots, protected
 from sbx.workspace.mirroring import Mirror
 from sbx.workspace.quarantine import Quarantine
 from sbx.workspace.snapshots.copy import take
 from sbx.workspace.snapshots.diff import FILE_MAX, plain, shown_in, tell
-from sbx.workspace.snapshots.manifest import Change, within
+from sbx.workspace.snapshots.manifest import PlannedChange, within
 from sbx.workspace.snapshots.scan import Bounds
 from sbx.workspace.tree import Tree
 
 _log = logging.getLogger(__name__)
 _TRIES = 3  # to restore a copy that live code writes to
 _RETRY_S = 300.0  # until a project that could not be copied is tried again
-_OVER = Gone("the command", "its jail is gone")
+_OVER = ClosedReason("the command", "its jail is gone")
 _RENEWED = RunError("KernelStopped", "the copy of the project that it ran on was made anew", "")
 # git would write to its index for `git status` or `git diff` alone, which would then be a change to
 # ask about: on a copy every file looks touched.
@@ -66,7 +66,7 @@ class WorkingCopy:
         policy: Policy,
         python_policy: Policy,
         opened: Callable[[], Awaitable[OpenFiles]],
-        copies: Copies,
+        copies: Snapshots,
         start: StartKernel,
         grace_s: float,
         *,
@@ -84,7 +84,7 @@ class WorkingCopy:
         self._lock = asyncio.Lock()
         self._making = asyncio.Lock()
         self._held = AsyncExitStack()
-        self._copy: Copy | None = None
+        self._copy: Snapshot | None = None
         self._files: OpenFiles | None = None
         self._mirror: Mirror | None = None
         self._items: frozenset[str] = frozenset()  # of the quarantine, by calls that were committed
@@ -98,7 +98,7 @@ class WorkingCopy:
             self.files,
             start,
             grace_s,
-            disk=DiskWatch(python_policy.limits),
+            disk=DiskLimit(python_policy.limits),
             had_kernel=had_kernel,
         )
 
@@ -180,7 +180,7 @@ class WorkingCopy:
             self.files,
             self._start,
             self._grace_s,
-            disk=DiskWatch(self._policy.limits),
+            disk=DiskLimit(self._policy.limits),
         )
         self._jails.add(made)
         return made
@@ -194,13 +194,13 @@ class WorkingCopy:
 
     # -- what a transaction does ----------------------------------------------------------------
 
-    async def taken(self, opened: OpenFiles, stage: str) -> Effect:
+    async def taken(self, opened: OpenFiles, stage: str) -> Changes:
         """What was changed in the copy; the new content is in the tree `stage` from then on."""
         copy, mirror = self._copy, self._mirror
         assert copy is not None
         assert mirror is not None
 
-        def act(bounds: Bounds) -> Effect:
+        def act(bounds: Bounds) -> Changes:
             original, _ = self._copies.original(opened)
             with self._copies.tree(copy.name) as tree, self._copies.tree(stage) as staged:
                 changed, left_out = mirror.compare(original, tree, bounds)
@@ -210,8 +210,8 @@ class WorkingCopy:
 
         return await self._copies.work(opened, act)
 
-    async def commit(self, opened: OpenFiles, stage: str, effect: Effect) -> None:
-        """Make these changes in the project. Raises as `Copies.commit`."""
+    async def commit(self, opened: OpenFiles, stage: str, effect: Changes) -> None:
+        """Make these changes in the project. Raises as `Snapshots.commit`."""
         copy, mirror = self._copy, self._mirror
         assert copy is not None
         assert mirror is not None
@@ -303,9 +303,9 @@ class Transaction:
         self._of = of
         self._opened = opened
         self._jail: Context | None = None
-        self._runs: list[LiveRun] = []
+        self._runs: list[ActiveRun] = []
         self._stage: str | None = None
-        self._effect: Effect | None = None
+        self._effect: Changes | None = None
         self._ended = False
 
     @property
@@ -315,19 +315,19 @@ class Transaction:
             self._jail = self._of.jail()
         return self._jail
 
-    def follow(self, live: LiveRun) -> LiveRun:
+    def follow(self, live: ActiveRun) -> ActiveRun:
         """Note a run of this call, whose result belongs to its changes."""
         self._runs.append(live)
         return live
 
-    async def give_up(self, live: LiveRun) -> None:
+    async def give_up(self, live: ActiveRun) -> None:
         for one in (self.python, self._jail):
             if one is not None:
                 await one.give_up(live)
 
     async def compare(self) -> "ChangeSet":
         """What the call changed, once all that it started has ended; cells that still run are
-        interrupted. Raises as `Copies.effect`."""
+        interrupted. Raises as `Snapshots.effect`."""
         await self._over()
         self._stage = await self._of.stage(self._opened)
         self._effect = await self._of.taken(self._opened, self._stage)
@@ -379,7 +379,7 @@ class ChangeSet:
 
     def __init__(
         self,
-        effect: Effect,
+        effect: Changes,
         run: Run | None = None,
         host_executables: Mapping[str, str] | None = None,
     ) -> None:
@@ -388,7 +388,7 @@ class ChangeSet:
         self.changes: Sequence[FileChange] = effect.told
         self.truncated = effect.truncated
         self.left_out: Sequence[str] = effect.left_out
-        self.made: Sequence[Change] = effect.changed
+        self.made: Sequence[PlannedChange] = effect.changed
 
     @property
     def is_empty(self) -> bool:
@@ -401,8 +401,8 @@ class ChangeSet:
 
 
 def effect_of(
-    changed: Sequence[Change], left_out: Sequence[str], original: Tree, staged: Tree
-) -> Effect:
+    changed: Sequence[PlannedChange], left_out: Sequence[str], original: Tree, staged: Tree
+) -> Changes:
     """These changes, told by the content that the original has now and that is staged."""
     told, truncated = tell(
         changed,
@@ -411,10 +411,10 @@ def effect_of(
         lambda one: _content(staged, one),
     )
     named = tuple(plain(shown_in(original)(path)) for path in left_out[:CHANGES_MAX])
-    return Effect(changed, {}, told, truncated or len(left_out) > len(named), named)
+    return Changes(changed, {}, told, truncated or len(left_out) > len(named), named)
 
 
-def _content(tree: Tree, change: Change) -> bytes | None:
+def _content(tree: Tree, change: PlannedChange) -> bytes | None:
     try:
         return tree.read(change.relative, max_bytes=FILE_MAX)
     except errors.SbxError:

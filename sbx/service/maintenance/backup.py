@@ -46,7 +46,7 @@ class BackupReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class ReplacedStore:
     """`kept`: the store that was there before. `unknown`: how many directories the new one does not
     know; `brought_back`: the ids of unclaimed directories that it knows."""
 
@@ -88,7 +88,7 @@ def backup(data: Path, target: Path, *, force: bool) -> BackupReport:
     return BackupReport(target, size, mark)
 
 
-def restore(data: Path, source: Path | None, *, force: bool) -> Replaced:
+def restore(data: Path, source: Path | None, *, force: bool) -> ReplacedStore:
     """Put a backup in the place of the store; without `source` an empty one.
 
     Raises Conflict `service_running`, NotFound `backup_not_found`, BadRequest `backup_unusable`,
@@ -117,7 +117,9 @@ def restore(data: Path, source: Path | None, *, force: bool) -> Replaced:
         return replace(data, fresh, mark, "store.restore", source=str(source or "empty"))
 
 
-def replace(data: Path, fresh: Path, mark: Mark | None, act: str, **details: object) -> Replaced:
+def replace(
+    data: Path, fresh: Path, mark: Mark | None, act: str, **details: object
+) -> ReplacedStore:
     """Put the store `fresh` in place, see the module; `mark` is the one that it has. `act` is for
     the audit log. The caller holds the lock."""
     path = data / FILE_NAME
@@ -143,7 +145,7 @@ def replace(data: Path, fresh: Path, mark: Mark | None, act: str, **details: obj
             Path(f"{path}{ending}").unlink(missing_ok=True)
         fresh.replace(path)
         marks.sync(data)
-    return Replaced(latest, kept if is_there else None, unknown, brought_back)
+    return ReplacedStore(latest, kept if is_there else None, unknown, brought_back)
 
 
 @contextmanager

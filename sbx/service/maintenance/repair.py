@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sbx.errors import SbxError, Unavailable
 from sbx.service.maintenance import backup, place
-from sbx.service.maintenance.backup import Replaced
+from sbx.service.maintenance.backup import ReplacedStore
 from sbx.service.maintenance.check import Directories, on_disk, sandboxes_without_cargo
 from sbx.service.maintenance.salvage import SavedTable, salvage
 from sbx.store import FILE_NAME, database, marks
@@ -35,7 +35,7 @@ class Repaired:
     found_again: tuple[str, ...]
     without_files: tuple[str, ...]
     dropped: int
-    replaced: Replaced | None
+    replaced: ReplacedStore | None
 
 
 def repair(data: Path) -> Repaired:

@@ -9,10 +9,10 @@ from typing import Literal
 
 from sbx import errors
 from sbx.protocol.contexts import DEFAULT_CONTEXT
-from sbx.runtime.run.active_run import LiveRun
+from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import Context
 from sbx.runtime.snapshots.checkpoints import Checkpoint
-from sbx.runtime.snapshots.dry_run import Rehearsal
+from sbx.runtime.snapshots.dry_run import DryRun
 from sbx.service.projects.changes import CodeChanges, UploadsShown, WriteChanges
 from sbx.service.projects.sandbox import (
     COMPUTING,
@@ -22,7 +22,7 @@ from sbx.service.projects.sandbox import (
 )
 
 
-class ProjectBox:
+class ProjectSession:
     """Its kernels start with the first run that needs one; `close` ends all of it, and leaves the
     directory as it is. `commands_allowed` is what `allow_commands` made of it. `user_decides`: the
     user of this machine, and no client of a service, decides about changes."""
@@ -104,7 +104,7 @@ class ProjectBox:
         self._move_python(copied=True)
         return CodeChanges(self, self._talk, transaction, policy)
 
-    def start_run(self, code: str, *, timeout: float | None = None) -> LiveRun:
+    def start_run(self, code: str, *, timeout: float | None = None) -> ActiveRun:
         """A cell of Python, in the kernel where the last one ran: that is over the working copy,
         unless the project cannot be copied or commands are allowed. Raises as
         `Conversation.start_run`."""
@@ -112,25 +112,25 @@ class ProjectBox:
 
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> LiveRun:
+    ) -> ActiveRun:
         """Start a command in a jail that ends with it, processes in the background included. Once
         commands are allowed, in the live jail."""
         if self.commands_allowed:
             return self._talk.start_shell(command, timeout=timeout, cwd=cwd)
         return self._talk.start_command(command, timeout=timeout, cwd=cwd)
 
-    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> LiveRun:
+    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
         """A script, in a jail as that of a command."""
         if self.commands_allowed:
             return self._talk.start_script(code, language, timeout=timeout)
         return self._talk.start_script_alone(code, language, timeout=timeout)
 
-    async def give_up(self, run: LiveRun, /) -> None:
+    async def give_up(self, run: ActiveRun, /) -> None:
         await self._talk.give_up(run)
 
     async def rehearse(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> Rehearsal:
+    ) -> DryRun:
         """Run a command on a frozen copy of the directory; see `Conversation.rehearse`."""
         return await self._talk.rehearse(command, timeout=timeout, cwd=cwd)
 

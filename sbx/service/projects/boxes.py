@@ -19,15 +19,15 @@ from sbx.runtime.conversation import Conversation
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.projects.allowed_paths import ProjectGrounds
-from sbx.service.projects.box import ProjectBox, python_in
+from sbx.service.projects.box import ProjectSession, python_in
 from sbx.service.projects.client import ProjectServerLink, RemoteBox
-from sbx.service.projects.host_mode import HostBox
+from sbx.service.projects.host_mode import HostSession
 from sbx.service.projects.sandbox import open_project
 from sbx.service.projects.uploads import ProjectUploads
 from sbx.store.projects import ProjectRow
 from sbx.workspace.paths import UPLOADS_APART
 
-Box = ProjectBox | RemoteBox | HostBox
+Box = ProjectSession | RemoteBox | HostSession
 Key = tuple[str, str]  # owner, conversation
 _KERNELS_A_BOX = 2
 _RETRY_AFTER_S = 5.0
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Walls:
+class BoxWalls:
     """The policy of a box, and what a request tightens of it and adds to its environment."""
 
     policy: str
@@ -50,12 +50,12 @@ class _Made:
     project_id: str
     directory: str
     sandboxed: bool
-    walls: Walls
+    walls: BoxWalls
     uploads: Path | None
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class BoxState:
     """What there is of a conversation. In one project `allowed` and `lost` outlive its box: that a
     person allowed commands, and that Python had variables which are gone."""
 
@@ -99,7 +99,7 @@ class ProjectBoxes:
         self._clock = clock
         self._settings = settings
         self._grounds = grounds
-        self._held: dict[Key, _Held] = {}
+        self._held: dict[Key, BoxState] = {}
         self._leaving: dict[str, int] = defaultdict(int)
         self._closed = False
 
@@ -108,13 +108,13 @@ class ProjectBoxes:
         self,
         key: Key,
         wanted: Callable[[], Awaitable[ProjectRow]],
-        walls: Walls,
+        walls: BoxWalls,
         uploads: Conversation | None,
     ) -> AsyncIterator[Box]:
         """See `Projects.using`. `wanted` says in which project, and raises where there is none."""
         if self._closed:
             raise errors.Closed("the projects are closed", hint="start the service again")
-        held = self._held.setdefault(key, _Held())
+        held = self._held.setdefault(key, BoxState())
         held.users += 1
         try:
             async with held.lock:
@@ -173,9 +173,9 @@ class ProjectBoxes:
     async def _box(
         self,
         key: Key,
-        held: _Held,
+        held: BoxState,
         project: ProjectRow,
-        walls: Walls,
+        walls: BoxWalls,
         uploads: Conversation | None,
     ) -> Box:
         if self._closed or self._held.get(key) is not held:
@@ -202,12 +202,12 @@ class ProjectBoxes:
             await held.uploads.refresh()
         return held.box
 
-    async def _shut_for_another(self, held: _Held) -> None:
+    async def _shut_for_another(self, held: BoxState) -> None:
         if held.box is not None and held.users > 1:
             raise _in_use("another run of this conversation works elsewhere")
         await held.shut()
 
-    async def _make(self, held: _Held, made: _Made, uploads: Conversation | None) -> None:
+    async def _make(self, held: BoxState, made: _Made, uploads: Conversation | None) -> None:
         directory, grace_s = Path(made.directory), self._settings.interrupt_grace
         held.uploads = None
         if not made.sandboxed:
@@ -215,14 +215,14 @@ class ProjectBoxes:
                 held.uploads = ProjectUploads(uploads.uploads, view=str(made.uploads))
             if self._runtime.as_root:
                 await in_thread(_demand_of_root, directory)
-            held.box = HostBox(directory, held.uploads, grace_s, lost=held.lost)
+            held.box = HostSession(directory, held.uploads, grace_s, lost=held.lost)
         else:
             held.box = await self._sandboxed(held, made, uploads)
         held.made, held.lost = made, False
 
     async def _sandboxed(
-        self, held: _Held, made: _Made, uploads: Conversation | None
-    ) -> ProjectBox | RemoteBox:
+        self, held: BoxState, made: _Made, uploads: Conversation | None
+    ) -> ProjectSession | RemoteBox:
         if self._server is not None:
             return await self._remote(self._server, held, made, uploads)
         mounted = made.uploads if not self._runtime.capabilities.root else None
@@ -238,10 +238,10 @@ class ProjectBoxes:
         if uploads is not None:
             copies = None if mounted is not None else sandbox.uploads
             held.uploads = ProjectUploads(uploads.uploads, copies, view=UPLOADS_APART)
-        return ProjectBox(sandbox, held.uploads, commands_allowed=held.allowed)
+        return ProjectSession(sandbox, held.uploads, commands_allowed=held.allowed)
 
     async def _remote(
-        self, server: ProjectServerLink, held: _Held, made: _Made, uploads: Conversation | None
+        self, server: ProjectServerLink, held: BoxState, made: _Made, uploads: Conversation | None
     ) -> RemoteBox:
         box = await server.open(
             made.walls.policy,
@@ -267,19 +267,19 @@ class ProjectBoxes:
                     raise _full(most)
                 await self._end_unused(min(unused, key=lambda one: one.idle_at))
 
-    def _live(self, owner: str | None) -> list[_Held]:
+    def _live(self, owner: str | None) -> list[BoxState]:
         return [
             one
             for key, one in self._held.items()
             if one.box is not None and owner in (None, key[0])
         ]
 
-    async def _end_unused(self, one: _Held) -> None:
+    async def _end_unused(self, one: BoxState) -> None:
         async with one.lock:
             if not one.users:
                 await one.shut()
 
-    async def _end(self, one: _Held) -> None:
+    async def _end(self, one: BoxState) -> None:
         async with one.lock:
             await one.shut()
 

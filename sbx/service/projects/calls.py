@@ -22,8 +22,8 @@ import msgspec
 
 from sbx import errors
 from sbx.protocol.dry_runs import FileChange
-from sbx.protocol.files import Entry, Kind
-from sbx.workspace.snapshots.manifest import Change, Node
+from sbx.protocol.files import FileEntry, Kind
+from sbx.workspace.snapshots.manifest import FileNode, PlannedChange
 
 FRAME_MAX = 1 << 30  # bytes: a file of the largest `file_size_max` that a shipped policy has
 LENGTH = 4
@@ -121,7 +121,7 @@ class SaveResult(_Request):
     content: bytes
 
 
-class Start(_Request):
+class StartCall(_Request):
     """`language` is None for a cell, "" for a shell command. The answer is the number of a run."""
 
     of: int
@@ -177,7 +177,7 @@ class EndUpload(_Request):
 Request = (
     Ping | Resolve | Look | Open | Allow | Close | Begin | Compare | Commit | Rollback
     | ReadFile | WriteFile | ListFiles | Stat | MakeDirectory | Find | SaveResult
-    | Start | Follow | GiveUp
+    | StartCall | Follow | GiveUp
     | ListUploads | DeleteUpload | BeginUpload | AddToUpload | EndUpload
 )  # fmt: skip
 
@@ -193,7 +193,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     id: int
 
 
-class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+class CallReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """`stateful`: whether Python in the sandbox of the request has, or had, variables. The reply
     with the number 0 reports that the server is ready, or why it is not."""
 
@@ -204,8 +204,8 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     stateful: bool = False
 
 
-class Found(msgspec.Struct, frozen=True):
-    entries: list[Entry]
+class FoundReply(msgspec.Struct, frozen=True):
+    entries: list[FileEntry]
     complete: bool
 
 
@@ -219,15 +219,17 @@ class Compared(msgspec.Struct, frozen=True):
     touched: list[tuple[bytes, bytes | None]]
 
 
-def changes_of(told: Sequence[tuple[bytes, bytes | None]]) -> list[Change]:
+def changes_of(told: Sequence[tuple[bytes, bytes | None]]) -> list[PlannedChange]:
     """The changes again, as far as `within` looks at them."""
     return [
-        Change(os.fsdecode(path), None, Node("file" if text is None else "symlink", text=text))
+        PlannedChange(
+            os.fsdecode(path), None, FileNode("file" if text is None else "symlink", text=text)
+        )
         for path, text in told
     ]
 
 
-def touched(changes: Sequence[Change]) -> list[tuple[bytes, bytes | None]]:
+def touched(changes: Sequence[PlannedChange]) -> list[tuple[bytes, bytes | None]]:
     return [
         (os.fsencode(one.path), one.after.text if one.after is not None else None)
         for one in changes
@@ -238,7 +240,7 @@ def touched(changes: Sequence[Change]) -> list[tuple[bytes, bytes | None]]:
 
 ENCODER = msgspec.msgpack.Encoder()
 CALLS = msgspec.msgpack.Decoder(Call | Cancel)
-REPLIES = msgspec.msgpack.Decoder(Reply)
+REPLIES = msgspec.msgpack.Decoder(CallReply)
 
 
 def framed(message: object) -> bytes:
@@ -270,7 +272,7 @@ def error_of(error: errors.SbxError) -> dict[str, Any]:
     return {"error": error.to_dict(), "kind": _kind(error)}
 
 
-def revived(reply: Reply) -> errors.SbxError:
+def revived(reply: CallReply) -> errors.SbxError:
     """The error of a reply, as the class that a caller can catch."""
     told: Mapping[str, Any] = reply.error or {}
     return _KINDS.get(reply.kind, errors.Broken)(

@@ -14,18 +14,18 @@ from typing import Protocol
 from sbx import errors
 from sbx.aio import to_the_end
 from sbx.policy import Policy
-from sbx.protocol.files import Entry, Kind, Listing, Upload
+from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.honeytokens import look
-from sbx.runtime.run.active_run import LiveRun
-from sbx.runtime.snapshots.snapshots import Copies, Copy, Effect
+from sbx.runtime.run.active_run import ActiveRun
+from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots
 from sbx.runtime.snapshots.working_copy import COMMAND_ENV, ChangeSet, Transaction, effect_of
 from sbx.service.projects.sandbox import ProjectConversation, in_project
 from sbx.workspace.errors import translate, wrong_path
 from sbx.workspace.snapshots.diff import plain
-from sbx.workspace.snapshots.manifest import Change, Manifest, Node, Relative, relative
-from sbx.workspace.snapshots.scan import Scope, digest, node_at
+from sbx.workspace.snapshots.manifest import FileNode, Manifest, PlannedChange, Relative, relative
+from sbx.workspace.snapshots.scan import ScanScope, digest, node_at
 
 
 class UploadsShown(Protocol):
@@ -44,8 +44,8 @@ class Beside(Protocol):
     @property
     def uploads(self) -> UploadsShown: ...
     async def save_result(self, name: str, content: bytes, /) -> str: ...
-    def start_run(self, code: str, *, timeout: float | None = None) -> LiveRun: ...
-    async def give_up(self, run: LiveRun, /) -> None: ...
+    def start_run(self, code: str, *, timeout: float | None = None) -> ActiveRun: ...
+    async def give_up(self, run: ActiveRun, /) -> None: ...
 
 
 class CodeChanges:
@@ -70,26 +70,26 @@ class CodeChanges:
     def sandbox(self) -> "CodeChanges":
         return self
 
-    def start_run(self, code: str, *, timeout: float | None = None) -> LiveRun:
+    def start_run(self, code: str, *, timeout: float | None = None) -> ActiveRun:
         """A cell in the kernel over the copy. Raises as `Conversation.start_run`."""
         made = self._transaction.python.start_run(code, timeout=timeout)
         return self._transaction.follow(made)
 
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> LiveRun:
+    ) -> ActiveRun:
         """A command on the copy, without network. Raises as `Conversation.start_shell`."""
         jail = self._transaction.jail
         made = jail.start_shell(command, timeout=timeout, cwd=cwd, env=COMMAND_ENV)
         return self._transaction.follow(made)
 
-    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> LiveRun:
+    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
         """A script on the copy, without network. Raises as `Conversation.start_script`."""
         make = self._talk.prepare_script(code, language, env=COMMAND_ENV)
         time_s = self._talk.time_for_script(timeout)
         return self._transaction.follow(self._transaction.jail.start_program(make, time_s))
 
-    async def give_up(self, run: LiveRun, /) -> None:
+    async def give_up(self, run: ActiveRun, /) -> None:
         await self._transaction.give_up(run)
 
 
@@ -124,7 +124,7 @@ class _CopyFiles:
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
         return await (await self._at(path)).list(path, max_depth=max_depth)
 
-    async def stat(self, path: str) -> Entry:
+    async def stat(self, path: str) -> FileEntry:
         return await (await self._at(path)).stat(path)
 
     async def make_directory(self, path: str) -> None:
@@ -148,7 +148,7 @@ class WriteChanges:
         self,
         box: Beside,
         opened: OpenFiles,
-        copies: Copies,
+        copies: Snapshots,
         policy: Policy,
         *,
         asks_about_host_executables: bool = False,
@@ -172,10 +172,10 @@ class WriteChanges:
 
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> LiveRun:
+    ) -> ActiveRun:
         raise _no_commands()
 
-    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> LiveRun:
+    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
         raise _no_commands()
 
 
@@ -186,7 +186,7 @@ class _StagedFiles:
         self,
         project: WorkspaceFiles,
         opened: OpenFiles,
-        copies: Copies,
+        copies: Snapshots,
         policy: Policy,
         *,
         asks: bool,
@@ -199,9 +199,9 @@ class _StagedFiles:
         self._tree, _ = copies.original(opened)
         self._most = policy.limits.file_size_max
         self._stage: str | None = None
-        self._changed: dict[str, Change] = {}
-        self._expected: dict[str, Node] = {}
-        self._effect: Effect | None = None
+        self._changed: dict[str, PlannedChange] = {}
+        self._expected: dict[str, FileNode] = {}
+        self._effect: Changes | None = None
 
     async def read_bytes(self, path: str) -> bytes:
         name = self._name(path)
@@ -226,7 +226,7 @@ class _StagedFiles:
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
         return await self._project.list(path, max_depth=max_depth)
 
-    async def stat(self, path: str) -> Entry:
+    async def stat(self, path: str) -> FileEntry:
         name = self._name(path)
         stage = self._stage
         if name is None or stage is None or name not in self._changed:
@@ -249,7 +249,7 @@ class _StagedFiles:
         """What was written, as a person decides by it."""
         stage = self._stage
         if stage is None:
-            self._effect = Effect((), {}, (), False, ())
+            self._effect = Changes((), {}, (), False, ())
         else:
             self._effect = await self._opened.call(lambda: self._compared(stage))
         shown = {plain(self._tree.shown(path)): why for path, why in self._created.items()}
@@ -262,7 +262,7 @@ class _StagedFiles:
             if self._effect.changed:
                 assert self._stage is not None
                 none = Manifest({})
-                copy = Copy(self._stage, Path(), Scope(), none, none, False)
+                copy = Snapshot(self._stage, Path(), ScanScope(), none, none, False)
                 with self._opened.in_use():
                     await self._copies.commit(
                         self._opened, copy, self._effect, self._expected, self._created.keys()
@@ -292,7 +292,7 @@ class _StagedFiles:
 
     # -- in a worker thread -----------------------------------------------------------------------
 
-    def _expect(self, name: str) -> Node | None:
+    def _expect(self, name: str) -> FileNode | None:
         """What the project holds there, as of the first look: a commit demands that it is so."""
         if name in self._expected:
             return self._expected[name]
@@ -314,7 +314,7 @@ class _StagedFiles:
             above = "/".join(parts[:depth])
             node = self._expect(above)
             if node is None and above not in self._changed:
-                self._changed[above] = Change(above, None, Node("directory", 0o755))
+                self._changed[above] = PlannedChange(above, None, FileNode("directory", 0o755))
             elif node is not None and node.kind != "directory":
                 shown = self._tree.shown(parts[:depth])
                 raise wrong_path(shown, "not_a_directory", "is not a directory")
@@ -326,8 +326,8 @@ class _StagedFiles:
             size = tree.write(parts, data, max_bytes=self._most, mode=mode | 0o600)
             made = node_at(tree, parts)
             assert made is not None
-            after = Node("file", mode, made.size, made.mtime_ns, sha256=digest(tree, parts))
-        self._changed[name] = Change(name, before, after)
+            after = FileNode("file", mode, made.size, made.mtime_ns, sha256=digest(tree, parts))
+        self._changed[name] = PlannedChange(name, before, after)
         return size
 
     def _refuse(self, path: str, parts: Relative) -> None:
@@ -340,13 +340,13 @@ class _StagedFiles:
                 raise
             host.created_by(parts)
 
-    def _compared(self, stage: str) -> Effect:
-        changed: list[Change] = []
+    def _compared(self, stage: str) -> Changes:
+        changed: list[PlannedChange] = []
         for name in sorted(self._changed, key=lambda path: path.replace("/", "\0")):
             one = self._changed[name]
             before, after = one.before, one.after
             if before is not None and after is not None and before.kind != after.kind:
-                changed += (Change(name, before, None), Change(name, None, after))
+                changed += (PlannedChange(name, before, None), PlannedChange(name, None, after))
             elif before is None or after is None or before.sha256 != after.sha256:
                 changed.append(one)
         host = self._opened.host_directory
@@ -356,7 +356,7 @@ class _StagedFiles:
         with self._copies.tree(stage) as tree:
             return effect_of(changed, (), self._tree, tree)
 
-    def _staged_entry(self, stage: str, name: str) -> Entry:
+    def _staged_entry(self, stage: str, name: str) -> FileEntry:
         with self._copies.tree(stage) as tree:
             return tree.stat(relative(name))
 

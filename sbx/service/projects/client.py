@@ -1,6 +1,6 @@
 """The service's side of the project server: a sandbox over a project that another process has.
 
-`RemoteBox` acts as `ProjectBox` does, and `ProjectServerLink` as `ProjectGrounds`.
+`RemoteBox` acts as `ProjectSession` does, and `ProjectServerLink` as `ProjectGrounds`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from sbx.isolation.broker.pulse import RETRY_AFTER_S, Pulse
 from sbx.isolation.broker.watchdog import Watchdog
 from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.events import event_from_json, run_from_json
-from sbx.protocol.files import Entry, Kind, Listing, Upload
+from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.protocol.runs import Event, Run, RunEnd
 from sbx.service.projects import calls
 from sbx.service.projects.changes import UploadsShown
@@ -62,7 +62,7 @@ class ProjectServerLink:
     def __init__(self, process: ProjectProcess) -> None:
         self._process = process
         self._ids = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[calls.Reply]] = {}
+        self._waiting: dict[int, asyncio.Future[calls.CallReply]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._pulse = Pulse(self._ping, lambda: self._give_up(_silent))
@@ -214,10 +214,10 @@ class ProjectServerLink:
         await in_thread(watchdog.end, server.process, server.watchdog, _END_S)
 
 
-class RemoteRun:
+class ProjectRun:
     """A run in the project server. It continues without a follower."""
 
-    def __init__(self, of: "_Remote", request: calls.Start) -> None:
+    def __init__(self, of: "_Remote", request: calls.StartCall) -> None:
         self._of = of
         self._number = asyncio.ensure_future(of.call(request, int))
         self._number.add_done_callback(_retrieve)
@@ -256,7 +256,7 @@ class _Remote:
         """`box`: the sandbox of a tool call; None if this is the sandbox itself."""
         self.link = link
         self.number = number
-        self.files = RemoteFiles(self)
+        self.files = RemoteProjectFiles(self)
         self.stateful = False
         self._box: _Remote = box or self
 
@@ -264,16 +264,16 @@ class _Remote:
         result, self._box.stateful = await self.link.ask(request, wanted)
         return result
 
-    def start_run(self, code: str, *, timeout: float | None = None) -> RemoteRun:
-        return RemoteRun(self, calls.Start(self.number, code, None, timeout, None))
+    def start_run(self, code: str, *, timeout: float | None = None) -> ProjectRun:
+        return ProjectRun(self, calls.StartCall(self.number, code, None, timeout, None))
 
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> RemoteRun:
-        return RemoteRun(self, calls.Start(self.number, command, "", timeout, cwd))
+    ) -> ProjectRun:
+        return ProjectRun(self, calls.StartCall(self.number, command, "", timeout, cwd))
 
-    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> RemoteRun:
-        return RemoteRun(self, calls.Start(self.number, code, language, timeout, None))
+    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ProjectRun:
+        return ProjectRun(self, calls.StartCall(self.number, code, language, timeout, None))
 
     async def give_up(self, run: Any, /) -> None:
         await run.give_up()
@@ -283,13 +283,13 @@ class _Remote:
 
 
 class RemoteBox(_Remote):
-    """See `ProjectBox`, whose methods these are. `shown` are the uploads of the conversation; its
-    `uploads` without them are those that the sandbox has itself."""
+    """The methods of `ProjectSession`, called in the project process. `shown` are the uploads of
+    the conversation; its `uploads` without them are those of the sandbox itself."""
 
     def __init__(self, link: ProjectServerLink, number: int, *, commands_allowed: bool) -> None:
         super().__init__(link, number)
         self.commands_allowed = commands_allowed
-        self.own_uploads = RemoteUploads(self)
+        self.own_uploads = ProjectRemoteUploads(self)
         self.shown: UploadsShown | None = None
 
     @property
@@ -301,7 +301,7 @@ class RemoteBox(_Remote):
         self.commands_allowed = True
 
     async def begin(self, effect: Literal["write", "code", "command"]) -> "RemoteChanges":
-        """Raises as `ProjectBox.begin`."""
+        """Raises as `ProjectSession.begin`."""
         begun = self.call(calls.Begin(self.number, effect), int)
         return RemoteChanges(self, await self.link.obtain(begun, calls.Rollback))
 
@@ -355,7 +355,7 @@ class RemoteChangeSet:
         return within(self._touched, prefixes)
 
 
-class RemoteFiles:
+class RemoteProjectFiles:
     """See `ProjectFiles`."""
 
     def __init__(self, of: _Remote) -> None:
@@ -370,10 +370,10 @@ class RemoteFiles:
 
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
         request = calls.ListFiles(self._of.number, path, max_depth)
-        return _listing(await self._of.call(request, calls.Found))
+        return _listing(await self._of.call(request, calls.FoundReply))
 
-    async def stat(self, path: str) -> Entry:
-        return await self._of.call(calls.Stat(self._of.number, path), Entry)
+    async def stat(self, path: str) -> FileEntry:
+        return await self._of.call(calls.Stat(self._of.number, path), FileEntry)
 
     async def make_directory(self, path: str) -> None:
         await self._of.call(calls.MakeDirectory(self._of.number, path), type(None))
@@ -382,10 +382,10 @@ class RemoteFiles:
         self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
     ) -> Listing:
         request = calls.Find(self._of.number, pattern, path, kind, max_results)
-        return _listing(await self._of.call(request, calls.Found))
+        return _listing(await self._of.call(request, calls.FoundReply))
 
 
-class RemoteUploads:
+class ProjectRemoteUploads:
     """The uploads that the sandbox has itself: copies of those that the service keeps."""
 
     def __init__(self, of: RemoteBox) -> None:
@@ -432,7 +432,7 @@ async def _event(encoded: bytes) -> Event:
     return event_from_json(json.loads(encoded))
 
 
-def _listing(found: calls.Found) -> Listing:
+def _listing(found: calls.FoundReply) -> Listing:
     listing = Listing(found.entries)
     listing.complete = found.complete
     return listing

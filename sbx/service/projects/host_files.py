@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from sbx import errors
 from sbx.aio import in_thread
-from sbx.protocol.files import Entry, Kind, Listing
+from sbx.protocol.files import FileEntry, Kind, Listing
 from sbx.runtime.files.long_calls import long_call
 from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
 
@@ -54,7 +54,7 @@ class HostFiles:
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
         return await self._call(path, lambda at: _list(at, max_depth), long=True)
 
-    async def stat(self, path: str) -> Entry:
+    async def stat(self, path: str) -> FileEntry:
         """What the path stands for; of a symlink the link itself."""
         return await self._call(path, lambda at: _entry(at, at.lstat()))
 
@@ -156,7 +156,7 @@ class _Walk:
         self._max_depth = max_depth
         self.complete = True
 
-    def __iter__(self) -> Iterator[tuple[str, Entry]]:
+    def __iter__(self) -> Iterator[tuple[str, FileEntry]]:
         there, seen = [(self._top, 1)], 0
         for directory, depth in there:
             try:
@@ -179,7 +179,7 @@ class _Walk:
                         there.append((Path(one.path), depth + 1))
 
 
-def _entry(at: Path, found: os.stat_result) -> Entry:
+def _entry(at: Path, found: os.stat_result) -> FileEntry:
     kinds: dict[int, Kind] = {
         stat.S_IFREG: "file",
         stat.S_IFDIR: "directory",
@@ -188,4 +188,4 @@ def _entry(at: Path, found: os.stat_result) -> Entry:
     kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
     size = found.st_size if kind == "file" else None
     path = os.fsencode(at).decode("utf-8", "backslashreplace")
-    return Entry(path.rpartition("/")[2], path, kind, size, found.st_mtime)
+    return FileEntry(path.rpartition("/")[2], path, kind, size, found.st_mtime)

@@ -22,13 +22,13 @@ from pathlib import Path
 from sbx import errors
 from sbx.aio import in_thread, to_the_end
 from sbx.kernels import frames
-from sbx.policy.model import Limits
+from sbx.policy.model import LimitsPolicy
 from sbx.protocol.files import Upload
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Run, RunError, Status
 from sbx.runtime.run import checks, verdict
-from sbx.runtime.run.active_run import LiveRun
-from sbx.runtime.run.termination import Ladder, Why
+from sbx.runtime.run.active_run import ActiveRun
+from sbx.runtime.run.termination import GracefulTermination, StopReason
 from sbx.service.projects.changes import UploadsShown
 from sbx.service.projects.host_files import HostFiles
 from sbx.service.projects.host_process import printing
@@ -45,12 +45,12 @@ _log = logging.getLogger(__name__)
 class _Going:
     """How a run that has begun is stopped."""
 
-    ladder: Ladder
+    ladder: GracefulTermination
     kill: Callable[[], None]
     killing: asyncio.TimerHandle | None = None
 
 
-class HostBox:
+class HostSession:
     """See the module. Its methods may be called concurrently from one event loop."""
 
     sandboxed = False
@@ -70,10 +70,10 @@ class HostBox:
         self._grace_s = grace_s
         self._python = HostPython(directory, grace_s, lost=lost)
         self._files = HostFiles(directory)
-        self._own = _Own()
+        self._own = ExtraFiles()
         self._uploads: UploadsShown = uploads if uploads is not None else self._own
-        self._tasks: dict[LiveRun, asyncio.Task[None]] = {}
-        self._going: dict[LiveRun, _Going] = {}
+        self._tasks: dict[ActiveRun, asyncio.Task[None]] = {}
+        self._going: dict[ActiveRun, _Going] = {}
         self._closed = False
 
     @property
@@ -98,7 +98,7 @@ class HostBox:
 
     # -- runs -----------------------------------------------------------------------------------
 
-    def start_run(self, code: str, *, timeout: float | None = None) -> LiveRun:
+    def start_run(self, code: str, *, timeout: float | None = None) -> ActiveRun:
         """A cell of Python, which keeps its variables for the next. Raises BadRequest
         `invalid_code`, `invalid_timeout`, TooLarge, Closed."""
         checks.check_text(code, "code")
@@ -107,13 +107,13 @@ class HostBox:
 
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> LiveRun:
+    ) -> ActiveRun:
         """`/bin/bash -c command`; `cwd` begins at the working directory. Raises as `start_run`."""
         checks.check_command(command)
         directory = self._directory / (cwd or ".")
         return self._program(["/bin/bash", "-c", "--", command], directory, _checked(timeout))
 
-    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> LiveRun:
+    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
         """A script of bash; other languages are commands here. Raises as `start_run`, and
         BadRequest `unknown_language`, `language_unavailable`."""
         if check_language(language) != "bash":
@@ -124,13 +124,13 @@ class HostBox:
             )
         return self.start_shell(code, timeout=timeout)
 
-    async def give_up(self, run: LiveRun, /) -> None:
+    async def give_up(self, run: ActiveRun, /) -> None:
         """Nobody waits for this run any more: interrupt it, and kill it where that is ignored."""
         going, task = self._going.get(run), self._tasks.get(run)
         if going is not None:
             loop = asyncio.get_running_loop()
             going.killing = going.killing or loop.call_later(self._grace_s + 0.1, going.kill)
-            await going.ladder.stop(Why.CALLER)
+            await going.ladder.stop(StopReason.CALLER)
         elif task is not None and not run.begun and not run.done:
             run.finish(Status.INTERRUPTED)
             task.cancel()
@@ -162,11 +162,11 @@ class HostBox:
 
     # -- one run --------------------------------------------------------------------------------
 
-    def _program(self, argv: Sequence[str], directory: Path, timeout_s: float) -> LiveRun:
+    def _program(self, argv: Sequence[str], directory: Path, timeout_s: float) -> ActiveRun:
         return self._launch(lambda live: self._follow(live, argv, directory, timeout_s))
 
     async def _follow(
-        self, live: LiveRun, argv: Sequence[str], directory: Path, timeout_s: float
+        self, live: ActiveRun, argv: Sequence[str], directory: Path, timeout_s: float
     ) -> Run:
         live.restart_clock()
         try:
@@ -178,21 +178,23 @@ class HostBox:
                 async def kill() -> None:
                     process.signal(signal.SIGKILL)
 
-                ladder = Ladder(timeout_s, self._grace_s, interrupt, kill)
+                ladder = GracefulTermination(timeout_s, self._grace_s, interrupt, kill)
                 with self._stoppable(live, ladder, lambda: process.signal(signal.SIGKILL)):
                     while (output := await ladder.next(told.next)) is not None:
                         live.add(frames.Frame(output, None, len(output.text)))
                         if live.over:
-                            await ladder.stop(Why.OUTPUT)
+                            await ladder.stop(StopReason.OUTPUT)
                 code = await process.wait()
         except errors.Unavailable as error:
             return live.finish(Status.ERROR, error=RunError("CommandNotStarted", str(error), ""))
         status, cause = verdict.exited(code, ladder.why, oom_kills=0)
-        told_error = verdict.explained((status, cause), Limits())
+        told_error = verdict.explained((status, cause), LimitsPolicy())
         return live.finish(status, cause=cause, error=told_error, exit_code=code)
 
     @contextmanager
-    def _stoppable(self, live: LiveRun, ladder: Ladder, kill: Callable[[], None]) -> Iterator[None]:
+    def _stoppable(
+        self, live: ActiveRun, ladder: GracefulTermination, kill: Callable[[], None]
+    ) -> Iterator[None]:
         going = self._going[live] = _Going(ladder, kill)
         try:
             yield
@@ -201,20 +203,20 @@ class HostBox:
             if going.killing is not None:
                 going.killing.cancel()
 
-    def _launch(self, drive: Callable[[LiveRun], Awaitable[Run]]) -> LiveRun:
+    def _launch(self, drive: Callable[[ActiveRun], Awaitable[Run]]) -> ActiveRun:
         if self._closed:
             raise _closed("is closed")
-        live = LiveRun(f"run-{secrets.token_hex(6)}", _OUTPUT_MAX)
+        live = ActiveRun(f"run-{secrets.token_hex(6)}", _OUTPUT_MAX)
         task = asyncio.create_task(self._drive(live, drive))
         self._tasks[live] = task
         task.add_done_callback(lambda _: self._over(live))
         return live
 
-    def _over(self, live: LiveRun) -> None:
+    def _over(self, live: ActiveRun) -> None:
         del self._tasks[live]
         live.fail(_closed("was closed before this ran"))  # if nothing came of it
 
-    async def _drive(self, live: LiveRun, drive: Callable[[LiveRun], Awaitable[Run]]) -> None:
+    async def _drive(self, live: ActiveRun, drive: Callable[[ActiveRun], Awaitable[Run]]) -> None:
         try:
             await drive(live)
         except asyncio.CancelledError:
@@ -229,7 +231,7 @@ class HostBox:
             live.fail(broken)
 
 
-class _Own:
+class ExtraFiles:
     """Files beside the working directory, in a directory that is made by the first of them."""
 
     def __init__(self) -> None:

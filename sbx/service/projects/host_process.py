@@ -95,11 +95,11 @@ class Printing:
     """The output of a program, as it comes."""
 
     def __init__(self) -> None:
-        self._told: asyncio.Queue[frames.Output | None] = asyncio.Queue(_PENDING_MAX)
+        self._told: asyncio.Queue[frames.OutputFrame | None] = asyncio.Queue(_PENDING_MAX)
         self._transports: list[asyncio.BaseTransport] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def next(self) -> frames.Output | None:
+    async def next(self) -> frames.OutputFrame | None:
         """What it printed next; None when it has ended, and all of it is told."""
         return await self._told.get()
 
@@ -135,9 +135,9 @@ class Printing:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         while chunk := await reader.read(_CHUNK):
             if text := decoder.decode(chunk):
-                await self._told.put(frames.Output(name, text))
+                await self._told.put(frames.OutputFrame(name, text))
         if text := decoder.decode(b"", final=True):
-            await self._told.put(frames.Output(name, text))
+            await self._told.put(frames.OutputFrame(name, text))
 
     async def _over(self, process: HostProcess, readers: Sequence["asyncio.Task[None]"]) -> None:
         await process.wait()

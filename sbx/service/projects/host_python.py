@@ -20,11 +20,11 @@ import msgspec
 from sbx import errors
 from sbx.aio import in_thread, to_the_end
 from sbx.kernels import frames
-from sbx.policy.model import Limits
+from sbx.policy.model import LimitsPolicy
 from sbx.protocol.runs import Run
 from sbx.runtime.run import verdict
-from sbx.runtime.run.active_run import LiveRun
-from sbx.runtime.run.termination import Ladder, Why
+from sbx.runtime.run.active_run import ActiveRun
+from sbx.runtime.run.termination import GracefulTermination, StopReason
 from sbx.service.projects.host_process import HostProcess
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ _SHOWN = {
     "display_data": frames.DisplayData,
     "update_display_data": frames.UpdateDisplayData,
     "execute_result": frames.ExecuteResult,
-    "error": frames.Error,
+    "error": frames.ErrorFrame,
     "clear_output": frames.ClearOutput,
 }
 
-Going = Callable[[LiveRun, Ladder, Callable[[], None]], AbstractContextManager[None]]
+Going = Callable[[ActiveRun, GracefulTermination, Callable[[], None]], AbstractContextManager[None]]
 
 
 class _Died:
@@ -64,13 +64,13 @@ class HostPython:
         self._kernel: _Kernel | None = None
         self.stateful = lost
 
-    async def run(self, live: LiveRun, code: str, timeout_s: float, going: Going) -> Run:
+    async def run(self, live: ActiveRun, code: str, timeout_s: float, going: Going) -> Run:
         """Run a cell to its end, by whatever limit. `going` is entered while it can be stopped.
         Raises Unavailable `kernel_not_started`."""
         async with self._turn:
             kernel, lost = await self._ready()
             live.restart_clock()
-            ladder = Ladder(timeout_s, self._grace_s, kernel.interrupt, kernel.kill)
+            ladder = GracefulTermination(timeout_s, self._grace_s, kernel.interrupt, kernel.kill)
             with going(live, ladder, lambda: kernel.signal(signal.SIGKILL)):
                 reply = await kernel.execute(live, code, ladder)
             if reply is None:
@@ -79,7 +79,7 @@ class HostPython:
             else:
                 live.replied(reply)
                 status, cause = verdict.replied(reply, ladder.why)
-            error = verdict.explained((status, cause), Limits())
+            error = verdict.explained((status, cause), LimitsPolicy())
             return live.finish(status, cause=cause, error=error, state_lost=lost or reply is None)
 
     async def close(self) -> None:
@@ -151,7 +151,9 @@ class _Kernel:
     async def kill(self) -> None:
         self.signal(signal.SIGKILL)
 
-    async def execute(self, live: LiveRun, code: str, ladder: Ladder) -> frames.ExecuteReply | None:
+    async def execute(
+        self, live: ActiveRun, code: str, ladder: GracefulTermination
+    ) -> frames.ExecuteReply | None:
         """Run a cell and record what it shows; its reply, or None where the kernel died."""
         while not self._told.empty():
             self._told.get_nowait()
@@ -168,7 +170,7 @@ class _Kernel:
             if isinstance(told, frames.Frame):
                 live.add(told)
                 if live.over:
-                    await ladder.stop(Why.OUTPUT)
+                    await ladder.stop(StopReason.OUTPUT)
             elif isinstance(told, frames.ExecuteReply):
                 reply = told
             elif told is None:
@@ -224,7 +226,7 @@ class _Kernel:
             if kind == "status" and content["execution_state"] == "idle":
                 self._told.put_nowait(None)
             elif kind in _SHOWN:
-                with suppress(frames.Malformed):  # more than anybody could look at
+                with suppress(frames.MalformedFrame):  # more than anybody could look at
                     self._told.put_nowait(_frame(kind, content, _SHOWN[kind]))
 
     async def _replied(self) -> None:

@@ -19,7 +19,7 @@ from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.models import Page
 from sbx.service.projects.allowed_paths import ProjectGrounds
-from sbx.service.projects.boxes import Box, ProjectBoxes, Walls
+from sbx.service.projects.boxes import Box, BoxWalls, ProjectBoxes
 from sbx.service.projects.client import ProjectServerLink
 from sbx.store import Store
 from sbx.store import projects as rows
@@ -155,7 +155,7 @@ class Projects:
             self._check(project.sandbox_enabled)
             return project
 
-        walls = Walls(policy, narrower or {}, env or {})
+        walls = BoxWalls(policy, narrower or {}, env or {})
         return self._boxes.using((owner, conversation_id), wanted, walls, uploads)
 
     def commands_allowed(self, owner: str, conversation_id: str) -> bool:

@@ -27,25 +27,25 @@ from sbx.aio import in_thread, to_the_end
 from sbx.isolation.plan import Interpreter
 from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy, narrow
-from sbx.protocol.files import Entry, Listing
+from sbx.protocol.files import FileEntry, Listing
 from sbx.runtime.conversation import Conversation
-from sbx.runtime.files.disk_limit import DiskWatch
-from sbx.runtime.files.files import OpenFiles, Ready, WorkspaceFiles
-from sbx.runtime.resources import Means
-from sbx.runtime.run.active_run import LiveRun
-from sbx.runtime.run.context import Context, Gone, StartKernel
-from sbx.runtime.run.contexts import Memory
+from sbx.runtime.files.disk_limit import DiskLimit
+from sbx.runtime.files.files import MountPoints, OpenFiles, WorkspaceFiles
+from sbx.runtime.resources import RuntimeResources
+from sbx.runtime.run.active_run import ActiveRun
+from sbx.runtime.run.context import ClosedReason, Context, StartKernel
+from sbx.runtime.run.contexts import ContextStore
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import AsyncSandbox
-from sbx.runtime.snapshots.snapshots import Copies
+from sbx.runtime.snapshots.snapshots import Snapshots
 from sbx.runtime.snapshots.working_copy import WorkingCopy
 from sbx.workspace import check_name
-from sbx.workspace.paths import Part, resolve
+from sbx.workspace.paths import WorkspaceArea, resolve
 
 COMPUTING = "computing"
 RESULTS = "/mnt/results"
 _COMMAND = "command/"  # no context of a caller's has such a name
-_OVER = Gone("the command", "its jail is gone")
+_OVER = ClosedReason("the command", "its jail is gone")
 _KEPT = ("uploads", "generated")  # of the conversation's own files, which no jail is shown
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class ProjectSandbox(AsyncSandbox):
 
     def __init__(
         self,
-        means: Means,
+        means: RuntimeResources,
         policy: Policy,
         loaded: Policy,
         interpreter: Interpreter,
@@ -87,7 +87,7 @@ class ProjectSandbox(AsyncSandbox):
         await in_thread(self._means.data.mark_temporary, self._directory)
         await super().prepare()
         opened = await self._default.opened()
-        paths = self._means.paths(opened, Ready({}, opened.any_guard), self._interpreter)
+        paths = self._means.paths(opened, MountPoints({}, opened.any_guard), self._interpreter)
         self._computing_key = self._key_of(
             self._without_processes, paths, foreign_uid=not self._mapped
         )
@@ -112,7 +112,7 @@ class ProjectSandbox(AsyncSandbox):
             attach=partial(self.attach, target=RESULTS, read_only=True),
             languages=self._languages,
             lost=self._lost.__contains__,
-            contexts=Memory(names=(COMPUTING,)),
+            contexts=ContextStore(names=(COMPUTING,)),
             whole=self._whole,
         )
 
@@ -159,14 +159,14 @@ class ProjectConversation(Conversation):
 
     def start_command(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> LiveRun:
+    ) -> ActiveRun:
         """Start a shell command in a separate jail. Raises as `start_shell`."""
         jail = self._jail()
         return self._alone(jail, jail.start_shell(command, timeout=timeout, cwd=cwd))
 
     def start_script_alone(
         self, code: str, language: str, *, timeout: float | None = None
-    ) -> LiveRun:
+    ) -> ActiveRun:
         """Start a script in a separate jail. Raises as `start_script`."""
         make = self.prepare_script(code, language)
         jail = self._jail()
@@ -181,11 +181,11 @@ class ProjectConversation(Conversation):
             self.opened,
             self._start,
             self._grace_s,
-            disk=DiskWatch(self._policy.limits, self._disk),
+            disk=DiskLimit(self._policy.limits, self._disk),
             ends_with_command=True,
         )
 
-    def _alone(self, jail: Context, live: LiveRun) -> LiveRun:
+    def _alone(self, jail: Context, live: ActiveRun) -> ActiveRun:
         async def leave() -> None:
             try:
                 await live.ended()
@@ -196,7 +196,7 @@ class ProjectConversation(Conversation):
         self._jails[jail] = asyncio.create_task(leave())
         return live
 
-    def copy_by(self, copies: Copies, start: StartKernel) -> None:
+    def copy_by(self, copies: Snapshots, start: StartKernel) -> None:
         super().copy_by(copies, start)
         self.copies = copies
         self.working = WorkingCopy(
@@ -228,7 +228,7 @@ class ProjectConversation(Conversation):
     def busy(self) -> bool:
         return super().busy or self.working.busy or bool(self._jails)
 
-    async def give_up(self, live: LiveRun) -> None:
+    async def give_up(self, live: ActiveRun) -> None:
         await super().give_up(live)
         for one in (*self.working.contexts, *self._jails):
             await one.give_up(live)
@@ -277,7 +277,7 @@ class ProjectConversation(Conversation):
             self.opened,
             self._start,
             self._grace_s,
-            disk=DiskWatch(self._without_processes.limits, self._disk),
+            disk=DiskLimit(self._without_processes.limits, self._disk),
         )
 
 
@@ -291,7 +291,7 @@ class ProjectFiles(WorkspaceFiles):
         most = self._policy.limits.file_size_max
         return await opened.call(lambda: opened.own.files.read((*_KEPT, name), max_bytes=most))
 
-    async def stat(self, path: str) -> Entry:
+    async def stat(self, path: str) -> FileEntry:
         if (name := _of_a_result(path)) is None:
             return await super().stat(path)
         opened = await self._opened()
@@ -317,7 +317,7 @@ def in_project(opened: OpenFiles, path: str) -> tuple[str, ...] | None:
     if path.rstrip("/") == RESULTS or path.startswith(f"{RESULTS}/"):
         return None
     where = resolve(path, uploads_apart=True)
-    return where.relative if where.part is Part.FILES else None
+    return where.relative if where.part is WorkspaceArea.FILES else None
 
 
 def _of_a_result(path: str) -> str | None:
@@ -327,7 +327,7 @@ def _of_a_result(path: str) -> str | None:
     return check_name(path.removeprefix(f"{RESULTS}/"))
 
 
-def _shown(entry: Entry) -> Entry:
+def _shown(entry: FileEntry) -> FileEntry:
     return replace(entry, path=f"{RESULTS}/{entry.name}")
 
 

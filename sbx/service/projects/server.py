@@ -24,11 +24,11 @@ from sbx import errors
 from sbx.aio import in_thread, to_the_end
 from sbx.protocol import events as event_form
 from sbx.protocol.files import Listing, Upload
-from sbx.runtime.run.active_run import LiveRun
+from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.runtime import Runtime
 from sbx.service.projects import calls
 from sbx.service.projects.allowed_paths import ProjectGrounds
-from sbx.service.projects.box import ProjectBox, python_in
+from sbx.service.projects.box import ProjectSession, python_in
 from sbx.service.projects.changes import CodeChanges, WriteChanges
 from sbx.service.projects.sandbox import open_project
 from sbx.workspace import UploadLimits
@@ -53,9 +53,9 @@ class _Upload:
 class _Opened:
     """A sandbox, or the changes of one tool call in it, and the runs that were started there."""
 
-    box: ProjectBox
-    acts: ProjectBox | _Changes
-    runs: dict[int, LiveRun] = field(default_factory=dict)
+    box: ProjectSession
+    acts: ProjectSession | _Changes
+    runs: dict[int, ActiveRun] = field(default_factory=dict)
     uploads: dict[int, _Upload] = field(default_factory=dict)
 
 
@@ -74,7 +74,7 @@ class ProjectServer:
         """Answer until the service closes its end, and close every sandbox then."""
         reader, self._writer = await asyncio.open_unix_connection(sock=sock)
         try:
-            await self._send(calls.Reply(0))
+            await self._send(calls.CallReply(0))
             while (body := await calls.read_frame(reader)) is not None:
                 self._take(calls.CALLS.decode(body))
         except (ValueError, ConnectionError) as error:
@@ -99,16 +99,16 @@ class ProjectServer:
             result = await self._act(call.request, opened)
             stateful = opened is not None and opened.box.stateful
             raw = msgspec.Raw(calls.ENCODER.encode(result))
-            reply = calls.framed(calls.Reply(call.id, raw, stateful=stateful))
+            reply = calls.framed(calls.CallReply(call.id, raw, stateful=stateful))
         except errors.SbxError as error:
-            reply = calls.framed(calls.Reply(call.id, **calls.error_of(error)))
+            reply = calls.framed(calls.CallReply(call.id, **calls.error_of(error)))
         except Exception as error:  # noqa: BLE001  # the border to the service
             _log.error("a call of the service failed", exc_info=error)
             broken = errors.Broken("the project server failed in a call: its log says why")
-            reply = calls.framed(calls.Reply(call.id, **calls.error_of(broken)))
+            reply = calls.framed(calls.CallReply(call.id, **calls.error_of(broken)))
         await self._write(reply)
 
-    async def _send(self, reply: calls.Reply) -> None:
+    async def _send(self, reply: calls.CallReply) -> None:
         await self._write(calls.framed(reply))
 
     async def _write(self, frame: bytes) -> None:
@@ -150,7 +150,7 @@ class ProjectServer:
             case calls.Close(of):
                 self._opened.pop(of, None)
                 return await _end(opened)
-            case calls.Start() | calls.Follow() | calls.GiveUp():
+            case calls.StartCall() | calls.Follow() | calls.GiveUp():
                 return await self._act_on_run(request, opened)
             case calls.Allow() | calls.Begin() | calls.Compare() | calls.Commit():
                 return await self._act_on_changes(request, opened)
@@ -174,14 +174,14 @@ class ProjectServer:
             env=request.env,
             lost=lost,
         )
-        box = ProjectBox(sandbox, commands_allowed=request.allowed)
+        box = ProjectSession(sandbox, commands_allowed=request.allowed)
         return self._keep(_Opened(box, box))
 
     async def _act_on_changes(self, request: calls.Request, opened: _Opened) -> Any:
         match request, opened.acts:
-            case calls.Allow(), ProjectBox() as box:
+            case calls.Allow(), ProjectSession() as box:
                 return await box.allow_commands()
-            case calls.Begin(_, effect), ProjectBox() as box:
+            case calls.Begin(_, effect), ProjectSession() as box:
                 return self._keep(_Opened(box, await box.begin(effect)))
             case calls.Compare(), (CodeChanges() | WriteChanges()) as changes:
                 return _compared(await changes.compare())
@@ -199,11 +199,11 @@ class ProjectServer:
 
     async def _act_on_run(self, request: calls.Request, opened: _Opened) -> Any:
         match request:
-            case calls.Start(_, code, None, timeout):
+            case calls.StartCall(_, code, None, timeout):
                 live = opened.acts.start_run(code, timeout=timeout)
-            case calls.Start(_, command, "", timeout, cwd):
+            case calls.StartCall(_, command, "", timeout, cwd):
                 live = opened.acts.start_shell(command, timeout=timeout, cwd=cwd)
-            case calls.Start(_, code, str() as language, timeout):
+            case calls.StartCall(_, code, str() as language, timeout):
                 live = opened.acts.start_script(code, language, timeout=timeout)
             case calls.Follow(_, run, after):
                 return await self._followed(opened, run, after)
@@ -270,8 +270,8 @@ async def _act_on_files(request: calls.Request, opened: _Opened) -> Any:
     raise _not_there()
 
 
-def _found(listing: Listing) -> calls.Found:
-    return calls.Found(list(listing), listing.complete)
+def _found(listing: Listing) -> calls.FoundReply:
+    return calls.FoundReply(list(listing), listing.complete)
 
 
 def _compared(there: Any) -> calls.Compared:
@@ -286,7 +286,7 @@ async def _end(opened: _Opened) -> None:
     for upload in opened.uploads.values():
         await _dropped(upload)
     acts = opened.acts
-    await to_the_end(acts.close() if isinstance(acts, ProjectBox) else acts.rollback())
+    await to_the_end(acts.close() if isinstance(acts, ProjectSession) else acts.rollback())
 
 
 async def _put(upload: _Upload, chunk: bytes | None) -> None:

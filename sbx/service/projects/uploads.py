@@ -16,7 +16,7 @@ from sbx.runtime.files.files import WorkspaceUploads
 from sbx.workspace import UploadLimits
 
 
-class Copies(Protocol):
+class UploadCopies(Protocol):
     """Where they are copied to."""
 
     async def put_stream(
@@ -33,7 +33,7 @@ class ProjectUploads:
     def __init__(
         self,
         theirs: WorkspaceUploads,
-        copies: Copies | None = None,
+        copies: UploadCopies | None = None,
         *,
         view: str,
     ) -> None:
@@ -64,7 +64,7 @@ class ProjectUploads:
             for name in {name for name, _ in there} - {name for name, _ in wanted}:
                 await self._copies.delete(name)
 
-    async def _copy(self, copies: Copies, name: str) -> None:
+    async def _copy(self, copies: UploadCopies, name: str) -> None:
         async with (
             await self._theirs.open_stream(name) as stream,
             aclosing(stream.chunks()) as chunks,

@@ -27,9 +27,9 @@ from sbx.linux.syncfs import syncfs
 from sbx.workspace.errors import translate, translated
 from sbx.workspace.rmtree import remove_held
 from sbx.workspace.snapshots.copy import copy_content, give, keep_attributes
-from sbx.workspace.snapshots.journal import Entry, Journal, Record
-from sbx.workspace.snapshots.journal_records import Intent, in_order
-from sbx.workspace.snapshots.manifest import Change, Node, Nodes
+from sbx.workspace.snapshots.journal import Journal, JournalFile, JournalHeader
+from sbx.workspace.snapshots.journal_records import JournalStep, in_order
+from sbx.workspace.snapshots.manifest import FileNode, Nodes, PlannedChange
 from sbx.workspace.snapshots.recover import not_put_back, undo
 from sbx.workspace.snapshots.rollback import new_name, set_aside
 from sbx.workspace.snapshots.scan import digest, digest_of, node_at, written_since
@@ -41,7 +41,7 @@ _REMOVE_S = 30.0
 
 
 def commit(
-    changed: Sequence[Change],
+    changed: Sequence[PlannedChange],
     expected: Nodes,
     target: Tree,
     source: Tree,
@@ -73,7 +73,9 @@ def commit(
 class _Begun:
     """A commit with its stage, which is a directory in the fd `beside`, and its journal entry."""
 
-    def __init__(self, stage: Stage, beside: int, record: Record, entry: Entry) -> None:
+    def __init__(
+        self, stage: Stage, beside: int, record: JournalHeader, entry: JournalFile
+    ) -> None:
         self.stage = stage
         self._beside = beside
         self._record = record
@@ -81,7 +83,7 @@ class _Begun:
         self._set_aside = False
 
     @contextmanager
-    def undoing(self, intents: Sequence[Intent]) -> Iterator[None]:
+    def undoing(self, intents: Sequence[JournalStep]) -> Iterator[None]:
         """Make the steps of the block permanent, or undo them, even if this process is killed."""
         view = self.stage.target.view
         with translated(view):
@@ -98,7 +100,7 @@ class _Begun:
                 raise self._not_undone(intents, failed) from error
             raise
 
-    def _not_undone(self, intents: Sequence[Intent], failed: Sequence[Exception]) -> Broken:
+    def _not_undone(self, intents: Sequence[JournalStep], failed: Sequence[Exception]) -> Broken:
         """Set aside the files that could not be put back, for their owner, and return the error.
 
         If that fails, too, they stay in the stage for the next process that opens the files.
@@ -135,7 +137,7 @@ class _Begun:
 @contextmanager
 def _begun(target: Tree, journal: Journal) -> Iterator[_Begun]:
     beside = target.fd if journal.in_tree else journal.directory
-    record = Record(
+    record = JournalHeader(
         stage=new_name(),
         in_tree=journal.in_tree,
         inode=os.fstat(target.fd).st_ino,
@@ -143,7 +145,7 @@ def _begun(target: Tree, journal: Journal) -> Iterator[_Begun]:
         owner=target.owner,
     )
     with translated(target.view):
-        entry = Entry.begin(journal, record)
+        entry = JournalFile.begin(journal, record)
         try:
             os.mkdir(record.stage, 0o700, dir_fd=beside)
         except OSError:
@@ -180,15 +182,15 @@ class _Doing:
         # By inode: the name in the stage, the required digest, the digest of the content.
         self._linked: dict[int, tuple[bytes, bytes | None, bytes | None]] = {}
 
-    def prepare(self, changed: Sequence[Change]) -> list[Intent]:
+    def prepare(self, changed: Sequence[PlannedChange]) -> list[JournalStep]:
         """Check all changes, create their new nodes in the stage, and return the intents."""
         added = {change.path for change in changed if change.before is None}
         every = enumerate((*changed, *self._narrow(changed)), start=1)
         intents = [self._checked(serial, change, added) for serial, change in every]
         return [self._staged(intent) for intent in intents]
 
-    def do(self, intents: Sequence[Intent]) -> None:
-        actions: Mapping[str, Callable[[Intent], None]] = {
+    def do(self, intents: Sequence[JournalStep]) -> None:
+        actions: Mapping[str, Callable[[JournalStep], None]] = {
             "lift": self._lift,
             "take away": self._take_away,
             "remove": self._remove,
@@ -201,7 +203,7 @@ class _Doing:
             with self._about(self._target, intent.change):
                 actions[action](intent)
 
-    def _narrow(self, changed: Sequence[Change]) -> Iterator[Change]:
+    def _narrow(self, changed: Sequence[PlannedChange]) -> Iterator[PlannedChange]:
         """Yield a change for each unchanged parent directory that its owner cannot write.
 
         Code inside has changed the mode and changed it back.
@@ -210,32 +212,32 @@ class _Doing:
         for path in sorted({path.rpartition("/")[0] for path in paths} - paths):
             node = self._expected.get(path)
             if node is not None and node.kind == "directory" and node.mode & 0o700 != 0o700:
-                yield Change(path, node, node)
+                yield PlannedChange(path, node, node)
 
     # -- check ----------------------------------------------------------------------------------
 
-    def _checked(self, serial: int, change: Change, added: Container[str]) -> Intent:
+    def _checked(self, serial: int, change: PlannedChange, added: Container[str]) -> JournalStep:
         """Return the intent of a change. `added` has the paths that do not exist yet."""
         expected = self._expected.get(change.path)
         if change.before is None and expected is not None:
-            return Intent(serial, change)  # its kind changes: the removal is checked
+            return JournalStep(serial, change)  # its kind changes: the removal is checked
         if change.path.rpartition("/")[0] in added:
-            return Intent(serial, change)
+            return JournalStep(serial, change)
         with self._about(self._target, change):
             node = node_at(self._target, change.relative)
             if change.before is None:
                 if node is not None:
                     raise _changed(self._target, change)
-                return Intent(serial, change)
+                return JournalStep(serial, change)
             if expected is None or node is None or not self._is_same(change, expected, node):
                 raise _changed(self._target, change)
             if not change.content and node.links > 1:
                 # A new mode would apply to its other names, too, which no user has reviewed.
                 change = replace(change, content=True)
                 self._kept.add(change.path)
-            return Intent(serial, change, old=node.identity[0], mode=node.mode)
+            return JournalStep(serial, change, old=node.identity[0], mode=node.mode)
 
-    def _is_same(self, change: Change, expected: Node, node: Node) -> bool:
+    def _is_same(self, change: PlannedChange, expected: FileNode, node: FileNode) -> bool:
         if self._forced:
             return node.kind == expected.kind
         if expected.kind == "directory":
@@ -250,7 +252,7 @@ class _Doing:
 
     # -- stage ----------------------------------------------------------------------------------
 
-    def _staged(self, intent: Intent) -> Intent:
+    def _staged(self, intent: JournalStep) -> JournalStep:
         change, after = intent.change, intent.change.after
         if after is None or not change.content:
             return intent
@@ -259,7 +261,7 @@ class _Doing:
         with self._about(self._source, change, foreign=True):
             return replace(intent, new=self._make(intent, after))
 
-    def _make(self, intent: Intent, after: Node) -> int:
+    def _make(self, intent: JournalStep, after: FileNode) -> int:
         """Create the new node in the stage and return its inode."""
         if after.kind == "directory":
             return self._stage.make_directory(intent.made)
@@ -271,7 +273,7 @@ class _Doing:
             self._make_file(intent, after)
         return os.stat(intent.made, dir_fd=self._stage.fd, follow_symlinks=False).st_ino
 
-    def _make_file(self, intent: Intent, after: Node) -> None:
+    def _make_file(self, intent: JournalStep, after: FileNode) -> None:
         fd = self._stage.fd
         source = self._target if intent.change.path in self._kept else self._source
         with source.open(intent.change.relative) as file:
@@ -308,23 +310,23 @@ class _Doing:
 
     # -- do -------------------------------------------------------------------------------------
 
-    def _lift(self, intent: Intent) -> None:
+    def _lift(self, intent: JournalStep) -> None:
         """Make a directory writable that the commit changes or removes: its mode may forbid it."""
         self._stage.chmod(intent.change, 0o700, keep=0o777)
 
-    def _take_away(self, intent: Intent) -> None:
+    def _take_away(self, intent: JournalStep) -> None:
         self._stage.take(intent.change, intent.aside)
         self._check_taken(intent, intent.aside)
 
-    def _remove(self, intent: Intent) -> None:
+    def _remove(self, intent: JournalStep) -> None:
         with self._stage.above(intent.change) as (parent, last):
             os.rmdir(last, dir_fd=parent)
 
-    def _put(self, intent: Intent) -> None:
+    def _put(self, intent: JournalStep) -> None:
         self._check_made(intent)
         self._stage.put(intent.made, intent.change)
 
-    def _replace(self, intent: Intent) -> None:
+    def _replace(self, intent: JournalStep) -> None:
         self._check_made(intent)
         with self._stage.above(intent.change) as (parent, last):
             exchanged = exchange(self._stage.fd, intent.made, parent, last)
@@ -334,7 +336,7 @@ class _Doing:
             self._take_away(intent)
             self._put(intent)
 
-    def _stamp(self, intent: Intent) -> None:
+    def _stamp(self, intent: JournalStep) -> None:
         """Set the mode and the time of a file that keeps its content."""
         before, after = intent.change.before, intent.change.after
         assert before is not None
@@ -345,11 +347,11 @@ class _Doing:
                 raise _changed(self._target, intent.change)
             stamp(fd, after)
 
-    def _set_mode(self, intent: Intent) -> None:
+    def _set_mode(self, intent: JournalStep) -> None:
         assert intent.change.after is not None
         self._stage.chmod(intent.change, intent.change.after.mode)
 
-    def _check_made(self, intent: Intent) -> None:
+    def _check_made(self, intent: JournalStep) -> None:
         """Raise before the rename if the stage has another inode under this name.
 
         Code inside can do that if the stage is in the tree. Undoing could not remove such an inode
@@ -359,7 +361,7 @@ class _Doing:
         if staged is None or staged.st_ino != intent.new:
             raise written_since(self._target, intent.change)
 
-    def _check_taken(self, intent: Intent, staged: bytes) -> None:
+    def _check_taken(self, intent: JournalStep, staged: bytes) -> None:
         """Raise if another process replaced the node between the check and the rename.
 
         The ctime cannot be compared: the rename has set it.
@@ -378,7 +380,7 @@ class _Doing:
         ):
             raise _changed(self._target, intent.change)
 
-    def verify(self, intents: Sequence[Intent]) -> None:
+    def verify(self, intents: Sequence[JournalStep]) -> None:
         """Compare the nodes in the tree with the intended nodes.
 
         Code inside sees a stage in the tree, so it could replace or write each of these inodes.
@@ -397,7 +399,7 @@ class _Doing:
                             raise written_since(self._target, intent.change)
 
     @contextmanager
-    def _about(self, tree: Tree, change: Change, *, foreign: bool = False) -> Iterator[None]:
+    def _about(self, tree: Tree, change: PlannedChange, *, foreign: bool = False) -> Iterator[None]:
         """Translate errors of Linux. `foreign`: no other process can change the file."""
         try:
             yield
@@ -409,12 +411,12 @@ class _Doing:
             raise translate(error, tree.shown(change.relative)) from error
 
 
-def _has_content(fd: int, node: Node) -> bool:
+def _has_content(fd: int, node: FileNode) -> bool:
     """Return whether the content of the file matches the digest of the node, if it has one."""
     return node.sha256 is None or digest_of(fd, os.fstat(fd).st_size, None) == node.sha256
 
 
-def _changed(tree: Tree, change: Change) -> Conflict:
+def _changed(tree: Tree, change: PlannedChange) -> Conflict:
     path = tree.shown(change.relative)
     return Conflict(
         f"'{path}' has changed in the meantime, so nothing was changed",

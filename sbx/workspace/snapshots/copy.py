@@ -22,11 +22,11 @@ from sbx.linux import stamps
 from sbx.linux.reflink import clone
 from sbx.workspace.errors import translated
 from sbx.workspace.safe_open import encoded
-from sbx.workspace.snapshots.manifest import Change, Manifest, Node
+from sbx.workspace.snapshots.manifest import FileNode, Manifest, PlannedChange
 from sbx.workspace.snapshots.scan import (
     Bounds,
-    Scope,
-    Survey,
+    ScanScope,
+    TreeScan,
     digest_of,
     extents,
     file_node,
@@ -43,7 +43,9 @@ _CHUNK = 1 << 20
 _ACL = "system.posix_acl_access"
 
 
-def freeze(source: Tree, target: Tree, scope: Scope, bounds: Bounds) -> tuple[Manifest, Manifest]:
+def freeze(
+    source: Tree, target: Tree, scope: ScanScope, bounds: Bounds
+) -> tuple[Manifest, Manifest]:
     """Copy all of `source` into the new, empty tree `target`, which no other process uses yet.
 
     Return the manifest of the copied files of `source`, and the manifest of `target`. The reserved
@@ -52,7 +54,7 @@ def freeze(source: Tree, target: Tree, scope: Scope, bounds: Bounds) -> tuple[Ma
     """
     for name in sorted(scope.reserved):
         target.make_directory(name)
-    survey = Survey(source, scope, bounds)
+    survey = TreeScan(source, scope, bounds)
     with translated(source.view), _Freezing(source, target, survey) as freezing:
         for name, status in survey:
             freezing.take(name, status)
@@ -63,16 +65,16 @@ def freeze(source: Tree, target: Tree, scope: Scope, bounds: Bounds) -> tuple[Ma
 
 
 def take(
-    changed: Sequence[Change], source: Tree, target: Tree, scope: Scope, bounds: Bounds
-) -> list[Change]:
+    changed: Sequence[PlannedChange], source: Tree, target: Tree, scope: ScanScope, bounds: Bounds
+) -> list[PlannedChange]:
     """Copy the new content of these changes from `source` into `target`, which only sbx uses.
 
     Other processes may still write to `source`. Return the changes with the size and the digest of
     the copied content. A user reviews this content, and a commit uses it. A file that disappeared
     in the meantime counts as removed. Raises TooLarge `workspace_too_large`.
     """
-    survey = Survey(source, scope, bounds)
-    taken: list[Change] = []
+    survey = TreeScan(source, scope, bounds)
+    taken: list[PlannedChange] = []
     with translated(source.view):
         for change in changed:
             if change.after is None or change.after.kind != "file" or not change.content:
@@ -82,11 +84,11 @@ def take(
                 taken.append(replace(change, after=_take_change(change, source, target, survey)))
             except (NotFound, InvalidPath, Denied):
                 if change.before is not None:
-                    taken.append(Change(change.path, change.before, None))
+                    taken.append(PlannedChange(change.path, change.before, None))
     return taken
 
 
-def _take_change(change: Change, source: Tree, target: Tree, survey: Survey) -> Node:
+def _take_change(change: PlannedChange, source: Tree, target: Tree, survey: TreeScan) -> FileNode:
     name = change.relative
     with source.open(name) as file:
         status = os.fstat(file.fd)
@@ -109,7 +111,7 @@ def _take_change(change: Change, source: Tree, target: Tree, survey: Survey) -> 
 class _Freezing:
     """A copy in progress. It keeps one directory of the target open."""
 
-    def __init__(self, source: Tree, target: Tree, survey: Survey) -> None:
+    def __init__(self, source: Tree, target: Tree, survey: TreeScan) -> None:
         self._source = source
         self._target = target
         self._survey = survey
@@ -119,15 +121,15 @@ class _Freezing:
         self._parent = -1
         self._linked: dict[tuple[int, int], Relative] = {}
         self._directories: list[tuple[Relative, int]] = []
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, FileNode] = {}
 
     def take(self, name: Relative, status: os.stat_result) -> None:
         try:
-            node: Node | None = None
+            node: FileNode | None = None
             if stat.S_ISDIR(status.st_mode):
                 os.mkdir(encoded(name[-1]), 0o700, dir_fd=self._into(name))
                 self._directories.append((name, mode_of(status)))
-                node = Node("directory", mode_of(status), identity=identity_of(status))
+                node = FileNode("directory", mode_of(status), identity=identity_of(status))
             elif stat.S_ISLNK(status.st_mode):
                 node = self._take_link(name)
             elif stat.S_ISREG(status.st_mode):
@@ -155,7 +157,7 @@ class _Freezing:
             finally:
                 os.close(fd)
 
-    def _take_link(self, name: Relative) -> Node | None:
+    def _take_link(self, name: Relative) -> FileNode | None:
         node = link_at(self._source, name)
         if node is not None and is_item_link(node):
             raise NotFound("the link belongs to one kernel")
@@ -166,7 +168,7 @@ class _Freezing:
                 os.chown(last, *self._owner, dir_fd=parent, follow_symlinks=False)
         return node
 
-    def _take_file(self, name: Relative) -> Node | None:
+    def _take_file(self, name: Relative) -> FileNode | None:
         with self._source.open(name) as file:
             status = os.fstat(file.fd)
             if not self._survey.readable(status):
@@ -190,7 +192,7 @@ class _Freezing:
             self._linked[key] = name
         return file_node(status, sha256)
 
-    def node_of(self, first: Relative, status: os.stat_result) -> Node:
+    def node_of(self, first: Relative, status: os.stat_result) -> FileNode:
         return file_node(status, self.nodes["/".join(first)].sha256)
 
     def _link_again(self, first: Relative, parent: int, last: bytes) -> None:
@@ -221,7 +223,7 @@ class _Freezing:
         self._close()
 
 
-def copy_content(source: int, target: int, size: int, survey: Survey | None = None) -> None:
+def copy_content(source: int, target: int, size: int, survey: TreeScan | None = None) -> None:
     """Copy the content of `source`, with its holes, to the new file `target`. Raises OSError.
 
     If the file grows during the copy, at most `size` bytes are copied.
@@ -246,7 +248,7 @@ def copy_content(source: int, target: int, size: int, survey: Survey | None = No
     os.ftruncate(target, min(size, os.fstat(source).st_size))
 
 
-def give(fd: int, like: Node, owner: tuple[int, int] | None) -> None:
+def give(fd: int, like: FileNode, owner: tuple[int, int] | None) -> None:
     """Set mode, time and owner of an open file that this process still owns. Raises OSError."""
     os.utime(fd, ns=(like.mtime_ns, like.mtime_ns))
     os.fchmod(fd, like.mode)
@@ -278,7 +280,7 @@ def _attributes(fd: int) -> list[str]:
         return []
 
 
-def settle(survey: Survey | None = None) -> int:
+def settle(survey: TreeScan | None = None) -> int:
     """Wait for the next clock tick, and return the time at the start in ns.
 
     Each later write has a ctime after the returned time and after those of the copied files.

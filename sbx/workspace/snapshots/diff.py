@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
 from sbx.protocol.invisible import escaped
-from sbx.workspace.snapshots.manifest import Change, Node
+from sbx.workspace.snapshots.manifest import FileNode, PlannedChange
 from sbx.workspace.tree import Tree
 
 FILE_MAX = 1 << 20  # bytes of a file whose lines are compared
@@ -22,11 +22,13 @@ _ALL_S = 2.0
 _FOREIGN = 0.3  # maximum share of bytes that are not UTF-8 in a text
 _CONTEXT = 3
 
-Read = Callable[[Change], bytes | None]  # the content of a file, or None if it is unavailable
+Read = Callable[
+    [PlannedChange], bytes | None
+]  # the content of a file, or None if it is unavailable
 
 
 def tell(
-    changed: Sequence[Change], shown: Callable[[str], str], before: Read, after: Read
+    changed: Sequence[PlannedChange], shown: Callable[[str], str], before: Read, after: Read
 ) -> tuple[tuple[FileChange, ...], bool]:
     """Return the first changes, and whether there are more.
 
@@ -58,7 +60,7 @@ class _Budget:
         self._remaining = _ALL_MAX
         self.is_cut = False
 
-    def spend(self, change: Change, before: Read, after: Read) -> list[str]:
+    def spend(self, change: PlannedChange, before: Read, after: Read) -> list[str]:
         """Return the diff of one change, or the reason why it is omitted."""
         if change.node.kind == "symlink":
             return [f"{sign}symlink to {_leads_to(node)}" for sign, node in _sides(change)]
@@ -104,11 +106,11 @@ def plain(text: str) -> str:
     return escaped(text.replace("\\", "\\\\"))
 
 
-def _size(node: Node | None) -> int | None:
+def _size(node: FileNode | None) -> int | None:
     return node.size if node is not None and node.kind == "file" else None
 
 
-def _modes(change: Change) -> list[str]:
+def _modes(change: PlannedChange) -> list[str]:
     """Return the modes that a commit changes, or that are unusual for a new file."""
     before, after = change.before, change.after
     if after is None:
@@ -121,7 +123,7 @@ def _modes(change: Change) -> list[str]:
     return lines
 
 
-def _new_mode(node: Node) -> list[str]:
+def _new_mode(node: FileNode) -> list[str]:
     if node.kind == "file" and node.mode != 0o644:
         return [f"new file mode {0o100000 | node.mode:06o}"]
     if node.kind == "directory" and node.mode != 0o755:
@@ -129,15 +131,15 @@ def _new_mode(node: Node) -> list[str]:
     return []
 
 
-def _sides(change: Change) -> list[tuple[str, Node]]:
+def _sides(change: PlannedChange) -> list[tuple[str, FileNode]]:
     return [(sign, node) for sign, node in (("-", change.before), ("+", change.after)) if node]
 
 
-def _leads_to(node: Node) -> str:
+def _leads_to(node: FileNode) -> str:
     return plain((node.text or b"").decode("utf-8", "surrogateescape"))
 
 
-def _lines(node: Node | None, read: Read, change: Change) -> list[str]:
+def _lines(node: FileNode | None, read: Read, change: PlannedChange) -> list[str]:
     """Return the lines of a text, in which a byte that is not UTF-8 is a lone surrogate."""
     if node is None or node.size == 0:
         return []

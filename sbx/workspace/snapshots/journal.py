@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sbx.linux.syncfs import syncfs
-from sbx.workspace.snapshots.journal_records import Intent, from_json, to_json
+from sbx.workspace.snapshots.journal_records import JournalStep, from_json, to_json
 from sbx.workspace.streams import Owner
 
 _NAME = re.compile(r"journal-[0-9a-f]{32}")
@@ -43,7 +43,7 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class JournalHeader:
     """One commit. `stage` is the name of its stage, and `inode` the inode of the tree."""
 
     stage: str
@@ -51,10 +51,10 @@ class Record:
     inode: int
     host: str | None
     owner: Owner | None
-    intents: Sequence[Intent] = ()
+    intents: Sequence[JournalStep] = ()
 
 
-class Entry:
+class JournalFile:
     """The journal entry of one commit. All methods raise OSError."""
 
     def __init__(self, directory: int, name: str) -> None:
@@ -64,7 +64,7 @@ class Entry:
         self._half = f"{name}.half"
 
     @classmethod
-    def begin(cls, journal: Journal, record: Record) -> Self:
+    def begin(cls, journal: Journal, record: JournalHeader) -> Self:
         """Write a new entry, or nothing if this raises. A named entry is complete on the disk."""
         entry = cls(journal.directory, f"journal-{secrets.token_hex(16)}")
         try:
@@ -77,7 +77,7 @@ class Entry:
             raise
         return entry
 
-    def intend(self, record: Record, intents: Sequence[Intent], stage: int) -> None:
+    def intend(self, record: JournalHeader, intents: Sequence[JournalStep], stage: int) -> None:
         """Write the intents and the directory fd `stage` to the disk before returning."""
         self._write(replace(record, intents=intents), self._half, sync=True)
         syncfs(stage)
@@ -98,14 +98,14 @@ class Entry:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._directory)
 
-    def read(self) -> Record:
+    def read(self) -> JournalHeader:
         """Read the entry. Raises ValueError, TypeError or LookupError, too, if it is invalid."""
         flags = os.O_RDONLY | os.O_NOFOLLOW
         with open(os.open(self._name, flags, dir_fd=self._directory), "rb") as file:
             data: dict[str, Any] = json.load(file)
         if data["version"] != _VERSION:
             raise ValueError(f"it has the version {data['version']}")
-        return Record(
+        return JournalHeader(
             stage=data["stage"],
             in_tree=data["in_tree"],
             inode=data["inode"],
@@ -114,7 +114,7 @@ class Entry:
             intents=from_json(data["intents"]),
         )
 
-    def _write(self, record: Record, name: str, *, sync: bool = False) -> None:
+    def _write(self, record: JournalHeader, name: str, *, sync: bool = False) -> None:
         data = {
             "version": _VERSION,
             "stage": record.stage,
@@ -138,12 +138,14 @@ class Entry:
             os.fsync(fd)
 
 
-def unforgotten(directory: int) -> list[Entry]:
+def unforgotten(directory: int) -> list[JournalFile]:
     """Return the commits that a kill interrupted, the latest first. Raises OSError."""
     with _opened(directory) as fd:
         names = [name for name in os.listdir(fd) if _NAME.fullmatch(name)]
         ages = {name: os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime_ns for name in names}
-    return [Entry(directory, name) for name in sorted(names, key=ages.__getitem__, reverse=True)]
+    return [
+        JournalFile(directory, name) for name in sorted(names, key=ages.__getitem__, reverse=True)
+    ]
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sbx.workspace.snapshots.manifest import Change, Node
+from sbx.workspace.snapshots.manifest import FileNode, PlannedChange
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
+class JournalStep:
     """The intent for one path.
 
     `old` is the inode of the current node, and `new` the inode of the new node; 0 means no node.
@@ -21,7 +21,7 @@ class Intent:
     """
 
     serial: int
-    change: Change
+    change: PlannedChange
     old: int = 0
     mode: int = 0o700
     new: int = 0
@@ -46,7 +46,7 @@ class Intent:
         return self.change.node.kind == "directory"
 
 
-def in_order(intents: Sequence[Intent]) -> list[tuple[str, Intent]]:
+def in_order(intents: Sequence[JournalStep]) -> list[tuple[str, JournalStep]]:
     """Return the steps of a commit, in their order; undoing reverses them.
 
     Directories are made writable first. A directory is created before its content, and removed
@@ -70,12 +70,12 @@ def in_order(intents: Sequence[Intent]) -> list[tuple[str, Intent]]:
 
 
 def _steps(
-    action: str, intents: Iterable[Intent], does: Callable[[Change], bool]
-) -> list[tuple[str, Intent]]:
+    action: str, intents: Iterable[JournalStep], does: Callable[[PlannedChange], bool]
+) -> list[tuple[str, JournalStep]]:
     return [(action, intent) for intent in intents if does(intent.change)]
 
 
-def to_json(intents: Iterable[Intent]) -> list[Any]:
+def to_json(intents: Iterable[JournalStep]) -> list[Any]:
     """Return the facts that undoing needs."""
     return [
         [
@@ -92,22 +92,26 @@ def to_json(intents: Iterable[Intent]) -> list[Any]:
     ]
 
 
-def from_json(data: Iterable[Any]) -> list[Intent]:
+def from_json(data: Iterable[Any]) -> list[JournalStep]:
     """Raises ValueError, TypeError or LookupError for data that `to_json` cannot produce."""
     return [
-        Intent(
-            serial, Change(path, _node(before), _node(after), content), old=old, mode=mode, new=new
+        JournalStep(
+            serial,
+            PlannedChange(path, _node(before), _node(after), content),
+            old=old,
+            mode=mode,
+            new=new,
         )
         for serial, path, before, after, content, old, mode, new in data
     ]
 
 
-def _node_to_json(node: Node | None) -> list[Any] | None:
+def _node_to_json(node: FileNode | None) -> list[Any] | None:
     return None if node is None else [node.kind, node.mode, node.size, node.mtime_ns]
 
 
-def _node(data: list[Any] | None) -> Node | None:
+def _node(data: list[Any] | None) -> FileNode | None:
     if data is None:
         return None
     kind, mode, size, mtime_ns = data
-    return Node(kind, mode, size, mtime_ns)
+    return FileNode(kind, mode, size, mtime_ns)

@@ -15,7 +15,7 @@ Relative = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class FileNode:
     """One entry of a tree.
 
     `mode` excludes the set-id bits. `size` and `mtime_ns` are set for files, `text` for symlinks.
@@ -34,7 +34,7 @@ class Node:
     set_id: int = field(default=0, compare=False)
     links: int = field(default=1, compare=False)
 
-    def holds_what(self, other: "Node") -> bool:
+    def holds_what(self, other: "FileNode") -> bool:
         """Return whether both are files with the same content, by their digests or identities."""
         if self.kind != "file" or other.kind != "file" or self.size != other.size:
             return False
@@ -43,7 +43,7 @@ class Node:
         return self.identity == other.identity
 
 
-Nodes = Mapping[str, Node]  # by path relative to the top, with / between names
+Nodes = Mapping[str, FileNode]  # by path relative to the top, with / between names
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PlannedChange:
     """The change of one path.
 
     A path that changes its kind has two changes: a removal and then an addition. `content` is False
@@ -76,8 +76,8 @@ class Change:
     """
 
     path: str
-    before: Node | None
-    after: Node | None
+    before: FileNode | None
+    after: FileNode | None
     content: bool = True
 
     @property
@@ -91,7 +91,7 @@ class Change:
         return "removed" if self.after is None else "changed"
 
     @property
-    def node(self) -> Node:
+    def node(self) -> FileNode:
         """Return the node after the change; for a removal, the node before it."""
         node = self.after or self.before
         assert node is not None
@@ -107,22 +107,22 @@ def _in_order(path: str) -> str:
     return path.replace("/", "\0")
 
 
-def changes(before: Nodes, after: Nodes) -> list[Change]:
+def changes(before: Nodes, after: Nodes) -> list[PlannedChange]:
     """Return the changes from `before` to `after`, sorted by path: directories come first."""
-    changed: list[Change] = []
+    changed: list[PlannedChange] = []
     for path in sorted(before.keys() | after.keys(), key=_in_order):
         was, becomes = before.get(path), after.get(path)
         if was is None or becomes is None:
-            changed.append(Change(path, was, becomes))
+            changed.append(PlannedChange(path, was, becomes))
         elif was.kind != becomes.kind:
-            changed += (Change(path, was, None), Change(path, None, becomes))
+            changed += (PlannedChange(path, was, None), PlannedChange(path, None, becomes))
         elif was.kind != "file":
             if was != becomes:
-                changed.append(Change(path, was, becomes))
+                changed.append(PlannedChange(path, was, becomes))
         elif not was.holds_what(becomes):
-            changed.append(Change(path, was, becomes))
+            changed.append(PlannedChange(path, was, becomes))
         elif was != becomes:
-            changed.append(Change(path, was, becomes, content=False))
+            changed.append(PlannedChange(path, was, becomes, content=False))
     return changed
 
 
@@ -140,7 +140,7 @@ def with_specials(after: Nodes, before: Nodes) -> Nodes:
     return kept
 
 
-def sparing(changed: Sequence[Change], spared: Iterable[str]) -> list[Change]:
+def sparing(changed: Sequence[PlannedChange], spared: Iterable[str]) -> list[PlannedChange]:
     """Return the changes that leave the `spared` paths, and everything below them, in place.
 
     The content below a spared path is unknown in one of the two trees.
@@ -151,7 +151,7 @@ def sparing(changed: Sequence[Change], spared: Iterable[str]) -> list[Change]:
         while (path := path.rpartition("/")[0]) and path not in above:
             above.add(path)
     stay = {change.path for change in changed if change.after is None and change.path in above}
-    remaining: list[Change] = []
+    remaining: list[PlannedChange] = []
     for change in changed:
         if change.path in names or change.path.rpartition("/")[0] in names:
             names.add(change.path)
@@ -160,7 +160,7 @@ def sparing(changed: Sequence[Change], spared: Iterable[str]) -> list[Change]:
     return remaining
 
 
-def missed(changed: Sequence[Change], manifest: Manifest) -> list[str]:
+def missed(changed: Sequence[PlannedChange], manifest: Manifest) -> list[str]:
     """Return the paths that would be removed only because they were moved during the survey.
 
     The survey of `manifest` saw no node with that inode. But the file existed at that time: its
@@ -191,7 +191,7 @@ def doubtful(before: Nodes, after: Nodes) -> list[str]:
 
 def with_digests(
     nodes: Nodes, paths: Iterable[str], digest: Callable[[str], bytes | None]
-) -> dict[str, Node]:
+) -> dict[str, FileNode]:
     """Return the nodes with the digests of these files, as far as `digest` can compute them."""
     digested = dict(nodes)
     for path in paths:
@@ -200,7 +200,7 @@ def with_digests(
     return digested
 
 
-def within(changed: Iterable[Change], prefixes: Sequence[str]) -> bool:
+def within(changed: Iterable[PlannedChange], prefixes: Sequence[str]) -> bool:
     """Return whether every change lies at or below one of these relative paths. A new symlink
     counts only if its target, read as text, lies below one of them as well."""
     tops = [relative(prefix) for prefix in prefixes]
@@ -214,7 +214,7 @@ def _below(name: Relative, tops: Sequence[Relative]) -> bool:
     return any(name[: len(top)] == top for top in tops)
 
 
-def _stays(change: Change, tops: Sequence[Relative]) -> bool:
+def _stays(change: PlannedChange, tops: Sequence[Relative]) -> bool:
     text = change.after.text if change.after is not None else None
     if text is None:
         return True

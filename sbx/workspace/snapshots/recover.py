@@ -12,11 +12,11 @@ from contextlib import suppress
 
 from sbx.errors import Conflict, Denied, SbxError
 from sbx.linux.renameat2 import exchange
-from sbx.workspace.snapshots.journal_records import Intent, in_order
+from sbx.workspace.snapshots.journal_records import JournalStep, in_order
 from sbx.workspace.snapshots.staging import Stage, found, stamp
 
 
-def undo(stage: Stage, intents: Sequence[Intent]) -> list[Exception]:
+def undo(stage: Stage, intents: Sequence[JournalStep]) -> list[Exception]:
     """Undo the steps, the last first, and return the errors. No file is lost by an error."""
     failed: list[Exception] = []
     for intent in sorted(intents, key=lambda intent: intent.change.relative):
@@ -31,7 +31,7 @@ def undo(stage: Stage, intents: Sequence[Intent]) -> list[Exception]:
     return failed
 
 
-def not_put_back(stage: Stage, intents: Sequence[Intent]) -> list[bytes]:
+def not_put_back(stage: Stage, intents: Sequence[JournalStep]) -> list[bytes]:
     """Return the names in the stage that must not be deleted after the undo.
 
     These are old nodes, and new nodes that another process has written since.
@@ -44,31 +44,31 @@ def not_put_back(stage: Stage, intents: Sequence[Intent]) -> list[bytes]:
     return kept
 
 
-def _lift(stage: Stage, intent: Intent) -> None:
+def _lift(stage: Stage, intent: JournalStep) -> None:
     """Make an existing directory writable. If that fails, a later step reports the error."""
     with suppress(OSError, Denied):
         stage.chmod(intent.change, 0o700, keep=0o777)
 
 
-def _mode_back(stage: Stage, intent: Intent) -> None:
+def _mode_back(stage: Stage, intent: JournalStep) -> None:
     status = _current(stage, intent)
     made_again = intent.change.after is None and status is not None and stat.S_ISDIR(status.st_mode)
     if made_again or _has_inode(status, intent.old):
         stage.chmod(intent.change, intent.mode)
 
 
-def _put_back(stage: Stage, intent: Intent) -> None:
+def _put_back(stage: Stage, intent: JournalStep) -> None:
     if stage.staged(intent.aside) is not None:
         stage.put(intent.aside, intent.change)
 
 
-def _make_again(stage: Stage, intent: Intent) -> None:
+def _make_again(stage: Stage, intent: JournalStep) -> None:
     if _current(stage, intent) is None:
         stage.make_directory(intent.again)
         stage.put(intent.again, intent.change)
 
 
-def _take_back(stage: Stage, intent: Intent) -> None:
+def _take_back(stage: Stage, intent: JournalStep) -> None:
     if stage.staged(intent.made) is not None or not _has_inode(_current(stage, intent), intent.new):
         return
     if not intent.is_directory:
@@ -78,7 +78,7 @@ def _take_back(stage: Stage, intent: Intent) -> None:
         os.rmdir(last, dir_fd=parent)
 
 
-def _change_back(stage: Stage, intent: Intent) -> None:
+def _change_back(stage: Stage, intent: JournalStep) -> None:
     if stage.staged(intent.aside) is not None:  # the file system cannot exchange names
         _take_back(stage, intent)
         stage.put(intent.aside, intent.change)
@@ -94,7 +94,7 @@ def _change_back(stage: Stage, intent: Intent) -> None:
         exchange(stage.fd, intent.made, parent, last)
 
 
-def _stamp_back(stage: Stage, intent: Intent) -> None:
+def _stamp_back(stage: Stage, intent: JournalStep) -> None:
     before, after = intent.change.before, intent.change.after
     assert before is not None
     assert after is not None
@@ -107,7 +107,7 @@ def _stamp_back(stage: Stage, intent: Intent) -> None:
             stamp(fd, before)
 
 
-_BACK: Mapping[str, Callable[[Stage, Intent], None]] = {
+_BACK: Mapping[str, Callable[[Stage, JournalStep], None]] = {
     "lift": _mode_back,
     "take away": _put_back,
     "remove": _make_again,
@@ -117,7 +117,7 @@ _BACK: Mapping[str, Callable[[Stage, Intent], None]] = {
 }
 
 
-def _current(stage: Stage, intent: Intent) -> os.stat_result | None:
+def _current(stage: Stage, intent: JournalStep) -> os.stat_result | None:
     """Return the status of the current node at the path, or None."""
     try:
         with stage.above(intent.change) as (parent, last):
@@ -135,7 +135,7 @@ def _has_inode(status: os.stat_result | None, inode: int) -> bool:
     return status is not None and status.st_ino == inode
 
 
-def _is_unchanged(status: os.stat_result, intent: Intent) -> bool:
+def _is_unchanged(status: os.stat_result, intent: JournalStep) -> bool:
     after = intent.change.after
     if after is None or not _has_inode(status, intent.new):
         return False

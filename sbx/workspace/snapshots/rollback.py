@@ -17,7 +17,7 @@ from sbx.linux.syncfs import syncfs
 from sbx.workspace.paths import WORKSPACE
 from sbx.workspace.rmtree import remove_held, remove_tree
 from sbx.workspace.safe_open import opener
-from sbx.workspace.snapshots.journal import Entry, Record, unforgotten
+from sbx.workspace.snapshots.journal import JournalFile, JournalHeader, unforgotten
 from sbx.workspace.snapshots.recover import not_put_back, undo
 from sbx.workspace.snapshots.staging import NOT_AS_IT_WAS, Stage
 from sbx.workspace.tree import Tree
@@ -69,7 +69,7 @@ def set_aside(stage: Stage, beside: int, name: str, kept: Sequence[bytes]) -> st
     return stage.target.shown((place,))
 
 
-def _roll_back(tree: Tree, beside: int, entry: Entry, record: Record) -> None:
+def _roll_back(tree: Tree, beside: int, entry: JournalFile, record: JournalHeader) -> None:
     """Undo one commit. Raises an error if that fails now, but may succeed later."""
     fd = _open_stage(beside, record.stage)
     if fd is None:
@@ -105,7 +105,7 @@ def _open_stage(beside: int, name: str) -> int | None:
     return None
 
 
-def _undo(stage: Stage, beside: int, record: Record) -> str | None:
+def _undo(stage: Stage, beside: int, record: JournalHeader) -> str | None:
     """Undo the steps, and return the path of the files that could not be put back, or None."""
     failed = undo(stage, record.intents)
     for error in failed:
@@ -128,7 +128,7 @@ def _is_final(error: Exception) -> bool:
 
 
 @contextmanager
-def _tree(files: int, record: Record) -> Iterator[Tree]:
+def _tree(files: int, record: JournalHeader) -> Iterator[Tree]:
     """Open the tree of the commit. Raises OSError, Conflict."""
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
     fd = os.dup(files) if record.host is None else os.open(record.host, flags)

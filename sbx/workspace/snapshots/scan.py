@@ -12,7 +12,7 @@ from sbx.errors import Closed, Conflict, Denied, InvalidPath, NotFound, TooLarge
 from sbx.guest.guarded_paths import ITEMS
 from sbx.linux import stamps
 from sbx.workspace.errors import translated
-from sbx.workspace.snapshots.manifest import Change, Manifest, Node
+from sbx.workspace.snapshots.manifest import FileNode, Manifest, PlannedChange
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk
 
@@ -26,7 +26,7 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ScanScope:
     """The relevant part of a tree.
 
     `reserved` names belong to the workspace itself and do not change. Below `mounted` names, the
@@ -55,10 +55,10 @@ class Bounds:
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
-class Survey:
+class TreeScan:
     """One pass over a tree. Raises TooLarge `workspace_too_large`, and Closed if it is stopped."""
 
-    def __init__(self, tree: Tree, scope: Scope, bounds: Bounds) -> None:
+    def __init__(self, tree: Tree, scope: ScanScope, bounds: Bounds) -> None:
         self._tree = tree
         self._scope = scope
         self._bounds = bounds
@@ -127,19 +127,19 @@ class Survey:
         return closed
 
 
-def look(tree: Tree, scope: Scope, bounds: Bounds) -> Manifest:
+def look(tree: Tree, scope: ScanScope, bounds: Bounds) -> Manifest:
     """Return the current content of the tree.
 
     Only symlinks are read, unless the file system does not give each write a new ctime. Then files
     are read for digests, too.
     """
-    survey = Survey(tree, scope, bounds)
+    survey = TreeScan(tree, scope, bounds)
     digests = not stamps.tells_every_write(tree.fd)
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, FileNode] = {}
     for name, status in survey:
-        node: Node | None = None
+        node: FileNode | None = None
         if stat.S_ISDIR(status.st_mode):
-            node = Node("directory", mode_of(status), identity=identity_of(status))
+            node = FileNode("directory", mode_of(status), identity=identity_of(status))
         elif stat.S_ISLNK(status.st_mode):
             node = link_at(tree, name)
             if node is not None and is_item_link(node):
@@ -156,7 +156,7 @@ def look(tree: Tree, scope: Scope, bounds: Bounds) -> Manifest:
     return Manifest(nodes, tuple(survey.left_out))
 
 
-def node_at(tree: Tree, name: Relative) -> Node | None:
+def node_at(tree: Tree, name: Relative) -> FileNode | None:
     """Return the current node of the name, or None if it does not exist. Raises OSError if it is
     not accessible."""
     try:
@@ -166,16 +166,16 @@ def node_at(tree: Tree, name: Relative) -> Node | None:
     try:
         status = os.fstat(fd)
         if stat.S_ISDIR(status.st_mode):
-            return Node("directory", mode_of(status), identity=identity_of(status))
+            return FileNode("directory", mode_of(status), identity=identity_of(status))
         if stat.S_ISLNK(status.st_mode):
             text = os.readlink(b"", dir_fd=fd)
-            return Node("symlink", text=text, identity=identity_of(status))
+            return FileNode("symlink", text=text, identity=identity_of(status))
         return file_node(status) if stat.S_ISREG(status.st_mode) else special_node(status)
     finally:
         os.close(fd)
 
 
-def digest(tree: Tree, name: Relative, survey: Survey | None = None) -> bytes | None:
+def digest(tree: Tree, name: Relative, survey: TreeScan | None = None) -> bytes | None:
     """Return a SHA-256 over the blocks of a file that are not all zero, so that holes cost nothing.
 
     Return None if the file cannot be read. Compare the digests of files of the same size only.
@@ -202,7 +202,7 @@ def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
             yield start, at
 
 
-def digest_of(fd: int, size: int, survey: Survey | None) -> bytes:
+def digest_of(fd: int, size: int, survey: TreeScan | None) -> bytes:
     hasher = hashlib.sha256(str(size).encode())
     zero = bytes(_BLOCK)
     seen = -1
@@ -232,7 +232,7 @@ def digest_of_bytes(content: bytes) -> bytes:
     return hasher.digest()
 
 
-def sealed(tree: Tree, change: Change, survey: Survey) -> Change:
+def sealed(tree: Tree, change: PlannedChange, survey: TreeScan) -> PlannedChange:
     """Return the change with the digest of the current content of the new file in `tree`.
 
     Raises Conflict `workspace_changed` if the file was written since `tree` was listed.
@@ -251,7 +251,7 @@ def sealed(tree: Tree, change: Change, survey: Survey) -> Change:
     return replace(change, after=replace(after, sha256=sha256))
 
 
-def written_since(tree: Tree, change: Change) -> Conflict:
+def written_since(tree: Tree, change: PlannedChange) -> Conflict:
     path = tree.shown(change.relative)
     return Conflict(
         f"the content of '{path}' was written again after it was recorded, so nothing was changed",
@@ -261,7 +261,7 @@ def written_since(tree: Tree, change: Change) -> Conflict:
     )
 
 
-def link_at(tree: Tree, name: Relative) -> Node | None:
+def link_at(tree: Tree, name: Relative) -> FileNode | None:
     with translated(tree.shown(name)):
         node = node_at(tree, name)
     if node is None:
@@ -269,14 +269,14 @@ def link_at(tree: Tree, name: Relative) -> Node | None:
     return node if node.kind == "symlink" else None
 
 
-def is_item_link(node: Node) -> bool:
+def is_item_link(node: FileNode) -> bool:
     """Return whether a symlink stands for an item of the quarantine. Such a link belongs to one
     kernel and is not part of the files."""
     return node.text is not None and node.text.startswith(_ITEMS)
 
 
-def file_node(status: os.stat_result, sha256: bytes | None = None) -> Node:
-    return Node(
+def file_node(status: os.stat_result, sha256: bytes | None = None) -> FileNode:
+    return FileNode(
         "file",
         mode_of(status),
         status.st_size,
@@ -288,8 +288,8 @@ def file_node(status: os.stat_result, sha256: bytes | None = None) -> Node:
     )
 
 
-def special_node(status: os.stat_result) -> Node:
-    return Node("special", mode_of(status), identity=identity_of(status))
+def special_node(status: os.stat_result) -> FileNode:
+    return FileNode("special", mode_of(status), identity=identity_of(status))
 
 
 def mode_of(status: os.stat_result) -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from sbx.errors import Denied
 from sbx.linux.renameat2 import rename_new
 from sbx.workspace.safe_open import encoded
-from sbx.workspace.snapshots.manifest import Change, Node
+from sbx.workspace.snapshots.manifest import FileNode, PlannedChange
 from sbx.workspace.tree import Tree
 
 # Errors of Linux that mean that another process changed the path.
@@ -41,7 +41,7 @@ class Stage:
         self.fd = fd
 
     @contextmanager
-    def above(self, change: Change) -> Iterator[tuple[int, bytes]]:
+    def above(self, change: PlannedChange) -> Iterator[tuple[int, bytes]]:
         """Open the parent directory of the change; yield its fd and the name in it."""
         name = change.relative
         parent = self.target.opener(self.target.fd, name[:-1], os.O_RDONLY | os.O_DIRECTORY)
@@ -52,7 +52,7 @@ class Stage:
             os.close(parent)
 
     @contextmanager
-    def held(self, change: Change) -> Iterator[int]:
+    def held(self, change: PlannedChange) -> Iterator[int]:
         """Open the node of the change itself. A symlink of that name is refused."""
         flags = os.O_PATH | (os.O_DIRECTORY if change.node.kind == "directory" else 0)
         fd = self.target.opener(self.target.fd, change.relative, flags)
@@ -74,24 +74,24 @@ class Stage:
             os.chown(name, *self.target.owner, dir_fd=self.fd, follow_symlinks=False)
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_ino
 
-    def put(self, name: bytes, change: Change) -> None:
+    def put(self, name: bytes, change: PlannedChange) -> None:
         """Move a node from the stage to its path in the tree, which must not exist."""
         with self.above(change) as (parent, last):
             rename_new(self.fd, name, parent, last)
 
-    def take(self, change: Change, name: bytes) -> None:
+    def take(self, change: PlannedChange, name: bytes) -> None:
         """Move a node from its path in the tree into the stage, under this name."""
         with self.above(change) as (parent, last):
             os.rename(last, name, src_dir_fd=parent, dst_dir_fd=self.fd)
 
-    def chmod(self, change: Change, mode: int, *, keep: int = 0) -> None:
+    def chmod(self, change: PlannedChange, mode: int, *, keep: int = 0) -> None:
         """Set a mode. The bits in `keep` stay as they are."""
         with self.held(change) as fd:
             before = os.fstat(fd).st_mode & 0o777
             if (mode | before & keep) != before:
                 os.chmod(f"/proc/self/fd/{fd}", mode | before & keep)
 
-    def _demand_own(self, fd: int, change: Change) -> None:
+    def _demand_own(self, fd: int, change: PlannedChange) -> None:
         """Refuse nodes of other users if this process has more rights than the jail."""
         owner = self.target.owner
         if owner is not None and os.fstat(fd).st_uid != owner[0]:
@@ -102,7 +102,7 @@ class Stage:
             )
 
 
-def stamp(fd: int, like: Node) -> None:
+def stamp(fd: int, like: FileNode) -> None:
     """Set mode and time of the open node `fd` (O_PATH suffices). Raises OSError."""
     place = f"/proc/self/fd/{fd}"
     os.chmod(place, like.mode)

@@ -7,7 +7,7 @@ import pytest
 from attacking import one_path
 
 from sbx import Runtime
-from sbx.doctor.attacks.attack import End
+from sbx.doctor.attacks.attack import Outcome
 from sbx.doctor.attacks.host_executables import HOST_EXECUTABLES, plant
 from sbx.policy import load
 from sbx.workspace import quarantine
@@ -29,7 +29,7 @@ async def test_every_planted_name_is_held_and_nothing_is_left(runtime: Runtime) 
     outcomes = await plant(runtime, load("default"))
     assert quarantine.items(runtime.settings.protection.quarantines) == []
     assert {one.name: one.judge(outcomes[one.name]) for one in HOST_EXECUTABLES} == {
-        one.name: End.HELD for one in HOST_EXECUTABLES
+        one.name: Outcome.HELD for one in HOST_EXECUTABLES
     }
 
 
@@ -37,5 +37,7 @@ async def test_every_planted_name_is_held_and_nothing_is_left(runtime: Runtime) 
 async def test_without_the_guard_every_name_gets_through(runtime: Runtime) -> None:
     policy = load("default").model_copy(update={"host_executables": "allow"})
     outcomes = await plant(runtime, policy)
-    escaped = {one.name for one in HOST_EXECUTABLES if one.judge(outcomes[one.name]) is End.ESCAPED}
+    escaped = {
+        one.name for one in HOST_EXECUTABLES if one.judge(outcomes[one.name]) is Outcome.ESCAPED
+    }
     assert escaped == {one.name for one in HOST_EXECUTABLES}

@@ -12,10 +12,10 @@ from sbx import Runtime
 from sbx.guest import path_guard
 from sbx.guest.guarded_calls import Opened, SlowOpen
 from sbx.linux import seccomp_notify
-from sbx.linux.seccomp_notify import Call
+from sbx.linux.seccomp_notify import SyscallNotice
 from tests.unit.in_child import exit_status
 
-CALL = Call(1, 2, 3, ())
+CALL = SyscallNotice(1, 2, 3, ())
 
 ORPHANS = """
 import os, subprocess, threading
@@ -62,7 +62,7 @@ class Failing:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def perform(self, call: Call) -> None:
+    def perform(self, call: SyscallNotice) -> None:
         raise self._error
 
 
@@ -82,7 +82,7 @@ def test_no_error_of_a_call_ends_the_guard(
         return True
 
     monkeypatch.setattr(seccomp_notify, "fail", fail)
-    path_guard._answer(3, Call(1, 2, 3, ()), Failing(error))  # type: ignore[arg-type]
+    path_guard._answer(3, SyscallNotice(1, 2, 3, ()), Failing(error))  # type: ignore[arg-type]
     assert answers == [error.errno if isinstance(error, OSError) else errno.EPERM]
 
 
@@ -90,7 +90,7 @@ class Answering:
     def __init__(self, answer: Opened | SlowOpen) -> None:
         self._answer = answer
 
-    def perform(self, call: Call) -> Opened | SlowOpen:
+    def perform(self, call: SyscallNotice) -> Opened | SlowOpen:
         return self._answer
 
 

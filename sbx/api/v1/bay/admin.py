@@ -24,7 +24,7 @@ from sbx.environments.directory import Environments
 from sbx.policy import Policy, PolicyInfo, available, load
 from sbx.protocol.languages import RunLanguage
 from sbx.runtime.processes import languages
-from sbx.service.service import House
+from sbx.service.service import Service
 
 router = APIRouter(prefix="/v1", tags=["operation"])
 _TASKS = ("idle_session", "expired_sandbox", "orphan_cargo", "orphan_container")
@@ -76,7 +76,7 @@ async def collector(caller: OperatorDep, house: HouseDep) -> CollectorStatus:
     )
 
 
-def _profiles(house: House, detail: bool) -> list[Profile]:
+def _profiles(house: Service, detail: bool) -> list[Profile]:
     search = house.settings.policy_dirs
     found = []
     for info in available(search):
@@ -93,7 +93,7 @@ def _languages(policy: Policy, environments: Environments) -> list[RunLanguage]:
     return [*python, *languages.available(policy, environments)]
 
 
-def _profile(name: str, info: PolicyInfo, policy: Policy, house: House, detail: bool) -> Profile:
+def _profile(name: str, info: PolicyInfo, policy: Policy, house: Service, detail: bool) -> Profile:
     resources = Resources(
         cpus=policy.limits.cpu_quota, memory=f"{policy.limits.memory_max // (1 << 20)}m"
     )

@@ -7,7 +7,7 @@ from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, encoded
 from sbx.api.v1.bay.models import CargoList, CargoResponse, Limit, NewCargo
-from sbx.service.sandboxes import CargoView
+from sbx.service.sandboxes import WorkspaceView
 
 router = APIRouter(prefix="/v1/cargos", tags=["cargos"])
 _DEFAULT_MB = 1024  # also told of a managed cargo, which its policy limits
@@ -55,7 +55,7 @@ async def delete(cargo_id: str, caller: CallerDep, house: HouseDep) -> None:
     await record(house, caller, "cargo.delete", cargo_id)
 
 
-def _shown(cargo: CargoView) -> CargoResponse:
+def _shown(cargo: WorkspaceView) -> CargoResponse:
     return CargoResponse(
         id=cargo.id,
         managed=cargo.managed_by is not None,

@@ -11,19 +11,20 @@ from sbx.api.auth import CallerDep, HeldDep, HouseDep
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.middleware import CONTENT_MAX
-from sbx.api.multipart import Part, read_form, set_aside, slot
+from sbx.api.multipart import FormPart, read_form, set_aside, slot
 from sbx.api.request_body import body_of, documented_body
 from sbx.api.v1.bay.idempotency import encoded, reply
-from sbx.api.v1.bay.models import DirectoryList, Done, FileContent, NewContent, Uploaded
+from sbx.api.v1.bay.models import DirectoryList, FileContent, NewContent, Uploaded
+from sbx.api.v1.models import OkBody
 from sbx.errors import BadRequest, TooLarge
 from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.service.auth import Caller
 from sbx.service.sandboxes import InUse
-from sbx.service.service import House
-from sbx.service.using import Using
+from sbx.service.service import Service
+from sbx.service.using import SandboxLease
 from sbx.telemetry import metrics
-from sbx.workspace import Entry, resolve
+from sbx.workspace import FileEntry, resolve
 from sbx.workspace.errors import invalid_path, too_large
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/filesystem", tags=["files"])
@@ -42,7 +43,7 @@ async def read(sandbox_id: str, path: Path, caller: CallerDep, house: HouseDep) 
 
 
 @router.put("/files", responses=_ERRORS, openapi_extra=documented_body(NewContent))
-async def write(sandbox_id: str, request: Request, caller: CallerDep, house: HouseDep) -> Done:
+async def write(sandbox_id: str, request: Request, caller: CallerDep, house: HouseDep) -> OkBody:
     """Make or replace a file, with the directories it needs; a large one is uploaded."""
     new = await body_of(request, NewContent)
     relative(new.path)
@@ -50,17 +51,17 @@ async def write(sandbox_id: str, request: Request, caller: CallerDep, house: Hou
         async with _using(house, caller, sandbox_id, "files:write") as use:
             written = await use.conversation().files.write(new.path, new.content)
     await _record(house, use, "file.write", path=new.path, size=written)
-    return Done()
+    return OkBody()
 
 
 @router.delete("/files", responses=_ERRORS)
-async def delete(sandbox_id: str, path: Path, caller: CallerDep, house: HouseDep) -> Done:
+async def delete(sandbox_id: str, path: Path, caller: CallerDep, house: HouseDep) -> OkBody:
     """Delete a file, or a directory with all below it."""
     relative(path)
     async with _using(house, caller, sandbox_id, "files:write", frees=True) as use:
         await use.conversation().files.delete(path)
     await _record(house, use, "file.delete", path=path)
-    return Done()
+    return OkBody()
 
 
 @router.get("/directories", response_model=DirectoryList, responses=_ERRORS)
@@ -152,15 +153,15 @@ def relative(path: str) -> str:
 
 
 def _using(
-    house: House, caller: Caller, sandbox_id: str, scope: str, *, frees: bool = False
-) -> Using:
+    house: Service, caller: Caller, sandbox_id: str, scope: str, *, frees: bool = False
+) -> SandboxLease:
     """The bounds of a token are minded before a byte of the body is taken."""
     return house.sandboxes.using(
         caller, sandbox_id, scope=scope, frees=frees, conversation=DEFAULT_CONVERSATION
     )
 
 
-async def _record(house: House, use: InUse, what: str, **details: Any) -> None:
+async def _record(house: Service, use: InUse, what: str, **details: Any) -> None:
     named = {"conversation": DEFAULT_CONVERSATION, **details}
     await record(house, use.caller, what, use.view.id, **named)
 
@@ -177,7 +178,7 @@ async def _text(files: WorkspaceFiles, path: str) -> str:
         raise BadRequest(f"{path} is not UTF-8 text", code="not_text", hint="download it") from None
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: FileEntry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "path": entry.path,
@@ -188,7 +189,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
     }
 
 
-async def _file_of(form: AsyncIterator[Part], fields: dict[str, str]) -> Part:
+async def _file_of(form: AsyncIterator[FormPart], fields: dict[str, str]) -> FormPart:
     """The part that is the file; the fields before it go to `fields`."""
     async for part in form:
         if part.filename is not None and part.name == "file":
@@ -198,7 +199,7 @@ async def _file_of(form: AsyncIterator[Part], fields: dict[str, str]) -> Part:
 
 
 async def _to_the_end(
-    part: Part, form: AsyncIterator[Part], fields: dict[str, str]
+    part: FormPart, form: AsyncIterator[FormPart], fields: dict[str, str]
 ) -> AsyncIterator[bytes]:
     """The bytes of the file, then the rest of the form: one that is cut off leaves nothing."""
     async for chunk in part.chunks():
@@ -208,7 +209,11 @@ async def _to_the_end(
 
 
 async def _path_last(
-    house: House, use: InUse, part: Part, form: AsyncIterator[Part], fields: dict[str, str]
+    house: Service,
+    use: InUse,
+    part: FormPart,
+    form: AsyncIterator[FormPart],
+    fields: dict[str, str],
 ) -> int:
     """Some clients send the file before they say where it goes."""
     directory, most = house.settings.data_dir, use.view.policy.limits.file_size_max
@@ -218,7 +223,7 @@ async def _path_last(
         return await use.conversation().files.write_stream(relative(fields["path"]), chunks)
 
 
-async def _keep(part: Part, fields: dict[str, str]) -> None:
+async def _keep(part: FormPart, fields: dict[str, str]) -> None:
     """Raises BadRequest for a second file or a second path: it cannot be told which is meant."""
     if part.name not in ("path", "file"):
         await part.skip()

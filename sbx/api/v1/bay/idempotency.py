@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from sbx.api import sse
 from sbx.service.auth import Caller
 from sbx.service.runs import RunHandle
-from sbx.service.service import House
+from sbx.service.service import Service
 
 Answer = tuple[int, bytes]
 HEADER = "Idempotency-Key"
@@ -35,7 +35,7 @@ _background: set[asyncio.Task[Answer]] = set()
 
 async def answered(
     request: Request,
-    house: House,
+    house: Service,
     caller: Caller,
     body: BaseModel,
     work: Callable[[], Awaitable[Answer]],
@@ -56,7 +56,7 @@ async def answered(
 
 async def streamed(
     request: Request,
-    house: House,
+    house: Service,
     caller: Caller,
     body: BaseModel,
     start: Callable[[], Awaitable[RunHandle]],

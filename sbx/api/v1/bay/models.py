@@ -24,10 +24,6 @@ def maybe(seconds: float | None) -> str | None:
     return None if seconds is None else iso(seconds)
 
 
-class Done(BaseModel):
-    status: Literal["ok"] = "ok"
-
-
 # -- sandboxes -------------------------------------------------------------------------------------
 
 
@@ -67,11 +63,11 @@ class SandboxList(BaseModel):
     next_cursor: str | None
 
 
-class Extension(BaseModel):
+class BayExtension(BaseModel):
     extend_by: Whole
 
 
-class Stopped(BaseModel):
+class StopBody(BaseModel):
     status: Literal["stopped"] = "stopped"
 
 
@@ -110,7 +106,7 @@ class ShellExec(_Exec):
     cwd: str | None = None
 
 
-class Output(BaseModel):
+class OutputBody(BaseModel):
     text: str
     images: list[dict[str, str]]
 
@@ -119,7 +115,7 @@ class PythonData(BaseModel):
     """`output` is what Bay keeps of a run, `outputs` every MIME bundle in order."""
 
     execution_count: int | None
-    output: Output
+    output: OutputBody
     outputs: list[dict[str, Any]]
 
 
@@ -145,7 +141,7 @@ class ShellExecResponse(BaseModel):
     recorded: bool = True
 
 
-class Interrupted(BaseModel):
+class BayInterruptReply(BaseModel):
     """`interrupted` is false when nothing ran."""
 
     status: Literal["ok"] = "ok"

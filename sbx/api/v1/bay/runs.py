@@ -15,7 +15,7 @@ from sbx.api.errors import documented
 from sbx.api.v1.bay.files import relative
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, reservation, streamed
 from sbx.api.v1.bay.models import (
-    Interrupted,
+    BayInterruptReply,
     PythonExec,
     PythonExecResponse,
     ShellExec,
@@ -29,8 +29,8 @@ from sbx.errors import BadRequest, Conflict
 from sbx.protocol.runs import Event, Run, RunEnd
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.service.auth import Caller
-from sbx.service.runs import Ask, RunHandle
-from sbx.service.service import House
+from sbx.service.runs import RunHandle, RunRequest
+from sbx.service.service import Service
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["runs"])
 
@@ -49,7 +49,7 @@ async def python(
     sandbox_id: str, asked: PythonExec, request: Request, caller: CallerDep, house: HouseDep
 ) -> Response:
     """Run a cell. Code that fails is a success of this call: `success` tells."""
-    ask = Ask(
+    ask = RunRequest(
         kind="python",
         code=asked.code,
         description=asked.description,
@@ -74,7 +74,7 @@ async def shell(
     """Run a command with /bin/bash -c. A command that fails is a success of this call."""
     if asked.cwd is not None:
         relative(asked.cwd)
-    ask = Ask(
+    ask = RunRequest(
         kind="shell",
         code=asked.command,
         cwd=asked.cwd,
@@ -100,10 +100,10 @@ async def browser(sandbox_id: str, rest: str, caller: CallerDep, house: HouseDep
 
 
 @router.post("/interrupt", responses=documented(404, 409))
-async def interrupt(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Interrupted:
+async def interrupt(sandbox_id: str, caller: CallerDep, house: HouseDep) -> BayInterruptReply:
     """Interrupt what runs now, as Ctrl-C would; the variables stay."""
     done = await house.runs.interrupt(caller, sandbox_id, DEFAULT_CONVERSATION)
-    return Interrupted(interrupted=done)
+    return BayInterruptReply(interrupted=done)
 
 
 @router.get(
@@ -126,10 +126,10 @@ class _Call:
     """One call of an exec route: who asks for what, and the model that its key is held against."""
 
     request: Request
-    house: House
+    house: Service
     caller: Caller
     sandbox_id: str
-    ask: Ask
+    ask: RunRequest
     asked: PythonExec | ShellExec
 
     async def start(self) -> RunHandle:

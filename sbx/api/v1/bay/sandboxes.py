@@ -12,18 +12,18 @@ from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, encoded
 from sbx.api.v1.bay.models import (
+    BayExtension,
     ContainerRuntime,
-    Done,
     EventList,
-    Extension,
     Limit,
     NewSandbox,
     SandboxEvent,
     SandboxList,
     SandboxResponse,
-    Stopped,
+    StopBody,
     maybe,
 )
+from sbx.api.v1.models import OkBody
 from sbx.service.lifecycle import State
 from sbx.service.sandboxes import SandboxView
 
@@ -84,7 +84,7 @@ async def get(sandbox_id: str, caller: CallerDep, house: HouseDep) -> SandboxRes
     openapi_extra=TAKES_KEY,
 )
 async def extend_ttl(
-    sandbox_id: str, asked: Extension, request: Request, caller: CallerDep, house: HouseDep
+    sandbox_id: str, asked: BayExtension, request: Request, caller: CallerDep, house: HouseDep
 ) -> Response:
     """Later by `extend_by` seconds than it would have been, or than now if that is later."""
 
@@ -97,18 +97,18 @@ async def extend_ttl(
 
 
 @router.post("/{sandbox_id}/keepalive", responses=documented(404, 409))
-async def keepalive(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Done:
+async def keepalive(sandbox_id: str, caller: CallerDep, house: HouseDep) -> OkBody:
     """Moves the idle deadline and nothing else."""
     await house.sandboxes.keepalive(caller, sandbox_id)
-    return Done()
+    return OkBody()
 
 
 @router.post("/{sandbox_id}/stop", responses=documented(404, 409))
-async def stop(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Stopped:
+async def stop(sandbox_id: str, caller: CallerDep, house: HouseDep) -> StopBody:
     """Ends its kernels and keeps its files; the next use starts another kernel."""
     await house.sandboxes.stop(caller, sandbox_id)
     await record(house, caller, "sandbox.stop", sandbox_id)
-    return Stopped()
+    return StopBody()
 
 
 @router.post("/{sandbox_id}/resume", responses=documented(404, 409, 429))
