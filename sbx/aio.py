@@ -2,8 +2,8 @@
 
 Some work would leave something behind if its caller just went away. A thread cannot be stopped, and
 no caller owns the descriptors that it opens until it returns. Half a clean-up is worse than a late
-one. A cancelled caller of `to_the_end` therefore waits for the work, and is cancelled afterwards.
-All work that is awaited in this way has a time limit of its own.
+one. Therefore a cancelled caller of `run_to_completion` waits for the work and is cancelled
+afterwards. All work that is awaited in this way has a time limit of its own.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ T = TypeVar("T")
 _END_S = 15.0
 
 
-async def to_the_end(work: Awaitable[T]) -> T:
+async def run_to_completion(work: Awaitable[T]) -> T:
     """The outcome of `work`, which is over when this returns or raises."""
     task = asyncio.ensure_future(work)
     cancelled = None
@@ -39,7 +39,9 @@ async def to_the_end(work: Awaitable[T]) -> T:
 
 async def in_thread(act: Callable[..., T], *arguments: Any) -> T:
     """`act(*arguments)` in a worker thread of the loop, to its end."""
-    return await to_the_end(asyncio.get_running_loop().run_in_executor(None, act, *arguments))
+    return await run_to_completion(
+        asyncio.get_running_loop().run_in_executor(None, act, *arguments)
+    )
 
 
 def check_process(pid: int, what: str = "sandbox") -> None:

@@ -24,7 +24,7 @@ from bench.torture.ledger import Ledger
 from bench.torture.oracle import Finding, findings, summary
 from bench.torture.plan import plan
 from bench.torture.survey import Traces, descriptors_left, left_behind, survey, works_again
-from sbx.linux.descriptors import raise_open_files
+from sbx.linux.descriptors import raise_nofile_limit
 from sbx.linux.prctl import set_child_subreaper
 
 CLIENTS = 30
@@ -78,7 +78,7 @@ def main(
 
 async def torture(seconds: float, seed: int, *, clients: int, pause_s: float) -> Report:
     """One run. Processes that the service leaves become children of this one."""
-    raise_open_files(_FILES)
+    raise_nofile_limit(_FILES)
     set_child_subreaper(True)
     ledger = Ledger()
     try:

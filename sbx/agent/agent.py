@@ -32,7 +32,7 @@ from sbx.agent.sandbox import Conversations, ToolSandbox, is_sandboxed, one_of
 from sbx.agent.step import ModelAnswers, Step, results_of
 from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.errors import BadRequest, Broken, Conflict, SbxError
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, Json, Reason, StepEnd
 from sbx.telemetry.host_paths import without_host_paths
@@ -130,7 +130,7 @@ class Agent:
             await self._task
         finally:
             self._task.cancel()
-            await to_the_end(asyncio.gather(self._task, return_exceptions=True))
+            await run_to_completion(asyncio.gather(self._task, return_exceptions=True))
             self._task, self._is_started = None, False
 
     def abort(self) -> None:

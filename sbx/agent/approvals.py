@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from sbx.agent.approval_records import ApprovalStore, MemoryRecords
 from sbx.agent.tools.approval_rules import ApprovalRule, matches, rule_for
 from sbx.agent.tools.tool import Arguments
-from sbx.aio import Clock, SystemClock, to_the_end
+from sbx.aio import Clock, SystemClock, run_to_completion
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.approvals import (
     ABORT,
@@ -74,7 +74,7 @@ class Pending:
                 await self._approvals.deny(self.approval, TIMEOUT)
             return self._answer.result()
         except asyncio.CancelledError:
-            await to_the_end(self._approvals.deny(self.approval, ABORT))
+            await run_to_completion(self._approvals.deny(self.approval, ABORT))
             raise
         finally:
             expiring.cancel()
@@ -144,9 +144,9 @@ class Approvals:
             self, approval, may_be_remembered=may_be_remembered
         )
         try:
-            pending.approval = await to_the_end(self._records.add(approval))
+            pending.approval = await run_to_completion(self._records.add(approval))
         except asyncio.CancelledError:
-            await to_the_end(self.deny(approval, ABORT))
+            await run_to_completion(self.deny(approval, ABORT))
             raise
         except SbxError:
             self._waiting.pop(tool_call_id, None)
@@ -233,7 +233,7 @@ class Approvals:
             )
         rule = _rule(approval, approved, remember, prefix, by, now)
         decision = ApprovalDecision(approved, by, now, remember)
-        return await to_the_end(self._decide(approval, decision, rule))
+        return await run_to_completion(self._decide(approval, decision, rule))
 
     async def pending(
         self, reach: ApprovalScope, *, limit: int = 50, cursor: str | None = None
@@ -284,7 +284,7 @@ class Approvals:
 
     async def revoke(self, reach: ApprovalScope, rule_id: str) -> bool:
         """Revoke a rule at once. Return whether that is already recorded. Raise NotFound."""
-        recorded = await to_the_end(self._records.drop_rule(rule_id, reach))
+        recorded = await run_to_completion(self._records.drop_rule(rule_id, reach))
         if recorded is None:
             raise NotFound(f"there is no rule {rule_id}", code="rule_not_found")
         return recorded

@@ -32,7 +32,7 @@ from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.results import failed
 from sbx.agent.tools.tool import Arguments, Emit, Ruling, ToolResult
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.errors import SbxError, TooLarge, Unavailable
 from sbx.protocol.agent import Json, ToolApproval, ToolEnd, ToolOutput, ToolStart
 from sbx.protocol.approvals import ABORT, ApprovalDecision
@@ -121,7 +121,7 @@ class AgentToolCalls:
             if tasks:
                 await _all(tasks)
         except BaseException:
-            await to_the_end(self._ended(started, tasks))
+            await run_to_completion(self._ended(started, tasks))
             raise
         return results
 
@@ -255,7 +255,7 @@ class AgentToolCalls:
             try:
                 return await self._settled(call, ruling, of_rehearsal(rehearsal, result))
             finally:
-                await to_the_end(rehearsal.discard())
+                await run_to_completion(rehearsal.discard())
 
     async def _made_after_trial(
         self,
@@ -284,7 +284,7 @@ class AgentToolCalls:
                     trial = await compared(changes, result, keeps_variables=kept)
                 return await self._settled(call, ruling, trial)
             finally:
-                await to_the_end(changes.rollback())
+                await run_to_completion(changes.rollback())
 
     async def _made_untried(self, call: "_Call", *, allowed: bool) -> ToolResult:
         """Make a call in a project that cannot be copied. It is approved before it runs in the

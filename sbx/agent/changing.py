@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from sbx.agent.sandbox import FileChange, ToolChanges, ToolDryRun
 from sbx.agent.tools.results import cut
 from sbx.agent.tools.tool import ToolResult
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.agent import Json
 from sbx.protocol.changes import ChangesSetting
@@ -50,7 +50,7 @@ class ChangeTrial:
         """Commit the changes. Return False, without any change, if the workspace has changed since
         the trial or the copy is gone."""
         try:
-            await to_the_end(self.commit())
+            await run_to_completion(self.commit())
         except NotFound:
             return False
         except Conflict as error:

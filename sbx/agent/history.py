@@ -1,8 +1,8 @@
 """Where the messages of conversations are kept, and when a history is complete.
 
 An answer is appended when it arrives. The results of all its calls are appended together when the
-last one is available. So the worst effect of a crash is an answer without results: `mend` reports
-that to the model, and no call is repeated silently.
+last one is available. So the worst effect of a crash is an answer without results:
+`repair_history` reports that to the model, and no call is repeated silently.
 """
 
 import logging
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sbx.agent.messages import Message, ToolCall
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.errors import SbxError
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,9 @@ class MemoryHistory:
             self._kept.append(Kept(len(self._kept) + 1, message, time.time(), covers))
 
 
-async def mend(history: MessageHistory, why: Mapping[str, str] | None = None) -> Sequence[Kept]:
+async def repair_history(
+    history: MessageHistory, why: Mapping[str, str] | None = None
+) -> Sequence[Kept]:
     """Append an error as the result of each call of the last answer that has no result. The text is
     in `why` under the id of the call; by default it states that the call was interrupted. Return
     all stored messages."""
@@ -84,10 +86,10 @@ class Thread:
         self.kept: list[Kept] = []
 
     async def open(self) -> None:
-        self.kept = [*await mend(self._history)]
+        self.kept = [*await repair_history(self._history)]
 
     async def append(self, messages: Sequence[Message], *, covers: int | None = None) -> None:
-        await to_the_end(self._append(messages, covers))
+        await run_to_completion(self._append(messages, covers))
 
     async def close(self) -> None:
         """Append a result for each call that has none, however the run ended. If that fails, the

@@ -46,11 +46,11 @@ async def known(request: HTTPConnection) -> Caller:
     """
     found: Caller | None = getattr(request.state, "caller", None)
     if found is None:
-        found = request.state.caller = await known_now(request)
+        found = request.state.caller = await authenticate(request)
     return found
 
 
-async def known_now(request: HTTPConnection) -> Caller:
+async def authenticate(request: HTTPConnection) -> Caller:
     """As `known`, found anew: whoever stays for long may have been known and be so no more."""
     return await _caller(request)
 
@@ -62,15 +62,15 @@ async def _caller(request: HTTPConnection) -> Caller:
         scheme, _, bearer = given.partition(" ")
         if scheme.lower() != "bearer" or not bearer.strip():
             raise _unauthorized("the Authorization header must say: Bearer <key>")
-        return _with_place(await access.of_bearer(bearer.strip()), request)
+        return _with_place(await access.from_bearer(bearer.strip()), request)
     if (cookie := request.cookies.get(COOKIE)) is not None:
         if request.scope.get("method") not in _SAFE:
             check_origin(request)
-        return _with_place(await access.of_bearer(cookie), request)
+        return _with_place(await access.from_bearer(cookie), request)
     peer = request.scope.get("extensions", {}).get(PEER)
     if peer is None:
         raise _unauthorized("a key is needed")
-    return access.of_peer(peer["uid"])
+    return access.from_peer(peer["uid"])
 
 
 def _with_place(caller: Caller, request: HTTPConnection) -> Caller:

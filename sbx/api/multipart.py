@@ -287,7 +287,7 @@ class UploadSlots:
 
 
 @asynccontextmanager
-async def set_aside(
+async def spool_to_disk(
     chunks: AsyncIterator[bytes], directory: Path | None, max_bytes: int | None
 ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
     """Keep `chunks` in a file without a name until it is known where they belong, and give them

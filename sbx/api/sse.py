@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from sbx.api.auth import known_now
+from sbx.api.auth import authenticate
 from sbx.api.errors import broken, error_body, status_of
 from sbx.api.shares import Slot, share
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable
@@ -210,7 +210,7 @@ async def _denied(request: Request | None) -> Denied:
         if request is None or not hasattr(request.state, "caller"):
             continue
         try:
-            await known_now(request)
+            await authenticate(request)
         except Denied as error:
             return error
         except Unavailable:

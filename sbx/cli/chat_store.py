@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sbx.agent.approvals import AgentContext, Approvals
-from sbx.agent.history import MessageHistory, mend
+from sbx.agent.history import MessageHistory, repair_history
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.stored_history import StoredHistory
 from sbx.aio import SystemClock
@@ -135,7 +135,7 @@ async def approvals_of(store: Store, options: ChatSelection) -> Approvals:
             by_call[denied.tool_call_id] = denied.decision.why
     for conversation_id, calls in reasons.items():
         for row in await chats.named(store, OWNER, conversation_id):
-            await mend(history_of(store, row), calls)
+            await repair_history(history_of(store, row), calls)
     return approvals
 
 
@@ -156,7 +156,7 @@ def history_of(store: Store, row: ChatRow) -> StoredHistory:
 
 
 @contextmanager
-def told_plainly(directory: Path) -> Iterator[None]:
+def plain_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except Conflict as error:

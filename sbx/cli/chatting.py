@@ -74,7 +74,7 @@ async def converse(options: ChatSelection, model: Model, max_steps: int) -> Chat
             async with opened(options) as conversation:
                 chat = _Chat(conversation, model, max_steps, ending)
                 try:
-                    await chat.greet(resumed=options.resume is not None)
+                    await chat.send_hello(resumed=options.resume is not None)
                     await chat.converse()
                 finally:
                     await chat.close()
@@ -122,7 +122,7 @@ class _Chat:
             "/help": self._help,
         }
 
-    async def greet(self, *, resumed: bool) -> None:
+    async def send_hello(self, *, resumed: bool) -> None:
         if not self._conversation.sandboxed:
             report.note("the sandbox is off: the agent works on this host, as you")
         if resumed:

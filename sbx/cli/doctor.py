@@ -81,9 +81,9 @@ def doctor(
 def _attack(*, as_json: bool) -> int:
     import asyncio
 
-    from sbx.doctor.report import besiege
+    from sbx.doctor.report import run_attacks
 
-    siege = asyncio.run(besiege())
+    siege = asyncio.run(run_attacks())
     if as_json:
         report.document(siege.to_dict())
     else:

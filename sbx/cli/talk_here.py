@@ -18,8 +18,8 @@ from sbx.cli.chat_store import (
     approvals_of,
     changes_of,
     history_of,
+    plain_errors,
     row_of,
-    told_plainly,
 )
 from sbx.errors import BadRequest
 from sbx.runtime.settings import Settings
@@ -64,7 +64,7 @@ async def house_at(directory: Path) -> AsyncIterator[Service]:
         gc_interval=0,
     )
     house = Service(settings)
-    with told_plainly(directory):
+    with plain_errors(directory):
         await house.start()
     try:
         yield house

@@ -18,8 +18,8 @@ from sbx.cli.chat_store import (
     ChatSelection,
     approvals_of,
     history_of,
+    plain_errors,
     row_of,
-    told_plainly,
 )
 from sbx.cli.talk_here import drop, house_at, opened_here
 from sbx.client import Client
@@ -105,7 +105,7 @@ def _client(options: ChatSelection) -> Client:
 @asynccontextmanager
 async def _store(directory: Path) -> AsyncIterator[Store]:
     """Open the store of the messages without a `Service`."""
-    with told_plainly(directory):
+    with plain_errors(directory):
         data = await in_thread(partial(DataDirLock, directory, keep=True))
     try:
         store = await Store.of_data(directory)

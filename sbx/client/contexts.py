@@ -111,7 +111,7 @@ class RemoteContext:
     async def restart(self) -> Receipt:
         """End its kernel and what runs or waits in it, and start another: a clean namespace. Files
         stay."""
-        told = await self._talk.patiently(f"{self._path}/restart", b"")
+        told = await self._talk.call_until_done(f"{self._path}/restart", b"")
         self._receipt = receipt_from(told["receipt"])
         return self._receipt
 
@@ -138,7 +138,7 @@ class RemoteContexts:
         Closed, and what starting a kernel raises.
         """
         body = json.dumps({"name": check_context(name)}).encode("ascii")
-        return self._seen(await self._talk.patiently(self._path, body))
+        return self._seen(await self._talk.call_until_done(self._path, body))
 
     async def get(self, name: str) -> RemoteContext:
         """The context of this name. Raises NotFound, BadRequest for the name, Closed."""

@@ -215,7 +215,7 @@ class RemoteConversation:
 
     async def start(self) -> Receipt:
         """Start the kernel now instead of with the first run; its receipt."""
-        told = await self._talk.patiently(f"{self._path}/start", b"")
+        told = await self._talk.call_until_done(f"{self._path}/start", b"")
         self._receipt = receipt_from(told["receipt"])
         return self._receipt
 

@@ -28,7 +28,7 @@ class RemoteRehearsal:
     async def commit(self) -> None:
         """Make the very same changes, all or none. Raises Conflict `workspace_changed` when what it
         touches is not as it was, NotFound `rehearsal_not_found`."""
-        await self._talk.patiently(f"{self._path}/commit", b"")
+        await self._talk.call_until_done(f"{self._path}/commit", b"")
 
     async def discard(self) -> None:
         """Nothing of it remains. A second time does nothing."""
@@ -49,7 +49,7 @@ class RemoteCheckpoint:
     async def restore(self) -> Sequence[FileChange]:
         """Make the files so again, all or none, and tell what that changed. Raises Conflict
         `workspace_changed` when somebody writes meanwhile, NotFound `checkpoint_not_found`."""
-        return _changes(await self._talk.patiently(f"{self._path}/restore", b""))
+        return _changes(await self._talk.call_until_done(f"{self._path}/restore", b""))
 
     async def discard(self) -> None:
         """Nothing of it remains. A second time does nothing."""
@@ -69,7 +69,7 @@ async def rehearse(
         ask["timeout"] = seconds
     if cwd is not None:
         ask["cwd"] = checks.path(cwd)
-    told = await talk.patiently(f"{talk.path}/rehearsals", encoded(ask))
+    told = await talk.call_until_done(f"{talk.path}/rehearsals", encoded(ask))
     try:
         return RemoteRehearsal(
             str(told["id"]),
@@ -86,7 +86,7 @@ async def rehearse(
 
 async def checkpoint(talk: ConversationCalls) -> RemoteCheckpoint:
     """The files as they are now."""
-    told = await talk.patiently(f"{talk.path}/checkpoints", b"")
+    told = await talk.call_until_done(f"{talk.path}/checkpoints", b"")
     try:
         return RemoteCheckpoint(str(told["id"]), talk)
     except (KeyError, TypeError) as error:

@@ -72,7 +72,7 @@ class _Sending:
                     "the file became shorter while it was read", code="file_changed"
                 )
             await asyncio.to_thread(self._digest.update, piece)
-            offset = await self._stubbornly(offset, piece)
+            offset = await self._send_with_retry(offset, piece)
             if self._on_progress is not None:
                 self._on_progress(offset, self._size)
         body = _json({"sha256": self._digest.hexdigest()})
@@ -86,7 +86,7 @@ class _Sending:
                 await asyncio.sleep(pause)
         raise AssertionError
 
-    async def _stubbornly(self, offset: int, piece: bytes) -> int:
+    async def _send_with_retry(self, offset: int, piece: bytes) -> int:
         """Send it until it is there; where it ends."""
         end = offset + len(piece)
         sha256 = (await asyncio.to_thread(hashlib.sha256, piece)).hexdigest()

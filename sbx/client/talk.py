@@ -56,7 +56,7 @@ class ConversationCalls:
         """In one exchange. When the caller goes the connection is cut, which is what `attended`
         lets the service take for an interrupt of this very run."""
         ask["attended"] = True
-        told = await self.patiently(self._runs, encoded(ask))
+        told = await self.call_until_done(self._runs, encoded(ask))
         try:
             return run_from_json(told)
         except ValueError as error:
@@ -80,7 +80,7 @@ class ConversationCalls:
             await asyncio.shield(run.interrupt())
             raise
 
-    async def patiently(self, path: str, body: bytes) -> Any:
+    async def call_until_done(self, path: str, body: bytes) -> Any:
         """POST what may take as long as its policy lets it, in a queue too. A service that is
         merely slow is waited for; one that does not even answer /health is not."""
         self._held.check()

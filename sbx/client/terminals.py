@@ -56,7 +56,7 @@ class RemoteTerminal:
         `invalid_size`."""
         check_size(rows, columns)
         body = json.dumps({"rows": rows, "columns": columns}).encode("ascii")
-        await self._talk.patiently(f"{self._path}/resize", body)
+        await self._talk.call_until_done(f"{self._path}/resize", body)
 
     async def close(self) -> None:
         """Hang up, and kill what is left of its session after a second; it is forgotten."""
@@ -99,7 +99,7 @@ class RemoteTerminals:
         }
         body = {name: value for name, value in asked.items() if value is not None}
         encoded = json.dumps(body, ensure_ascii=False).encode()
-        return self._seen(await self._talk.patiently(self._path, encoded))
+        return self._seen(await self._talk.call_until_done(self._path, encoded))
 
     async def get(self, terminal_id: str) -> RemoteTerminal:
         """A terminal by its id. Raises NotFound, Closed."""

@@ -163,7 +163,7 @@ def _finding(trial: AttackRunner, result: AttackResult) -> dict[str, Any]:
     }
 
 
-async def besiege() -> AttackReport:
+async def run_attacks() -> AttackReport:
     """Attack every policy that this host can run. Failed trials are part of the result."""
     started_at = time.monotonic()
     with laid_out() as baits:

@@ -75,7 +75,7 @@ def reserved(address: str) -> str | None:
     return None
 
 
-def excused(address: str, host: str, allow_private: tuple[str, ...]) -> bool:
+def is_exempt(address: str, host: str, allow_private: tuple[str, ...]) -> bool:
     """Whether the policy means this very address, though it is not public.
 
     Who names an address or a network means it. Who names a host means a host of the own network:

@@ -301,7 +301,7 @@ class ProxyConnection:
         await self._terms.refused.turn()
         if self._answer is None:
             return
-        with _whatever_happens():
+        with _always():
             async with asyncio.timeout(self._terms.patience.linger):
                 await self._answer.send(denials.reply(verdict, self._asked))
         await self._part()
@@ -309,7 +309,7 @@ class ProxyConnection:
     async def _part(self) -> None:
         """Say no more, and read what is still coming: closed with bytes unread, linux would take
         back what was said."""
-        with _whatever_happens():
+        with _always():
             async with asyncio.timeout(self._terms.patience.linger):
                 await self._wire.send_eof()
                 read = 0
@@ -360,6 +360,6 @@ class ProxyConnection:
         )
 
 
-def _whatever_happens() -> AbstractContextManager[None]:
+def _always() -> AbstractContextManager[None]:
     """To whoever is told no: it may have left, or not listen."""
     return suppress(OSError, anyio.BrokenResourceError, anyio.EndOfStream)

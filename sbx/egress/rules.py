@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote
 
-from sbx.egress.addresses import excused, reserved
+from sbx.egress.addresses import is_exempt, reserved
 from sbx.egress.hosts import NoHost, canonical, is_address
 from sbx.policy import destinations
 from sbx.policy.model import Network
@@ -143,7 +143,7 @@ def _by_addresses(network: Network, asked: ProxyRequest) -> RuleResult | None:
     to the inside of somebody's network is an attack or a mistake."""
     for address in asked.addresses or ():
         kind = reserved(address) or (_OWN if address in asked.own else None)
-        if kind is not None and not excused(address, asked.host, network.allow_private):
+        if kind is not None and not is_exempt(address, asked.host, network.allow_private):
             leads = "is" if address == asked.host else f"leads to {address},"
             return RuleResult(
                 False,

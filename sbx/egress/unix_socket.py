@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbx import errors
-from sbx.aio import in_thread, to_the_end
+from sbx.aio import in_thread, run_to_completion
 from sbx.isolation.plan import CERTIFICATES, WayOut
 from sbx.policy import Policy
 from sbx.workspace import DataDirectory
@@ -66,9 +66,9 @@ class EgressSocket:
             async with self._opening:
                 if self._way_out is None:
                     try:
-                        self._way_out = await to_the_end(self._open(owner))
+                        self._way_out = await run_to_completion(self._open(owner))
                     except BaseException:
-                        await to_the_end(self._close())
+                        await run_to_completion(self._close())
                         raise
                 way_out = self._way_out
             yield way_out
@@ -79,12 +79,12 @@ class EgressSocket:
         """As `close`, but for where a kernel starts with it, or lives with it as `in_use` says."""
         async with self._opening:
             if not self._starts and not in_use():
-                await to_the_end(self._close())
+                await run_to_completion(self._close())
 
     async def close(self) -> None:
         """End every connection. Files and placeholders of this proxy are gone with it."""
         async with self._opening:
-            await to_the_end(self._close())
+            await run_to_completion(self._close())
 
     async def _open(self, owner: tuple[int, int] | None) -> WayOut:
         # What it imports takes its time, and nobody else is to wait for that.

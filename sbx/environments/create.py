@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 from packaging.utils import canonicalize_name
 
-from sbx.aio import in_thread, to_the_end
+from sbx.aio import in_thread, run_to_completion
 from sbx.environments import installers, pythons, requirements
 from sbx.environments.directory import FILES, Environments, NameLock, checked
 from sbx.environments.interpreter import interpreter_of
@@ -81,7 +81,7 @@ async def create(environments: Environments, asked: EnvironmentSpec, tell: Tell)
             hint="free some space, or set SBX_ENVIRONMENTS to another place",
         ) from error
     finally:
-        await to_the_end(in_thread(claim.end))
+        await run_to_completion(in_thread(claim.end))
 
 
 class _Making:
@@ -205,7 +205,7 @@ class _Making:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             cancelled.set()
-            await to_the_end(asyncio.wait([task]))
+            await run_to_completion(asyncio.wait([task]))
             raise
 
     def _say(self, step: str, what: str) -> None:
@@ -219,7 +219,7 @@ async def _claimed(environments: Environments, name: str) -> NameLock:
         await in_thread(lambda: claims.append(environments.claim(name)))
     except asyncio.CancelledError:
         for claim in claims:
-            await to_the_end(in_thread(claim.end))
+            await run_to_completion(in_thread(claim.end))
         raise
     return claims[0]
 

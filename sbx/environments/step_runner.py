@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.errors import Unavailable
 
 _CHUNK = 1 << 16
@@ -91,7 +91,7 @@ class StepRunner:
                 details={"output": list(self._told)[-_TOLD:]},
             ) from None
         finally:
-            await to_the_end(_ended(process))
+            await run_to_completion(_ended(process))
         return StepOutput(code, tuple(self._told), out)
 
     async def _kept(self, stream: asyncio.StreamReader) -> bytes:

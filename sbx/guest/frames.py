@@ -209,7 +209,7 @@ class FrameWriter:
         if self._waiting and not self._muted:
             self.send_encoded(b"")
 
-    def silence_forks(self) -> None:
+    def mute_forks(self) -> None:
         """Make sure that no fork of this process can write to the socket, or read from it.
 
         The child's descriptor is replaced by /dev/null, so that not even a half-sent frame in the

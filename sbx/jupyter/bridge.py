@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.jupyter.channels import Channels
 from sbx.jupyter.connection import ConnectionInfo
 from sbx.jupyter.history import CellHistory
@@ -73,7 +73,7 @@ class Bridge:
 
     async def close(self) -> None:
         """Stop the kernel and close the sockets. Complete also when the caller is cancelled."""
-        await to_the_end(self._close())
+        await run_to_completion(self._close())
 
     async def _close(self) -> None:
         async with self._changing:

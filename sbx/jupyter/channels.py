@@ -134,7 +134,7 @@ class Channels:
     async def close(self) -> None:
         """Close the sockets after the sent messages have arrived, or when they cannot arrive."""
         await self._gathering.close()
-        self._sockets.let_go()
+        self._sockets.release()
         await in_thread(self._sockets.end)
 
     def _packed(

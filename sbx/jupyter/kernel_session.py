@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.jupyter import serialize
 from sbx.jupyter.channels import Channels
 from sbx.jupyter.handlers import KILLED, UNANSWERED, RequestHandlers
@@ -60,7 +60,7 @@ class KernelSession:
             await self._answers.begin()
         except BaseException:
             beating.cancel()
-            await to_the_end(self._answers.frontend.stop())
+            await run_to_completion(self._answers.frontend.stop())
             raise
         self._serving = asyncio.create_task(self._serve(beating))
 
@@ -72,7 +72,7 @@ class KernelSession:
         """End the kernel if it still runs, and wait until all of it has ended."""
         self._is_over(0)
         if self._serving is not None:
-            await to_the_end(asyncio.wait([self._serving]))
+            await run_to_completion(asyncio.wait([self._serving]))
 
     async def _serve(self, *tasks: asyncio.Task[None]) -> None:
         works = (self._take_in(), self._control(), self._work())
@@ -82,7 +82,7 @@ class KernelSession:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._is_over(KILLED)  # if no exit code is set, a task failed or the loop ends
-            await to_the_end(self._wind_up(tasks))
+            await run_to_completion(self._wind_up(tasks))
             self._on_exit(self._over.result())
 
     async def _wind_up(self, tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -7,7 +7,7 @@ Everything runs on the event loop of the runtime.
 import asyncio
 from concurrent.futures import Future
 
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.jupyter.bridge import Bridge
 from sbx.jupyter.connection import ConnectionInfo
 from sbx.jupyter.handlers import KILLED
@@ -81,19 +81,19 @@ class Notebook:
         """Close the sockets. Leave the seat, unless files would be removed with it."""
         await self._unbind()
         if self._seat is not None and not self._seat.holds_files:
-            await self._stand_up()
+            await self._start()
 
     async def close(self) -> None:
         """Close the sockets and leave the seat. Complete also when the caller is cancelled."""
-        await to_the_end(self._close())
+        await run_to_completion(self._close())
 
     async def _close(self) -> None:
         try:
             await self._unbind()
         finally:
-            await self._stand_up()
+            await self._start()
 
-    async def _stand_up(self) -> None:
+    async def _start(self) -> None:
         seat, self._seat = self._seat, None
         if seat is not None:
             await self._seats.leave(seat)

@@ -46,7 +46,7 @@ class Sockets:
                 ports[f"{channel}_port"] = self._bind(channel, connection.port(channel))
             self.connection = replace(connection, **ports)
         except BaseException:
-            self.let_go(linger_ms=0)
+            self.release(linger_ms=0)
             self.end()
             raise
 
@@ -66,7 +66,7 @@ class Sockets:
             else:
                 self._files[path] = _identity(path) or (0, 0)
 
-    def let_go(self, *, linger_ms: int = LINGER_MS) -> None:
+    def release(self, *, linger_ms: int = LINGER_MS) -> None:
         """Close the sockets. Sent messages are still delivered for `linger_ms`."""
         for sock in self._sockets.values():
             sock.close(linger=linger_ms)

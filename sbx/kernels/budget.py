@@ -25,7 +25,7 @@ class BudgetReader(Protocol):
     """The part of a Channel that a budget uses."""
 
     def hold_back(self) -> None: ...
-    def let_go(self) -> None: ...
+    def release(self) -> None: ...
 
 
 class Level:
@@ -108,7 +108,7 @@ class FrameBudget:
             ready.add(min(self._paused, key=lambda reader: self._each[reader].at(now)))
         for reader in ready:
             self._paused.discard(reader)
-            reader.let_go()
+            reader.release()
         self._tick_later(now)
 
 

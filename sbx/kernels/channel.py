@@ -109,11 +109,11 @@ class Channel(asyncio.BufferedProtocol):
             self._budget = budget
 
     def hold_back(self) -> None:
-        """Stop reading until `let_go`. Called by the budget."""
+        """Stop reading until `release`. Called by the budget."""
         self._held_back = True
         self._transport.pause_reading()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Continue to read. Called by the budget."""
         self._held_back = False
         self._read_on()

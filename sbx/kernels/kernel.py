@@ -26,7 +26,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.isolation.broker.client import Jail, JailExit
 from sbx.isolation.facts import own_namespaces
 from sbx.isolation.masking import Masks
@@ -236,10 +236,10 @@ class Kernel:
         attaching = asyncio.create_task(cls._attach(jail), context=background_context())
         try:
             # A task that is cancelled before its first step does not release the jail.
-            return await to_the_end(attaching)
+            return await run_to_completion(attaching)
         except asyncio.CancelledError:
             if not attaching.cancelled() and attaching.exception() is None:
-                await to_the_end(attaching.result().kill())
+                await run_to_completion(attaching.result().kill())
             raise
 
     @classmethod
@@ -293,7 +293,7 @@ class Kernel:
             for module, why in ready.preload_failed.items():
                 _log.warning("the policy preloads %r, which cannot be imported: %r", module, why)
         except BaseException as error:
-            await to_the_end(self.kill())
+            await run_to_completion(self.kill())
             if isinstance(error, TimeoutError):
                 message = f"the kernel was not ready within {deadline_s:g} s"
                 raise errors.Broken(message, code="start_timeout") from None
@@ -424,14 +424,14 @@ class Kernel:
             self._in_turn = False
         return frame
 
-    async def unasked(self) -> frames.Frame:
+    async def next_unsolicited(self) -> frames.Frame:
         """Return the next frame while no request runs. Raise like `next`."""
         frame = await self._answer("")
         if isinstance(frame.content, frames.InputRequestFrame | frames.ReplyFrame):
             raise await self._cut_off("it sent a reply or asked for input without a request")
         return frame
 
-    def on_unasked(self, callback: Callable[[], None] | None) -> None:
+    def on_unsolicited(self, callback: Callable[[], None] | None) -> None:
         """Call `callback` from now on when frames arrive that no task waits for."""
         self._cells.on_unread = callback
 

@@ -12,7 +12,7 @@ def duplicate_above(fd: int, lowest: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 
-def raise_open_files(maximum: int) -> int:
+def raise_nofile_limit(maximum: int) -> int:
     """Raise the soft limit of this process to its hard limit, but at most to `maximum`; return the
     limit.
 

@@ -22,7 +22,7 @@ def create() -> int:
     )  # TFD_CLOEXEC and TFD_NONBLOCK have the same values
 
 
-def go_off_in(timer: int, seconds: float) -> None:
+def expires_in(timer: int, seconds: float) -> None:
     """Set the timer to expire once, in this many seconds (more than 0); replace an earlier
     setting."""
     after = divmod(max(1, int(seconds * _S)), _S)

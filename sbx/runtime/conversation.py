@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
 )
 
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy
 from sbx.protocol.languages import check_language
@@ -80,7 +80,7 @@ class Conversation:
         self._disk = DiskLimitState()
         self.contexts = Contexts(self._make_context, contexts or ContextStore())
         self._default = self.contexts.default
-        self.files = WorkspaceFiles(self.opened, policy, self._default.beside)
+        self.files = WorkspaceFiles(self.opened, policy, self._default.borrow_kernel)
         self.commands = Commands(policy, self._default, self.opened, whole.id)
         self.terminals = Terminals(policy, self._default)
         self._meter = UsageReader(policy, self.opened, whole)
@@ -270,7 +270,7 @@ class Conversation:
         `limit_widened`), TooLarge, Closed.
         """
         make = self.prepare_script(code, language, args=args, env=env, stdin=stdin, cwd=cwd)
-        return self._default.start_program(make, self.time_for_script(timeout))
+        return self._default.start_program(make, self.script_timeout(timeout))
 
     def prepare_script(
         self,
@@ -294,23 +294,23 @@ class Conversation:
         )
 
         async def make(run_id: str) -> Program:
-            tool = await self.find_tool(script.language)
+            tool = await self.resolve_interpreter(script.language)
             return plan_script(script, tool, self._policy, run_id)
 
         return make
 
-    def time_for_script(self, timeout: float | None) -> float:
+    def script_timeout(self, timeout: float | None) -> float:
         """Its time-out in seconds; raises BadRequest as `start_script`."""
         return checks.timeout_s(self._policy, timeout)
 
-    async def find_tool(self, language: str) -> ScriptInterpreter:
+    async def resolve_interpreter(self, language: str) -> ScriptInterpreter:
         """What would run a script of this language here.
 
         Raises BadRequest `unknown_language` and `language_unavailable`, Denied, Closed.
         """
         known = check_language(language)
-        checks.demand_processes(self._policy)
-        checks.demand(self._policy, "shell")
+        checks.require_processes(self._policy)
+        checks.require_capability(self._policy, "shell")
         self._default.check_open()
         return await self._languages.tool(known, self._has_file)
 
@@ -368,13 +368,13 @@ class Conversation:
         async with self._opening:
             self._default.check_open()
             if self._opened is None:
-                await to_the_end(self._open())
+                await run_to_completion(self._open())
             assert self._opened is not None
             if self._limit is not None:
                 self._limit.used(self)
             return self._opened
 
-    def put_away(self) -> bool:
+    def close_if_idle(self) -> bool:
         """Close the files, which the next use opens again; False where they are used now, by a
         kernel or a call."""
         if self.busy or self.alive or self._opening.locked():
@@ -383,9 +383,9 @@ class Conversation:
             if self._opened.busy:
                 return False
             for one in self.contexts.ending:
-                one.leave_files()
+                one.release_files()
             opened, self._opened = self._opened, None
-            opened.put_away()
+            opened.close_if_idle()
         return True
 
     async def stop(self) -> None:
@@ -401,7 +401,7 @@ class Conversation:
         ending = self.contexts.ending
         for one in ending:
             one.leave(SANDBOX_GONE)
-        await to_the_end(self._end(ending))
+        await run_to_completion(self._end(ending))
 
     async def _end(self, ending: list[Context]) -> None:
         try:

@@ -57,7 +57,7 @@ class DataDirLock:
                 name.rename(path / LOCK)
             elif not keep and not _has_store(path):
                 for sandbox in self.directory.sandboxes():
-                    if self.directory.roll_back(sandbox):
+                    if self.directory.recover(sandbox):
                         self.directory.remove(sandbox, deadline_s=_SWEEP_S)
                 self.directory.sweep(_SWEEP_S)
             self._held = held.pop_all()
@@ -152,7 +152,7 @@ def _rolled_back(path: Path) -> bool:
     """Whether no directory of the host needs what lies there, for a commit that was cut off."""
     try:
         with DataDirectory(path) as data:
-            done = [data.roll_back(sandbox) for sandbox in data.sandboxes()]
+            done = [data.recover(sandbox) for sandbox in data.sandboxes()]
             return all(done)
     except SbxError:
         return True  # it is not even a data directory

@@ -131,7 +131,7 @@ class Honeytokens:
         """Which of them a host name, a header or a piece of a body holds; it springs by that."""
         return self._seen(text, "network", "a request to the proxy")
 
-    def guard(self, kernel: Kernel) -> None:
+    def watch_output(self, kernel: Kernel) -> None:
         """Watch all that a kernel and its commands write."""
         if "output" in self._policy.watch:
             kernel.on_output = _Output(self).hear

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sbx import errors
-from sbx.aio import in_thread, to_the_end
+from sbx.aio import in_thread, run_to_completion
 from sbx.isolation.broker.live_mounts import refuse_without_namespaces
 from sbx.kernels.kernel import Kernel
 from sbx.policy.checks import mount_source
@@ -109,14 +109,14 @@ class LiveMounts:
                 ' host_executables = "allow" allows it',
             )
         told = Mount(str(path), target, read_only)
-        return await to_the_end(self._attach(_Attached(told, identity)))
+        return await run_to_completion(self._attach(_Attached(told, identity)))
 
     async def detach(self, target: str) -> None:
         """Show it no more: what is open of it stays open. Raises NotFound `not_attached`, and what
         the broker does."""
-        await to_the_end(self._detach(target))
+        await run_to_completion(self._detach(target))
 
-    async def welcome(self, kernel: Kernel) -> None:
+    async def mount_into(self, kernel: Kernel) -> None:
         """Show a kernel that has started what is attached. It ends where that fails."""
         self._register(kernel)
         if self._there or self._lock.locked():
@@ -125,10 +125,10 @@ class LiveMounts:
                     for one in self._there.values():
                         await self._show(one, kernel)
             except BaseException:
-                await to_the_end(kernel.kill())
+                await run_to_completion(kernel.kill())
                 raise
 
-    async def welcome_dry_run(self, kernel: Kernel, written: Sequence[Path]) -> list[str]:
+    async def mount_into_dry_run(self, kernel: Kernel, written: Sequence[Path]) -> list[str]:
         """Show the kernel of a dry run the attachments through which it cannot act on anything,
         and return the paths of the others. It ends where that fails.
 
@@ -150,7 +150,7 @@ class LiveMounts:
                         else:
                             left_out.append(one.target)
             except BaseException:
-                await to_the_end(kernel.kill())
+                await run_to_completion(kernel.kill())
                 raise
         return left_out
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sbx.aio import in_thread, to_the_end
+from sbx.aio import in_thread, run_to_completion
 from sbx.errors import SbxError
 from sbx.isolation.broker.client import HostIds
 from sbx.isolation.plan import Interpreter
@@ -89,10 +89,10 @@ async def make_home(
     """Raises what the broker does, and OSError; nothing is left then."""
     making = asyncio.ensure_future(_make(means, policy, interpreter))
     try:
-        return await to_the_end(making)
+        return await run_to_completion(making)
     except asyncio.CancelledError:
         if not making.cancelled() and making.exception() is None:
-            await to_the_end(making.result().give_up())
+            await run_to_completion(making.result().give_up())
         raise
 
 
@@ -145,7 +145,7 @@ async def _remove(means: RuntimeResources, group: str, directory: str) -> None:
         means.homes.discard(directory)
 
 
-def furnished(
+def prewarm_spec(
     means: RuntimeResources, loaded: Policy, decided: Policy, of: Interpreter
 ) -> PrewarmSpec | None:
     """How homes for new sandboxes by this policy are made; None for one that a request has changed,

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sbx import errors
-from sbx.aio import check_process, in_thread, to_the_end
+from sbx.aio import check_process, in_thread, run_to_completion
 from sbx.environments.directory import Environments
 from sbx.environments.interpreter import interpreter_at, own_interpreter
 from sbx.isolation.broker.client import BrokerClient, BrokerProcess
@@ -24,7 +24,7 @@ from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load, narrow, unchanged
 from sbx.runtime.data_dir import DataDirLock
 from sbx.runtime.grounds import Grounds
-from sbx.runtime.prewarm import PrewarmedSandbox, furnished, home_of
+from sbx.runtime.prewarm import PrewarmedSandbox, home_of, prewarm_spec
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
@@ -72,7 +72,7 @@ class Runtime:
         """
         settings = self.settings
         try:
-            await to_the_end(self._open_data())
+            await run_to_completion(self._open_data())
             assert self._data is not None
             machine = platform.machine()
             filters = load_filters(machine)
@@ -204,12 +204,12 @@ class Runtime:
         self, loaded: Policy, decided: Policy, interpreter: Interpreter
     ) -> PrewarmedSandbox | None:
         means = self._started()
-        wanted = furnished(means, loaded, decided, interpreter)
+        wanted = prewarm_spec(means, loaded, decided, interpreter)
         if wanted is None:
             return None
         decide_walls(decided, self.capabilities)
         key = self._key(means, loaded, decided, interpreter)
-        return home_of(means.starter.take_berth(key, wanted), key)
+        return home_of(means.starter.take_prewarmed(key, wanted), key)
 
     def _key(
         self, means: RuntimeResources, loaded: Policy, decided: Policy, interpreter: Interpreter
@@ -292,7 +292,7 @@ class Runtime:
                 code="pool_unavailable",
                 hint='take start = "cold" out of the policy',
             )
-        wanted = furnished(means, loaded, loaded, interpreter) if new else None
+        wanted = prewarm_spec(means, loaded, loaded, interpreter) if new else None
         await means.starter.warm(key, count, wanted)
 
     @property
@@ -310,7 +310,7 @@ class Runtime:
         if self._pid != os.getpid():
             return  # a forked copy: what is here belongs to the parent
         self._means = None
-        await to_the_end(self._end())
+        await run_to_completion(self._end())
 
     async def _open_data(self) -> None:
         open_data = partial(DataDirLock, self.settings.data_dir, keep=self._keep_files)

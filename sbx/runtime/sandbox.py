@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from sbx import errors
-from sbx.aio import check_process, in_thread, to_the_end
+from sbx.aio import check_process, in_thread, run_to_completion
 from sbx.egress.unix_socket import EgressSocket
 from sbx.environments.directory import check_there
 from sbx.isolation.broker.client import HostIds
@@ -414,7 +414,7 @@ class AsyncSandbox:
         """
         check_process(self._pid)
         self._closed = True
-        await to_the_end(self._end())
+        await run_to_completion(self._end())
 
     async def _end(self) -> None:
         async with self._closing, AsyncExitStack() as last:
@@ -532,15 +532,15 @@ class AsyncSandbox:
         self._had_kernel = True
         kernel.share(self._frame_budget)
         if wires is not None:
-            wires.guard(kernel)
+            wires.watch_output(kernel)
             if wires.sprung is not None:  # while this one started
                 await kernel.kill(Cause.TRIPWIRE)
                 wires.check()
         if is_rehearsal(context):
             written = [] if self._workspace is None else [self._workspace]
-            opened.left_out += await self._attachments.welcome_dry_run(kernel, written)
+            opened.left_out += await self._attachments.mount_into_dry_run(kernel, written)
         else:
-            await self._attachments.welcome(kernel)
+            await self._attachments.mount_into(kernel)
         if self._watcher is not None:
             self._watcher.watch(kernel)
         return kernel
@@ -550,12 +550,12 @@ class AsyncSandbox:
         _log.warning("a trip-wire of %s was sprung: %s, in %s", self.id, sprung.wire, sprung.where)
         for talk in self._conversations.values():
             for one in talk.ending:
-                one.condemn(Cause.TRIPWIRE)
+                one.mark_killed(Cause.TRIPWIRE)
         self._freezing = asyncio.create_task(self._freeze())
 
     async def _freeze(self) -> None:
         every = [one for talk in self._conversations.values() for one in talk.ending]
-        ends = (one.end_for(Cause.TRIPWIRE) for one in every)
+        ends = (one.kill_for(Cause.TRIPWIRE) for one in every)
         for end in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(end, Exception):
                 _log.error("a kernel of the frozen %s is left", self.id, exc_info=end)
@@ -602,7 +602,7 @@ class AsyncSandbox:
             return None
         kernel = home.take_kernel()
         if kernel is not None:
-            self._means.starter.served_ahead(self._group)
+            self._means.starter.count_prewarmed(self._group)
         return kernel
 
     @property

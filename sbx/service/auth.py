@@ -22,7 +22,7 @@ from typing import Any, Literal
 import jwt
 from jwt.utils import base64url_decode, base64url_encode
 
-from sbx.aio import Clock, to_the_end
+from sbx.aio import Clock, run_to_completion
 from sbx.errors import BadRequest, Broken, Denied, NotFound, Unavailable
 from sbx.service.ids import ID_MAX, check_id
 from sbx.store import Store, keys, tokens
@@ -138,7 +138,7 @@ class Authenticator:
 
     # -- who calls ---------------------------------------------------------------------------------
 
-    def of_peer(self, uid: int) -> Caller:
+    def from_peer(self, uid: int) -> Caller:
         """Return the other end of a Unix socket, by the uid that Linux reports.
 
         Raises Denied `unauthorized` for the uid that stands for all users without one of their own
@@ -159,7 +159,7 @@ class Authenticator:
     def _of_uid(self, uid: int) -> Caller:
         return Caller(f"uid:{uid}", "peer", operator=uid in (0, self._service_uid))
 
-    async def of_bearer(self, bearer: str) -> Caller:
+    async def from_bearer(self, bearer: str) -> Caller:
         """Who holds this key or token. Raises Denied `unauthorized`, saying no more than that."""
         if not 0 < len(bearer) <= _BEARER_MAX:
             raise _unauthorized()
@@ -242,7 +242,7 @@ class Authenticator:
         Return whether the store has it. Until it does, the revocation holds as long as this process
         lives.
         """
-        return await to_the_end(self._revoke(key_id, keys.of_id, keys.revoke))
+        return await run_to_completion(self._revoke(key_id, keys.of_id, keys.revoke))
 
     async def _revoke(
         self,
@@ -375,7 +375,7 @@ class Authenticator:
     async def revoke_token(self, token_id: str) -> bool:
         """From now on the token opens nothing; again does nothing. Raises and returns as
         `revoke_key`."""
-        return await to_the_end(self._revoke(token_id, tokens.of_id, tokens.revoke))
+        return await run_to_completion(self._revoke(token_id, tokens.of_id, tokens.revoke))
 
     async def _signing_secret(self) -> bytes:
         if self._secret is None:

@@ -45,7 +45,7 @@ class EgressLog:
     def add(self, decision: "EgressDecision") -> None:
         """Note it. Awaits nothing: the proxy goes on meanwhile."""
         if (minute := int(self._now() // _MINUTE_S)) != self._minute:
-            self.tell_left_out()
+            self.report_dropped()
             self._minute = minute
             self._counts = dict.fromkeys(self._counts, 0)
         details = _details(decision)
@@ -58,7 +58,7 @@ class EgressLog:
         if not decision.allowed and self._has_room("events", _EVENTS_MAX):
             self._tell("network_refused", decision.rule, **details)
 
-    def tell_left_out(self) -> None:
+    def report_dropped(self) -> None:
         """How many were only counted since the last one was told."""
         if not any(self._left_out.values()):
             return

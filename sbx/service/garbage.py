@@ -157,7 +157,7 @@ class GarbageCollector:
 
     async def _rolled_back(self, sandbox: str) -> bool:
         """Undo what a killed service left half done in directories of the host."""
-        return await in_thread(self._runtime.data.roll_back, sandbox)
+        return await in_thread(self._runtime.data.recover, sandbox)
 
     def _listed(self) -> dict[str, frozenset[str]]:
         data = self._runtime.data

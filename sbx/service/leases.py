@@ -65,7 +65,7 @@ class SandboxIndex:
             raise unknown(sandbox_id)
         return self.found(caller, sandbox_id, scope)
 
-    def operated(self, caller: Caller, sandbox_id: str) -> ServiceSandbox:
+    def get_as_operator(self, caller: Caller, sandbox_id: str) -> ServiceSandbox:
         """For the operator, whoever owns it; his own by its session's id too."""
         one = self.known(caller, sandbox_id) or self._by_id.get(sandbox_id)
         if one is None or one.row.deleted_at is not None or not caller.operator:
@@ -87,7 +87,7 @@ class SandboxIndex:
                 )
 
     @contextmanager
-    def making(self, owner: str) -> Iterator[None]:
+    def creating(self, owner: str) -> Iterator[None]:
         """Within it one more counts. Raises Unavailable `too_many_sandboxes`."""
         self.check_room(owner)
         self._making[owner] = self._making.get(owner, 0) + 1

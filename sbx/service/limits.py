@@ -23,20 +23,20 @@ class KernelLimit:
         self._per_owner = per_owner
         self._every = every
 
-    async def admit(self, one: "ServiceSandbox") -> None:
+    async def make_room(self, one: "ServiceSandbox") -> None:
         """Make room for the kernel that starts in `one`, and is counted among its `starts`.
 
         Raises Unavailable `too_many_kernels` when every other one is busy.
         """
         owner = one.row.owner
         while self._count(owner) > self._per_owner:
-            if not await self.end_one("kernels_max", owner):
+            if not await self.evict_one("kernels_max", owner):
                 raise _full(self._per_owner)
         while self._count() > self._most:
-            if not await self.end_one("kernels_max"):
+            if not await self.evict_one("kernels_max"):
                 raise _full(self._most)
 
-    async def end_one(self, cause: str, owner: str | None = None) -> bool:
+    async def evict_one(self, cause: str, owner: str | None = None) -> bool:
         """End the least recently used idle kernel, of this owner where one is given; False when
         there is none."""
         for living, context in self._idle(owner):

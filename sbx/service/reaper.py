@@ -83,7 +83,7 @@ class Reaper:
                 return
             if available >= self._reserve(total):
                 return
-            if not await self._sandboxes.kernels.end_one("memory_pressure"):
+            if not await self._sandboxes.kernels.evict_one("memory_pressure"):
                 return
 
     def _reserve(self, total: int) -> int:

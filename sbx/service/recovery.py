@@ -26,7 +26,7 @@ async def recover(store: Store, clock: Clock, runtime: Runtime) -> None:
     """
     interrupted = await runs.mark_interrupted(store, clock.now())
     agents = await agent_runs.mark_interrupted(store, clock.now())
-    await store.write(rows.begin_anew)
+    await store.write(rows.reset)
     if interrupted or agents:
         _log.warning(
             "%d runs, and %d of agents, were cut off by the end of an earlier service",

@@ -96,11 +96,12 @@ class RunRequest:
 
 
 class RunHandle:
-    """One run of the service. All who hold it, and all who attach to it, hold the same. `ended`
-    says that it is over, and `recorded` whether the store has its end.
+    """One run of the service; every client that attaches to it gets this object. `ended` is true
+    when the run is over, `recorded` when the store has its end.
 
-    A cell begins with the next turn of the loop, or with the first wait for its result before that:
-    on a kernel that is free the waiter then drives it in its own task, see `Conversation.run_here`.
+    A cell starts with the next iteration of the event loop, or with the first wait for its result
+    before that. If the kernel is idle, the waiter then runs the cell in its own task: see
+    `Conversation.run_inline`.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class RunHandle:
 
     # -- how it goes on ------------------------------------------------------------------------
 
-    def _begin_soon(self) -> None:
+    def schedule(self) -> None:
         self._soon = asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
@@ -216,7 +217,7 @@ class RunHandle:
         try:
             try:
                 timeout_s = self._talk.checked(ask.code, ask.timeout_s)
-                await self._talk.run_here(kernel, live, ask.code, timeout_s, outlives=True)
+                await self._talk.run_inline(kernel, live, ask.code, timeout_s, outlives=True)
             except SbxError as error:
                 live.fail(error)  # which has it already, as a rule
             await self._runs._settle(self)
@@ -338,7 +339,7 @@ class Runs:
         try:
             within = in_use.conversation(conversation)
             if ask.kind in LANGUAGES:
-                await within.find_tool(ask.kind)  # a refusal, not a run that failed
+                await within.resolve_interpreter(ask.kind)  # a refusal, not a run that failed
             self._check_room(in_use.view.id, conversation, ask)
             return self._started(within, in_use.view.id, ask, using)
         except BaseException as error:
@@ -534,7 +535,7 @@ class Runs:
             program = within.prepare_script(
                 ask.code, ask.kind, args=ask.args, cwd=ask.cwd, env=ask.env, stdin=ask.stdin
             )
-            live = talk.start_program(program, within.time_for_script(ask.timeout_s))
+            live = talk.start_program(program, within.script_timeout(ask.timeout_s))
         begun = rows.Begun(
             id=live.run_id,
             sandbox_id=sandbox_id,
@@ -558,7 +559,7 @@ class Runs:
             handle._waits()
         queue.of(ask.kind)[handle] = None
         if ask.kind == "python":
-            handle._begin_soon()
+            handle.schedule()
         else:
             self._record_beginning(handle)
             self._settle_later(handle)

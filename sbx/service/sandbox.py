@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from sbx import errors
-from sbx.aio import Clock, to_the_end
+from sbx.aio import Clock, run_to_completion
 from sbx.kernels.budget import FrameBudgets
 from sbx.policy import Policy
 from sbx.protocol.contexts import DEFAULT_CONTEXT
@@ -219,7 +219,7 @@ class ServiceSandbox:
             async with self._lock:
                 self.check(Act.USE)
                 if self.box is None:
-                    await to_the_end(self._open(to_start))
+                    await run_to_completion(self._open(to_start))
         assert self.box is not None
         return self.box
 
@@ -447,7 +447,7 @@ class ServiceSandbox:
             raise refusal(details.get("wire", ""), details.get("where", ""))
         self.starts += 1
         try:
-            await self._keep.kernels.admit(self)
+            await self._keep.kernels.make_room(self)
             self.check(Act.START)
             yield
         except errors.SbxError as error:
@@ -511,7 +511,7 @@ class ServiceSandbox:
 
     async def stop(self, cause: str = "requested") -> None:
         """End every kernel and run; files stay, and the next use starts anew."""
-        await to_the_end(self._stop(cause))
+        await run_to_completion(self._stop(cause))
 
     async def _stop(self, cause: str) -> None:
         async with self._lock:
@@ -537,7 +537,7 @@ class ServiceSandbox:
                 return False
             assert self.box is not None
             had = self.kernels
-            await to_the_end(self._close())
+            await run_to_completion(self._close())
             if had:
                 self._tell_stopped("idle_timeout", had)
             return True
@@ -579,7 +579,7 @@ class ServiceSandbox:
                 return False  # it was extended, or deleted
             self.over = True
             try:
-                await to_the_end(self._end_box(EXPIRED))
+                await run_to_completion(self._end_box(EXPIRED))
             except Exception as error:  # noqa: BLE001  # the border: expired it is all the same
                 _log.error("the expired %s did not end well: %s", self.id, error, exc_info=error)
             self._keep.store.write_later(
@@ -593,7 +593,7 @@ class ServiceSandbox:
 
         False when somebody else did. Once begun it is done to its end.
         """
-        return await to_the_end(self._delete(cause))
+        return await run_to_completion(self._delete(cause))
 
     async def _delete(self, cause: str) -> bool:
         async with self._lock:
@@ -620,7 +620,7 @@ class ServiceSandbox:
     async def shut(self, told: RunError) -> None:
         """The house ends: so does what lives here, with its files kept."""
         async with self._lock:
-            await to_the_end(self._end_box(told))
+            await run_to_completion(self._end_box(told))
         self.shut_down = True
         self._wake()
 
@@ -642,7 +642,7 @@ class ServiceSandbox:
         try:
             await box.close()
         finally:
-            self._decisions.tell_left_out()
+            self._decisions.report_dropped()
 
     # -- its story ------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal
 
 from sbx import errors
-from sbx.aio import Clock, to_the_end
+from sbx.aio import Clock, run_to_completion
 from sbx.isolation.plan import decide_walls
 from sbx.kernels.budget import FrameBudgets
 from sbx.protocol.mounts import Mount
@@ -104,11 +104,11 @@ class Sandboxes:
         self._leaving: list[Leaving] = []
         self._stopping: list[Leaving] = []
 
-    def leave_first(self, leaving: Leaving) -> None:
+    def on_delete(self, leaving: Leaving) -> None:
         """Await this before a sandbox ends, or with its name a conversation of it."""
         self._leaving.append(leaving)
 
-    def stop_first(self, stopping: Leaving) -> None:
+    def on_stop(self, stopping: Leaving) -> None:
         """Await this before a sandbox is stopped."""
         self._stopping.append(stopping)
 
@@ -158,8 +158,8 @@ class Sandboxes:
         """
         _demand_creation(caller, session)
         self._check_recording(runs=False)
-        with self._registry.making(caller.owner):
-            return await to_the_end(
+        with self._registry.creating(caller.owner):
+            return await run_to_completion(
                 self._create(
                     caller, profile, narrower, env, cargo_id, ttl_s, session, upload_limits
                 )
@@ -341,7 +341,7 @@ class Sandboxes:
     async def lift(self, caller: Caller, sandbox_id: str) -> bool:
         """Let a sandbox start kernels again whose trip-wire was sprung, whoever owns it; False
         where none was. An operator's only. Raises NotFound."""
-        return self._registry.operated(caller, sandbox_id).lift()
+        return self._registry.get_as_operator(caller, sandbox_id).lift()
 
     async def attach(
         self,
@@ -358,17 +358,17 @@ class Sandboxes:
         Raises NotFound, Conflict `sandbox_expired`, Denied `not_granted`, and as
         `Attachments.attach`.
         """
-        one = self._registry.operated(caller, sandbox_id)
+        one = self._registry.get_as_operator(caller, sandbox_id)
         return await one.attach(source, target, read_only=read_only)
 
     async def detach(self, caller: Caller, sandbox_id: str, target: str) -> None:
         """Show it no more. An operator's only. Raises NotFound, also `not_attached`."""
-        await self._registry.operated(caller, sandbox_id).detach(target)
+        await self._registry.get_as_operator(caller, sandbox_id).detach(target)
 
     def attached(self, caller: Caller, sandbox_id: str) -> Sequence[Mount]:
         """What is attached, of a sandbox that the caller sees or operates. Raises NotFound."""
         if caller.operator:
-            return self._registry.operated(caller, sandbox_id).attached
+            return self._registry.get_as_operator(caller, sandbox_id).attached
         return self._registry.found(caller, sandbox_id).attached
 
     async def delete(self, caller: Caller, sandbox_id: str, *, cause: str = "requested") -> None:
@@ -379,7 +379,7 @@ class Sandboxes:
             raise unknown(sandbox_id)
         one = self._registry.known(caller, sandbox_id)
         if one is not None:
-            await to_the_end(self.end(one, cause))
+            await run_to_completion(self.end(one, cause))
         else:
             row = await self._row_of(caller, sandbox_id)
             if cause != "expired":  # which the first end of it may have been, and kept its chats
@@ -432,7 +432,7 @@ class Sandboxes:
         for leave in self._leaving:
             await leave(one.id, name)
         if name in await one.conversations():
-            await to_the_end(self._delete_conversation(one, name))
+            await run_to_completion(self._delete_conversation(one, name))
         else:  # nothing was run or put there, and yet somebody may have talked
             await self._store.write(
                 partial(chats.drop_of_conversation, sandbox_id=one.id, name=name)

@@ -20,7 +20,7 @@ from typing import Self
 
 from platformdirs import user_data_path
 
-from sbx.aio import Clock, SystemClock, to_the_end
+from sbx.aio import Clock, SystemClock, run_to_completion
 from sbx.errors import SbxError
 from sbx.isolation.broker.client import BrokerProcess
 from sbx.linux.namespaces import unmapped_uid
@@ -162,14 +162,14 @@ class Service:
             unrecorded=lambda: float(self.pending.count + self.audit.waiting),
         )
 
-    def close_first(self, close: Callable[[], Awaitable[None]]) -> None:
+    def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
         """Await this before anything of the house is closed: the last one told comes first."""
         self._held.push_async_callback(close)
 
     async def close(self) -> None:
         """End what runs, which is recorded as interrupted, and close everything; files stay."""
         held, self._held = self._held, AsyncExitStack()
-        await to_the_end(held.aclose())
+        await run_to_completion(held.aclose())
 
     async def __aenter__(self) -> Self:
         return await self.start()

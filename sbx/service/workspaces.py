@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from sbx import errors
-from sbx.aio import Clock, to_the_end
+from sbx.aio import Clock, run_to_completion
 from sbx.runtime.runtime import Runtime
 from sbx.service.auth import Caller
 from sbx.service.models import Page, WorkspaceView
@@ -70,7 +70,7 @@ class Workspaces:
         row = self._new(caller.owner, None, size_limit_mb)
         self._making[caller.owner] += 1
         try:
-            await to_the_end(self._add(row))
+            await run_to_completion(self._add(row))
         finally:
             self._making[caller.owner] -= 1
             self._making += Counter()  # without those that are nought

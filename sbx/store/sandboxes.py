@@ -166,7 +166,7 @@ def files_are_removed(on: sqlite3.Connection, sandbox_id: str) -> None:
     )
 
 
-def begin_anew(on: sqlite3.Connection) -> None:
+def reset(on: sqlite3.Connection) -> None:
     """What only a living process can have is gone with it."""
     on.execute("UPDATE sandboxes SET idle_expires_at = NULL WHERE idle_expires_at IS NOT NULL")
     on.execute(

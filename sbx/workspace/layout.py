@@ -36,7 +36,7 @@ from sbx.workspace import paths, safe_open, unclaimed
 from sbx.workspace.errors import translated
 from sbx.workspace.ring_files import CommandLogs
 from sbx.workspace.rmtree import empty_directory, remove_tree
-from sbx.workspace.snapshots.rollback import roll_back
+from sbx.workspace.snapshots.rollback import recover
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.unclaimed import OPAQUE_NAME
@@ -298,7 +298,7 @@ class DataDirectory:
             finally:
                 os.close(fd)
 
-    def roll_back(self, sandbox: str) -> bool:
+    def recover(self, sandbox: str) -> bool:
         """Undo the commits that a kill interrupted, in a sandbox that no process uses.
 
         Return False if a commit can only be undone later. Its staging directory must stay until
@@ -320,7 +320,7 @@ class DataDirectory:
         with ExitStack() as stack:
             staging = self._hold(stack, sandbox, conversation, "staging")
             files = self._hold(stack, sandbox, conversation, "files")
-            return staging is None or files is None or roll_back(staging, files)
+            return staging is None or files is None or recover(staging, files)
 
     def _hold(self, stack: ExitStack, *inside: str) -> int | None:
         try:

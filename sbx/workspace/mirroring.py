@@ -23,9 +23,9 @@ from sbx.workspace.snapshots.manifest import (
     Nodes,
     PlannedChange,
     changes,
-    doubtful,
+    excluding,
+    needs_digest,
     relative,
-    sparing,
     with_digests,
     with_specials,
 )
@@ -72,7 +72,7 @@ class Mirror:
         settled_ns = stamps.now_ns() - 2 * stamps.TICK_NS
         after = look(copy, self.scope, bounds)
         expected = self._expected()
-        paths = doubtful(expected, after.nodes)
+        paths = needs_digest(expected, after.nodes)
         was = with_digests(
             expected,
             paths,
@@ -84,12 +84,12 @@ class Mirror:
         )
         becomes = with_digests(after.nodes, paths, lambda path: digest(copy, relative(path), check))
         for path in paths:
-            if was[path].holds_what(becomes[path]) and becomes[path].identity[1] < settled_ns:
+            if was[path].same_content(becomes[path]) and becomes[path].identity[1] < settled_ns:
                 self._copied[path] = replace(was[path], identity=becomes[path].identity)
         specials = {path: node for path, node in self.base.items() if node.kind == "special"}
         changed = changes({**was, **specials}, with_specials(becomes, specials))
         self._seen, self._settled_ns = after.nodes, settled_ns
-        changed = [self._from_base(change, was) for change in sparing(changed, after.left_out)]
+        changed = [self._from_base(change, was) for change in excluding(changed, after.left_out)]
         return changed, (*self.left_out, *after.left_out)
 
     def accept(self, changed: Iterable[PlannedChange], original: Tree) -> None:
@@ -175,7 +175,7 @@ class Mirror:
             node = now.get(path)
             _set(expected, path, None if node is None or node.kind == "special" else _foreign(node))
         expected = _reachable(expected)
-        changed = sparing(changes(current.nodes, expected), current.left_out)
+        changed = excluding(changes(current.nodes, expected), current.left_out)
         digests: dict[str, bytes] = {}
         commit(changed, current.nodes, copy, original, journal, digests=digests, forced=True)
         until_ns = settle()

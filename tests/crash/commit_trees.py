@@ -126,7 +126,7 @@ class Trees:
         apply.commit(changes(now, self.wanted), now, self.target, self.source, self.journal)
 
     def roll_back(self) -> bool:
-        return rollback.roll_back(self.journal.directory, self.target.fd)
+        return rollback.recover(self.journal.directory, self.target.fd)
 
 
 @contextmanager

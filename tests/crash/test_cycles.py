@@ -93,7 +93,7 @@ def is_renewed(runtime: Runtime) -> bool:
         one._starting is not None
         or one.zygote is None
         or one._leaving
-        or scaling.worn(one._wear(one.zygote))
+        or scaling.needs_replacing(one._wear(one.zygote))
         for one in lineages
     )
 

@@ -273,7 +273,7 @@ def by(path: str) -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     patch.setattr(KernelFactory, "start", start)
     patch.setattr(
-        KernelFactory, "take_berth", lambda *_: None
+        KernelFactory, "take_prewarmed", lambda *_: None
     )  # it came by a path of its own choice
     try:
         yield

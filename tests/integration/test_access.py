@@ -42,7 +42,7 @@ def access(store: Store, clock: FakeClock, tmp_path: Path) -> Authenticator:
 
 async def refused(access: Authenticator, bearer: str) -> None:
     with pytest.raises(Denied) as denied:
-        await access.of_bearer(bearer)
+        await access.from_bearer(bearer)
     assert denied.value.code == "unauthorized"
     assert denied.value.details == {}
     assert len(bearer) < 5 or bearer not in str(denied.value.to_dict())
@@ -52,9 +52,9 @@ async def refused(access: Authenticator, bearer: str) -> None:
 
 
 def test_a_peer_is_its_uid_and_the_service_and_root_are_operators(access: Authenticator) -> None:
-    assert access.of_peer(7) == Caller("uid:7", "peer")
-    assert access.of_peer(SERVICE) == Caller(f"uid:{SERVICE}", "peer", operator=True)
-    assert access.of_peer(0).operator
+    assert access.from_peer(7) == Caller("uid:7", "peer")
+    assert access.from_peer(SERVICE) == Caller(f"uid:{SERVICE}", "peer", operator=True)
+    assert access.from_peer(0).operator
 
 
 def test_a_uid_that_several_users_share_is_no_peer(
@@ -62,9 +62,9 @@ def test_a_uid_that_several_users_share_is_no_peer(
 ) -> None:
     access = Authenticator(store, clock, tmp_path / "secret", SERVICE, shared_uid=65534)
     with pytest.raises(Denied) as denied:
-        access.of_peer(65534)
+        access.from_peer(65534)
     assert denied.value.code == "unauthorized"
-    assert access.of_peer(7).owner == "uid:7"
+    assert access.from_peer(7).owner == "uid:7"
     nobody = Authenticator(store, clock, tmp_path / "secret", 65534, shared_uid=65534)
     assert nobody.of_service().operator
 
@@ -76,9 +76,9 @@ async def test_a_key_speaks_for_its_owner(access: Authenticator) -> None:
     key, text = await access.make_key("alice", "laptop")
     assert len(text) == len("sk-sbx-") + 64
     assert await access.keys() == [key]
-    assert await access.of_bearer(text) == Caller("alice", "key")
+    assert await access.from_bearer(text) == Caller("alice", "key")
     _, operator = await access.make_key("root", operator=True)
-    assert (await access.of_bearer(operator)).operator
+    assert (await access.from_bearer(operator)).operator
 
 
 async def test_a_key_is_not_in_the_store(
@@ -118,10 +118,10 @@ async def test_a_revoked_key_ends_at_once_though_it_was_used_before(
     key, text = await access.make_key("alice")
     _, other = await access.make_key("alice")
     for used in (text, other):  # the store has that by the time of the revocation
-        await access.of_bearer(used)
+        await access.from_bearer(used)
     assert await access.revoke_key(key.id)
     await refused(access, text)
-    assert await access.of_bearer(other)
+    assert await access.from_bearer(other)
     await store.settled()  # the use of a key is written later
     revoked = await access.keys()
     assert await access.revoke_key(key.id)
@@ -142,7 +142,7 @@ async def test_a_key_revoked_while_it_is_looked_up_is_not_remembered(
         return record
 
     monkeypatch.setattr(keys, "of_digest", slowly)
-    await access.of_bearer(text)
+    await access.from_bearer(text)
     monkeypatch.undo()
     await refused(access, text)
 
@@ -153,13 +153,13 @@ async def test_when_a_key_was_used_is_remembered_by_the_minute(
     _, text = await access.make_key("alice")
     assert (await access.keys())[0].last_used_at is None
     first = clock.now()
-    await access.of_bearer(text)
+    await access.from_bearer(text)
     await access.make_key("flush")
     assert (await access.keys())[0].last_used_at == first
     clock.advance(30)
-    await access.of_bearer(text)
+    await access.from_bearer(text)
     clock.advance(40)
-    await access.of_bearer(text)
+    await access.from_bearer(text)
     await access.make_key("flush")
     assert (await access.keys())[0].last_used_at == first + 70
 
@@ -168,9 +168,9 @@ async def test_a_known_bearer_is_not_looked_up_again_for_a_moment(
     access: Authenticator, store: Store, clock: FakeClock
 ) -> None:
     _, text = await access.make_key("alice")
-    await access.of_bearer(text)
+    await access.from_bearer(text)
     await store.write(lambda on: on.execute("DELETE FROM keys"))
-    assert await access.of_bearer(text)
+    assert await access.from_bearer(text)
     clock.advance(10)
     await refused(access, text)
 
@@ -181,7 +181,7 @@ async def test_what_is_remembered_is_bounded(
     monkeypatch.setattr(module, "_CACHED_MAX", 3)
     texts = [(await access.make_key(f"owner{n}"))[1] for n in range(6)]
     for _ in range(2):
-        assert [(await access.of_bearer(text)).owner for text in texts] == [
+        assert [(await access.from_bearer(text)).owner for text in texts] == [
             f"owner{n}" for n in range(6)
         ]
     assert len(access._known) == 3
@@ -204,7 +204,7 @@ async def test_the_first_key_is_made_once_and_kept_for_its_user_alone(
     kept = tmp_path / "config" / "credentials.json"
     text = await access.first_key(None, kept)
     assert text is not None
-    assert await access.of_bearer(text) == Caller("default", "key", operator=True)
+    assert await access.from_bearer(text) == Caller("default", "key", operator=True)
     assert json.loads(kept.read_text())["api_key"] == text
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert await access.first_key(None, kept) is None
@@ -245,7 +245,7 @@ async def test_a_given_key_of_any_text_is_the_operators(
     kept = tmp_path / "c.json"
     for _ in range(2):  # each start gives it again
         assert await access.first_key("sk-bay-of-mine", kept) is None
-    assert await access.of_bearer("sk-bay-of-mine") == Caller("default", "key", operator=True)
+    assert await access.from_bearer("sk-bay-of-mine") == Caller("default", "key", operator=True)
     assert not kept.exists()
     assert len(await access.keys()) == 1
 
@@ -257,8 +257,8 @@ async def test_a_given_key_replaces_the_one_given_before(
     await access.first_key("the-old-key-of-the-operator", tmp_path / "c")
     await access.first_key("the-new-key-of-the-operator", tmp_path / "c")
     await refused(access, "the-old-key-of-the-operator")
-    assert await access.of_bearer("the-new-key-of-the-operator")
-    assert await access.of_bearer(made)
+    assert await access.from_bearer("the-new-key-of-the-operator")
+    assert await access.from_bearer(made)
 
 
 async def test_a_given_key_that_was_revoked_stays_so(
@@ -288,7 +288,7 @@ async def test_a_token_reaches_within_its_bounds(access: Authenticator) -> None:
     _, text = await access.make_token(
         "alice", user_id="u", agent_id="a", conversation_id="c", scopes=["execute"], ttl_s=60
     )
-    caller = await access.of_bearer(text)
+    caller = await access.from_bearer(text)
     assert caller == Caller(
         "alice",
         "token",
@@ -305,7 +305,7 @@ async def test_a_token_reaches_within_its_bounds(access: Authenticator) -> None:
 async def test_a_token_may_name_any_id_that_a_session_may(access: Authenticator) -> None:
     hebrew = "\u200f\u05d0 \u202e b"
     _, text = await access.make_token("alice", user_id=hebrew, ttl_s=60)
-    assert (await access.of_bearer(text)).user_id == hebrew
+    assert (await access.from_bearer(text)).user_id == hebrew
 
 
 async def test_a_token_may_read_its_own_bounds(access: Authenticator) -> None:
@@ -320,14 +320,14 @@ async def test_a_token_ends_at_its_time_though_it_was_used_just_before(
 ) -> None:
     _, text = await access.make_token("alice", user_id="u", ttl_s=60)
     clock.advance(59.5)
-    await access.of_bearer(text)
+    await access.from_bearer(text)
     clock.advance(0.5)
     await refused(access, text)
 
 
 async def test_a_revoked_token_ends_at_once(access: Authenticator) -> None:
     token, text = await access.make_token("alice", user_id="u", ttl_s=60)
-    await access.of_bearer(text)
+    await access.from_bearer(text)
     await access.revoke_token(token.id)
     await refused(access, text)
     assert (await access.tokens())[0].revoked_at is not None
@@ -348,7 +348,7 @@ async def test_tokens_hold_over_a_restart(
 ) -> None:
     _, text = await access.make_token("alice", user_id="u", ttl_s=60)
     again = Authenticator(store, clock, tmp_path / "secret", SERVICE)
-    assert (await again.of_bearer(text)).user_id == "u"
+    assert (await again.from_bearer(text)).user_id == "u"
 
 
 async def test_a_token_of_another_installation_is_refused(
@@ -399,7 +399,7 @@ async def test_only_the_one_algorithm_is_believed(
     _, text = await access.make_token("alice", user_id="u", ttl_s=60)
     claims = jwt.decode(text, options={"verify_signature": False})
     secret = (tmp_path / "secret").read_bytes().strip()
-    assert await access.of_bearer(forged(secret, {"alg": "HS256", "typ": "JWT"}, claims))
+    assert await access.from_bearer(forged(secret, {"alg": "HS256", "typ": "JWT"}, claims))
     await refused(access, forged(secret, HEADERS[kind], claims))
 
 
@@ -441,7 +441,7 @@ async def test_bounds_that_were_widened_by_hand_do_not_hold(
     claims = jwt.decode(text, options={"verify_signature": False})
     claims |= {"user_id": "victim", "scopes": None, "exp": 10**12}
     secret = (tmp_path / "secret").read_bytes().strip()
-    caller = await access.of_bearer(forged(secret, {"alg": "HS256"}, claims))
+    caller = await access.from_bearer(forged(secret, {"alg": "HS256"}, claims))
     assert (caller.user_id, caller.scopes) == ("u", frozenset({"execute"}))
 
 
@@ -459,7 +459,7 @@ async def test_another_text_of_the_same_signature_is_refused(access: Authenticat
     others = {f"{text}=", f"{text}==", f"{text}\n", f"{text[:-1]}!{text[-1]}", text[:-1] + alike}
     for other in others - {text}:
         await refused(access, other)
-    assert (await access.of_bearer(text)).owner == "alice"
+    assert (await access.from_bearer(text)).owner == "alice"
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ async def test_a_token_approves_a_call_of_a_project_and_makes_no_rule(
     at: Desk, asker: httpx.AsyncClient
 ) -> None:
     """A token for one conversation wrote a rule for the whole project, which outlived the token."""
-    owner = (await at.served.house.access.of_bearer(await at.served.key_of("ann"))).owner
+    owner = (await at.served.house.access.from_bearer(await at.served.key_of("ann"))).owner
     bounds = {"user_id": "ann", "agent_id": "helper", "conversation_id": "bounded"}
     made, text = await at.served.house.access.make_token(owner, **bounds, ttl_s=60)
     at.model.add(runs("touch one"), Response("ok"))
@@ -399,4 +399,4 @@ def killed_while_one_waits(top: Path) -> str:
 
 
 def waiting_owner(at: Desk) -> str:
-    return at.served.house.access.of_peer(0).owner
+    return at.served.house.access.from_peer(0).owner

@@ -13,7 +13,7 @@ from kept import ME, a_house
 
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.calls import AgentToolCalls
-from sbx.agent.history import Kept, mend
+from sbx.agent.history import Kept, repair_history
 from sbx.agent.messages import Image, Message, ToolCall
 from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.permissions import Permissions
@@ -217,9 +217,9 @@ async def test_a_stored_history_is_mended_like_any_other(store: Store) -> None:
     await history.append([Message("user", "make it")])
     await history.append([Message("assistant", "", (call,))])
     why = ApprovalDecision(False, "restart", 1.0).why
-    kept = await mend(history, {"call-1": why})
+    kept = await repair_history(history, {"call-1": why})
     assert kept[-1].message == Message("tool", why, (), "call-1", "execute_command", True)
-    assert await mend(history) == kept
+    assert await repair_history(history) == kept
 
 
 # -- runs of agents --------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ async def test_tcp_needs_a_key(small: Served) -> None:
 
 async def test_a_token_reaches_no_sandbox_of_bay(small: Served, client: httpx.AsyncClient) -> None:
     told = await made(client)
-    owner = (await small.house.access.of_bearer(client.headers["authorization"][7:])).owner
+    owner = (await small.house.access.from_bearer(client.headers["authorization"][7:])).owner
     _, token = await small.house.access.make_token(owner, user_id="u1", ttl_s=100)
     async with small.client(token) as bound:
         assert (await bound.get("/v1/sandboxes")).json()["items"] == []

@@ -110,7 +110,7 @@ async def test_uploads_are_read_and_not_written(
     box: str,
     served: Served,
 ) -> None:
-    caller = served.house.access.of_peer(os.getuid())
+    caller = served.house.access.from_peer(os.getuid())
     async with served.house.sandboxes.using(caller, box.split("/")[-1], scope="files:write") as use:
         await use.box.uploads.put_bytes("data.csv", b"a,b")
     files, path = f"{box}/filesystem/files", "uploads/temparea/data.csv"

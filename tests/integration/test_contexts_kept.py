@@ -132,11 +132,11 @@ async def test_files_are_put_away_only_when_no_context_uses_them(tmp_path: Path)
             talk = use.conversation()
             await talk.contexts.default.stop()
             await use.conversation("second").files.list()
-            assert not talk.put_away()
+            assert not talk.close_if_idle()
             handle = await began(house, made.id, "open('mine', 'w').write('1'); 'ok'", "other")
             assert (await handle.result()).result == "'ok'"
             await (await talk.contexts.get("other")).stop()
-            assert talk.put_away()
+            assert talk.close_if_idle()
         assert (await ran(house, made.id, "open('mine').read()")).result == "'1'"
 
 

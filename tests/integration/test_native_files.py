@@ -166,7 +166,7 @@ async def test_an_unfinished_upload_is_forgotten_in_time(
     sandbox = at.split("/")[3]
     begun = (await client.post(f"{at}/partials", json={"path": "f", "size": 4})).json()
     async with served.house.sandboxes.using(
-        served.house.access.of_peer(os.getuid()), sandbox, scope="files:write"
+        served.house.access.from_peer(os.getuid()), sandbox, scope="files:write"
     ) as use:
         held = use.conversation("default").files.partials
         held._lifetime_s = 0.0

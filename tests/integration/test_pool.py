@@ -322,7 +322,7 @@ async def test_zygote_that_is_killed_takes_nobody_along_and_the_pool_fills_again
     async with await runtime.create() as box:
         await box.run("kept = 41")
         pool, before = pool_of(runtime), zygotes(runtime)
-        await until(lambda: pool.parked == 1 and not pool.lacks_berth)
+        await until(lambda: pool.parked == 1 and not pool.needs_prewarmed)
         assert pool.lineage._pid is not None
         os.kill(pool.lineage._pid, signal.SIGKILL)
         await until(lambda: not zygotes(runtime))
@@ -347,7 +347,7 @@ async def test_start_that_is_cancelled_at_any_moment_leaves_no_jail_behind(
     assert broker is not None
     pool = pool_of(runtime)
     await until(lambda: not pool.lacks)
-    await until(lambda: not pool.lacks_berth)
+    await until(lambda: not pool.needs_prewarmed)
     kept = (*pool._parked, *(one.kernel for one in pool._berths))
     await until(lambda: set(broker._jails.values()) == {one.jail for one in kept})
 

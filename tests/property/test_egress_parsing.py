@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbx.egress import denials
-from sbx.egress.addresses import excused, reserved
+from sbx.egress.addresses import is_exempt, reserved
 from sbx.egress.client_hello import HELLO_MAX, NotTls, read_hello
 from sbx.egress.denials import EgressDenied, HostGone
 from sbx.egress.hosts import NoHost, authority, canonical, is_address, written
@@ -91,7 +91,7 @@ def test_what_is_allowed_is_listed_and_public_and_meant(
     if verdict.allowed:
         assert host.endswith("a.example")
         for address in found or ():
-            assert reserved(address) is None or excused(address, host, network.allow_private)
+            assert reserved(address) is None or is_exempt(address, host, network.allow_private)
         assert hello is None or (hello.sni is not None and canonical(hello.sni) == host)
         held = [rule for rule in rules if destinations.host_covers(rule.host, host)]
         if held and all(rule.paths != "any" for rule in held):

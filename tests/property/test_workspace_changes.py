@@ -14,7 +14,7 @@ from sbx.workspace.snapshots.apply import commit
 from sbx.workspace.snapshots.copy import freeze
 from sbx.workspace.snapshots.diff import unified
 from sbx.workspace.snapshots.journal import Journal
-from sbx.workspace.snapshots.manifest import changes, doubtful, relative, with_digests
+from sbx.workspace.snapshots.manifest import changes, needs_digest, relative, with_digests
 from sbx.workspace.snapshots.scan import Bounds, ScanScope, digest, look
 from sbx.workspace.tree import Tree
 from tests.tiers import examples
@@ -83,7 +83,7 @@ def test_the_changes_between_any_two_trees_make_the_one_the_other(
                 look(target, ScanScope(), BOUNDS).nodes,
                 look(source, ScanScope(), BOUNDS).nodes,
             )
-            unsure = doubtful(now, then)
+            unsure = needs_digest(now, then)
             known = with_digests(now, unsure, lambda path: digest(target, relative(path)))
             wanted = with_digests(then, unsure, lambda path: digest(source, relative(path)))
             commit(changes(known, wanted), now, target, source, journal)

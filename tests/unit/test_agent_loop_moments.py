@@ -10,7 +10,7 @@ import pytest
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import Approvals
 from sbx.agent.export import export_history, import_history
-from sbx.agent.history import MemoryHistory, mend
+from sbx.agent.history import MemoryHistory, repair_history
 from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.tools.permissions import Permissions
@@ -146,5 +146,5 @@ async def test_a_store_that_fails_at_any_moment_ends_the_run(appends: int, stays
     assert events[-1].reason == ("error" if appends < 4 else "done")
     assert balanced(events)
     history.broken = False
-    await mend(history)
+    await repair_history(history)
     await scene.check()

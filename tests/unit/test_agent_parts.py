@@ -11,7 +11,7 @@ from sbx import settings_files
 from sbx.agent.budget import Budget
 from sbx.agent.copy_file import hand
 from sbx.agent.export import export_history, import_history
-from sbx.agent.history import INTERRUPTED, MemoryHistory, mend
+from sbx.agent.history import INTERRUPTED, MemoryHistory, repair_history
 from sbx.agent.messages import Message, Response, TokenUsage, ToolCall
 from sbx.agent.models import TextDelta
 from sbx.agent.models.replay import Answer, RecordedRequest, Recorder, ReplayModel
@@ -240,11 +240,11 @@ def test_a_missing_setting_is_named() -> None:
 async def test_mending_gives_reasons_where_they_are_known_and_nothing_twice() -> None:
     calls = (ToolCall("a", "t", "{}"), ToolCall("b", "t", "{}"))
     history = MemoryHistory([Message("user", "x"), Message("assistant", "", tool_calls=calls)])
-    kept = await mend(history, {"b": "denied: the service was restarted"})
+    kept = await repair_history(history, {"b": "denied: the service was restarted"})
     assert [one.message.content for one in kept[2:]] == [
         *(INTERRUPTED, "denied: the service was restarted")
     ]
-    assert await mend(history) == kept
+    assert await repair_history(history) == kept
 
 
 def told(*messages: dict[str, Any]) -> str:

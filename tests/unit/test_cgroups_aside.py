@@ -7,7 +7,7 @@ import pytest
 
 from sbx.isolation.cgroups import groups, systemd_unit
 from sbx.isolation.cgroups.probe import CgroupCapabilities
-from sbx.isolation.cgroups.systemd_unit import _is_delegated, _is_ours_alone, step_aside
+from sbx.isolation.cgroups.systemd_unit import _is_delegated, _only_our_process, move_to_leaf_cgroup
 
 
 def found(
@@ -33,16 +33,16 @@ def delegated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_service_alone_in_its_group_steps_aside(delegated: Path) -> None:
-    assert _is_ours_alone(found(delegated))
+    assert _only_our_process(found(delegated))
 
 
 def test_nobody_does_who_is_not_alone_or_has_no_group_of_its_own(delegated: Path) -> None:
-    assert not _is_ours_alone(found(delegated, members=(1, os.getpid())))
-    assert not _is_ours_alone(found(delegated, at_root=True))
-    assert not _is_ours_alone(found(delegated, version=1))
+    assert not _only_our_process(found(delegated, members=(1, os.getpid())))
+    assert not _only_our_process(found(delegated, at_root=True))
+    assert not _only_our_process(found(delegated, version=1))
     without_cpu = found(delegated)
     del without_cpu.controllers["cpu"]
-    assert not _is_ours_alone(without_cpu)
+    assert not _only_our_process(without_cpu)
 
 
 def test_what_systemd_did_not_delegate_is_left_alone(
@@ -59,7 +59,7 @@ def test_step_that_linux_refuses_leaves_no_group(
     delegated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(systemd_unit, "probe", lambda: found(delegated))
-    assert step_aside() is None  # a directory has no cgroup.procs to be moved by
+    assert move_to_leaf_cgroup() is None  # a directory has no cgroup.procs to be moved by
     assert os.listdir(delegated) == []
 
 
@@ -74,12 +74,12 @@ def test_service_that_steps_aside_moves_into_a_leaf(
 
     monkeypatch.setattr(groups, "make", make)
     monkeypatch.setattr(systemd_unit, "probe", lambda: found(delegated))
-    leaf = step_aside()
+    leaf = move_to_leaf_cgroup()
     assert leaf == f"{delegated}/{groups.runtime_name('service')}/sup"
     assert (Path(leaf) / "cgroup.procs").read_text() == "0"
 
 
 def test_service_that_is_not_alone_stays(delegated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systemd_unit, "probe", lambda: found(delegated, version=1))
-    assert step_aside() is None
+    assert move_to_leaf_cgroup() is None
     assert os.listdir(delegated) == []

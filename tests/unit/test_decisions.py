@@ -79,8 +79,8 @@ def test_what_was_left_out_is_told_at_the_end() -> None:
     noted = Noted()
     for _ in range(601):
         noted.told.add(decision(False))
-    noted.told.tell_left_out()
-    noted.told.tell_left_out()
+    noted.told.report_dropped()
+    noted.told.report_dropped()
     assert [what for what, _ in noted.lines].count("network.left_out") == 1
 
 

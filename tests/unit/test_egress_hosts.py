@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbx.egress.addresses import excused, reserved
+from sbx.egress.addresses import is_exempt, reserved
 from sbx.egress.hosts import NoHost, authority, canonical, is_address, written
 
 
@@ -117,10 +117,10 @@ def test_reserved_says_whose_an_address_is(address: str, kind: str | None) -> No
 
 
 def test_excused_is_an_address_by_itself_and_a_name_for_its_own_network() -> None:
-    assert excused("169.254.169.254", "169.254.169.254", ("169.254.169.254",))
-    assert excused("10.9.9.9", "db.corp.example", ("*.corp.example",))
-    assert not excused("169.254.169.254", "db.corp.example", ("*.corp.example",))
-    assert not excused("64:ff9b::a00:1", "db.corp.example", ("*.corp.example",))
-    assert not excused("10.9.9.9", "db.corp.example", ("corp.example", "10.8.0.0/16"))
-    assert not excused("0.0.0.0", "a.example", ("0.0.0.0/0",))
-    assert not excused("224.0.0.1", "a.example", ("0.0.0.0/0", "::/0"))
+    assert is_exempt("169.254.169.254", "169.254.169.254", ("169.254.169.254",))
+    assert is_exempt("10.9.9.9", "db.corp.example", ("*.corp.example",))
+    assert not is_exempt("169.254.169.254", "db.corp.example", ("*.corp.example",))
+    assert not is_exempt("64:ff9b::a00:1", "db.corp.example", ("*.corp.example",))
+    assert not is_exempt("10.9.9.9", "db.corp.example", ("corp.example", "10.8.0.0/16"))
+    assert not is_exempt("0.0.0.0", "a.example", ("0.0.0.0/0",))
+    assert not is_exempt("224.0.0.1", "a.example", ("0.0.0.0/0", "::/0"))

@@ -162,7 +162,7 @@ def test_a_forked_child_cannot_write_to_the_socket(
         "import os, socket, sys\n"
         "from sbx.guest.frames import FrameWriter\n"
         "writer = FrameWriter(socket.socket(fileno=int(sys.argv[1])))\n"
-        "writer.silence_forks()\n"
+        "writer.mute_forks()\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    writer.send('stream', {'text': 'child'})\n"

@@ -11,7 +11,7 @@ from sbx.linux import procfs, timerfd
 def test_it_goes_off_once() -> None:
     timer = timerfd.create()
     try:
-        timerfd.go_off_in(timer, 0.01)
+        timerfd.expires_in(timer, 0.01)
         assert select.select([timer], [], [], 10)[0] == [timer]
         assert timerfd.clear(timer)
         assert not timerfd.clear(timer)
@@ -23,8 +23,8 @@ def test_it_goes_off_once() -> None:
 def test_setting_it_anew_forgets_what_it_was_set_to() -> None:
     timer = timerfd.create()
     try:
-        timerfd.go_off_in(timer, 0.001)
-        timerfd.go_off_in(timer, 60)
+        timerfd.expires_in(timer, 0.001)
+        timerfd.expires_in(timer, 60)
         assert not select.select([timer], [], [], 0.05)[0]
     finally:
         os.close(timer)
@@ -33,7 +33,7 @@ def test_setting_it_anew_forgets_what_it_was_set_to() -> None:
 def test_no_time_at_all_is_at_once_and_not_never() -> None:
     timer = timerfd.create()
     try:
-        timerfd.go_off_in(timer, 0)
+        timerfd.expires_in(timer, 0)
         assert select.select([timer], [], [], 10)[0] == [timer]
     finally:
         os.close(timer)
@@ -47,7 +47,7 @@ def test_it_is_closed_on_exec() -> None:
 
 def test_an_error_names_the_call() -> None:
     with pytest.raises(OSError, match="timerfd_settime"):
-        timerfd.go_off_in(-1, 1)
+        timerfd.expires_in(-1, 1)
 
 
 def test_a_process_is_active_when_it_does_something() -> None:

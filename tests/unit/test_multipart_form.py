@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
-from sbx.api.multipart import Form, FormLimits, UploadSlots, read_form, set_aside
+from sbx.api.multipart import Form, FormLimits, UploadSlots, read_form, spool_to_disk
 from sbx.errors import BadRequest, SbxError, TooLarge, Unavailable
 
 END = b"--B--\r\n"
@@ -195,11 +195,11 @@ def test_a_boundary_that_is_too_long_is_refused() -> None:
 
 async def test_what_is_set_aside_comes_back_whole_and_leaves_nothing(tmp_path: Path) -> None:
     body = bytes(range(256)) * 5000
-    async with set_aside(pieces(body, 1000), tmp_path, len(body)) as chunks:
+    async with spool_to_disk(pieces(body, 1000), tmp_path, len(body)) as chunks:
         assert os.listdir(tmp_path) == []
         assert b"".join([chunk async for chunk in chunks]) == body
     with pytest.raises(TooLarge):
-        async with set_aside(pieces(body, 1000), tmp_path, len(body) - 1):
+        async with spool_to_disk(pieces(body, 1000), tmp_path, len(body) - 1):
             pass
     assert os.listdir(tmp_path) == []
 

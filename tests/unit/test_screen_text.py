@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbx.runtime.run.active_run import as_left_standing
+from sbx.runtime.run.active_run import apply_carriage_returns
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,11 @@ from sbx.runtime.run.active_run import as_left_standing
     ],
 )
 def test_what_was_written_over_is_left_out(written: str, read: str) -> None:
-    assert as_left_standing(written) == read
+    assert apply_carriage_returns(written) == read
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("line", ["x", "x\r", "\r"])
 def test_the_longest_output_is_read_in_linear_time(line: str) -> None:
     """A regular expression took minutes over one line of 16 MiB, in the loop of all sandboxes."""
-    assert len(as_left_standing(line * (8 << 20))) <= len(line) * (8 << 20)
+    assert len(apply_carriage_returns(line * (8 << 20))) <= len(line) * (8 << 20)

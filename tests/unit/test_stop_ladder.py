@@ -70,7 +70,7 @@ async def busy(code: Code, each_s: float) -> None:
     while not code._over.is_set():
         await code.ladder.next(_nothing, at_once=True)
         await asyncio.sleep(each_s)
-        await code.ladder.mind()
+        await code.ladder.check_deadline()
 
 
 async def _nothing() -> None:
@@ -208,12 +208,12 @@ def test_a_reader_who_is_kept_elsewhere_minds_the_time(
 def test_a_run_is_hurried_from_half_of_its_grace_on(run: Callable[..., Any]) -> None:
     async def story() -> list[bool]:
         code = Code(heeds="")
-        seen = [code.ladder.hurried]
+        seen = [code.ladder.deadline_near]
         await code.ladder.stop(StopReason.CALLER)
-        seen.append(code.ladder.hurried)
+        seen.append(code.ladder.deadline_near)
         await code.ladder.stop(StopReason.OUTPUT)
-        seen.append(code.ladder.hurried)
+        seen.append(code.ladder.deadline_near)
         await asyncio.sleep(GRACE_S / 2)
-        return [*seen, code.ladder.hurried]
+        return [*seen, code.ladder.deadline_near]
 
     assert run(story()) == [False, False, False, True]

@@ -11,10 +11,10 @@ from sbx.kernels.pool.scaling import (
     failures_after,
     least_used,
     missed,
+    needs_replacing,
     settled,
     short_of_memory,
     taken,
-    worn,
 )
 
 GIB = 1 << 30
@@ -87,10 +87,10 @@ def test_pool_that_nobody_comes_to_is_at_its_least_after_two_quiet_times(
 
 
 def test_zygote_serves_until_forks_age_or_growth_say_otherwise() -> None:
-    assert worn(ZygoteAge(age_s=3599, forks=999, grown=63 << 20)) == ""
-    assert worn(ZygoteAge(0, 1000, 0)) == "it has forked 1000 kernels"
-    assert worn(ZygoteAge(3600, 1, 0)) == "it is 3600 s old"
-    assert worn(ZygoteAge(0, 1, 64 << 20)) == "it has grown by 64 MiB"
+    assert needs_replacing(ZygoteAge(age_s=3599, forks=999, grown=63 << 20)) == ""
+    assert needs_replacing(ZygoteAge(0, 1000, 0)) == "it has forked 1000 kernels"
+    assert needs_replacing(ZygoteAge(3600, 1, 0)) == "it is 3600 s old"
+    assert needs_replacing(ZygoteAge(0, 1, 64 << 20)) == "it has grown by 64 MiB"
 
 
 def test_delays_double_with_each_failure_up_to_five_minutes() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sbx.workspace.snapshots.journal import Journal, JournalFile, JournalHeader, unforgotten
-from sbx.workspace.snapshots.rollback import roll_back
+from sbx.workspace.snapshots.journal import Journal, JournalFile, JournalHeader, unfinished
+from sbx.workspace.snapshots.rollback import recover
 
 RECORD = JournalHeader(".sbx-" + "0" * 32, False, 1, None, None)
 
@@ -31,7 +31,7 @@ def test_entry_that_is_cut_off_while_it_is_written_has_no_name(
     could not be undone yet."""
 
     def killed(*_: object) -> None:
-        assert unforgotten(staging) == []
+        assert unfinished(staging) == []
         raise _KilledError
 
     dump = json.dump
@@ -43,12 +43,12 @@ def test_entry_that_is_cut_off_while_it_is_written_has_no_name(
     monkeypatch.undo()
     entry = JournalFile.begin(Journal(staging), RECORD)
     assert entry.read().stage == RECORD.stage
-    assert len(unforgotten(staging)) == 1
+    assert len(unfinished(staging)) == 1
 
 
 def test_empty_entry_of_an_older_version_is_forgotten(staging: int, tmp_path: Path) -> None:
     entry = tmp_path / f"journal-{'0' * 32}"
     entry.touch()
     (tmp_path / f"{entry.name}.settled").write_text("{}")
-    assert roll_back(staging, staging)
+    assert recover(staging, staging)
     assert os.listdir(tmp_path) == []

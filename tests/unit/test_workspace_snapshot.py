@@ -24,8 +24,8 @@ from sbx.workspace.snapshots.manifest import (
     Manifest,
     PlannedChange,
     changes,
+    excluding,
     missed,
-    sparing,
     with_specials,
 )
 from sbx.workspace.snapshots.scan import Bounds, ScanScope, look
@@ -127,7 +127,7 @@ def test_what_was_moved_out_of_sight_while_it_was_copied_is_not_removed_later() 
     }
     changed = changes(now, base.nodes)
     assert missed(changed, base) == ["new/missed"]
-    assert [one.path for one in sparing(changed, missed(changed, base))] == [
+    assert [one.path for one in excluding(changed, missed(changed, base))] == [
         *("new/made-since", "old", "renamed", "seen")
     ]
 
@@ -137,8 +137,8 @@ def test_what_is_spared_stays_with_all_below_it_and_the_directories_above() -> N
     now = {"a": directory, "a/b": directory, "a/b/c": file, "a/x": file, "d": directory}
     now |= {"d/e": file}
     changed = changes(now, {"a": file, "d/f": file})
-    assert [one.path for one in sparing(changed, ["a/b"])] == ["a/x", "d", "d/e", "d/f"]
-    assert sparing(changed, []) == changed
+    assert [one.path for one in excluding(changed, ["a/b"])] == ["a/x", "d", "d/e", "d/f"]
+    assert excluding(changed, []) == changed
 
 
 def test_a_special_file_goes_with_its_directory_only() -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from sbx.agent.sandbox import ToolRun
 from sbx.agent.tools.tool import Emit
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.errors import Broken, SbxError
 from sbx.protocol.runs import Run, RunEnd, Stderr, Stdout
 
@@ -32,6 +32,6 @@ async def followed(sandbox: "ToolSandbox", live: ToolRun, emit: Emit = unheard) 
                         return run
     except BaseException:
         with suppress(SbxError):  # raise the original error, not this one
-            await to_the_end(sandbox.give_up(live))
+            await run_to_completion(sandbox.give_up(live))
         raise
     raise Broken("a run ended without its result", code="run_lost", hint="run it again")

@@ -6,7 +6,7 @@ from contextlib import aclosing, suppress
 
 from sbx.agent.approvals import Approvals
 from sbx.agent.chats import ChatRun, Chats
-from sbx.agent.history import mend
+from sbx.agent.history import repair_history
 from sbx.agent.settings import AgentSettings
 from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.registry import Tools
@@ -50,9 +50,9 @@ class Agents:
         self._house = house
         self._starting = asyncio.Lock()
         self._started = False
-        house.close_first(self.close)
-        house.sandboxes.leave_first(self.leave)
-        house.sandboxes.stop_first(self.abort)
+        house.on_close(self.close)
+        house.sandboxes.on_delete(self.leave)
+        house.sandboxes.on_stop(self.abort)
 
     async def start(self) -> None:
         """Deny what an earlier process left pending, and say so in the histories. A second time
@@ -107,7 +107,7 @@ class Agents:
         for (owner, name, user, agent), calls in why.items():
             store = self._house.store
             for row in await chats.named(store, owner, name, user_id=user, agent_id=agent):
-                await mend(self.history(row), calls)
+                await repair_history(self.history(row), calls)
 
 
 def _is_of(run: ChatRun, sandbox_id: str, conversation: str | None) -> bool:

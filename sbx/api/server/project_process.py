@@ -22,7 +22,7 @@ from sbx.api.server.settings import ServiceSettings
 from sbx.errors import SbxError
 from sbx.isolation.broker.client import start_broker
 from sbx.isolation.broker.watchdog import Watchdog
-from sbx.linux.descriptors import raise_open_files
+from sbx.linux.descriptors import raise_nofile_limit
 from sbx.runtime.runtime import Runtime
 from sbx.service.projects import calls
 from sbx.service.projects.allowed_paths import ProjectGrounds
@@ -68,7 +68,7 @@ def main() -> None:
 def _serve(service: ServiceSettings, sock: socket.socket) -> None:
     settings = service.model_copy(update={"data_dir": service.projects_data})
     account = _account(settings)
-    raise_open_files(_FILES_MAX)
+    raise_nofile_limit(_FILES_MAX)
     privileges.prepare_data(settings.data, account)
     broker = start_broker(
         bwrap=str(settings.bwrap) if settings.bwrap else None,

@@ -40,8 +40,8 @@ from sbx.api.server.systemd import Notifier, inherited_sockets
 from sbx.api.sse import FOLLOWING
 from sbx.errors import BadRequest, Broken, SbxError
 from sbx.isolation.broker.client import BrokerProcess, start_broker
-from sbx.isolation.cgroups.systemd_unit import step_aside
-from sbx.linux.descriptors import raise_open_files
+from sbx.isolation.cgroups.systemd_unit import move_to_leaf_cgroup
+from sbx.linux.descriptors import raise_nofile_limit
 from sbx.service.projects.client import ProjectProcess
 from sbx.service.service import Service
 from sbx.store.runs import SERVICE_ENDED
@@ -83,12 +83,12 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
     with ExitStack() as ending:
         notifier = Notifier()
         ending.callback(notifier.close)
-        files = raise_open_files(FILES_MAX)
+        files = raise_nofile_limit(FILES_MAX)
         if (most := max(1, files // _FILES_A_CONNECTION)) < settings.connections_max:
             _log.warning("only %d files may be open, so only %d connections", files, most)
             settings = settings.model_copy(update={"connections_max": most})
         if settings.cgroups:
-            step_aside()
+            move_to_leaf_cgroup()
         if root:
             account = privileges.account_of(settings)
             privileges.prepare_data(settings.data, account)

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
-from sbx.api.multipart import FormPart, read_form, set_aside, slot
+from sbx.api.multipart import FormPart, read_form, slot, spool_to_disk
 from sbx.api.sessions_v1.asked import (
     NAMES_CONVERSATION,
     SessionDep,
@@ -203,7 +203,7 @@ class UploadForm:
                 return await self._put(file.filename, self._whole(file))
             # Some clients send the file before they say where it goes.
             directory, most = self._house.settings.data_dir, self._limits.max_file_size
-            async with set_aside(self._whole(file), directory, most) as chunks:
+            async with spool_to_disk(self._whole(file), directory, most) as chunks:
                 return await self._put(file.filename, chunks)
 
     async def _file(self) -> FormPart:

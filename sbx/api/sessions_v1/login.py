@@ -40,7 +40,7 @@ async def login(
     token = (asked.token if asked is not None else None) or _bearer(request)
     if token is None:
         raise Denied("a token is needed", code="unauthorized", hint='send {"token": "…"}')
-    caller = await house.access.of_bearer(token)
+    caller = await house.access.from_bearer(token)
     if caller.via != "token":
         raise BadRequest(
             "a login takes a token, and this is a key",

@@ -16,7 +16,7 @@ from sbx.api.downloads import attachment
 from sbx.api.errors import documented
 from sbx.api.multipart import slot
 from sbx.api.shares import share
-from sbx.api.v1.files import RAW, Path, body_of, talking
+from sbx.api.v1.files import RAW, Path, body_of, conversation_lease
 from sbx.errors import Denied
 from sbx.runtime.files.archives import ArchiveFormat
 from sbx.service.auth import Caller
@@ -56,7 +56,7 @@ async def pack(
     be finished. Starts the kernel."""
     _check(caller)
     talk, _ = await held.enter_async_context(
-        talking(house, caller, sandbox_id, conversation, "files:read")
+        conversation_lease(house, caller, sandbox_id, conversation, "files:read")
     )
     taken = share(request, "downloads")
     if taken is not None:
@@ -81,7 +81,10 @@ async def unpack(
     """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside. Starts the kernel."""
     _check(caller)
     async with (
-        talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (talk, view),
+        conversation_lease(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
+            talk,
+            view,
+        ),
         slot(request, caller),
     ):
         done = await talk.files.unpack(body_of(request), path)

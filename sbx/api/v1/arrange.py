@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from sbx.api.acts import record
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
-from sbx.api.v1.files import talking
+from sbx.api.v1.files import conversation_lease
 from sbx.api.v1.models import OkBody
 
 router = APIRouter(
@@ -61,7 +61,10 @@ async def move(
     sandbox_id: str, conversation: str, way: MoveRequest, caller: CallerDep, house: HouseDep
 ) -> OkBody:
     """Move or rename a file, a symlink or a directory."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+        talk,
+        view,
+    ):
         await talk.files.move(way.source, way.target, overwrite=way.overwrite)
     told = {"path": way.source, "target": way.target}
     await record(house, caller, "file.move", view.id, conversation=conversation, **told)
@@ -73,7 +76,10 @@ async def copy(
     sandbox_id: str, conversation: str, way: MoveRequest, caller: CallerDep, house: HouseDep
 ) -> CopiedBody:
     """Copy a file, or a directory with all below it."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+        talk,
+        view,
+    ):
         copied = await talk.files.copy(way.source, way.target, overwrite=way.overwrite)
     told = {"path": way.source, "target": way.target, "size": copied.bytes}
     await record(house, caller, "file.copy", view.id, conversation=conversation, **told)
@@ -85,7 +91,10 @@ async def replace(
     sandbox_id: str, conversation: str, asked: Replacement, caller: CallerDep, house: HouseDep
 ) -> ReplacedBody:
     """Replace a text in a file, exactly as often as it is said to be there, in one step."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+        talk,
+        view,
+    ):
         count = await talk.files.replace(asked.path, asked.old, asked.new, count=asked.count)
     await record(house, caller, "file.write", view.id, conversation=conversation, path=asked.path)
     return ReplacedBody(replaced=count)
@@ -96,7 +105,10 @@ async def chmod(
     sandbox_id: str, conversation: str, asked: Mode, caller: CallerDep, house: HouseDep
 ) -> OkBody:
     """Set permissions; set-id bits and the sticky bit are refused."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+        talk,
+        view,
+    ):
         await talk.files.chmod(asked.path, asked.mode)
     told = {"path": asked.path, "mode": f"{asked.mode:o}"}
     await record(house, caller, "file.chmod", view.id, conversation=conversation, **told)

@@ -97,7 +97,7 @@ async def read(
 ) -> Response:
     """The bytes of a file, or a range of them."""
     talk, _ = await held.enter_async_context(
-        talking(house, caller, sandbox_id, conversation, "files:read")
+        conversation_lease(house, caller, sandbox_id, conversation, "files:read")
     )
     stream = await held.enter_async_context(await talk.files.open_stream(path))
     return files_response(request, stream, name=stream.entry.name)
@@ -114,7 +114,10 @@ async def write(
 ) -> WriteReply:
     """Make or replace a file in one step, with the directories it needs."""
     async with (
-        talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (talk, view),
+        conversation_lease(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
+            talk,
+            view,
+        ),
         slot(request, caller),
     ):
         with metrics.uploading() as upload:
@@ -136,7 +139,9 @@ async def delete(
     sandbox_id: str, conversation: str, path: Path, caller: CallerDep, house: HouseDep
 ) -> Deleted:
     """Delete a file, or a directory with all below it."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+    async with conversation_lease(
+        house, caller, sandbox_id, conversation, "files:write", frees=True
+    ) as (
         talk,
         view,
     ):
@@ -150,7 +155,10 @@ async def stat(
     sandbox_id: str, conversation: str, path: Path, caller: CallerDep, house: HouseDep
 ) -> EntryBody:
     """What a name stands for."""
-    async with talking(house, caller, sandbox_id, conversation, "files:read") as (talk, _):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:read") as (
+        talk,
+        _,
+    ):
         return entry_body(await talk.files.stat(path))
 
 
@@ -164,7 +172,10 @@ async def list_(
     max_depth: Annotated[int, Query(ge=1, le=1000)] = 1,
 ) -> ListingBody:
     """What lies in a directory, by path."""
-    async with talking(house, caller, sandbox_id, conversation, "files:read") as (talk, _):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:read") as (
+        talk,
+        _,
+    ):
         found = await talk.files.list(path, max_depth=max_depth)
     return ListingBody(entries=[entry_body(one) for one in found], complete=found.complete)
 
@@ -174,7 +185,9 @@ async def make_directory(
     sandbox_id: str, conversation: str, asked: Directory, caller: CallerDep, house: HouseDep
 ) -> OkBody:
     """Make a directory, with those it lies in."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
+    async with conversation_lease(
+        house, caller, sandbox_id, conversation, "files:write", makes=True
+    ) as (
         talk,
         view,
     ):
@@ -193,7 +206,10 @@ async def uploads(
     sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
 ) -> UploadList:
     """What was put in, by name."""
-    async with talking(house, caller, sandbox_id, conversation, "files:read") as (talk, _):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:read") as (
+        talk,
+        _,
+    ):
         found = await talk.uploads.list()
     return UploadList(items=[upload_body(one) for one in found])
 
@@ -209,7 +225,10 @@ async def put(
 ) -> UploadBody:
     """Put a file in, read-only inside; the same name replaces in one step."""
     async with (
-        talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (talk, view),
+        conversation_lease(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
+            talk,
+            view,
+        ),
         slot(request, caller),
     ):
         source = (name, body_of(request))
@@ -229,7 +248,7 @@ async def get(
 ) -> Response:
     """The bytes of an upload, or a range of them."""
     talk, _ = await held.enter_async_context(
-        talking(house, caller, sandbox_id, conversation, "files:read")
+        conversation_lease(house, caller, sandbox_id, conversation, "files:read")
     )
     stream = await held.enter_async_context(await talk.uploads.open_stream(name))
     etag = stream.upload.sha256 if stream.upload is not None else None
@@ -241,7 +260,9 @@ async def remove(
     sandbox_id: str, conversation: str, name: str, caller: CallerDep, house: HouseDep
 ) -> None:
     """Take an upload away."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+    async with conversation_lease(
+        house, caller, sandbox_id, conversation, "files:write", frees=True
+    ) as (
         talk,
         view,
     ):
@@ -297,7 +318,7 @@ async def store_upload(
 
 
 @asynccontextmanager
-async def talking(
+async def conversation_lease(
     house: Service,
     caller: Caller,
     sandbox_id: str,

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
-from sbx.api.v1.files import ListingBody, Path, entry_body, talking
+from sbx.api.v1.files import ListingBody, Path, conversation_lease, entry_body
 from sbx.protocol.files import Kind
 from sbx.workspace.files import RESULTS_MAX
 
@@ -50,7 +50,10 @@ async def find(
     max_results: Most = 1000,
 ) -> ListingBody:
     """What lies below a directory and has a name, or a path, like the glob `pattern`."""
-    async with talking(house, caller, sandbox_id, conversation, "files:read") as (talk, _):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:read") as (
+        talk,
+        _,
+    ):
         found = await talk.files.find(pattern, path, kind=kind, max_results=max_results)
     return ListingBody(entries=[entry_body(one) for one in found], complete=found.complete)
 
@@ -69,7 +72,10 @@ async def grep(
     max_matches: Most = 1000,
 ) -> MatchesBody:
     """The lines of text files that have `pattern`: plain text, or an expression of RE2's."""
-    async with talking(house, caller, sandbox_id, conversation, "files:read") as (talk, _):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:read") as (
+        talk,
+        _,
+    ):
         found = await talk.files.grep(
             pattern,
             path,

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, StringConstraints
 
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.api.acts import record
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
-from sbx.api.v1.files import talking
+from sbx.api.v1.files import conversation_lease
 from sbx.api.v1.models import OkBody
 from sbx.api.v1.runs import RunBody
 from sbx.protocol.dry_runs import to_json
@@ -81,7 +81,9 @@ async def rehearse(
 ) -> Response:
     """Run a command on a frozen copy of the files, in a jail of its own and without network. Code
     that fails is a success of this call; when the caller goes, nothing of it is left."""
-    async with talking(house, caller, sandbox_id, conversation, "execute", makes=True) as (
+    async with conversation_lease(
+        house, caller, sandbox_id, conversation, "execute", makes=True
+    ) as (
         talk,
         view,
     ):
@@ -98,7 +100,10 @@ async def commit(
 ) -> OkBody:
     """Make the very same changes, all or none. 409 `workspace_changed` when what it touches is not
     as it was: it is gone then, and may be rehearsed again."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+        talk,
+        view,
+    ):
         await talk.rehearsals.get(rehearsal).commit()
     told = {"conversation": conversation, "rehearsal": rehearsal}
     await record(house, caller, "rehearsal.commit", view.id, **told)
@@ -110,7 +115,9 @@ async def discard(
     sandbox_id: str, conversation: str, rehearsal: str, caller: CallerDep, house: HouseDep
 ) -> None:
     """Nothing of it remains."""
-    async with talking(house, caller, sandbox_id, conversation, "execute", frees=True) as (talk, _):
+    async with conversation_lease(
+        house, caller, sandbox_id, conversation, "execute", frees=True
+    ) as (talk, _):
         await talk.rehearsals.get(rehearsal).discard()
 
 
@@ -119,7 +126,9 @@ async def checkpoint(
     sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
 ) -> CheckpointBody:
     """Keep the files as they are now, to be put back; the oldest of them gives way."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
+    async with conversation_lease(
+        house, caller, sandbox_id, conversation, "files:write", makes=True
+    ) as (
         talk,
         _,
     ):
@@ -131,7 +140,10 @@ async def restore(
     sandbox_id: str, conversation: str, checkpoint: str, caller: CallerDep, house: HouseDep
 ) -> RestoredBody:
     """Make the files again what they were, all or none."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+        talk,
+        view,
+    ):
         changes = await talk.checkpoints.get(checkpoint).restore()
     told = {"conversation": conversation, "checkpoint": checkpoint}
     await record(house, caller, "checkpoint.restore", view.id, **told)
@@ -143,7 +155,9 @@ async def forget(
     sandbox_id: str, conversation: str, checkpoint: str, caller: CallerDep, house: HouseDep
 ) -> None:
     """Nothing of it remains."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+    async with conversation_lease(
+        house, caller, sandbox_id, conversation, "files:write", frees=True
+    ) as (
         talk,
         _,
     ):
@@ -160,7 +174,7 @@ async def _while_here(talk: Conversation, asked: NewRehearsal, request: Request)
         gone.cancel()
         if not work.done():
             work.cancel()
-            await to_the_end(asyncio.wait([work]))
+            await run_to_completion(asyncio.wait([work]))
     return work.result()
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from starlette.websockets import WebSocketDisconnect
 
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HouseDep, check_origin, house, known, known_now
+from sbx.api.auth import CallerDep, HouseDep, authenticate, check_origin, house, known
 from sbx.api.errors import broken, documented, error_response
 from sbx.api.shares import Slot, share
 from sbx.errors import BadRequest, Conflict, Denied, SbxError
@@ -277,7 +277,7 @@ class _Talk:
         """Raises Denied once its key was revoked, or its token has expired."""
         while True:
             await asyncio.sleep(_KNOWN_S)
-            await known_now(self._socket)
+            await authenticate(self._socket)
 
 
 def _order(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from sbx.api.acts import record
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
 from sbx.api.multipart import slot
-from sbx.api.v1.files import RAW, UploadBody, body_of, store_upload, talking, upload_body
+from sbx.api.v1.files import RAW, UploadBody, body_of, conversation_lease, store_upload, upload_body
 from sbx.protocol.files import PartialUpload
 from sbx.runtime.files.open_files import OpenFiles
 
@@ -59,7 +59,9 @@ async def begin(
     sandbox_id: str, conversation: str, new: NewPartial, caller: CallerDep, house: HouseDep
 ) -> PartialBody:
     """Begin one; nothing is seen of it before it is finished."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
+    async with conversation_lease(
+        house, caller, sandbox_id, conversation, "files:write", makes=True
+    ) as (
         talk,
         _,
     ):
@@ -71,7 +73,9 @@ async def get(
     sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, house: HouseDep
 ) -> PartialBody:
     """How far it is: where to go on after a lost connection."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+    async with conversation_lease(
+        house, caller, sandbox_id, conversation, "files:write", frees=True
+    ) as (
         talk,
         _,
     ):
@@ -91,7 +95,7 @@ async def append(
 ) -> PartialBody:
     """Add a piece at the offset; one that does not come whole leaves nothing."""
     async with (
-        talking(house, caller, sandbox_id, conversation, "files:write") as (talk, _),
+        conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (talk, _),
         slot(request, caller),
     ):
         body = body_of(request)
@@ -108,7 +112,10 @@ async def finish(
     house: HouseDep,
 ) -> Finished:
     """Put it in its place in one step, if it is what its checksum says."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write") as (talk, view):
+    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+        talk,
+        view,
+    ):
         if talk.files.partials.is_upload(partial_id):
             made = await store_upload(
                 house, caller, conversation, talk, view, partial=(partial_id, whole.sha256)
@@ -129,7 +136,9 @@ async def abort(
     sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, house: HouseDep
 ) -> None:
     """Forget it and its bytes."""
-    async with talking(house, caller, sandbox_id, conversation, "files:write", frees=True) as (
+    async with conversation_lease(
+        house, caller, sandbox_id, conversation, "files:write", frees=True
+    ) as (
         talk,
         _,
     ):

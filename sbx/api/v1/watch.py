@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from sbx.api import sse
 from sbx.api.auth import CallerDep, HouseDep
 from sbx.api.errors import documented
-from sbx.api.v1.files import Path, talking
+from sbx.api.v1.files import Path, conversation_lease
 from sbx.protocol.files import FileEvent
 from sbx.service.auth import Caller
 from sbx.service.service import Service
@@ -44,7 +44,7 @@ async def _events(
     """The sandbox is in use until the watch stands, and no longer: who looks on keeps nobody from
     the idle time-out."""
     number = 1
-    async with talking(house, caller, *where, "files:read") as (talk, _):
+    async with conversation_lease(house, caller, *where, "files:read") as (talk, _):
         changes = talk.files.watch(path, recursive=recursive)
         first = await anext(changes)
     async with aclosing(changes):

@@ -125,7 +125,7 @@ class KernelLoop:
         self.comm_manager = comms.install(self._publish_comm)
         self._sock = sock
         self._writer = FrameWriter(sock)
-        self._writer.silence_forks()
+        self._writer.mute_forks()
         self._output = OutputWriter(self._writer, sock)
         self._loop = asyncio.new_event_loop()
         self._inbox = RequestQueue(sock, self._loop)

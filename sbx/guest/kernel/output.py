@@ -214,7 +214,7 @@ class OutputWriter:
             self._writer.flush()
 
     def _set_alarm(self, seconds: float) -> None:
-        timerfd.go_off_in(self._alarm, seconds)
+        timerfd.expires_in(self._alarm, seconds)
         self._alarm_set = True
 
     def _send_gathered(self) -> None:

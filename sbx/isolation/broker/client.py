@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sbx import errors
-from sbx.aio import check_process, in_thread, to_the_end
+from sbx.aio import check_process, in_thread, run_to_completion
 from sbx.isolation import cgroups, facts, project_quota
 from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.broker import bind_staging, spawn, watchdog
@@ -532,7 +532,7 @@ class BrokerClient:
             self._zygotes.pop(name, None)
             if self.alive:
                 with contextlib.suppress(errors.SbxError):
-                    await to_the_end(self.order("retire_zygote", zygote=name))
+                    await run_to_completion(self.order("retire_zygote", zygote=name))
             raise
         zygote.python, zygote.missing = ready["python"], ready["missing"]
         return zygote
@@ -678,7 +678,7 @@ class BrokerClient:
         jail.close()
         self._jails.pop(jail.name, None)
         with contextlib.suppress(errors.SbxError):
-            await to_the_end(self.order("kill", jail=jail.name))
+            await run_to_completion(self.order("kill", jail=jail.name))
 
     def _receive(self) -> None:
         assert self._sock is not None

@@ -79,7 +79,7 @@ from sbx.guest import shares
 from sbx.isolation import cgroups, facts, probe, userns
 from sbx.isolation.broker import bind_staging, spawn, zygotes
 from sbx.linux import mounts, namespaces, prctl, procfs
-from sbx.linux.descriptors import raise_open_files
+from sbx.linux.descriptors import raise_nofile_limit
 
 if TYPE_CHECKING:
     from sbx.isolation.broker.allowlist import BrokerAllowlist
@@ -190,7 +190,7 @@ class BrokerServer:
     def serve(self) -> None:
         self._watch(self._sock.fileno(), self._receive)
         while self._serving:
-            self._turn(_sooner(self._unthrottle_dying(), self._end_short()))
+            self._turn(_min_deadline(self._unthrottle_dying(), self._end_short()))
         self._end()
 
     # -- orders ---------------------------------------------------------------------------------
@@ -534,7 +534,7 @@ class BrokerServer:
             undo.pop_all()
         self._zygotes[zygote.name] = zygote
         self._watch(zygote.orders.fileno(), lambda: self._hear_zygote(zygote))
-        self._watch(zygote.started.monitor_fd, lambda: self._bury_zygote(zygote))
+        self._watch(zygote.started.monitor_fd, lambda: self._on_zygote_exit(zygote))
 
     def _hear_zygote(self, zygote: zygotes.ZygoteProcess) -> None:
         packet, fds = zygote.read()
@@ -553,7 +553,7 @@ class BrokerServer:
                 self._adopt(self._jails.get(name), fds)
             elif (failed := self._jails.get(name)) is not None:
                 failed.said = why
-                self._bury(failed)
+                self._on_exit(failed)
 
     def _zygote_ended(self, zygote: zygotes.ZygoteProcess, why: str) -> None:
         """It takes no further order; jails that it had not yet told of end by themselves."""
@@ -564,7 +564,7 @@ class BrokerServer:
         for jail in [one for one in self._jails.values() if one.zygote == zygote.name]:
             if jail.pid1_fd is None:
                 jail.said = "its zygote ended"
-                self._bury(jail)
+                self._on_exit(jail)
         if zygote.ready:
             self._send({"event": "zygote_gone", "zygote": zygote.name, "why": why})
 
@@ -573,7 +573,7 @@ class BrokerServer:
             self._zygote_ended(zygote, "it was retired")
         return {}
 
-    def _bury_zygote(self, zygote: zygotes.ZygoteProcess) -> None:
+    def _on_zygote_exit(self, zygote: zygotes.ZygoteProcess) -> None:
         """Its PID 1 has ended: the zygote and every jail that it forked before it."""
         said = self._monitor_said(zygote.started)
         os.close(zygote.started.info_fd)
@@ -608,7 +608,7 @@ class BrokerServer:
             _close(pidfds)
             if jail is not None:
                 jail.said = "the broker has no descriptor left"
-                self._bury(jail)  # it ends by the end of its sockets
+                self._on_exit(jail)  # it ends by the end of its sockets
             return
         pid1_fd, kernel_fd = pidfds
         try:
@@ -617,14 +617,14 @@ class BrokerServer:
             _close(pidfds)
             if jail is not None:
                 jail.said = f"its processes cannot be known: {error.strerror}"
-                self._bury(jail)
+                self._on_exit(jail)
             return
         if jail is None:
             _close(pidfds)  # it was given up meanwhile, and ends by the end of its sockets
             return
         jail.pid1_fd, jail.kernel_fd = pid1_fd, kernel_fd
         jail.pid1, jail.kernel = pids
-        self._watch(pid1_fd, lambda: self._bury(jail))
+        self._watch(pid1_fd, lambda: self._on_exit(jail))
         self._answer_if_parked(jail)
 
     def _answer_if_parked(self, jail: _Jail) -> None:
@@ -828,14 +828,14 @@ class BrokerServer:
         jail.said = self._monitor_said(started)
         if jail.info is not None:
             self._forget_info(jail, started)
-        self._bury(jail)
+        self._on_exit(jail)
 
     def _monitor_said(self, started: spawn.Started) -> str:
         """Reap a bubblewrap that has ended; what it wrote as its last words."""
         self._unwatch(started.monitor_fd)
         _, status = os.waitpid(started.monitor, 0)
         os.close(started.monitor_fd)
-        self._end_orphans()
+        self._kill_orphans()
         said = os.pread(started.stderr_fd, _STDERR_MAX, 0).decode(errors="replace").strip()
         os.close(started.stderr_fd)
         code = os.waitstatus_to_exitcode(status)
@@ -843,7 +843,7 @@ class BrokerServer:
             return said
         return f"killed by signal {-code}" if code < 0 else f"it ended with code {code}"
 
-    def _bury(self, jail: _Jail) -> None:
+    def _on_exit(self, jail: _Jail) -> None:
         """Every process of the jail has ended, or will by the end of its sockets, where its zygote
         ended before it told of them: leave nothing of it behind."""
         self._close_setup(jail)
@@ -877,7 +877,7 @@ class BrokerServer:
         )
         self._send({"seq": jail.seq, "error": failed.to_dict()})
 
-    def _end_orphans(self) -> None:
+    def _kill_orphans(self) -> None:
         """Kill what a monitor left that was itself killed, and see it gone within a bounded time.
 
         bwrap's first child waits for its monitor without end until it has set a parent-death
@@ -1048,7 +1048,7 @@ def _unlinked(jail: _Jail, device: int) -> dict[str, int]:
     return {"bytes": found, "files": files}
 
 
-def _sooner(one_s: float | None, other_s: float | None) -> float | None:
+def _min_deadline(one_s: float | None, other_s: float | None) -> float | None:
     return min((due_s for due_s in (one_s, other_s) if due_s is not None), default=None)
 
 
@@ -1081,6 +1081,6 @@ def main() -> None:
     prctl.set_child_subreaper(True)
     # To pass descriptors while a jail has many in flight: Linux compares the number that the user
     # has in flight with the limit of the sender.
-    raise_open_files(_OPEN_FILES_MAX)
+    raise_nofile_limit(_OPEN_FILES_MAX)
     BrokerServer(sock).serve()
     sys.exit(0)

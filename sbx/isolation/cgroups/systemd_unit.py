@@ -14,14 +14,14 @@ _DELEGATED = "user.delegate"  # an extended attribute; systemd.resource-control(
 _WANTED = {"memory", "tasks", "cpu"}
 
 
-def step_aside() -> str | None:
+def move_to_leaf_cgroup() -> str | None:
     """Move this process, where it is the only one of a group that systemd delegated, into a leaf
     below it, as a broker does. The leaf; None where everything stays as it is.
 
     To be called before a broker is started.
     """
     found = probe()
-    if not _is_ours_alone(found):
+    if not _only_our_process(found):
         return None
     group = f"{next(iter(found.controllers.values()))}/{groups.runtime_name('service')}"
     leaf = f"{group}/{LEAF}"
@@ -34,7 +34,7 @@ def step_aside() -> str | None:
     return leaf
 
 
-def _is_ours_alone(found: CgroupCapabilities) -> bool:
+def _only_our_process(found: CgroupCapabilities) -> bool:
     if found.version != 2 or found.at_root or set(found.members) != {os.getpid()}:
         return False
     return found.controllers.keys() >= _WANTED and _is_delegated(found.controllers["memory"])

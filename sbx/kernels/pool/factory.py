@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from sbx import errors
-from sbx.aio import check_process, to_the_end
+from sbx.aio import check_process, run_to_completion
 from sbx.isolation.broker.client import BrokerClient, ZygoteHandle
 from sbx.kernels.kernel import Kernel, KernelDied
 from sbx.kernels.order import LaunchRequest
@@ -117,7 +117,7 @@ class KernelFactory:
         spans.record("sbx.acquire", took_s, path=attempt.path, sandbox=order.sandbox)
         return kernel
 
-    def take_berth(self, key: Key | None, furnished: PrewarmSpec) -> PrewarmedKernel | None:
+    def take_prewarmed(self, key: Key | None, furnished: PrewarmSpec) -> PrewarmedKernel | None:
         """Hand a kernel in a home for a new sandbox over to the caller.
 
         Return None if none is ready. The pool then keeps berths from this call on. Start nothing.
@@ -130,9 +130,9 @@ class KernelFactory:
         except errors.Unavailable:
             return None  # the caller that starts a kernel gets the error
         with self._caller_waits(), pool.in_use():
-            return pool.take_berth(furnished)
+            return pool.take_prewarmed(furnished)
 
-    def served_ahead(self, sandbox: str) -> None:
+    def count_prewarmed(self, sandbox: str) -> None:
         """Count a kernel from a berth that begins to serve: no caller waited for it."""
         self.starts = self.starts.with_served("pool")
         metrics.acquired("pool", 0.0)
@@ -183,7 +183,7 @@ class KernelFactory:
         for timer in (self._tick, self._wake, self._rest):
             if timer is not None:
                 timer.cancel()
-        await to_the_end(self._end())
+        await run_to_completion(self._end())
 
     # -- the three paths ------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class KernelFactory:
             # The order can be served, so the zygote was at fault. If the cold path had failed, too,
             # the cause could be the caller's own workspace, and other callers should not wait.
             pool, failure, zygote = attempt.suspect
-            self._dismiss(pool.distrust(failure, zygote))
+            self._dismiss(pool.mark_untrusted(failure, zygote))
         return kernel
 
     async def _launch(self, order: LaunchRequest, attempt: _Attempt) -> Kernel:
@@ -334,7 +334,7 @@ class KernelFactory:
                     await _rehearsed(kernel)
             except errors.SbxError as error:
                 if not isinstance(error, _FINAL) and error.code not in _FINAL_CODES:
-                    await pool.distrust(error, zygote)
+                    await pool.mark_untrusted(error, zygote)
                 raise
             kernel.receipt = replace(kernel.receipt, path=attempt.path)
             return kernel

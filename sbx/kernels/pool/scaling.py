@@ -70,7 +70,7 @@ class ZygoteAge:
     grown: int
 
 
-def worn(wear: ZygoteAge) -> str:
+def needs_replacing(wear: ZygoteAge) -> str:
     """Return why another zygote should take over, or "" while this one serves well.
 
     Kernels of one zygote share its address layout and its hash seed, because a fork copies both.

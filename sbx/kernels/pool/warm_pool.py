@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.isolation.broker.client import ZygoteHandle
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.order import LaunchRequest
@@ -96,7 +96,7 @@ class Pool:
         return not self._closed and self.parked + self._moved < self.demand.target
 
     @property
-    def lacks_berth(self) -> bool:
+    def needs_prewarmed(self) -> bool:
         """Whether a parked kernel should move into a berth, or a berth that fits no request any
         longer should be given up for one that does."""
         if self._furnished is None or self._closed:
@@ -158,7 +158,7 @@ class Pool:
             kernel.close()
         return None
 
-    def take_berth(self, furnished: PrewarmSpec) -> PrewarmedKernel | None:
+    def take_prewarmed(self, furnished: PrewarmSpec) -> PrewarmedKernel | None:
         """Hand a berth that fits over to the caller. Return None without one.
 
         The first call makes the pool keep berths.
@@ -201,7 +201,7 @@ class Pool:
     @property
     def settled(self) -> bool:
         """Whether the right number of kernels waits in the right places."""
-        return not self.lacks and not self.lacks_berth and not self._moved
+        return not self.lacks and not self.needs_prewarmed and not self._moved
 
     async def park(self) -> None:
         """Fork one more kernel and park it, if the pool still lacks one by then.
@@ -216,7 +216,7 @@ class Pool:
                 await destroy(kernel)
                 if dead and not self._closed:
                     error = errors.Broken("a kernel ended as it was parked", code="start_failed")
-                    await self.distrust(error, jail.zygote)
+                    await self.mark_untrusted(error, jail.zygote)
                     raise error
                 return
         self._parked.append(kernel)
@@ -234,7 +234,7 @@ class Pool:
         """
         async with self._moving:
             furnished = self._furnished
-            if furnished is None or not self.lacks_berth:
+            if furnished is None or not self.needs_prewarmed:
                 return
             with self._busy():
                 if not self._has_room:
@@ -260,14 +260,14 @@ class Pool:
                 finally:
                     self._moved -= 1
         except BaseException:
-            await to_the_end(home.give_up())
+            await run_to_completion(home.give_up())
             raise
         if kernel is None:
-            await to_the_end(home.give_up())
+            await run_to_completion(home.give_up())
             return
         berth = PrewarmedKernel(kernel, home, fits)
         if self._closed or not kernel.alive:
-            await to_the_end(berth.give_up())
+            await run_to_completion(berth.give_up())
             return
         self._berths.append(berth)
         self._begin_watching(kernel, berth)
@@ -296,9 +296,9 @@ class Pool:
         for berth in ending:
             self._berths.remove(berth)
             self._watching.pop(berth.kernel).cancel()
-        await to_the_end(asyncio.gather(*(berth.give_up() for berth in ending)))
+        await run_to_completion(asyncio.gather(*(berth.give_up() for berth in ending)))
 
-    async def distrust(self, error: errors.SbxError, zygote: ZygoteHandle | None) -> None:
+    async def mark_untrusted(self, error: errors.SbxError, zygote: ZygoteHandle | None) -> None:
         """End the zygote whose kernel failed, and all parked kernels."""
         if zygote is not None:
             await self.lineage.rest(error, zygote)
@@ -330,13 +330,13 @@ class Pool:
             kernel.close()
         else:
             self._berths.remove(berth)
-            await to_the_end(berth.give_up())
+            await run_to_completion(berth.give_up())
         self._changed()
 
 
 async def destroy(*kernels: Kernel) -> None:
     """End kernels that no caller may get: close their sockets and end all their processes."""
-    ends = await to_the_end(
+    ends = await run_to_completion(
         asyncio.gather(*(kernel.kill() for kernel in kernels), return_exceptions=True)
     )
     for end in ends:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.isolation.broker.client import Jail, ZygoteHandle
 from sbx.isolation.plan import Bind, Filters, Interpreter, Paths, ZygotePlan, plan, zygote_plan
 from sbx.isolation.probe import Capabilities
@@ -217,7 +217,7 @@ class ZygoteGroup:
             return
         if self._clock.time() < self._retry_at:
             return  # a successor failed recently
-        if why := scaling.worn(self._wear(self._zygote)):
+        if why := scaling.needs_replacing(self._wear(self._zygote)):
             _log.info("a zygote is replaced: %s", why)
             self._begin()
 
@@ -228,7 +228,7 @@ class ZygoteGroup:
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, errors.SbxError):
-                    await to_the_end(task)
+                    await run_to_completion(task)
         for zygote in self._leaving:
             await _retire(zygote)
         if self._zygote is not None:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.isolation.plan import GUEST
 from sbx.kernels import frames
 from sbx.kernels.kernel import Command, Kernel, KernelDied
 from sbx.policy import Policy
 from sbx.protocol.files import Unpacked
-from sbx.runtime.run.checks import demand, demand_processes
+from sbx.runtime.run.checks import require_capability, require_processes
 from sbx.workspace.errors import invalid_path, not_found
 
 ArchiveFormat = Literal["tar.gz", "zip"]
@@ -81,8 +81,8 @@ class Archives:
     def check(self, form: str = "tar.gz") -> None:
         """Raises Denied `processes_denied`, `capability_not_supported`, BadRequest
         `unknown_format`."""
-        demand(self._policy, "filesystem")
-        demand_processes(self._policy)
+        require_capability(self._policy, "filesystem")
+        require_processes(self._policy)
         if form not in FORMATS:
             raise errors.BadRequest(
                 f"an archive is one of {', '.join(FORMATS)}, not {form[:20]!r}",
@@ -152,7 +152,7 @@ class Archives:
                     hint="try again; a workspace beyond its limits also ends its kernel",
                 ) from None
             finally:
-                await to_the_end(command.signal(signal.SIGKILL))
+                await run_to_completion(command.signal(signal.SIGKILL))
 
 
 async def _send(command: Command, chunks: AsyncIterable[bytes], ahead: asyncio.Semaphore) -> None:

@@ -25,7 +25,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.kernels.kernel import Kernel
 from sbx.linux import procfs
 from sbx.policy.model import LimitsPolicy
@@ -130,7 +130,7 @@ class DiskLimit:
                     shared.suspects |= shared.stir
                 if self in shared.suspects:
                     shared.forget(self)
-                    await to_the_end(self._end(kernel, opened))
+                    await run_to_completion(self._end(kernel, opened))
                     return
                 scan_s = _SCAN_S if used.complete else min(_SCAN_MAX_S, 2 * scan_s)
                 within = used.inodes <= limits.workspace_files + _NAMES

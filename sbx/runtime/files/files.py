@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.files import Copied, FileEvent, Kind, Matches, Unpacked
 from sbx.runtime.files.archives import ArchiveFormat, Archives, Beside
@@ -22,7 +22,7 @@ from sbx.runtime.files.open_files import Identity, MountPoints, OpenFiles, open_
 from sbx.runtime.files.resumable_uploads import Partials
 from sbx.runtime.files.streams import FileStream, opened_stream
 from sbx.runtime.honeytokens import Honeytokens, look, reader_of
-from sbx.runtime.run.checks import demand
+from sbx.runtime.run.checks import require_capability
 from sbx.workspace import FileEntry, Files, Listing, OpenFile, Upload, UploadLimits, Uploads
 from sbx.workspace.watch import Watching
 
@@ -206,10 +206,10 @@ class WorkspaceFiles:
         opened = await self._opened()
         with opened.in_use():
             async with long_call():
-                return await to_the_end(opened.call(lambda: act(opened.files)))
+                return await run_to_completion(opened.call(lambda: act(opened.files)))
 
     async def _opened(self) -> OpenFiles:
-        demand(self._policy, "filesystem")
+        require_capability(self._policy, "filesystem")
         return await self._open()
 
 

@@ -150,7 +150,7 @@ class OpenFiles:
             self.quarantine.set_rules({"rules": rules, "linked": sorted(links.linked)})
         return links
 
-    def put_away(self) -> None:
+    def close_if_idle(self) -> None:
         """Close what is not busy. A stream that is read has a descriptor of its own."""
         assert not self.busy
         self.held.close()

@@ -40,7 +40,7 @@ class OpenFilesLimit:
         for other in list(self._open):
             if len(self._open) <= self.most:
                 return
-            if other is not one and other.put_away():
+            if other is not one and other.close_if_idle():
                 self._open.pop(other, None)
 
 

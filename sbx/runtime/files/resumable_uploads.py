@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.files import PartialUpload
 from sbx.runtime.files.long_calls import long_call
@@ -84,7 +84,7 @@ class Partials:
             )
             self._partials[partial.id] = partial  # before any wait: others count it
             try:
-                await to_the_end(
+                await run_to_completion(
                     opened.call(lambda: resumable_uploads.make(opened.own.staging, partial.name))
                 )
             except BaseException:
@@ -161,7 +161,7 @@ class Partials:
                     return store(opened, partial.path, read)
 
                 async with long_call():
-                    outcome = await to_the_end(opened.call(act))
+                    outcome = await run_to_completion(opened.call(act))
                 self._remember(id, _Finished(sha256, partial.upload, outcome))
                 await self._drop(partial, opened)
             return outcome
@@ -256,7 +256,9 @@ class Partials:
 
     async def _remove(self, partial: _Partial, opened: OpenFiles) -> None:
         staging = opened.own.staging
-        await to_the_end(opened.call(lambda: resumable_uploads.remove(staging, partial.name)))
+        await run_to_completion(
+            opened.call(lambda: resumable_uploads.remove(staging, partial.name))
+        )
 
     # -- time --------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.workspace import FileEntry, OpenFile, Upload
 from sbx.workspace.streams import CHUNK, FileWriter
 
@@ -37,7 +37,7 @@ async def opened_stream(
     it leaves none open."""
     opening = asyncio.ensure_future(threads.call(act))
     try:
-        file, upload = await to_the_end(opening)
+        file, upload = await run_to_completion(opening)
     except asyncio.CancelledError:
         if not opening.cancelled() and opening.exception() is None:
             opening.result()[0].close()
@@ -74,7 +74,7 @@ class FileStream:
     ) -> AsyncGenerator[bytes, None]:
         """The bytes from `start`, `length` of them or all, in pieces of bounded size."""
         pieces = self._file.chunks(start, length)
-        while piece := await to_the_end(self._threads.call(lambda: next(pieces, b""))):
+        while piece := await run_to_completion(self._threads.call(lambda: next(pieces, b""))):
             if self._reader is not None:
                 self._reader.read(piece)
             yield piece
@@ -120,7 +120,7 @@ class IncomingFiles:
             await asyncio.wait([feeding])
         except asyncio.CancelledError:
             feeding.cancel()
-            await to_the_end(asyncio.wait([feeding]))
+            await run_to_completion(asyncio.wait([feeding]))
             raise
         finally:
             self._filling.discard(feeding)
@@ -150,7 +150,7 @@ async def _feed(threads: Threads, intake: FileWriter[T], chunks: AsyncIterable[b
         return False, None
 
     async def send(chunk: bytes | None) -> tuple[bool, Any]:
-        return await to_the_end(threads.call(lambda: step(chunk)))
+        return await run_to_completion(threads.call(lambda: step(chunk)))
 
     try:
         await send(None)
@@ -161,7 +161,7 @@ async def _feed(threads: Threads, intake: FileWriter[T], chunks: AsyncIterable[b
         assert over
         return cast("T", outcome)
     finally:
-        await to_the_end(threads.call(intake.close))
+        await run_to_completion(threads.call(intake.close))
 
 
 async def _gathered(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Protocol, TypeVar
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.protocol.files import FileEvent
 from sbx.runtime.files.long_calls import long_call
 from sbx.workspace.watch import Watching
@@ -107,7 +107,7 @@ class Watches:
             finally:
                 watch.stop()
                 self._open.discard(watch)
-                await to_the_end(threads.call(watch.watching.close))
+                await run_to_completion(threads.call(watch.watching.close))
 
     async def _begun(
         self, threads: WatchThreads, begin: Callable[[], tuple[str, Watching]]
@@ -115,7 +115,7 @@ class Watches:
         async with long_call():
             opening = asyncio.ensure_future(threads.call(begin))
             try:
-                base, watching = await to_the_end(opening)
+                base, watching = await run_to_completion(opening)
             except asyncio.CancelledError:
                 if not opening.cancelled() and opening.exception() is None:
                     opening.result()[1].close()
@@ -139,7 +139,7 @@ class Watches:
                 return []
             began = time.monotonic()
             try:
-                return await to_the_end(threads.call(watch.watching.read))
+                return await run_to_completion(threads.call(watch.watching.read))
             finally:
                 now = time.monotonic()
                 self._rested_at = now + min(_REST_MAX_S, _REST * (now - began))

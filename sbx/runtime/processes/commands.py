@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.kernels import frames
 from sbx.kernels.kernel import Command, Kernel, KernelDied
 from sbx.policy import Policy
@@ -182,8 +182,8 @@ class Commands:
         Raises Denied, BadRequest, TooLarge, Closed as a shell command does, Conflict
         `too_many_commands`, Unavailable `no_space`, and what starting a kernel raises.
         """
-        checks.demand(self._policy, "shell")
-        checks.demand_processes(self._policy)
+        checks.require_capability(self._policy, "shell")
+        checks.require_processes(self._policy)
         checks.check_command(command)
         directory, variables = checks.directory(cwd), checks.environment(env or {})
         self._context.check_open()
@@ -207,7 +207,7 @@ class Commands:
             )
             argv = ["/bin/bash", "-c", "--", command]
             launching = self._launch(made, kernel, argv, directory, variables, stdin_open)
-            record = await to_the_end(self._track(launching))
+            record = await run_to_completion(self._track(launching))
         finally:
             self._starting -= 1
         return BackgroundCommand(self, record)

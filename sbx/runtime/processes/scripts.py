@@ -70,8 +70,8 @@ def check_script(
 ) -> Script:
     """Raises Denied `capability_not_supported` and `processes_denied`, BadRequest `invalid_code`,
     `invalid_arguments` and `invalid_env`, TooLarge `code_too_large`, InvalidPath."""
-    checks.demand_processes(policy)
-    checks.demand(policy, "shell")
+    checks.require_processes(policy)
+    checks.require_capability(policy, "shell")
     checks.check_text(code, "code")
     if stdin is not None:
         checks.check_text(stdin, "stdin")

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.kernels import frames
 from sbx.kernels.kernel import KernelDied, TerminalCommand
 from sbx.policy import Policy
@@ -272,7 +272,7 @@ class Terminal:
     async def close(self) -> None:
         """Hang up, and kill what is left of its session after a second. Once begun it is done to
         its end; what has ended already stays as it is."""
-        await to_the_end(self._close())
+        await run_to_completion(self._close())
 
     async def _close(self) -> None:
         if not self.running:
@@ -398,8 +398,8 @@ class Terminals:
         Raises Denied where the policy offers no shell or no processes, BadRequest, TooLarge,
         Closed, Conflict `too_many_terminals`, and what starting a kernel raises.
         """
-        checks.demand(self._policy, "shell")
-        checks.demand_processes(self._policy)
+        checks.require_capability(self._policy, "shell")
+        checks.require_processes(self._policy)
         check_size(rows, columns)
         argv = ["/bin/bash"]
         if command is not None:

@@ -366,7 +366,7 @@ def _plain(bundle: MimeBundle) -> str | None:
     return text_of(bundle, "text/plain")
 
 
-def as_left_standing(text: str) -> str:
+def apply_carriage_returns(text: str) -> str:
     """Without what a progress bar wrote before it went back to the start of its line."""
     if "\r" not in text:
         return text
@@ -383,7 +383,7 @@ def _as_text(screen: list[_Shown]) -> str:
     parts: list[str] = []
     for shown in screen:
         if shown.bundle is None:
-            parts.append(as_left_standing("".join(shown.texts)))
+            parts.append(apply_carriage_returns("".join(shown.texts)))
             continue
         if parts and parts[-1] and not parts[-1].endswith("\n"):
             parts.append("\n")

@@ -28,17 +28,17 @@ class IdleOutputReader:
         self._tell = tell
         self._room = 0
         self._reading: asyncio.Task[None] | None = None
-        kernel.on_unasked(self._arrived)
-        self.begin_anew()
+        kernel.on_unsolicited(self._arrived)
+        self.reset()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """A request is over: what comes now has all the room again."""
         self._room = self._context.output_max + _AROUND
         if self._kernel.has_next:
             self._arrived()
 
     async def close(self) -> None:
-        self._kernel.on_unasked(None)
+        self._kernel.on_unsolicited(None)
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
@@ -62,7 +62,7 @@ class IdleOutputReader:
         for _ in range(_AT_ONCE):
             if not self._has_next:
                 return
-            frame = await self._kernel.unasked()
+            frame = await self._kernel.next_unsolicited()
             self._room -= frame.size
             if isinstance(frame.content, Told):
                 await told(self._tell, frame.content)

@@ -10,7 +10,7 @@ COMMAND_MAX = (128 << 10) - 1  # one argument of execve(2), with the zero at its
 _PATH_MAX = 4095  # limits.h
 
 
-def demand(policy: Policy, capability: str) -> None:
+def require_capability(policy: Policy, capability: str) -> None:
     """Raises Denied `capability_not_supported`."""
     if capability not in policy.capabilities:
         raise errors.Denied(
@@ -21,7 +21,7 @@ def demand(policy: Policy, capability: str) -> None:
         )
 
 
-def demand_processes(policy: Policy) -> None:
+def require_processes(policy: Policy) -> None:
     """Raises Denied `processes_denied`."""
     if not policy.processes:
         raise errors.Denied(

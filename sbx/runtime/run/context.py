@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from sbx import errors
-from sbx.aio import check_process, to_the_end
+from sbx.aio import check_process, run_to_completion
 from sbx.isolation.broker.client import JailExit
 from sbx.isolation.receipt import Receipt
 from sbx.kernels import frames
@@ -79,9 +79,9 @@ class ActiveCell:
                     live.replied(frame.content)
                     return frame.content
                 live.add(frame)
-                if live.pass_on is not None and not self.ladder.hurried:
+                if live.pass_on is not None and not self.ladder.deadline_near:
                     await live.pass_on()
-                    await self.ladder.mind()
+                    await self.ladder.check_deadline()
                 if live.over:
                     await self.ladder.stop(StopReason.OUTPUT)
                 elif (
@@ -182,7 +182,7 @@ class Context:
         """Whether a kernel lives, or lived, whose variables the caller may count on."""
         return self._had_kernel
 
-    def take_over(self) -> None:
+    def mark_state_lost(self) -> None:
         """Cells come here that had their variables in another context: the next one says
         `state_lost`."""
         self._left_elsewhere = True
@@ -197,7 +197,7 @@ class Context:
         if on_input is not None or kernel is None:
             return await self.awaited(self.start_run(code, timeout=timeout, on_input=on_input))
         timeout_s = self.checked(code, timeout)
-        return await self.run_here(kernel, self.new_run(), code, timeout_s)
+        return await self.run_inline(kernel, self.new_run(), code, timeout_s)
 
     def stream(
         self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
@@ -272,8 +272,8 @@ class Context:
     ) -> ActiveRun:
         """Start a shell command; raises as `start_run` does, and BadRequest `invalid_env`. With
         `stdin_open`, what `ActiveRun.write` is given follows `stdin`."""
-        checks.demand(self._policy, "shell")
-        checks.demand_processes(self._policy)
+        checks.require_capability(self._policy, "shell")
+        checks.require_processes(self._policy)
         checks.check_command(command)
         if stdin is not None:
             checks.check_text(stdin, "stdin")
@@ -310,7 +310,7 @@ class Context:
 
         return self._launch(drive)
 
-    def start_asked(
+    def start_request(
         self,
         live: ActiveRun,
         kernel: Kernel,
@@ -344,15 +344,15 @@ class Context:
         for live in ending:
             await live.ended()
 
-    def condemn(self, cause: Cause) -> None:
+    def mark_killed(self, cause: Cause) -> None:
         """From now on nothing is run on its kernel, which ends for this; what runs is told so."""
         if self._kernel is not None and self._kernel.alive:
             self._kernel.killed_for = self._kernel.killed_for or cause
             self._kernel.close()
 
-    async def end_for(self, cause: Cause) -> None:
+    async def kill_for(self, cause: Cause) -> None:
         """The same, and wait until nothing of it is left."""
-        self.condemn(cause)
+        self.mark_killed(cause)
         if self._kernel is not None:
             await self._kernel.kill()
 
@@ -381,7 +381,7 @@ class Context:
             if starter is not None and starter not in self._tasks.values():
                 self._starter = None
                 starter.cancel()
-            await to_the_end(self.stop())
+            await run_to_completion(self.stop())
         finally:
             if self._halting is told:  # and not another halt that goes on
                 self._halting = None
@@ -391,7 +391,7 @@ class Context:
         if self.busy or self._background or not self.alive:
             return False
         async with self._starting:
-            await to_the_end(self._drop_kernel(_EVICTED))
+            await run_to_completion(self._drop_kernel(_EVICTED))
         return True
 
     def background_began(self) -> None:
@@ -412,14 +412,14 @@ class Context:
     async def close(self, gone: ClosedReason = SANDBOX_GONE) -> None:
         """`stop`, for good: every later call raises Closed, which says what is gone."""
         self.leave(gone)
-        await to_the_end(self._end())
+        await run_to_completion(self._end())
 
     def leave(self, gone: ClosedReason) -> None:
         """Take no more calls, as a first step of `close`."""
         check_process(self._pid)
         self._gone = self._gone or gone
 
-    def leave_files(self) -> None:
+    def release_files(self) -> None:
         """They are about to be closed, while nothing lives here."""
         self._disk.leave()  # of a kernel that died by itself
         self._links.leave()
@@ -440,13 +440,13 @@ class Context:
 
     # -- one run --------------------------------------------------------------------------------
 
-    def demand(self) -> None:
+    def require_capability(self) -> None:
         """Raises Denied where the policy allows no cells."""
-        checks.demand(self._policy, "python")
+        checks.require_capability(self._policy, "python")
 
     def checked(self, code: str, timeout: float | None) -> float:
         """The time-out of a cell in seconds; raises as `start_run` does."""
-        self.demand()
+        self.require_capability()
         checks.check_text(code, "code")
         timeout_s = checks.timeout_s(self._policy, timeout)
         self.check_open()
@@ -461,13 +461,13 @@ class Context:
         return live
 
     def new_run(self) -> ActiveRun:
-        """A run that is not begun: for `start_run` or `run_here`."""
+        """A run that is not begun: for `start_run` or `run_inline`."""
         live = ActiveRun(_run_id(), self.output_max)
         live.quarantined = self._newly_quarantined
         return live
 
-    def new_relayed(self, tell: Tell) -> ForwardedRun:
-        """The same, of which `tell` is told what it shows: for `start_asked`."""
+    def new_forwarded(self, tell: Tell) -> ForwardedRun:
+        """The same, of which `tell` is told what it shows: for `start_request`."""
         live = ForwardedRun(_run_id(), self.output_max, tell)
         live.quarantined = self._newly_quarantined
         return live
@@ -504,7 +504,7 @@ class Context:
         try:
             return await live.result()
         except asyncio.CancelledError:
-            await to_the_end(self.give_up(live))
+            await run_to_completion(self.give_up(live))
             raise
 
     async def give_up(self, live: ActiveRun) -> None:
@@ -556,7 +556,7 @@ class Context:
             return None
         return kernel
 
-    async def run_here(
+    async def run_inline(
         self,
         kernel: Kernel,
         live: ActiveRun,
@@ -583,14 +583,14 @@ class Context:
             except asyncio.CancelledError:
                 rest = self._follow_in_task(cell)
                 if not outlives:
-                    await to_the_end(cell.ladder.stop(StopReason.CALLER))
+                    await run_to_completion(cell.ladder.stop(StopReason.CALLER))
                 raise
             finally:
                 if rest is None:
                     self._let_go(cell)
             if isinstance(end, frames.ReplyFrame) and not _may_have_hit_a_limit(live, end):
                 return self._replied(cell, end)
-            return await to_the_end(self._concluded(cell, end))
+            return await run_to_completion(self._concluded(cell, end))
         except Exception as error:  # noqa: BLE001  # the border, as in `_drive`
             ours = _as_ours(error)
             live.fail(ours)
@@ -695,7 +695,7 @@ class Context:
         return await self._exited(live, kernel, exited, ladder.why, lost=lost)
 
     @contextlib.asynccontextmanager
-    async def beside(self) -> AsyncIterator[Kernel]:
+    async def borrow_kernel(self) -> AsyncIterator[Kernel]:
         """The live kernel, for work of ours in its jail that is no run: meanwhile it is busy, and
         its disk is watched."""
         self.check_open()

@@ -9,7 +9,7 @@ import builtins
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.contexts import CONTEXTS_MAX, DEFAULT_CONTEXT, check_context
 from sbx.protocol.runs import RunError
@@ -52,14 +52,14 @@ class Contexts:
         """
         self._check_new(name)
         one = self._make(name, True)
-        one.demand()
+        one.require_capability()
         self._beside[name] = one
         try:
             await one.start()
             await self._memory.add(name)
             one.check_open()  # its conversation may have been closed meanwhile
         except BaseException:
-            await to_the_end(self._forget(one, _NOT_MADE))
+            await run_to_completion(self._forget(one, _NOT_MADE))
             raise
         return one
 
@@ -83,7 +83,7 @@ class Contexts:
                 hint="restart it for a clean namespace",
             )
         told = RunError("ContextDeleted", f"the context {name!r} was deleted meanwhile", "")
-        await to_the_end(self._forget(one, told))
+        await run_to_completion(self._forget(one, told))
 
     def find(self, name: str) -> Context:
         """As `get`, at once."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel
 from sbx.protocol.runs import Run, RunError, Status, quarantine_notice
@@ -162,7 +162,7 @@ class JupyterFrontend:
     async def stop(self) -> None:
         """End the kernel; files stay. `ended` is not told."""
         async with self._changing:
-            await to_the_end(self._stop(_STOPPED))
+            await run_to_completion(self._stop(_STOPPED))
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -183,10 +183,10 @@ class JupyterFrontend:
         kernel, between = self._kernel, self._between
         if kernel is None or between is None:
             raise kernel_gone()
-        live = self._context.new_relayed(self._tell)
+        live = self._context.new_forwarded(self._tell)
         self._asked.add(live)
         try:
-            self._context.start_asked(live, kernel, (kind, content), timeout_s, on_input)
+            self._context.start_request(live, kernel, (kind, content), timeout_s, on_input)
             run = await self._context.awaited(live)
             if notice := quarantine_notice(run.quarantined):
                 await told(self._tell, frames.Stream("stderr", notice))
@@ -194,7 +194,7 @@ class JupyterFrontend:
         finally:
             self._asked.discard(live)
             self._fatal = self._fatal or live.fatal
-            between.begin_anew()
+            between.reset()
 
     # -- the kernel -----------------------------------------------------------------------------
 

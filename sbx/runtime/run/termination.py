@@ -66,15 +66,15 @@ class GracefulTermination:
                     raise
             if self._killed:
                 raise TimeoutError("the run outlived its kill")
-            await self._climb()
+            await self._escalate()
 
-    async def mind(self) -> None:
+    async def check_deadline(self) -> None:
         """Stop the run where its time is up: for one who was kept elsewhere, while what follows
         may be there at once again and again."""
         if self._loop.time() >= self._deadline and not self._killed:
-            await self._climb()
+            await self._escalate()
 
-    async def _climb(self) -> None:
+    async def _escalate(self) -> None:
         if self.why in (None, StopReason.CALLER):
             await self.stop(StopReason.DEADLINE)
         else:
@@ -83,7 +83,7 @@ class GracefulTermination:
             await self._kill()
 
     @property
-    def hurried(self) -> bool:
+    def deadline_near(self) -> bool:
         """Whether half of the time that a run has to end by its interrupt is over: nothing may hold
         up its last frames, or it is killed for them."""
         if self.why in (None, StopReason.CALLER):

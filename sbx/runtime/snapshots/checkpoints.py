@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.protocol.dry_runs import CHECKPOINTS_MAX, FileChange
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots, outcome
@@ -95,7 +95,7 @@ class Checkpoints:
     async def discard(self, one: Checkpoint) -> None:
         """See `Checkpoint.discard`."""
         if self._there.pop(one.id, None) is not None:
-            await to_the_end(self._copies.remove(one._copy.name))
+            await run_to_completion(self._copies.remove(one._copy.name))
 
     async def close(self) -> None:
         """Discard all of them, for good."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.dry_runs import CHANGES_MAX, LIFETIME_S, REHEARSALS_MAX, FileChange
 from sbx.protocol.runs import Run
@@ -126,8 +126,8 @@ class Rehearsals:
         Raises as `Conversation.start_shell`, Conflict `too_many_rehearsals`, TooLarge
         `workspace_too_large`, Unavailable `no_space`.
         """
-        checks.demand(self._policy, "shell")
-        checks.demand_processes(self._policy)
+        checks.require_capability(self._policy, "shell")
+        checks.require_processes(self._policy)
         checks.check_command(command)
         checks.timeout_s(self._policy, timeout)
         checks.directory(cwd)
@@ -160,12 +160,12 @@ class Rehearsals:
             self._check_open()
             if not self._forget(one):
                 raise _not_found(one.id)
-            await to_the_end(self._commit(one))
+            await run_to_completion(self._commit(one))
 
     async def discard(self, one: DryRun) -> None:
         """See `DryRun.discard`."""
         if self._forget(one):
-            await to_the_end(self._remove(one._copy, one._quarantine))
+            await run_to_completion(self._remove(one._copy, one._quarantine))
 
     async def close(self) -> None:
         """Discard all of them, for good; what is being made ends."""
@@ -190,7 +190,7 @@ class Rehearsals:
                 run, unseen, quarantine = await self._run(name, opened, copy, command, timeout, cwd)
                 effect = await self._copies.effect(opened, copy)
             except BaseException:
-                await to_the_end(self._remove(copy, quarantine))
+                await run_to_completion(self._remove(copy, quarantine))
                 raise
         left_out = (*effect.left_out, *unseen)
         made = DryRun(
@@ -230,7 +230,7 @@ class Rehearsals:
                 run = await self._run_in(name, files, command, timeout, cwd)
                 return run, tuple(files.left_out), quarantine
         except BaseException:
-            await to_the_end(_drop(quarantine))
+            await run_to_completion(_drop(quarantine))
             raise
 
     async def _run_in(
@@ -253,7 +253,7 @@ class Rehearsals:
             return await context.shell(command, timeout=timeout, cwd=cwd)
         finally:
             try:
-                await to_the_end(context.close(_OVER))
+                await run_to_completion(context.close(_OVER))
             finally:
                 self.contexts.discard(context)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sbx import errors
-from sbx.aio import in_thread, to_the_end
+from sbx.aio import in_thread, run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
 from sbx.runtime.files.long_calls import long_call
@@ -35,10 +35,10 @@ from sbx.workspace.snapshots.manifest import (
     PlannedChange,
     Relative,
     changes,
-    doubtful,
+    excluding,
     missed,
+    needs_digest,
     relative,
-    sparing,
     with_digests,
     with_specials,
 )
@@ -105,7 +105,7 @@ class Snapshots:
             async with long_call():
                 return await self._make(opened, name)
         except BaseException:
-            await to_the_end(self.remove(name))
+            await run_to_completion(self.remove(name))
             raise
 
     async def remove(self, name: str) -> None:
@@ -145,7 +145,7 @@ class Snapshots:
         def act() -> None:
             self._commit(opened, copy, effect.changed, expected, approved)
 
-        await to_the_end(opened.call(act))
+        await run_to_completion(opened.call(act))
 
     @asynccontextmanager
     async def shown(self, opened: OpenFiles, copy: Snapshot) -> AsyncIterator[OpenFiles]:
@@ -168,18 +168,18 @@ class Snapshots:
             def show() -> None:
                 made.append(self._shown(opened, copy, shared, uploads))
 
-            await to_the_end(opened.call(show))
+            await run_to_completion(opened.call(show))
             made[0].left_out += map(plain, left_out)
             yield made[0]
         finally:
             for files in made:
-                await to_the_end(files.close())
+                await run_to_completion(files.close())
             for name in names:
-                await to_the_end(self.remove(name))
+                await run_to_completion(self.remove(name))
 
     async def _make(self, opened: OpenFiles, name: str) -> Snapshot:
         path = self._means.data.frozen_path(self._sandbox, name)
-        await to_the_end(opened.call(lambda: self._tree(name).close()))
+        await run_to_completion(opened.call(lambda: self._tree(name).close()))
         has_quota = await self._charge(path)
         bounds, scope = self._bounds(), _scope_of(opened)
 
@@ -225,9 +225,9 @@ class Snapshots:
         name = self._means.data.new_name()
         self._means.copies.add(name)
         try:
-            await to_the_end(opened.call(lambda: self._tree(name).close()))
+            await run_to_completion(opened.call(lambda: self._tree(name).close()))
         except BaseException:
-            await to_the_end(self.remove(name))
+            await run_to_completion(self.remove(name))
             raise
         return name
 
@@ -312,7 +312,7 @@ class Snapshots:
         with self._tree(copy.name) as tree:
             check = TreeScan(tree, copy.scope, bounds)
             after = look(tree, copy.scope, bounds)
-            paths = doubtful(copy.frozen.nodes, after.nodes)
+            paths = needs_digest(copy.frozen.nodes, after.nodes)
             was = with_digests(
                 copy.frozen.nodes,
                 paths,
@@ -324,7 +324,7 @@ class Snapshots:
             )
             changed = changes({**was, **specials}, with_specials(becomes, specials))
             changed = [
-                one for one in sparing(changed, after.left_out) if not protected(opened, one)
+                one for one in excluding(changed, after.left_out) if not protected(opened, one)
             ]
             changed = [_with_set_id(sealed(tree, one, check), copy.base.nodes) for one in changed]
             told, truncated = tell(changed, shown_in(tree), before, partial(_recorded, tree))
@@ -339,7 +339,7 @@ class Snapshots:
         now = look(target, copy.scope, bounds)
         then = copy.base.nodes
         with self._tree(copy.name) as tree:
-            paths = doubtful(now.nodes, then)
+            paths = needs_digest(now.nodes, then)
             is_now = with_digests(
                 now.nodes, paths, lambda path: digest(target, relative(path), check)
             )
@@ -347,7 +347,7 @@ class Snapshots:
             changed = changes(is_now, then)
             spared = [*copy.base.left_out, *now.unseen, *missed(changed, copy.base)]
             changed = [
-                _undigested(one) for one in sparing(changed, spared) if _may_change(opened, one)
+                _undigested(one) for one in excluding(changed, spared) if _may_change(opened, one)
             ]
             told, truncated = tell(
                 changed, shown_in(tree), partial(_content, target), partial(_content, tree)
@@ -399,9 +399,9 @@ async def outcome(task: asyncio.Task[T], discard: Callable[[T], Awaitable[None]]
         if task.cancelled() and not waiter.cancelling():
             return None
         task.cancel()
-        await to_the_end(asyncio.wait([task]))
+        await run_to_completion(asyncio.wait([task]))
         if not task.cancelled() and task.exception() is None:
-            await to_the_end(discard(task.result()))
+            await run_to_completion(discard(task.result()))
         raise
 
 
@@ -412,7 +412,7 @@ async def _stoppable(opened: OpenFiles, bounds: Bounds, act: Callable[[], T]) ->
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         bounds.stopped.set()
-        await to_the_end(asyncio.wait([work]))
+        await run_to_completion(asyncio.wait([work]))
         if not work.cancelled():
             work.exception()  # told to nobody: the waiter has gone
         raise

@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
 from sbx.protocol.runs import Run, RunError
@@ -157,10 +157,10 @@ class WorkingCopy:
     async def drop(self) -> None:
         """End the kernel and remove the copy; the next use makes both anew."""
         if self.python.state_is_kept:
-            self.python.take_over()
+            self.python.mark_state_lost()
         await self.python.halt(_RENEWED)
         async with self._making:
-            await to_the_end(self._held.aclose())
+            await run_to_completion(self._held.aclose())
 
     async def close(self) -> None:
         """End what runs on the copy, and remove it, for good."""
@@ -168,7 +168,7 @@ class WorkingCopy:
         for one in self.contexts:
             await one.close()
         async with self._making:
-            await to_the_end(self._held.aclose())
+            await run_to_completion(self._held.aclose())
 
     def jail(self) -> Context:
         """A new jail over the copy, without network, for one command or script."""
@@ -188,7 +188,7 @@ class WorkingCopy:
     async def leave(self, jail: Context) -> None:
         """End a jail: no process of it writes to the copy from then on."""
         try:
-            await to_the_end(jail.close(_OVER))
+            await run_to_completion(jail.close(_OVER))
         finally:
             self._jails.discard(jail)
 
@@ -216,7 +216,7 @@ class WorkingCopy:
         assert copy is not None
         assert mirror is not None
         await self._copies.commit(opened, replace(copy, name=stage), effect, mirror.base)
-        await to_the_end(
+        await run_to_completion(
             opened.call(lambda: mirror.accept(effect.changed, self._copies.original(opened)[0]))
         )
 
@@ -230,7 +230,7 @@ class WorkingCopy:
         if (quarantine := self._quarantine()) is None:
             return
         try:
-            await to_the_end(asyncio.to_thread(quarantine.drop_others, self._items))
+            await run_to_completion(asyncio.to_thread(quarantine.drop_others, self._items))
         except OSError as error:
             _log.warning("items of the quarantine are left over: %s", error)
 
@@ -340,8 +340,8 @@ class Transaction:
         assert self._stage is not None
         try:
             if self._effect.changed:
-                await to_the_end(self._of.commit(self._opened, self._stage, self._effect))
-            await to_the_end(self._of.keep_items())
+                await run_to_completion(self._of.commit(self._opened, self._stage, self._effect))
+            await run_to_completion(self._of.keep_items())
         finally:
             await self.rollback()
 
@@ -349,7 +349,7 @@ class Transaction:
         """Drop what was not committed. A second time does nothing."""
         if not self._ended:
             self._ended = True
-            await to_the_end(self._end())
+            await run_to_completion(self._end())
 
     async def _end(self) -> None:
         try:

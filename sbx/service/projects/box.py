@@ -78,7 +78,7 @@ class ProjectSession:
         python = self._python
         self.commands_allowed = True
         if python.state_is_kept:
-            self._talk.default.take_over()
+            self._talk.default.mark_state_lost()
         await python.end_if_idle()
 
     async def begin(
@@ -157,7 +157,7 @@ class ProjectSession:
             return
         before, self._copied = self._python, copied
         if before.state_is_kept:
-            self._python.take_over()
+            self._python.mark_state_lost()
 
 
 def python_in(commands_allowed: bool) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sbx import errors
-from sbx.aio import Clock, in_thread, to_the_end
+from sbx.aio import Clock, in_thread, run_to_completion
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
@@ -79,7 +79,7 @@ class BoxState:
         if box is not None:
             self.allowed |= box.sandboxed and box.commands_allowed  # on the host nobody was asked
             self.lost |= box.stateful
-            await to_the_end(box.close())
+            await run_to_completion(box.close())
 
 
 class ProjectBoxes:
@@ -196,7 +196,7 @@ class ProjectBoxes:
             await self._shut_for_another(held)
         if held.box is None:
             await self._make_room(key[0])
-            await to_the_end(self._make(held, made, uploads))
+            await run_to_completion(self._make(held, made, uploads))
         assert held.box is not None
         if held.uploads is not None:
             await held.uploads.refresh()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.runtime.files.files import WorkspaceFiles
@@ -86,7 +86,7 @@ class CodeChanges:
     def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
         """A script on the copy, without network. Raises as `Conversation.start_script`."""
         make = self._talk.prepare_script(code, language, env=COMMAND_ENV)
-        time_s = self._talk.time_for_script(timeout)
+        time_s = self._talk.script_timeout(timeout)
         return self._transaction.follow(self._transaction.jail.start_program(make, time_s))
 
     async def give_up(self, run: ActiveRun, /) -> None:
@@ -108,7 +108,7 @@ class _CopyFiles:
 
         self._beside = beside
         self._talk = talk
-        self._copy = WorkspaceFiles(opened, policy, transaction.python.beside)
+        self._copy = WorkspaceFiles(opened, policy, transaction.python.borrow_kernel)
         self._copy.tripwires = beside.tripwires
 
     async def _at(self, path: str) -> WorkspaceFiles:
@@ -221,7 +221,9 @@ class _StagedFiles:
         if self._stage is None:
             self._stage = await self._copies.empty(self._opened)
         stage = self._stage
-        return await to_the_end(self._opened.call(lambda: self._write(stage, path, name, data)))
+        return await run_to_completion(
+            self._opened.call(lambda: self._write(stage, path, name, data))
+        )
 
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
         return await self._project.list(path, max_depth=max_depth)

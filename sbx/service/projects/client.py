@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, TypeVar
 import msgspec
 
 from sbx import errors
-from sbx.aio import in_thread, to_the_end
+from sbx.aio import in_thread, run_to_completion
 from sbx.isolation.broker import watchdog
 from sbx.isolation.broker.pulse import RETRY_AFTER_S, Pulse
 from sbx.isolation.broker.watchdog import Watchdog
@@ -94,7 +94,7 @@ class ProjectServerLink:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await to_the_end(self._close())
+        await run_to_completion(self._close())
 
     @property
     def failure(self) -> errors.Unavailable | None:
@@ -415,7 +415,7 @@ class ProjectRemoteUploads:
         except BaseException:
             with suppress(errors.SbxError):
                 drop = calls.EndUpload(of.number, upload, False)
-                await to_the_end(of.call(drop, type(None)))
+                await run_to_completion(of.call(drop, type(None)))
             raise
         return await of.call(calls.EndUpload(of.number, upload, True), Upload)
 

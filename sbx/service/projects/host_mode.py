@@ -20,7 +20,7 @@ from hashlib import file_digest
 from pathlib import Path
 
 from sbx import errors
-from sbx.aio import in_thread, to_the_end
+from sbx.aio import in_thread, run_to_completion
 from sbx.kernels import frames
 from sbx.policy.model import LimitsPolicy
 from sbx.protocol.files import Upload
@@ -145,7 +145,7 @@ class HostSession:
     async def close(self) -> None:
         """End what runs, and everything that was started."""
         self._closed = True
-        await to_the_end(self._end())
+        await run_to_completion(self._end())
 
     async def _end(self) -> None:
         tasks = list(self._tasks.values())

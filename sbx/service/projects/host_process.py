@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from sbx import errors
-from sbx.aio import to_the_end
+from sbx.aio import run_to_completion
 from sbx.kernels import frames
 
 _CHUNK = 64 << 10
@@ -78,7 +78,7 @@ class HostProcess:
     async def end(self) -> None:
         """Kill what is left of the group, and wait for it."""
         self.signal(signal.SIGKILL)
-        await to_the_end(self._waiting)
+        await run_to_completion(self._waiting)
 
 
 def environment() -> dict[str, str]:
@@ -153,7 +153,7 @@ async def printing(
     """A program that runs, and what it prints; on leaving it is ended. Raises as `start`."""
     async with AsyncExitStack() as held:
         told = Printing()
-        held.push_async_callback(lambda: to_the_end(told.close()))
+        held.push_async_callback(lambda: run_to_completion(told.close()))
         with ExitStack() as theirs:
             output = await told.open("stdout")
             theirs.callback(os.close, output)

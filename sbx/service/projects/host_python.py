@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sbx import errors
-from sbx.aio import in_thread, to_the_end
+from sbx.aio import in_thread, run_to_completion
 from sbx.kernels import frames
 from sbx.policy.model import LimitsPolicy
 from sbx.protocol.runs import Run
@@ -84,7 +84,7 @@ class HostPython:
 
     async def close(self) -> None:
         """End the kernel, and what it started in its process group."""
-        await to_the_end(self._drop())
+        await run_to_completion(self._drop())
 
     async def _ready(self) -> "tuple[_Kernel, bool]":
         if self._kernel is not None and self._kernel.alive:
@@ -135,7 +135,7 @@ class _Kernel:
             kernel._pump()
             return kernel
         except BaseException:
-            await to_the_end(_cleared(place, process, client))
+            await run_to_completion(_cleared(place, process, client))
             raise
 
     @property

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sbx import errors
-from sbx.aio import in_thread, to_the_end
+from sbx.aio import in_thread, run_to_completion
 from sbx.isolation.plan import Interpreter
 from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy, narrow
@@ -151,7 +151,7 @@ class ProjectConversation(Conversation):
     ) -> None:
         self._without_processes = without_processes
         super().__init__(name, policy, *others, **named)
-        self.files = ProjectFiles(self.opened, policy, self._default.beside)
+        self.files = ProjectFiles(self.opened, policy, self._default.borrow_kernel)
         self._attach = attach
         self._attaching = asyncio.Lock()
         self._attached = False
@@ -170,7 +170,7 @@ class ProjectConversation(Conversation):
         """Start a script in a separate jail. Raises as `start_script`."""
         make = self.prepare_script(code, language)
         jail = self._jail()
-        return self._alone(jail, jail.start_program(make, self.time_for_script(timeout)))
+        return self._alone(jail, jail.start_program(make, self.script_timeout(timeout)))
 
     def _jail(self) -> Context:
         self._default.check_open()
@@ -190,7 +190,7 @@ class ProjectConversation(Conversation):
             try:
                 await live.ended()
             finally:
-                await to_the_end(jail.close(_OVER))
+                await run_to_completion(jail.close(_OVER))
                 self._jails.pop(jail, None)
 
         self._jails[jail] = asyncio.create_task(leave())

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from sbx import errors
-from sbx.aio import in_thread, to_the_end
+from sbx.aio import in_thread, run_to_completion
 from sbx.protocol import events as event_form
 from sbx.protocol.files import Listing, Upload
 from sbx.runtime.run.active_run import ActiveRun
@@ -80,7 +80,7 @@ class ProjectServer:
         except (ValueError, ConnectionError) as error:
             _log.error("the service sent an invalid call, and the connection ends: %s", error)
         finally:
-            await to_the_end(self._close())
+            await run_to_completion(self._close())
 
     def _take(self, message: calls.Call | calls.Cancel) -> None:
         if isinstance(message, calls.Cancel):
@@ -286,7 +286,7 @@ async def _end(opened: _Opened) -> None:
     for upload in opened.uploads.values():
         await _dropped(upload)
     acts = opened.acts
-    await to_the_end(acts.close() if isinstance(acts, ProjectSession) else acts.rollback())
+    await run_to_completion(acts.close() if isinstance(acts, ProjectSession) else acts.rollback())
 
 
 async def _put(upload: _Upload, chunk: bytes | None) -> None:

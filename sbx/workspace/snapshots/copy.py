@@ -27,8 +27,8 @@ from sbx.workspace.snapshots.scan import (
     Bounds,
     ScanScope,
     TreeScan,
+    data_ranges,
     digest_of,
-    extents,
     file_node,
     identity_of,
     is_item_link,
@@ -232,7 +232,7 @@ def copy_content(source: int, target: int, size: int, survey: TreeScan | None = 
         if survey is not None:
             survey.count(os.fstat(source).st_blocks * 512)
         return
-    for start, end in extents(source, size):
+    for start, end in data_ranges(source, size):
         at = start
         while at < end:
             piece = os.pread(source, min(_CHUNK, end - at), at)

@@ -138,7 +138,7 @@ class JournalFile:
             os.fsync(fd)
 
 
-def unforgotten(directory: int) -> list[JournalFile]:
+def unfinished(directory: int) -> list[JournalFile]:
     """Return the commits that a kill interrupted, the latest first. Raises OSError."""
     with _opened(directory) as fd:
         names = [name for name in os.listdir(fd) if _NAME.fullmatch(name)]

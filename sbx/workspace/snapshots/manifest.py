@@ -34,7 +34,7 @@ class FileNode:
     set_id: int = field(default=0, compare=False)
     links: int = field(default=1, compare=False)
 
-    def holds_what(self, other: "FileNode") -> bool:
+    def same_content(self, other: "FileNode") -> bool:
         """Return whether both are files with the same content, by their digests or identities."""
         if self.kind != "file" or other.kind != "file" or self.size != other.size:
             return False
@@ -119,7 +119,7 @@ def changes(before: Nodes, after: Nodes) -> list[PlannedChange]:
         elif was.kind != "file":
             if was != becomes:
                 changed.append(PlannedChange(path, was, becomes))
-        elif not was.holds_what(becomes):
+        elif not was.same_content(becomes):
             changed.append(PlannedChange(path, was, becomes))
         elif was != becomes:
             changed.append(PlannedChange(path, was, becomes, content=False))
@@ -140,7 +140,7 @@ def with_specials(after: Nodes, before: Nodes) -> Nodes:
     return kept
 
 
-def sparing(changed: Sequence[PlannedChange], spared: Iterable[str]) -> list[PlannedChange]:
+def excluding(changed: Sequence[PlannedChange], spared: Iterable[str]) -> list[PlannedChange]:
     """Return the changes that leave the `spared` paths, and everything below them, in place.
 
     The content below a spared path is unknown in one of the two trees.
@@ -177,7 +177,7 @@ def missed(changed: Sequence[PlannedChange], manifest: Manifest) -> list[str]:
     ]
 
 
-def doubtful(before: Nodes, after: Nodes) -> list[str]:
+def needs_digest(before: Nodes, after: Nodes) -> list[str]:
     """Return the files that need a comparison of their content."""
     return [
         path

@@ -17,7 +17,7 @@ from sbx.linux.syncfs import syncfs
 from sbx.workspace.paths import WORKSPACE
 from sbx.workspace.rmtree import remove_held, remove_tree
 from sbx.workspace.safe_open import opener
-from sbx.workspace.snapshots.journal import JournalFile, JournalHeader, unforgotten
+from sbx.workspace.snapshots.journal import JournalFile, JournalHeader, unfinished
 from sbx.workspace.snapshots.recover import not_put_back, undo
 from sbx.workspace.snapshots.staging import NOT_AS_IT_WAS, Stage
 from sbx.workspace.tree import Tree
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _REMOVE_S = 30.0
 
 
-def roll_back(staging: int, files: int) -> bool:
+def recover(staging: int, files: int) -> bool:
     """Undo every interrupted commit in a conversation that no process uses.
 
     Return whether all of them are undone. A commit whose host directory is missing waits until the
@@ -34,7 +34,7 @@ def roll_back(staging: int, files: int) -> bool:
     function can be killed and called again. Raises OSError if the journal cannot be read.
     """
     remaining = False
-    for entry in unforgotten(staging):
+    for entry in unfinished(staging):
         try:
             if entry.is_empty():
                 entry.forget()

@@ -187,7 +187,7 @@ def digest(tree: Tree, name: Relative, survey: TreeScan | None = None) -> bytes 
         return None
 
 
-def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
+def data_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of each part with data in a file of `size` bytes."""
     at = 0
     while at < size:
@@ -206,7 +206,7 @@ def digest_of(fd: int, size: int, survey: TreeScan | None) -> bytes:
     hasher = hashlib.sha256(str(size).encode())
     zero = bytes(_BLOCK)
     seen = -1
-    for start, end in extents(fd, size):
+    for start, end in data_ranges(fd, size):
         for number in range(start // _BLOCK, -(-end // _BLOCK)):
             if number <= seen:
                 continue

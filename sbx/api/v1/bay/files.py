@@ -11,7 +11,7 @@ from sbx.api.auth import CallerDep, HeldDep, HouseDep
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.middleware import CONTENT_MAX
-from sbx.api.multipart import FormPart, read_form, set_aside, slot
+from sbx.api.multipart import FormPart, read_form, slot, spool_to_disk
 from sbx.api.request_body import body_of, documented_body
 from sbx.api.v1.bay.idempotency import encoded, reply
 from sbx.api.v1.bay.models import DirectoryList, FileContent, NewContent, Uploaded
@@ -112,10 +112,10 @@ async def upload(sandbox_id: str, request: Request, caller: CallerDep, house: Ho
                 part = await _file_of(form, fields)
                 if "path" in fields:
                     size = await use.conversation().files.write_stream(
-                        relative(fields["path"]), _to_the_end(part, form, fields)
+                        relative(fields["path"]), _then_rest_of_form(part, form, fields)
                     )
                 else:
-                    size = await _path_last(house, use, part, form, fields)
+                    size = await _file_before_path(house, use, part, form, fields)
         counted.size = size
     await _record(house, use, "file.write", path=fields["path"], size=size)
     return Uploaded(path=fields["path"], size=size)
@@ -198,7 +198,7 @@ async def _file_of(form: AsyncIterator[FormPart], fields: dict[str, str]) -> For
     raise BadRequest("the form has no file", hint="send the fields path and file")
 
 
-async def _to_the_end(
+async def _then_rest_of_form(
     part: FormPart, form: AsyncIterator[FormPart], fields: dict[str, str]
 ) -> AsyncIterator[bytes]:
     """The bytes of the file, then the rest of the form: one that is cut off leaves nothing."""
@@ -208,7 +208,7 @@ async def _to_the_end(
         await _keep(other, fields)
 
 
-async def _path_last(
+async def _file_before_path(
     house: Service,
     use: InUse,
     part: FormPart,
@@ -217,7 +217,7 @@ async def _path_last(
 ) -> int:
     """Some clients send the file before they say where it goes."""
     directory, most = house.settings.data_dir, use.view.policy.limits.file_size_max
-    async with set_aside(_to_the_end(part, form, fields), directory, most) as chunks:
+    async with spool_to_disk(_then_rest_of_form(part, form, fields), directory, most) as chunks:
         if "path" not in fields:
             raise BadRequest("the form has no path", hint="send the fields path and file")
         return await use.conversation().files.write_stream(relative(fields["path"]), chunks)
