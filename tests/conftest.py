@@ -208,7 +208,7 @@ class SharedRuntime:
 
     def __init__(self) -> None:
         self.runtime: Runtime | None = None
-        self.of_its_house = 0  # descriptors of the House that has this runtime, where one does
+        self.of_its_house = 0  # descriptors of the service that has this runtime, where one does
 
     async def started(self) -> Runtime:
         if self.runtime is None:
@@ -271,7 +271,7 @@ class Lasting:
     """What lives until the end of the session and is therefore no leak of a module."""
 
     def __init__(self) -> None:
-        self.runtimes = [_shared]  # and those of Houses in this process
+        self.runtimes = [_shared]  # and those of services in this process
         self.services: list[int] = []  # pids of `sbx serve`, each with all it started
 
     @contextmanager
@@ -298,7 +298,7 @@ _lasting = Lasting()
 
 @pytest.fixture(scope="session")
 def lasting(nothing_is_left_at_the_end: None) -> Lasting:
-    """For a fixture that keeps a House or a service for the whole run."""
+    """For a fixture that keeps a service or a service for the whole run."""
     return _lasting
 
 

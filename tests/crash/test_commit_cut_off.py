@@ -26,9 +26,9 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from sbx import Runtime
 from sbx.service.auth import Caller
-from sbx.service.service import House
-from sbx.service.projects.box import ProjectBox
-from sbx.service.runs import Ask
+from sbx.service.service import Service
+from sbx.service.projects.box import ProjectSession
+from sbx.service.runs import RunRequest
 from sbx.runtime.settings import Settings
 from sbx.workspace import committing
 
@@ -45,10 +45,10 @@ SERVICE = (
     + """
 async def main(data):
     me = Caller("me", "key")
-    house = await House(Settings(data_dir=data)).start()
+    house = await Service(Settings(data_dir=data)).start()
     made = await house.sandboxes.create(me, ttl_s=3600)
     code = "open('gone', 'w').write('there'); open('changed', 'w').write('old')"
-    await (await house.runs.start(me, made.id, "default", Ask("python", code))).result()
+    await (await house.runs.start(me, made.id, "default", RunRequest("python", code))).result()
     print(made.id, flush=True)
     async with house.sandboxes.using(me, made.id, scope="execute", conversation="default") as use:
         await commit(use.conversation("default"))
@@ -61,7 +61,7 @@ PROJECT = (
     + """
 async def main(project):
     async with Runtime() as runtime:
-        await commit(ProjectBox(await open_project(runtime, "default", project)))
+        await commit(ProjectSession(await open_project(runtime, "default", project)))
 
 asyncio.run(main(Path(sys.argv[1])))
 """

@@ -1,4 +1,4 @@
-"""A House whose process is killed in the middle: the next one on the same data is whole."""
+"""A service whose process is killed in the middle: the next one on the same data is whole."""
 
 import json
 import os
@@ -27,8 +27,8 @@ BEGINNING = """
 import asyncio, json, sys
 from pathlib import Path
 from sbx.service.auth import Caller
-from sbx.service.service import House
-from sbx.service.runs import Ask
+from sbx.service.service import Service
+from sbx.service.runs import RunRequest
 from sbx.runtime.settings import Settings
 
 me = Caller("me", "key")
@@ -37,21 +37,22 @@ def say(**facts):
     print(json.dumps(facts), flush=True)
 
 async def run(house, box, code, conversation="default"):
-    return await (await house.runs.start(me, box, conversation, Ask("python", code))).result()
+    request = RunRequest("python", code)
+    return await (await house.runs.start(me, box, conversation, request)).result()
 """
 
 IN_THE_MIDDLE = (
     BEGINNING
     + """
 async def main():
-    house = await House(Settings(data_dir=Path(sys.argv[1]))).start()
+    house = await Service(Settings(data_dir=Path(sys.argv[1]))).start()
     kept = await house.sandboxes.create(me, ttl_s=3600)
     gone = await house.sandboxes.create(me)
     await run(house, kept.id, "open('kept', 'w').write('precious'); x = 1")
     for name in ("second", "third"):
         await run(house, kept.id, f"open('kept', 'w').write({name!r})", name)
     await run(house, gone.id, "open('gone', 'w')")
-    hang = Ask("python", "print('on', flush=True); import time; time.sleep(99)")
+    hang = RunRequest("python", "print('on', flush=True); import time; time.sleep(99)")
     handle = await house.runs.start(me, kept.id, "default", hang)
     async for _, event in handle.events():
         if event.type == "stdout":
@@ -101,7 +102,7 @@ async def live(house, number):
             say(deleted=made.id)
 
 async def main():
-    house = await House(Settings(data_dir=Path(sys.argv[1]))).start()
+    house = await Service(Settings(data_dir=Path(sys.argv[1]))).start()
     first = await house.sandboxes.create(me)
     ended = await run(house, first.id, "open('kept', 'w').write('1')")
     say(written=first.id, run=ended.run_id)

@@ -1,6 +1,6 @@
 """A store that is missing, empty, older or damaged: no file of a sandbox is lost, whatever is done.
 
-The service is a House on a data directory; it is ended, or killed, between the steps.
+The service is a service on a data directory; it is ended, or killed, between the steps.
 """
 
 # ruff: noqa: ASYNC240  # a look at a file blocks nothing that matters to a test
@@ -49,7 +49,7 @@ def sbx_store(data: Path, *words: str | Path) -> dict[str, Any]:
 
 
 async def refusal_of(data: Path) -> Unavailable:
-    """The error with which a House does not start; it changes nothing."""
+    """The error with which a service does not start; it changes nothing."""
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*") if path.is_file()}
     with pytest.raises(Unavailable) as refused:
         async with house_of(data):
@@ -156,7 +156,7 @@ async def test_service_says_which_command_to_run(tmp_path: Path) -> None:
 KILLED_AT_A_MARK = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.runtime.settings import Settings
 from sbx.store import marks
 
@@ -173,7 +173,7 @@ def killed(data, mark):
 marks.write_to_directory = killed
 
 async def main():
-    async with House(Settings(data_dir=Path(sys.argv[1]), fast_path=False)):
+    async with Service(Settings(data_dir=Path(sys.argv[1]), fast_path=False)):
         pass
 
 asyncio.run(main())
@@ -204,12 +204,12 @@ KILLED_WITH_PARKED_HOMES = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from sbx.service.auth import Caller
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.runtime.settings import Settings
 
 async def main():
     data = Path(sys.argv[1])
-    house = await House(Settings(data_dir=data)).start()
+    house = await Service(Settings(data_dir=data)).start()
     await house.runtime.warm(count=2, new=True)
     print(len(os.listdir(data / "sandboxes")))
     sys.stdout.flush()
@@ -232,13 +232,13 @@ async def test_parked_homes_of_a_killed_service_are_not_kept(tmp_path: Path) -> 
 KILLED_WITH_A_PROJECT = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from sbx.service.service import House
+from sbx.service.service import Service
 from sbx.runtime.settings import Settings
 
 async def main():
     data = Path(sys.argv[1])
     project = Path(sys.argv[2])
-    house = await House(Settings(data_dir=data, fast_path=False)).start()
+    house = await Service(Settings(data_dir=data, fast_path=False)).start()
     await open_project(house.runtime, "default", project)
     (uploads,) = data.glob("sandboxes/*/*/uploads")
     (uploads / "kept").write_text("copy of an upload")

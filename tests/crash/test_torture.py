@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CI_SECONDS = 120
-CI_PAUSE_S = 1.0  # four other processes test meanwhile
+CI_PAUSE_S = 2.0  # four other processes test meanwhile
 FULL_SECONDS = 900
 SEED = 7
 REST_S = 240  # the start, the wait for the last replies, two surveys and the end

@@ -13,9 +13,10 @@ from sbx.linux import landlock
 
 pytestmark = pytest.mark.skipif(not landlock.supported(), reason="this linux has no Landlock")
 
-NAMES = "from sbx.linux.landlock import Files, Tcp\n"
+NAMES = "from sbx.linux.landlock import FileRights, Tcp\n"
 RESTRICT = (
-    'rules = [("inside", Files.EDIT), ("/proc", Files.READ), ("/dev/urandom", Files.READ)]\n'
+    'rules = [("inside", FileRights.EDIT)]\n'
+    'rules += [("/proc", FileRights.READ), ("/dev/urandom", FileRights.READ)]\n'
     "landlock.restrict(rules, scope_signals=True, scope_abstract_sockets=True)\n"
 )
 
@@ -152,7 +153,7 @@ def test_new_mount_is_refused_within_the_domain(place: Path) -> None:
 @pytest.mark.parametrize(
     "way",
     [
-        'landlock.restrict([("/", Files.EDIT)])\n{attack}',
+        'landlock.restrict([("/", FileRights.EDIT)])\n{attack}',
         "child = os.fork()\n"
         "if child == 0:\n"
         "    try: {attack}\n"

@@ -37,6 +37,7 @@ from notebooks import (
 from sbx.guest import frames as guest
 from sbx.jupyter import channels
 from sbx.jupyter.stream_batching import FULL
+from tests.tiers import rows
 
 MIB = 1 << 20
 DEEP = 100_000
@@ -264,7 +265,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "_PATIENCE_S", 0.5)
 
 
-@pytest.mark.parametrize("when", ["in a cell", "between cells"])
+@pytest.mark.parametrize("when", rows(["in a cell", "between cells"], ["between cells"]))
 @pytest.mark.parametrize("what", FLOODS)
 async def test_a_flood_to_one_who_never_reads_costs_bounded_memory(
     what: str, when: str, briefly: None

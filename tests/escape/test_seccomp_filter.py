@@ -496,11 +496,13 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from sbx.isolation.seccomp import load_filter
 from sbx.linux import landlock, prctl, seccomp
-from sbx.linux.landlock import Files
+from sbx.linux.landlock import FileRights
 program = load_filter("default", os.uname().machine).program
 prctl.set_no_new_privs()
-rules = [("/", Files.READ), (".", Files.EDIT), ("/tmp", Files.EDIT), ("/dev/shm", Files.EDIT)]
-rules += [(f"/dev/{name}", Files.DEVICE) for name in ("null", "zero", "urandom", "tty", "ptmx")]
+rules = [("/", FileRights.READ)]
+rules += [(name, FileRights.EDIT) for name in (".", "/tmp", "/dev/shm")]
+devices = ("null", "zero", "urandom", "tty", "ptmx")
+rules += [(f"/dev/{name}", FileRights.DEVICE) for name in devices]
 if landlock.supported():
     landlock.restrict(rules, scope_signals=True, scope_abstract_sockets=True)
 seccomp.install(program)

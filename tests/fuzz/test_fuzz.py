@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz.targets import SEEDS, TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
-CI_SECONDS = 2
+CI_SECONDS = 1
 FULL_SECONDS = 20
 
 

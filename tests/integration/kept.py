@@ -1,4 +1,4 @@
-"""A House for tests: a fake clock, a policy that forks nothing ahead, and short ways to run."""
+"""A service for tests: a fake clock, a policy that forks nothing ahead, and short ways to run."""
 
 import asyncio
 import time

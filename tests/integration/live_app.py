@@ -1,10 +1,10 @@
-"""A real House behind a real Unix socket, served by uvicorn in the test's own loop.
+"""A real service behind a real Unix socket, served by uvicorn in the test's own loop.
 
     async with live(tmp_path) as served:
         async with served.client() as client:
             reply = await client.get("/v1/sandboxes")
 
-The fixtures `served` and `client` of shared_services.py share one House among all tests of a
+The fixtures `served` and `client` of shared_services.py share one service among all tests of a
 process, and leave it without sandboxes after each module. Serve another one to configure, count or
 close it.
 """
@@ -90,7 +90,7 @@ async def live(
     agent: AgentSettings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
-    """Serve a new House whose data lie in `directory`; `agent` names a model."""
+    """Serve a new service whose data lie in `directory`; `agent` names a model."""
     chosen = ServiceSettings(data_dir=directory / "data", socket=directory / "sbx.sock", **settings)
     async with Service(chosen, clock=clock or SystemClock()) as house:
         app = create_app(house, chosen, agent)

@@ -1,6 +1,6 @@
-"""One House and one `sbx serve` for all tests of a process, with their default settings.
+"""One service and one `sbx serve` for all tests of a process, with their default settings.
 
-    served    the House of live_app.py, in the loop of the tests;  client  its operator
+    served    the service of live_app.py, in the loop of the tests;  client  its operator
     service   the process of serving.py, for commands and for clients in other threads
 
 Both are without sandboxes when a module begins. What else a module leaves there (keys, tokens,
@@ -35,7 +35,7 @@ async def shared_house(lasting: Any) -> AsyncIterator[Served]:
 
 @pytest.fixture(scope="module")
 async def served(shared_house: Served) -> AsyncIterator[Served]:
-    """The House of all tests, and its sandboxes deleted after the module."""
+    """The service of all tests, and its sandboxes deleted after the module."""
     yield shared_house
     await shared_house.empty()
 

@@ -1,4 +1,4 @@
-"""Kept sandboxes get a ready kernel at their first run, and keep its workspace. In a real House."""
+"""Kept sandboxes get a ready kernel at their first run, and keep its workspace. In a real service."""
 
 import asyncio
 import os

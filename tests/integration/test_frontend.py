@@ -599,8 +599,8 @@ async def test_what_no_kernel_of_ours_says_between_cells_ends_it(seen: Seen, wha
 )
 async def test_a_reply_that_is_none_of_its_kind_cuts_the_kernel_off(seen: Seen, reply: str) -> None:
     own = (
-        "from sbx.guest.frames import Frame\n"
-        "own = max((f.id for f in gc.get_objects() if type(f) is Frame and f.id), key=int)\n"
+        "from sbx.guest.frames import RawFrame\n"
+        "own = max((f.id for f in gc.get_objects() if type(f) is RawFrame and f.id), key=int)\n"
     )
     done = await seen.run(f"{WIRE}{own}wire.sendall(frame({reply}, own))\nwhile True: pass")
     assert (done.run.status, done.run.cause, done.reply) == (Status.KILLED, Cause.CRASHED, None)

@@ -155,9 +155,9 @@ def test_a_kernel_is_made_without_a_thread_and_before_it_knows_for_whom(tmp_path
         "import os, socket\n"
         "from sbx.guest.kernel.setup import prepare\n"
         "shell, missing = prepare()\n"
-        "from sbx.guest.kernel.loop import Kernel\n"
+        "from sbx.guest.kernel.loop import KernelLoop\n"
         "stdout = os.dup(1)  # which a kernel takes over\n"
-        "Kernel(socket.socketpair()[0], shell)\n"
+        "KernelLoop(socket.socketpair()[0], shell)\n"
         "os.write(stdout, b'%d\\n' % len(os.listdir('/proc/self/task')))",
         tmp_path,
     )

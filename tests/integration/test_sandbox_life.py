@@ -1,4 +1,4 @@
-"""The life of kept sandboxes, in a real House with a clock that stands still."""
+"""The life of kept sandboxes, in a real service with a clock that stands still."""
 
 import asyncio
 from pathlib import Path

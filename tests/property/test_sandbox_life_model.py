@@ -1,8 +1,8 @@
 """The life of sandboxes, in any order of create, run, stop, extend, expire, delete and crash.
 
-A real House with a clock that stands still, against a model that knows only the table of states and
-which files were written. The House lives for the whole module; a crash ends its broker by SIGKILL,
-and another House opens what it left.
+A real service with a clock that stands still, against a model that knows only the table of states and
+which files were written. The service lives for the whole module; a crash ends its broker by SIGKILL,
+and another service opens what it left.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ HANG = "import time; print('on', flush=True); time.sleep(60)"
 
 
 class World:
-    """A House and the loop that it lives in, over crashes."""
+    """A service and the loop that it lives in, over crashes."""
 
     def __init__(self, data: Path) -> None:
         self.clock = FakeClock()

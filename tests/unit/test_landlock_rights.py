@@ -133,8 +133,8 @@ def test_no_descriptor_is_left_open() -> None:
 def test_rule_for_a_path_that_is_not_there_is_an_error() -> None:
     """In a process of its own, which has one thread for certain and may be lost."""
     code = (
-        "from sbx.linux.landlock import Files, restrict\n"
-        "try:\n    restrict([('/nowhere/at/all', Files.READ)])\n"
+        "from sbx.linux.landlock import FileRights, restrict\n"
+        "try:\n    restrict([('/nowhere/at/all', FileRights.READ)])\n"
         "except FileNotFoundError:\n    print('refused')"
     )
     done = subprocess.run(

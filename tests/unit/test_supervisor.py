@@ -23,7 +23,7 @@ supervising = pid1.Supervisor(
     socket.socketpair()[0], kernel_pid, {}, pid1.OomScore()
 )
 supervising.watch_kernel(kernel_fd)
-supervising._obey(frames.Frame("interrupt", {}))
+supervising._obey(frames.RawFrame("interrupt", {}))
 """
 
 

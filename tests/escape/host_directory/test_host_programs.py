@@ -412,7 +412,8 @@ async def test_host_program_executes_nothing_that_code_planted(
     assert not place.executed, text
 
 
-@pytest.mark.parametrize("attack", rows(ATTACKS, CI_ATTACKS), ids=ids)
+@pytest.mark.full_tier
+@pytest.mark.parametrize("attack", ATTACKS, ids=ids)
 async def test_control_shows_that_the_attack_works(
     runtime: Runtime, place: Place, attack: Attack
 ) -> None:
