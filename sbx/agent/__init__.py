@@ -1,23 +1,23 @@
 """The agent: a loop over a model and its tools, with a sandbox, approvals and a history.
 
-    agent.py         the loop
-    step.py          one step: the answer of the model, the results of its calls
-    calls.py         the calls of one answer: permission, approval, the tool, its events
-    changing.py      try a call on a copy, so that a user approves its effect
-    rehearsing.py    the same for the commands of a sandbox without a project
-    prompt.py        the system prompt
-    compaction.py    summaries of long histories
-    budget.py        the limits of a run
-    events.py        the queue of events of a run
-    messages.py      the messages of a conversation
+    agent.py       the loop
+    step.py        one step: the answer of the model, the results of its calls
+    calls.py       the calls of one answer: permission, approval, the tool, its events
+    changing.py    try a call on a copy, so that a user approves its effect
+    dry_run.py     the same for the commands of a sandbox without a project
+    prompt.py      the system prompt
+    compaction.py  summaries of long histories
+    budget.py      the limits of a run
+    events.py      the queue of events of a run
+    messages.py    the messages of a conversation
     models/          one interface of a model with three implementations
     tools/           the tools of a model, and the effect of each call
-    approvals.py     the user's yes or no to a call
-    history.py       the store of messages, and the rules for a complete history
-    export.py        a history as JSON, to move it to another sbx
-    handing.py       copy a file from one sandbox to another
-    settings.py      the settings of the model and the sandbox
-    chats.py         the agents of a service: one run per conversation, followed by clients
+    approvals.py  the user's yes or no to a call
+    history.py    the store of messages, and the rules for a complete history
+    export.py     a history as JSON, to move it to another sbx
+    copy_file.py  copy a file from one sandbox to another
+    settings.py   the settings of the model and the sandbox
+    chats.py      the agents of a service: one run per conversation, followed by clients
 
 The package imports lower rows and never the runtime. It uses a sandbox in this process, a remote
 one and a fake in the same way (sandbox.py).

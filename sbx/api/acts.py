@@ -26,14 +26,14 @@ REVOKED: dict[int | str, dict[str, Any]] = {
 _TEXT_MAX = 1000  # characters; a line whose details are too long would lose all of them
 
 
-async def record(house: Service, caller: Caller, what: str, object: str, **details: Any) -> None:
+async def record(service: Service, caller: Caller, what: str, object: str, **details: Any) -> None:
     """Record who did what to what, once it is done. Long texts are cut, None is left out.
 
     Never refuse here: the act is done. A line that cannot be written waits in memory, and new work
     is refused meanwhile, before it begins: see `sbx.service.recording`.
     """
     told = {name: _cut(value) for name, value in details.items() if value is not None}
-    await house.audit.record(caller.who, what, object, **told)
+    await service.audit.record(caller.who, what, object, **told)
 
 
 def revoked(recorded: bool) -> Response:

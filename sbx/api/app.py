@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from sbx.agent.settings import AgentSettings
 from sbx.api import agent_v1, errors, sessions_v1, v1
-from sbx.api.auth import HouseDep, OperatorDep, caller
+from sbx.api.auth import OperatorDep, ServiceDep, caller
 from sbx.api.index import Index
 from sbx.api.middleware import RequestLimitsMiddleware
 from sbx.api.server.settings import ServiceSettings
@@ -72,11 +72,11 @@ class _App(FastAPI):
 
 
 def create_app(
-    house: Service,
+    service: Service,
     settings: ServiceSettings,
     agent_settings: AgentSettings | SbxError | None = None,
 ) -> FastAPI:
-    """The app over `house`, which its caller has started and closes. Mounts every surface.
+    """The app over `service`, which its caller has started and closes. Mounts every surface.
 
     `agent_settings`: without them, or with the error that says what is wrong with them, everything
     but a chat works.
@@ -90,7 +90,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.house = house
+    app.state.service = service
     app.state.settings = settings
     app.state.agent_settings = agent_settings
     app.state.cors_origins = frozenset(origins)
@@ -124,12 +124,12 @@ def _mount(app: FastAPI) -> None:
         responses=errors.documented(),
         response_model_exclude_defaults=True,
     )
-    async def health(house: HouseDep) -> Health:
+    async def health(service: ServiceDep) -> Health:
         """Whether the service answers and its processes live. No key is needed. A 503 names the
         process that failed; the service ends then, so that it is started again."""
-        if (failure := house.failure) is not None:
+        if (failure := service.failure) is not None:
             raise failure
-        return Health(status="ok", version=app.version, problems=list(house.recording.problems))
+        return Health(status="ok", version=app.version, problems=list(service.recording.problems))
 
     @app.get(
         "/metrics",

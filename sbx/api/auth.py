@@ -23,14 +23,14 @@ COOKIE = "sbx_token"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def house(request: HTTPConnection) -> Service:
+def service(request: HTTPConnection) -> Service:
     """All that this process holds."""
-    found: Service = request.app.state.house
+    found: Service = request.app.state.service
     return found
 
 
-async def _house(request: Request) -> Service:
-    return house(request)  # a dependency that is not async would be called in a thread
+async def _service(request: Request) -> Service:
+    return service(request)  # a dependency that is not async would be called in a thread
 
 
 async def caller(request: Request) -> Caller:
@@ -56,7 +56,7 @@ async def authenticate(request: HTTPConnection) -> Caller:
 
 
 async def _caller(request: HTTPConnection) -> Caller:
-    access = house(request).access
+    access = service(request).access
     given = request.headers.get("authorization")
     if given is not None:
         scheme, _, bearer = given.partition(" ")
@@ -100,7 +100,7 @@ async def held() -> AsyncIterator[AsyncExitStack]:
 
 CallerDep = Annotated[Caller, Depends(caller)]
 OperatorDep = Annotated[Caller, Depends(operator)]
-HouseDep = Annotated[Service, Depends(_house)]
+ServiceDep = Annotated[Service, Depends(_service)]
 HeldDep = Annotated[AsyncExitStack, Depends(held)]
 
 

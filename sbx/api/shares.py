@@ -48,7 +48,7 @@ class OwnerSlots:
 
 
 def share(request: HTTPConnection, kind: Kind) -> Slot | None:
-    """One of the caller's; None where nobody is known, as on an app without a house. Raises as
+    """One of the caller's; None where nobody is known, as on an app without a service. Raises as
     `OwnerSlots.take`."""
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:

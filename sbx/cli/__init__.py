@@ -1,25 +1,32 @@
 """The command line interface `sbx`. It uses the same core as the embedded API.
 
-    app.py       the commands; turns every error into a message and an exit code
-    exits.py     all exit codes
-    run.py       sbx run      → session.py (one sandbox, one run, signals) → figures.py
-    execute.py   sbx exec     → visit.py (one run in a sandbox of the service, signals)
-    following.py follows a run: shows its events with screen.py, answers its questions
-    agent.py     sbx agent    → task.py (one task, signals), saving.py (its files)
-    chat.py      sbx chat     → chatting.py (lines, answers, commands) → asking.py (approvals),
-                 undo.py; talks.py → talk_here.py, talk.py (stored conversations)
-    mcp.py       sbx mcp
-    telling.py   prints the events of an agent
+    app.py                            the commands; turns every error into a message and an exit
+                                      code
+    exits.py                          all exit codes
+    run.py                            sbx run      → run_session.py (one sandbox, one run, signals)
+                                      → figures.py
+    exec_.py                          sbx exec     → run_driver.py (one run in a sandbox of the
+                                      service, signals)
+    run_printer.py                    follows a run: shows its events with output.py, answers its
+                                      questions
+    agent.py                          sbx agent    → task.py (one task, signals), save_files.py (its
+                                      files)
+    chat.py                           sbx chat     → chatting.py (lines, answers, commands) →
+                                      approval_prompt.py (approvals), undo.py; talks.py →
+                                      talk_here.py, chat_store.py (stored conversations)
+    mcp.py                            sbx mcp
+    agent_output.py                   prints the events of an agent
     agent_model.py, agent_sandbox.py  the model and the sandbox of an agent
-    ending.py    signal handling for agent, chat and mcp
+    signals.py                        signal handling for agent, chat and mcp
     sandboxes.py sbx ps, create, stop, rm, extend, inspect
-    transfer.py  sbx cp
+    cp.py        sbx cp
     records.py   sbx logs, history
-    access.py    sbx key, token
-    upkeep.py    sbx gc, audit
-    reach.py     connects these commands to the service, with sbx.client
+    key.py       sbx key, token
+    gc.py        sbx gc, audit
+    connect.py   connects these commands to the service, with sbx.client
     serve.py     sbx serve;  config.py  sbx config
-    doctor.py    sbx doctor   → examine.py (the capabilities of this host, and a live check)
+    doctor.py    sbx doctor   → doctor/host_check.py (the capabilities of this host, and a live
+                 check)
     policy.py    sbx policy   → toml.py
     moments.py   formats times for people
     report.py    prints results and errors, for people or (with --json) for programs

@@ -37,24 +37,24 @@ _LIST_MAX = 500
 
 @asynccontextmanager
 async def opened_here(options: ChatSelection) -> AsyncIterator[ChatConversation]:
-    async with house_at(options.directory) as house:
-        row = await row_of(house.store, options, _HERE)
-        row = await chats.ensure(house.store, await _placed(house, row, options))
-        approvals = await approvals_of(house.store, options)
-        changes = await changes_of(house.store, row, options)
-        history = history_of(house.store, row)
+    async with service_at(options.directory) as service:
+        row = await row_of(service.store, options, _HERE)
+        row = await chats.ensure(service.store, await _placed(service, row, options))
+        approvals = await approvals_of(service.store, options)
+        changes = await changes_of(service.store, row, options)
+        history = history_of(service.store, row)
         try:
             async with AsyncExitStack() as stack:
-                sandbox, sandboxed = await _sandbox(house, row, stack)
+                sandbox, sandboxed = await _sandbox(service, row, stack)
                 asks = isinstance(sandbox, ProjectSession) and sandbox.asks_about_host_executables
                 yield ChatConversation(row, sandbox, history, approvals, sandboxed, changes, asks)
         finally:
             if not await history.messages(limit=1):
-                await drop(house, row)
+                await drop(service, row)
 
 
 @asynccontextmanager
-async def house_at(directory: Path) -> AsyncIterator[Service]:
+async def service_at(directory: Path) -> AsyncIterator[Service]:
     settings = Settings(
         data_dir=directory,
         project_dirs=(Path("/"),),  # the user chooses the directory
@@ -63,22 +63,22 @@ async def house_at(directory: Path) -> AsyncIterator[Service]:
         idle_timeout=_LONG_S,
         gc_interval=0,
     )
-    house = Service(settings)
+    service = Service(settings)
     with plain_errors(directory):
-        await house.start()
+        await service.start()
     try:
-        yield house
+        yield service
     finally:
-        await house.close()
+        await service.close()
 
 
-async def _placed(house: Service, row: ChatRow, options: ChatSelection) -> ChatRow:
+async def _placed(service: Service, row: ChatRow, options: ChatSelection) -> ChatRow:
     """Return the row with its sandbox and its project. Create them if they do not exist."""
     if row.sandbox_id is None:
-        row = replace(row, sandbox_id=await _sandbox_of(house, options.policy))
+        row = replace(row, sandbox_id=await _sandbox_of(service, options.policy))
     if options.project is None:
         return row
-    project = await _project_at(house, options.project, sandboxed=options.sandboxed)
+    project = await _project_at(service, options.project, sandboxed=options.sandboxed)
     if options.resume is not None and row.project_id != project.id:
         raise BadRequest(
             f"the conversation {row.conversation_id} does not work in {options.project}",
@@ -87,27 +87,27 @@ async def _placed(house: Service, row: ChatRow, options: ChatSelection) -> ChatR
     return replace(row, project_id=project.id)
 
 
-async def _sandbox_of(house: Service, policy: str) -> str:
+async def _sandbox_of(service: Service, policy: str) -> str:
     """Return the id of the sandbox of all conversations with this policy. Create it if needed."""
-    caller, cursor = _caller(house), None
+    caller, cursor = _caller(service), None
     while True:
-        page = await house.sandboxes.list(caller, limit=_LIST_MAX, cursor=cursor)
+        page = await service.sandboxes.list(caller, limit=_LIST_MAX, cursor=cursor)
         for view in page.items:
             if view.profile == policy:
                 return view.id
         if (cursor := page.next_cursor) is None:
-            return (await house.sandboxes.create(caller, profile=policy)).id
+            return (await service.sandboxes.create(caller, profile=policy)).id
 
 
-async def _project_at(house: Service, directory: Path, *, sandboxed: bool) -> Project:
+async def _project_at(service: Service, directory: Path, *, sandboxed: bool) -> Project:
     path, cursor = str(directory), None
     while True:
-        page = await house.projects.list(OWNER, limit=_LIST_MAX, cursor=cursor)
+        page = await service.projects.list(OWNER, limit=_LIST_MAX, cursor=cursor)
         for project in page.items:
             if (project.working_directory, project.sandbox_enabled) == (path, sandboxed):
                 return project
         if (cursor := page.next_cursor) is None:
-            return await house.projects.create(
+            return await service.projects.create(
                 OWNER,
                 name=directory.name or path,
                 working_directory=path,
@@ -115,20 +115,22 @@ async def _project_at(house: Service, directory: Path, *, sandboxed: bool) -> Pr
             )
 
 
-async def _sandbox(house: Service, row: ChatRow, stack: AsyncExitStack) -> tuple[ToolSandbox, bool]:
+async def _sandbox(
+    service: Service, row: ChatRow, stack: AsyncExitStack
+) -> tuple[ToolSandbox, bool]:
     """Return the agent's sandbox, and whether its restrictions are on. It is in use until the stack
     is closed."""
     assert row.sandbox_id is not None
     name = row.conversation_id
-    using = house.sandboxes.using(
-        _caller(house), row.sandbox_id, scope="execute", conversation=name
+    using = service.sandboxes.using(
+        _caller(service), row.sandbox_id, scope="execute", conversation=name
     )
     use = await stack.enter_async_context(using)
     conversation = use.conversation(name)
     if row.project_id is None:
         return conversation, True
     box = await stack.enter_async_context(
-        house.projects.using(
+        service.projects.using(
             OWNER, row.project_id, name, policy=use.view.profile, uploads=conversation
         )
     )
@@ -137,13 +139,13 @@ async def _sandbox(house: Service, row: ChatRow, stack: AsyncExitStack) -> tuple
     return box, box.sandboxed
 
 
-async def drop(house: Service, row: ChatRow) -> None:
+async def drop(service: Service, row: ChatRow) -> None:
     if row.sandbox_id is not None:
-        await house.sandboxes.delete_conversation(
-            _caller(house), row.sandbox_id, row.conversation_id
+        await service.sandboxes.delete_conversation(
+            _caller(service), row.sandbox_id, row.conversation_id
         )
-    await chats.delete(house.store, row.id)
+    await chats.delete(service.store, row.id)
 
 
-def _caller(house: Service) -> Caller:
-    return house.access.of_service()
+def _caller(service: Service) -> Caller:
+    return service.access.of_service()

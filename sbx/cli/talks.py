@@ -21,7 +21,7 @@ from sbx.cli.chat_store import (
     plain_errors,
     row_of,
 )
-from sbx.cli.talk_here import drop, house_at, opened_here
+from sbx.cli.talk_here import drop, opened_here, service_at
 from sbx.client import Client
 from sbx.errors import BadRequest, NotFound
 from sbx.runtime.data_dir import DataDirLock
@@ -67,8 +67,8 @@ async def removed(options: ChatSelection) -> None:
                 await client.delete(row.agent_id)
             await chats.delete(store, row.id)
     else:
-        async with house_at(options.directory) as house:
-            await drop(house, await row_of(house.store, options, ""))
+        async with service_at(options.directory) as service:
+            await drop(service, await row_of(service.store, options, ""))
 
 
 # -- in a service ----------------------------------------------------------------------------------

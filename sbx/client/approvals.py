@@ -5,7 +5,7 @@ from typing import Any, Literal
 from sbx.client import records
 from sbx.client.chat import Requests
 from sbx.client.http import target
-from sbx.client.records import RecordPage
+from sbx.protocol.pages import Page
 
 Json = dict[str, Any]
 _PATH = target("api", "v1", "approvals")
@@ -16,7 +16,7 @@ class ApprovalCalls:
 
     async def approvals(
         self: Requests, *, limit: int = 50, cursor: str | None = None
-    ) -> RecordPage[Json]:
+    ) -> Page[Json]:
         """The calls that wait for an answer, the oldest first."""
         told = await self.request("GET", _PATH, params={"limit": limit, "cursor": cursor})
         return records.page(told, dict)
@@ -42,7 +42,7 @@ class ApprovalCalls:
         project_id: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
-    ) -> RecordPage[Json]:
+    ) -> Page[Json]:
         """What is allowed without asking again."""
         params = {
             "conversation_id": conversation_id,

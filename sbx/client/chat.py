@@ -13,8 +13,8 @@ from sbx.client import records
 from sbx.client.errors import failure
 from sbx.client.http import HttpClient, Params, connection_lost, target
 from sbx.client.http_connection import ConnectionLost
-from sbx.client.records import RecordPage
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, from_json
+from sbx.protocol.pages import Page
 
 _REATTACH_S = 55.0  # the service tells what was missed for 60 s after the end of a run
 _REATTACH_PAUSE_S = 0.25
@@ -99,7 +99,7 @@ class ChatCalls:
 
     async def messages(
         self: Requests, conversation_id: str, *, limit: int = 50, cursor: str | None = None
-    ) -> RecordPage[Json]:
+    ) -> Page[Json]:
         """What was said, the oldest first."""
         path = target("api", "v1", "conversations", conversation_id, "messages")
         told = await self.request("GET", path, params={"limit": limit, "cursor": cursor})
@@ -107,7 +107,7 @@ class ChatCalls:
 
     async def agent_runs(
         self: Requests, conversation_id: str, *, limit: int = 50, cursor: str | None = None
-    ) -> RecordPage[Json]:
+    ) -> Page[Json]:
         """How the runs of its agent ended, the newest first."""
         path = target("api", "v1", "conversations", conversation_id, "runs")
         told = await self.request("GET", path, params={"limit": limit, "cursor": cursor})

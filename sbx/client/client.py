@@ -18,10 +18,11 @@ from sbx.client.errors import failure
 from sbx.client.http import HttpClient, Params, StreamedReply, connection_lost, query, target
 from sbx.client.http_connection import ConnectionLost
 from sbx.client.projects import ProjectCalls
-from sbx.client.records import RecordPage, SandboxInfo, Session
+from sbx.client.records import SandboxInfo, Session
 from sbx.client.runs import read_event
 from sbx.client.sandbox import RemoteSandbox
 from sbx.client.tools import ToolCalls
+from sbx.protocol.pages import Page
 from sbx.protocol.runs import Event, RunEnd
 
 _FOLLOW_PAUSE_S = 0.5
@@ -134,7 +135,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
         cursor: str | None = None,
         status: str | None = None,
         all_owners: bool = False,
-    ) -> RecordPage[SandboxInfo]:
+    ) -> Page[SandboxInfo]:
         """Your sandboxes, by id; of everybody, for an operator, with `all_owners`."""
         path = "/v1/admin/sandboxes" if all_owners else "/v1/sandboxes"
         told = await self.request(
@@ -198,7 +199,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
 
     async def events(
         self, sandbox_id: str, *, cursor: str | None = None, limit: int = 100
-    ) -> RecordPage[Json]:
+    ) -> Page[Json]:
         """What became of a sandbox, and why."""
         told = await self.request(
             "GET",
@@ -235,7 +236,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
 
     # -- cargos -----------------------------------------------------------------------------------
 
-    async def cargos(self, *, limit: int = 50, cursor: str | None = None) -> RecordPage[Json]:
+    async def cargos(self, *, limit: int = 50, cursor: str | None = None) -> Page[Json]:
         """Workspaces that outlive a sandbox."""
         told = await self.request("GET", "/v1/cargos", params={"limit": limit, "cursor": cursor})
         return records.page(told, dict)

@@ -3,7 +3,8 @@
 from sbx.client import records
 from sbx.client.chat import Requests
 from sbx.client.http import target
-from sbx.client.records import ProjectInfo, RecordPage
+from sbx.client.records import ProjectInfo
+from sbx.protocol.pages import Page
 
 _PATH = target("api", "v1", "projects")
 
@@ -13,7 +14,7 @@ class ProjectCalls:
 
     async def projects(
         self: Requests, *, limit: int = 50, cursor: str | None = None
-    ) -> RecordPage[ProjectInfo]:
+    ) -> Page[ProjectInfo]:
         """Your projects, by id."""
         told = await self.request("GET", _PATH, params={"limit": limit, "cursor": cursor})
         return records.page(told, records.project)

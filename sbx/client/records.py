@@ -1,12 +1,13 @@
 """What a service tells of what it keeps, as values. Times in seconds of the epoch."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from sbx.errors import Broken
 from sbx.protocol.mounts import Mount
+from sbx.protocol.pages import Page
 
 T = TypeVar("T")
 
@@ -24,20 +25,6 @@ class SandboxInfo:
     created_at: float
     expires_at: float | None
     idle_expires_at: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordPage(Generic[T]):
-    """Some of a list; `next_cursor` asks for what follows, None when that was all."""
-
-    items: tuple[T, ...]
-    next_cursor: str | None
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.items)
-
-    def __len__(self) -> int:
-        return len(self.items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +99,10 @@ def session(told: Any) -> Session:
     )
 
 
-def page(told: Any, item: Callable[[Any], T]) -> RecordPage[T]:
+def page(told: Any, item: Callable[[Any], T]) -> Page[T]:
     return _read(
         "a list",
-        lambda: RecordPage(tuple(item(one) for one in told["items"]), told.get("next_cursor")),
+        lambda: Page(tuple(item(one) for one in told["items"]), told.get("next_cursor")),
     )
 
 

@@ -1,17 +1,17 @@
 """Egress: the one way out of a sandbox, a proxy of its own that knows where it may lead.
 
-    egress.py        Egress: a Unix socket, a task for each connection
+    proxy.py         Egress: a Unix socket, a task for each connection
     connection.py    one connection: its requests, or its tunnel
-    exchange.py      one request and its reply, written anew
-    heads.py         heads of messages, of which only one reading is possible
+    forward.py       one request and its reply, written anew
+    http_heads.py    heads of messages, of which only one reading is possible
     rules.py         Asked → judge → Verdict, pure; Decision, what is recorded
     addresses.py     which addresses are whose; hosts.py: one spelling of each host
     resolver.py      names to addresses, and from those very addresses to a connection
-    hello.py         the server that TLS is for
+    client_hello.py  the server that TLS is for
     secrets.py       placeholders inside, values outside
     certificates.py  for hosts whose TLS ends here
-    refusals.py      how it says no
-    terms.py         what the connections of a sandbox share; wire.py: sockets, counted
+    denials.py       how it says no
+    limits.py        what the connections of a sandbox share; stream.py: sockets, counted
 
 Everything from inside is hostile, and of what a host outside answers nothing is believed.
 TLS is ended here only for hosts with a secret or a rule. Of all other TLS, the host is known and

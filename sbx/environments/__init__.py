@@ -11,15 +11,15 @@ A virtual environment cannot be moved, so it is made where it will lie, and it i
 renamed into place when all is whole. Whoever fails or is interrupted removes the directory; what a
 killed one leaves has no record and no lock, and gives way to the next.
 
-    record.py         what is told of one
-    directory.py      those that there are: read, claimed, removed
-    using.py          who uses one
-    requirements.py   what may be asked for, and what a lock says
-    pythons.py        the Pythons of this host
-    steps.py          one command of a creation: its output, its deadline, its end
-    installers.py     pip and uv
-    making.py         the creation, step by step
-    hashes.py         what a tree holds
+    record.py        what is told of one
+    directory.py     those that there are: read, claimed, removed
+    in_use.py        who uses one
+    requirements.py  what may be asked for, and what a lock says
+    pythons.py       the Pythons of this host
+    step_runner.py   one command of a creation: its output, its deadline, its end
+    installers.py    pip and uv
+    create.py        the creation, step by step
+    manifest.py      what a tree holds
 
 Nothing here runs inside a sandbox, and nothing of a sandbox is read. Packages come from where pip
 or uv are configured to look, by nothing of ours.

@@ -1,16 +1,17 @@
 """Live kernels, seen from the host: frames, channels, and the kernel behind them.
 
-    frames.py   the typed frames that may come from inside; any other ends the kernel that sent it
-    channel.py  one socket to the inside: frames both ways, bounded, with back-pressure
-    budget.py   one budget of frames for all channels of one owner
-    kernel.py   one live kernel: cells, commands, interrupt, end
-    watcher.py  replaces cgroup limits on a host without them
+    frames.py          the typed frames that may come from inside; any other ends the kernel that
+                       sent it
+    channel.py         one socket to the inside: frames both ways, bounded, with back-pressure
+    budget.py          one budget of frames for all channels of one owner
+    kernel.py          one live kernel: cells, commands, interrupt, end
+    memory_watcher.py  replaces cgroup limits on a host without them
 
-    order.py    a request for a kernel
-    start.py    starts a kernel for an order: pool → fork → cold; keeps kernels ready
-    pool.py     the kernels of one policy that are kept ready
-    zygotes.py  the zygotes of one policy, one after the other
-    upkeep.py   pure: how many kernels to keep, and which zygotes to replace
+    order.py           a request for a kernel
+    pool/factory.py    starts a kernel for an order: pool → fork → cold; keeps kernels ready
+    pool/warm_pool.py  the kernels of one policy that are kept ready
+    pool/zygotes.py    the zygotes of one policy, one after the other
+    pool/scaling.py    pure: how many kernels to keep, and which zygotes to replace
 
 May import: `sbx.isolation`, `sbx.policy`, `sbx.linux`, `sbx.protocol`, `sbx.telemetry`,
 `sbx.errors`.

@@ -53,7 +53,7 @@ class Runtime:
         keep_files: bool = False,
     ) -> None:
         """`broker`: one that runs already, of a program that has given up its privileges since.
-        `keep_files`: leave what lies in the data directory, which a House knows of."""
+        `keep_files`: leave what lies in the data directory, which a service knows of."""
         self.settings = settings or Settings()
         self._keep_files = keep_files
         self._room = asyncio.Semaphore(_PREPARED_AT_ONCE)

@@ -111,7 +111,7 @@ class Settings(BaseSettings):
     sandboxes where it cannot, `off` leaves it to looking and killing everywhere.
     `uid_range`: first host uid and how many, from which a root broker gives each sandbox its own.
 
-    What follows counts for a House, which keeps sandboxes: how many of them and of live kernels
+    What follows counts for a service, which keeps sandboxes: how many of them and of live kernels
     there may be, in all and per owner; how many cargos an owner may have beside those that
     sandboxes made; how many runs may wait in a conversation; after how long without use a kernel
     is ended; how often leftovers are collected (0: only when asked to); how

@@ -68,7 +68,7 @@ class GarbageCollector:
     async def collect(self, *, briefly: bool = False) -> list[TaskReport]:
         """What a collection does here: `orphan_cargo` and `orphan_container` of the contract.
 
-        With `briefly`, before a house takes calls, all of it is out of reach, and what takes long
+        With `briefly`, before a service takes calls, all of it is out of reach, and what takes long
         to remove is left to the next one.
         """
         self._remove_s = _BRIEFLY_S if briefly else _REMOVE_S

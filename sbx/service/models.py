@@ -1,14 +1,11 @@
 """What the runtime tells of sandboxes, cargos and conversations: values, for faces to turn into
 replies."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from sbx.policy import Policy
 from sbx.service.lifecycle import State
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +68,6 @@ class WorkspaceView:
     size_limit_mb: int | None
     created_at: float
     last_accessed_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
-    """Part of a list; `next_cursor` asks for what follows, and is None at its end."""
-
-    items: Sequence[T]
-    next_cursor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a house does before it takes calls: after `kill -9` at any moment everything is whole again.
+"""Repair the data directory before a service takes calls: `kill -9` at any moment loses nothing.
 
 Kernels ended with the old broker, its cgroups and mounts are swept by the new one. The store is as
 its last transaction left it. What remains is where the store and the disk differ, and what rows say

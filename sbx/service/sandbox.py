@@ -62,7 +62,7 @@ _CAUSES = {EXPIRED.name: "expired", DELETED.name: "deleted"}  # as metrics tell 
 
 @dataclass(frozen=True, slots=True)
 class ServiceDependencies:
-    """What every sandbox of a house uses. `cargos`: those that were not deleted, by id; `audit`:
+    """What every sandbox of a service uses. `cargos`: those that were not deleted, by id; `audit`:
     who remembers for good, where there is somebody."""
 
     store: Store
@@ -94,7 +94,7 @@ class ServiceSandbox:
         self.starts = 0
         self.box: KeptSandbox | None = None
         self.over = False  # its expiry was seen to
-        self.shut_down = False  # the house has closed
+        self.shut_down = False  # the service has closed
         self._keep = keep
         self._cargo = keep.cargos[row.cargo_id]
         self._lost = set(lost)
@@ -618,7 +618,7 @@ class ServiceSandbox:
             return True
 
     async def shut(self, told: RunError) -> None:
-        """The house ends: so does what lives here, with its files kept."""
+        """The service ends: so does what lives here, with its files kept."""
         async with self._lock:
             await run_to_completion(self._end_box(told))
         self.shut_down = True

@@ -1,4 +1,4 @@
-"""The sandboxes of a house: made, found for whoever calls, used, kept, ended.
+"""The sandboxes of a service: made, found for whoever calls, used, kept, ended.
 
     Sandboxes ── by id, by session ──► Living ── box ──► KeptSandbox ──► conversations, kernels
         │                                 └── row, events ──► Store
@@ -19,6 +19,7 @@ from sbx.aio import Clock, run_to_completion
 from sbx.isolation.plan import decide_walls
 from sbx.kernels.budget import FrameBudgets
 from sbx.protocol.mounts import Mount
+from sbx.protocol.pages import Page
 from sbx.protocol.runs import RunError
 from sbx.runtime.files.open_limit import OpenFilesLimit
 from sbx.runtime.run.context import Context
@@ -33,7 +34,6 @@ from sbx.service.lifecycle import Act, State
 from sbx.service.limits import KernelLimit
 from sbx.service.models import (
     ConversationView,
-    Page,
     SandboxView,
     SessionIdentity,
     TaskReport,

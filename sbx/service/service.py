@@ -1,4 +1,4 @@
-"""A house: everything that one `sbx serve` process holds, over one data directory.
+"""A service: everything that one `sbx serve` process holds, over one data directory.
 
 {data}/store.sqlite        what is remembered
 {data}/store_mark.json     which store that is (store/marks.py)
@@ -46,7 +46,7 @@ from sbx.workspace.secret_files import secret_at
 
 
 class Service:
-    """`async with House(settings) as house`. Its parts are there from then on, until it is closed.
+    """`async with Service(settings) as service`. Its parts exist until it is closed.
 
     Raises what they raise when they open: Conflict `data_dir_in_use`, Unavailable `store_corrupt`,
     `store_newer`, `store_missing`, `store_older`, `store_of_another`, `no_space` and what a broker
@@ -163,7 +163,7 @@ class Service:
         )
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Await this before anything of the house is closed: the last one told comes first."""
+        """Await this before anything of the service is closed: the last one told comes first."""
         self._held.push_async_callback(close)
 
     async def close(self) -> None:

@@ -204,11 +204,11 @@ Ensured = Literal["created", "resumed", "found"]
 
 
 class Sessions:
-    """The sessions of a house. Safe under any concurrency: one pair has one session."""
+    """The sessions of a service. Safe under any concurrency: one pair has one session."""
 
-    def __init__(self, house: "Service", rules: SessionRules) -> None:
+    def __init__(self, service: "Service", rules: SessionRules) -> None:
         self.rules = rules
-        self._house = house
+        self._service = service
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._warming: dict[str, asyncio.Task[None]] = {}
 
@@ -243,17 +243,17 @@ class Sessions:
             if view.state is State.EXPIRED:
                 # Nobody can use it any more: whoever may have a session may have it replaced.
                 freely = replace(caller, scopes=None, conversation_id=None)
-                await self._house.sandboxes.delete(freely, view.id, cause="expired")
+                await self._service.sandboxes.delete(freely, view.id, cause="expired")
                 again = replace(made.identity, recreated_because="expired")
                 return await self._made(caller, replace(made, identity=again)), "created"
             if view.stopped or view.state is State.FAILED:
                 freely = replace(caller, scopes=None)
-                return await self._house.sandboxes.resume(freely, view.id), "resumed"
+                return await self._service.sandboxes.resume(freely, view.id), "resumed"
             return view, "found"
 
     async def get(self, caller: Caller, key: str) -> SandboxView:
         """Raises NotFound, for a sandbox that is no session too."""
-        view = await self._house.sandboxes.get(caller, key)
+        view = await self._service.sandboxes.get(caller, key)
         if view.session_id != key:
             raise unknown(key)
         return view
@@ -263,7 +263,7 @@ class Sessions:
         if not key.startswith("sb-session-"):
             raise unknown(key)
         async with self._turn(caller, key):
-            await self._house.sandboxes.delete(caller, key)
+            await self._service.sandboxes.delete(caller, key)
 
     def status(self, view: SandboxView) -> SessionStatus:
         task = self._warming.get(view.profile)
@@ -298,7 +298,7 @@ class Sessions:
         )
 
     async def _made(self, caller: Caller, making: "_Making") -> SandboxView:
-        view = await self._house.sandboxes.create(
+        view = await self._service.sandboxes.create(
             caller,
             profile=making.policy,
             env=dict(making.env) or None,
@@ -320,7 +320,7 @@ class Sessions:
 
     async def _warmed(self, policy: str) -> None:
         try:
-            await self._house.runtime.warm(policy)
+            await self._service.runtime.warm(policy)
         except SbxError as error:
             # Then kernels start without it: later, and as well.
             _log.info("policy %s is not kept warm: %s", policy, error.message)

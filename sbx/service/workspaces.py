@@ -9,9 +9,10 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import Clock, run_to_completion
+from sbx.protocol.pages import Page
 from sbx.runtime.runtime import Runtime
 from sbx.service.auth import Caller
-from sbx.service.models import Page, WorkspaceView
+from sbx.service.models import WorkspaceView
 from sbx.store import Store
 from sbx.store import sandboxes as rows
 from sbx.store.sandboxes import WorkspaceRow

@@ -1,15 +1,15 @@
 """What the service remembers: one SQLite file, one writer, and nothing that blocks the loop.
 
-    __init__.py     Store: open, read, write, close
-    opening.py      what is checked before a file is touched; migration
-    marks.py        whether it is the store of its data directory, and the latest one
-    worker.py       a connection in a thread of its own
-    failures.py     sqlite3's errors in our words
-    pending.py      writes that must not be lost
-    migrations.py   the numbered steps, NNNN.sql
-    sandboxes.py    runs.py  uploads.py  keys.py  tokens.py  idempotency.py  events.py
-    chats.py  messages.py  agent_runs.py  approvals.py  projects.py
-                    the rows of each table, and every query on it
+    __init__.py    Store: open, read, write, close
+    database.py    what is checked before a file is touched; migration
+    marks.py       whether it is the store of its data directory, and the latest one
+    worker.py      a connection in a thread of its own
+    errors.py      sqlite3's errors in our words
+    pending.py     writes that must not be lost
+    migrations.py  the numbered steps, NNNN.sql
+    sandboxes.py   runs.py  uploads.py  keys.py  tokens.py  idempotency.py  events.py
+    chats.py       messages.py  agent_runs.py  approvals.py  projects.py the rows of each table, and
+                   every query on it
 
 Why the standard library's sqlite3 and not aiosqlite: a transaction must be one thread hop, as every
 run is recorded within the time of one `1+1` over HTTP. aiosqlite's public interface hops for each

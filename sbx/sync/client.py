@@ -13,10 +13,11 @@ from sbx.client.client import Client, Json
 from sbx.client.conversation import RemoteConversation
 from sbx.client.files import OnProgress, RemoteFiles, RemoteUploads
 from sbx.client.http import Params
-from sbx.client.records import RecordPage, SandboxInfo, Session
+from sbx.client.records import SandboxInfo, Session
 from sbx.client.sandbox import DEFAULT_CONVERSATION, RemoteSandbox
 from sbx.protocol.files import Upload
 from sbx.protocol.mounts import Mount
+from sbx.protocol.pages import Page
 from sbx.protocol.runs import Event
 from sbx.sync.blocking import BlockingConversation, BlockingFiles, BlockingUploads
 from sbx.sync.client_agents import BlockingAgentCalls
@@ -230,7 +231,7 @@ class BlockingClient(BlockingAgentCalls):
         cursor: str | None = None,
         status: str | None = None,
         all_owners: bool = False,
-    ) -> RecordPage[SandboxInfo]:
+    ) -> Page[SandboxInfo]:
         """Your sandboxes, by id; of everybody, for an operator, with `all_owners`."""
         return self.loop.call(
             self._client.sandboxes(limit=limit, cursor=cursor, status=status, all_owners=all_owners)
@@ -288,9 +289,7 @@ class BlockingClient(BlockingAgentCalls):
             )
         )
 
-    def events(
-        self, sandbox_id: str, *, cursor: str | None = None, limit: int = 100
-    ) -> RecordPage[Json]:
+    def events(self, sandbox_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Json]:
         """What became of a sandbox, and why."""
         return self.loop.call(self._client.events(sandbox_id, cursor=cursor, limit=limit))
 
@@ -310,7 +309,7 @@ class BlockingClient(BlockingAgentCalls):
 
     # -- cargos and sessions ----------------------------------------------------------------------
 
-    def cargos(self, *, limit: int = 50, cursor: str | None = None) -> RecordPage[Json]:
+    def cargos(self, *, limit: int = 50, cursor: str | None = None) -> Page[Json]:
         """Workspaces that outlive a sandbox."""
         return self.loop.call(self._client.cargos(limit=limit, cursor=cursor))
 

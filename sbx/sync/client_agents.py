@@ -6,7 +6,8 @@ from typing import Any, Literal, Protocol
 from sbx.aio import Loop
 from sbx.client.chat import ChatEvent
 from sbx.client.client import Client, Json
-from sbx.client.records import ProjectInfo, RecordPage
+from sbx.client.records import ProjectInfo
+from sbx.protocol.pages import Page
 
 
 class Owned(Protocol):
@@ -60,19 +61,19 @@ class BlockingAgentCalls:
 
     def messages(
         self: Owned, conversation_id: str, *, limit: int = 50, cursor: str | None = None
-    ) -> RecordPage[Json]:
+    ) -> Page[Json]:
         """What was said, the oldest first."""
         return self.loop.call(self._client.messages(conversation_id, limit=limit, cursor=cursor))
 
     def agent_runs(
         self: Owned, conversation_id: str, *, limit: int = 50, cursor: str | None = None
-    ) -> RecordPage[Json]:
+    ) -> Page[Json]:
         """How the runs of its agent ended, the newest first."""
         return self.loop.call(self._client.agent_runs(conversation_id, limit=limit, cursor=cursor))
 
     # -- approvals --------------------------------------------------------------------------------
 
-    def approvals(self: Owned, *, limit: int = 50, cursor: str | None = None) -> RecordPage[Json]:
+    def approvals(self: Owned, *, limit: int = 50, cursor: str | None = None) -> Page[Json]:
         """The calls that wait for an answer, the oldest first."""
         return self.loop.call(self._client.approvals(limit=limit, cursor=cursor))
 
@@ -96,7 +97,7 @@ class BlockingAgentCalls:
         project_id: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
-    ) -> RecordPage[Json]:
+    ) -> Page[Json]:
         """What is allowed without asking again."""
         return self.loop.call(
             self._client.approval_rules(
@@ -110,9 +111,7 @@ class BlockingAgentCalls:
 
     # -- projects ---------------------------------------------------------------------------------
 
-    def projects(
-        self: Owned, *, limit: int = 50, cursor: str | None = None
-    ) -> RecordPage[ProjectInfo]:
+    def projects(self: Owned, *, limit: int = 50, cursor: str | None = None) -> Page[ProjectInfo]:
         """Your projects, by id."""
         return self.loop.call(self._client.projects(limit=limit, cursor=cursor))
 

@@ -1,4 +1,4 @@
-"""Kept sandboxes get a ready kernel at their first run, and keep its workspace. In a real service."""
+"""Kept sandboxes of a real service get a ready kernel at their first run and keep its workspace."""
 
 import asyncio
 import os

@@ -1,8 +1,8 @@
 """The life of sandboxes, in any order of create, run, stop, extend, expire, delete and crash.
 
-A real service with a clock that stands still, against a model that knows only the table of states and
-which files were written. The service lives for the whole module; a crash ends its broker by SIGKILL,
-and another service opens what it left.
+A real service with a clock that stands still, against a model that knows only the table of states
+and which files were written. The service lives for the whole module; a crash ends its broker by
+SIGKILL, and another service opens what it left.
 """
 
 import asyncio

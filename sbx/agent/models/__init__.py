@@ -1,14 +1,14 @@
 """Models behind one small interface.
 
 __init__.py    the interface
-made.py        create the configured model
+factory.py        create the configured model
 openai.py      all servers of the chat completions API, with the openai SDK
 anthropic.py   the messages API, with the anthropic SDK
-asking.py      the shared part of both: one request, its deadline, its end
-wording.py     the shared rules for messages that providers accept
+sdk_model.py      the shared part of both: one request, its deadline, its end
+sanitize.py     the shared rules for messages that providers accept
 retries.py     retries of streams that break off
 failures.py    convert errors of the SDKs to errors of sbx, without the key
-bounded.py     the HTTP client of the SDKs
+http_client.py     the HTTP client of the SDKs
 replay.py      recorded answers for tests and demos
 """
 

@@ -1,4 +1,4 @@
-"""The agents of a house, from the start of its service to its end."""
+"""The agents of a service, from the start of its service to its end."""
 
 import asyncio
 import logging
@@ -27,32 +27,32 @@ _LAST_WORDS_S = 2.0
 
 
 class Agents:
-    """Who runs, who asks, who is told. Ends with the house, before anything that it needs.
+    """Who runs, who asks, who is told. Ends with the service, before anything that it needs.
 
     `settings`: None, or the error that says what is wrong with them, where no model is configured;
     then a chat is refused, and all else works.
     """
 
-    def __init__(self, house: Service, settings: AgentSettings | SbxError | None = None) -> None:
+    def __init__(self, service: Service, settings: AgentSettings | SbxError | None = None) -> None:
         known = settings if isinstance(settings, AgentSettings) else None
         self.models = ModelSource(settings)
         self.tools = Tools()
-        self.messages = Messages(house.store, house.clock)
+        self.messages = Messages(service.store, service.clock)
         self.approvals = Approvals(
-            StoredApprovals(house.store, house.pending),
-            house.clock,
+            StoredApprovals(service.store, service.pending),
+            service.clock,
             timeout_s=known.approval_timeout if known is not None else _APPROVAL_TIMEOUT_S,
         )
         self.opening = AgentRunFactory(
-            house, self.models, self.tools, self.messages, self.approvals
+            service, self.models, self.tools, self.messages, self.approvals
         )
-        self.chats = Chats(self.opening.agent, house.clock)
-        self._house = house
+        self.chats = Chats(self.opening.agent, service.clock)
+        self._service = service
         self._starting = asyncio.Lock()
         self._started = False
-        house.on_close(self.close)
-        house.sandboxes.on_delete(self.leave)
-        house.sandboxes.on_stop(self.abort)
+        service.on_close(self.close)
+        service.sandboxes.on_delete(self.leave)
+        service.sandboxes.on_stop(self.abort)
 
     async def start(self) -> None:
         """Deny what an earlier process left pending, and say so in the histories. A second time
@@ -77,9 +77,9 @@ class Agents:
     async def leave(self, sandbox_id: str, conversation: str | None) -> None:
         """The same for what is about to go, with all that they had there."""
         await self.abort(sandbox_id, conversation)
-        for row in await chats.in_projects(self._house.store, sandbox_id):
+        for row in await chats.in_projects(self._service.store, sandbox_id):
             if conversation in (None, row.conversation_id):
-                await self._house.projects.close_conversation(row.owner, row.id)
+                await self._service.projects.close_conversation(row.owner, row.id)
 
     def history(self, chat: ChatRow) -> StoredHistory:
         return StoredHistory(self.messages, chat.id)
@@ -105,7 +105,7 @@ class Agents:
                 at = denied.owner, denied.conversation_id, denied.user_id, denied.agent_id
                 why.setdefault(at, {})[denied.tool_call_id] = denied.decision.why
         for (owner, name, user, agent), calls in why.items():
-            store = self._house.store
+            store = self._service.store
             for row in await chats.named(store, owner, name, user_id=user, agent_id=agent):
                 await repair_history(self.history(row), calls)
 

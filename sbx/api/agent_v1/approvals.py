@@ -14,7 +14,7 @@ from sbx.api.agent_v1.models import (
     RuleBody,
     RuleList,
 )
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.errors import Broken
 
@@ -52,16 +52,22 @@ async def rules(
 
 
 @router.delete("/rules/{rule_id}", status_code=204, responses={**documented(404), **acts.REVOKED})
-async def revoke(rule_id: str, caller: CallerDep, house: HouseDep, agents: AgentsDep) -> Response:
+async def revoke(
+    rule_id: str, caller: CallerDep, service: ServiceDep, agents: AgentsDep
+) -> Response:
     """From now on it is asked again."""
     recorded = await agents.approvals.revoke(deciding(caller), rule_id)
-    await acts.record(house, caller, "approval.rule.revoke", rule_id)
+    await acts.record(service, caller, "approval.rule.revoke", rule_id)
     return acts.revoked(recorded)
 
 
 @router.post("/{tool_call_id}", responses=documented(404, 409))
 async def decide(
-    tool_call_id: str, verdict: ApprovalBody, caller: CallerDep, house: HouseDep, agents: AgentsDep
+    tool_call_id: str,
+    verdict: ApprovalBody,
+    caller: CallerDep,
+    service: ServiceDep,
+    agents: AgentsDep,
 ) -> Decided:
     """Say yes or no to one call; the first answer counts. A token may not have it remembered."""
     approval = await agents.approvals.decide(
@@ -76,7 +82,7 @@ async def decide(
     if decision is None:
         raise Broken(f"the decision on {tool_call_id} was not kept")
     await acts.record(
-        house,
+        service,
         caller,
         "approval.decide",
         tool_call_id,

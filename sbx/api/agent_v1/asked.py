@@ -7,7 +7,7 @@ from fastapi import Depends, FastAPI, Query, Request
 
 from sbx.api.agent_v1.agents import Agents
 from sbx.api.agent_v1.models import NewChat
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.errors import BadRequest, Conflict, Denied, NotFound
 from sbx.protocol.approvals import ApprovalScope
 from sbx.service.auth import Caller
@@ -23,7 +23,7 @@ def agents_of(app: FastAPI) -> Agents:
     """The agents of an app, made at the first call."""
     state = app.state
     if not hasattr(state, "agents"):
-        state.agents = Agents(state.house, state.agent_settings)
+        state.agents = Agents(state.service, state.agent_settings)
     found: Agents = state.agents
     return found
 
@@ -43,20 +43,20 @@ Named = Annotated[str | None, Query(max_length=400)]
 async def chat(
     conversation_id: str,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     user_id: Named = None,
     agent_id: Named = None,
 ) -> ChatRow:
     """Return the conversation with an agent in the URL. See `chat_of`."""
     name = check_id("conversation_id", conversation_id)
-    return await chat_of(house, caller, name, user_id=user_id, agent_id=agent_id)
+    return await chat_of(service, caller, name, user_id=user_id, agent_id=agent_id)
 
 
 ChatDep = Annotated[ChatRow, Depends(chat)]
 
 
 async def chat_of(
-    house: Service,
+    service: Service,
     caller: Caller,
     conversation_id: str,
     *,
@@ -71,7 +71,7 @@ async def chat_of(
     visible = [
         row
         for row in await chats.named(
-            house.store, caller.owner, conversation_id, user_id=user_id, agent_id=agent_id
+            service.store, caller.owner, conversation_id, user_id=user_id, agent_id=agent_id
         )
         if caller.sees(row.user_id, row.agent_id, conversation_id)
     ]
@@ -88,7 +88,7 @@ async def chat_of(
 
 
 async def ensured(
-    house: Service,
+    service: Service,
     caller: Caller,
     session: SandboxView,
     conversation_id: str,
@@ -97,7 +97,7 @@ async def ensured(
     """The row of a conversation with an agent, made where there is none, and the project that it is
     in: a token may go on there, and begins nothing in one. Raises NotFound, Conflict
     `conversation_of_another`."""
-    now = house.clock.now()
+    now = service.clock.now()
     row = ChatRow(
         id=f"talk-{secrets.token_hex(8)}",
         owner=caller.owner,
@@ -110,16 +110,16 @@ async def ensured(
         sandbox_id=session.id,
         project_id=project_id,
     )
-    kept = await chats.ensure(house.store, row)
+    kept = await chats.ensure(service.store, row)
     if kept.project_id is None:
         return kept, None
-    return kept, await house.projects.get(caller.owner, kept.project_id)
+    return kept, await service.projects.get(caller.owner, kept.project_id)
 
 
-async def project_of(house: Service, caller: Caller, project_id: str) -> Project:
+async def project_of(service: Service, caller: Caller, project_id: str) -> Project:
     """Raises NotFound, also for whoever is bound to one user: a project is its owner's own."""
     check_whole(caller, project_id)
-    return await house.projects.get(caller.owner, project_id)
+    return await service.projects.get(caller.owner, project_id)
 
 
 def check_whole(caller: Caller, project_id: str) -> None:

@@ -21,7 +21,7 @@ from sbx.api.agent_v1.asked import (
 )
 from sbx.api.agent_v1.models import Aborted, NewChat
 from sbx.api.agent_v1.talk import AgentRequest
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionsDep
 from sbx.errors import Conflict, NotFound
@@ -47,7 +47,7 @@ async def chat(
     asked: NewChat,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     agents: AgentsDep,
     sessions: SessionsDep,
 ) -> Response:
@@ -59,9 +59,9 @@ async def chat(
         return await sse.stream(told(run, sse.last_event_id(request)), request=request)
     settings = agents.models.settings  # what is refused is refused before anything is made
     if asked.project_id is not None:
-        await project_of(house, caller, asked.project_id)
+        await project_of(service, caller, asked.project_id)
     session = await session_of(sessions, caller, asked, name)
-    kept, project = await ensured(house, caller, session, name, asked.project_id)
+    kept, project = await ensured(service, caller, session, name, asked.project_id)
     run = await agents.chats.start(
         AgentRequest(
             caller.owner,
@@ -75,7 +75,7 @@ async def chat(
             project=project,
         )
     )
-    await acts.record(house, caller, "chat.start", name, run=run.run_id, sandbox=session.id)
+    await acts.record(service, caller, "chat.start", name, run=run.run_id, sandbox=session.id)
     return await sse.stream(told(run, 0), request=request)
 
 
@@ -89,7 +89,7 @@ async def follow(
     row: ChatDep,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     agents: AgentsDep,
     run_id: str | None = None,
 ) -> Response:
@@ -99,17 +99,17 @@ async def follow(
     try:
         run = agents.chats.find(row.key, run_id)
     except NotFound as error:
-        raise await _why(house, row, error) from None
+        raise await _why(service, row, error) from None
     return await sse.stream(told(run, sse.last_event_id(request)), request=request)
 
 
 @router.post("/{conversation_id}/abort", responses=documented(404))
-async def abort(row: ChatDep, caller: CallerDep, house: HouseDep, agents: AgentsDep) -> Aborted:
+async def abort(row: ChatDep, caller: CallerDep, service: ServiceDep, agents: AgentsDep) -> Aborted:
     """End what goes on: what waits for approval is denied, what runs is interrupted."""
     check_runs(caller, row.conversation_id)
     aborted = await agents.chats.abort(row.key)
     if aborted:
-        await acts.record(house, caller, "chat.abort", row.conversation_id)
+        await acts.record(service, caller, "chat.abort", row.conversation_id)
     return Aborted(aborted=aborted)
 
 
@@ -119,9 +119,9 @@ async def told(run: ChatRun, after: int) -> AsyncIterator[tuple[int, dict[str, A
             yield number, event
 
 
-async def _why(house: Service, row: ChatRow, error: NotFound) -> NotFound:
+async def _why(service: Service, row: ChatRow, error: NotFound) -> NotFound:
     """Of a run that the end of an earlier service interrupted, this says so."""
-    for last in await agent_runs.of_chat(house.store, row.id, limit=1):
+    for last in await agent_runs.of_chat(service.store, row.id, limit=1):
         if last.status == "interrupted":
             return NotFound(
                 f"the run {last.id} was interrupted by the end of the service",

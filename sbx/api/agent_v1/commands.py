@@ -15,7 +15,7 @@ from sbx.api.agent_v1.agents import Agents
 from sbx.api.agent_v1.asked import AgentsDep, ChatDep, check_runs, project_of
 from sbx.api.agent_v1.models import CommandPermission, CommandsChange
 from sbx.api.agent_v1.talk import AgentRequest
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionsDep
 from sbx.errors import Conflict
@@ -33,10 +33,10 @@ router = APIRouter(prefix="/api/v1/conversations/{conversation_id}/commands", ta
 
 
 @router.get("", responses=documented(404, 409))
-async def get(row: ChatDep, caller: CallerDep, house: HouseDep) -> CommandPermission:
+async def get(row: ChatDep, caller: CallerDep, service: ServiceDep) -> CommandPermission:
     """What is asked about now."""
-    await _project(house, caller, row)
-    return await _told(house, row)
+    await _project(service, caller, row)
+    return await _told(service, row)
 
 
 @router.put("", responses=documented(404, 409))
@@ -44,14 +44,14 @@ async def allow(
     asked: CommandsChange,
     row: ChatDep,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     agents: AgentsDep,
     sessions: SessionsDep,
 ) -> CommandPermission:
     """Change that. To take back that commands are allowed ends what lives of the conversation in
     its project."""
-    project = await _project(house, caller, row)
-    kept = await chats.changes_setting(house.store, row.id)
+    project = await _project(service, caller, row)
+    kept = await chats.changes_setting(service.store, row.id)
     wanted = replace(
         kept,
         mode=kept.mode if asked.changes is None else asked.changes,
@@ -60,27 +60,27 @@ async def allow(
         ),
     )
     if wanted != kept:
-        await chats.set_changes(house.store, row.id, wanted)
+        await chats.set_changes(service.store, row.id, wanted)
     if asked.allowed:
         await _allow(agents, sessions, caller, row, project)
     elif asked.allowed is not None:
         await agents.chats.abort(row.key)
-        await house.projects.close_conversation(row.owner, row.id)
-    told = await _told(house, row)
+        await service.projects.close_conversation(row.owner, row.id)
+    told = await _told(service, row)
     await acts.record(
-        house, caller, "conversation.commands", row.conversation_id, **told.model_dump()
+        service, caller, "conversation.commands", row.conversation_id, **told.model_dump()
     )
     return told
 
 
-async def _project(house: Service, caller: Caller, row: ChatRow) -> Project:
+async def _project(service: Service, caller: Caller, row: ChatRow) -> Project:
     check_runs(caller, row.conversation_id)
     if row.project_id is None:
         raise Conflict(
             f"the conversation {row.conversation_id} is in no project, so nothing of it is asked",
             code="no_project",
         )
-    return await project_of(house, caller, row.project_id)
+    return await project_of(service, caller, row.project_id)
 
 
 async def _allow(
@@ -102,10 +102,10 @@ async def _allow(
             await box.allow_commands()
 
 
-async def _told(house: Service, row: ChatRow) -> CommandPermission:
-    setting = await chats.changes_setting(house.store, row.id)
+async def _told(service: Service, row: ChatRow) -> CommandPermission:
+    setting = await chats.changes_setting(service.store, row.id)
     return CommandPermission(
-        allowed=house.projects.commands_allowed(row.owner, row.id),
+        allowed=service.projects.commands_allowed(row.owner, row.id),
         changes=setting.mode,
         ask_outside=list(setting.ask_outside),
     )

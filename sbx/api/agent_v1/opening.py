@@ -29,7 +29,7 @@ from sbx.store.messages import Messages
 class AgentRunFactory:
     """What all runs of agents share. `tools`: those that write nothing of ours into a project."""
 
-    house: Service
+    service: Service
     models: ModelSource
     tools: Tools
     messages: Messages
@@ -55,21 +55,21 @@ class AgentRunFactory:
                 history=history,
                 permissions=_permissions(talk, box),
                 place=_place(talk),
-                changes=partial(chats.changes_setting, self.house.store, talk.chat.id),
+                changes=partial(chats.changes_setting, self.service.store, talk.chat.id),
             )
 
     async def box(self, talk: AgentRequest, held: AsyncExitStack) -> ToolSandbox:
         """The conversation in its session, or in its project; in use until `held` is left."""
-        house, session, name, project = (
-            self.house,
+        service, session, name, project = (
+            self.service,
             talk.session,
             talk.conversation_id,
             talk.project,
         )
         if talk.scope != "files:read":
-            house.recording.check(runs=talk.scope == "execute")
+            service.recording.check(runs=talk.scope == "execute")
         use = await held.enter_async_context(
-            house.sandboxes.using(
+            service.sandboxes.using(
                 talk.caller,
                 session.id,
                 scope=talk.scope,
@@ -79,11 +79,11 @@ class AgentRunFactory:
         )
         kept = use.conversation(name)
         if project is None:
-            box = AgentSandbox(house.runs, talk.caller, session.id, kept)
+            box = AgentSandbox(service.runs, talk.caller, session.id, kept)
             held.push_async_callback(box.close)
             return box
         return await held.enter_async_context(
-            house.projects.using(
+            service.projects.using(
                 talk.owner,
                 project.id,
                 talk.chat.id,
@@ -107,24 +107,24 @@ class AgentRunFactory:
     async def _recorded(
         self, run: ChatRun, talk: AgentRequest, model: Model
     ) -> AsyncIterator[None]:
-        house = self.house
+        service = self.service
         row = AgentRunRow(
             id=run.run_id,
             chat_id=talk.chat.id,
             model=model.name,
             max_steps=talk.max_steps,
-            started_at=house.clock.now(),
+            started_at=service.clock.now(),
         )
-        await agent_runs.begin(house.store, row)
+        await agent_runs.begin(service.store, row)
         try:
             yield
         finally:
             end = run.end
             await agent_runs.end(
-                house.store,
+                service.store,
                 run.run_id,
                 reason=end.reason if end is not None else "error",
-                at=house.clock.now(),
+                at=service.clock.now(),
                 usage=end.usage if end is not None else {},
                 error=end.error if end is not None else None,
             )

@@ -19,7 +19,7 @@ from sbx.api.agent_v1.asked import AgentsDep, ensured, no_conversation
 from sbx.api.agent_v1.models import Invocation, Invoked
 from sbx.api.agent_v1.scopes import SCOPE_OF
 from sbx.api.agent_v1.talk import Invoke
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionsDep
 from sbx.errors import BadRequest, Broken, Denied
@@ -54,7 +54,7 @@ async def invoke(
     asked: Invocation,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     agents: AgentsDep,
     sessions: SessionsDep,
 ) -> Response:
@@ -62,10 +62,10 @@ async def invoke(
     fails is a success of this request: `is_error` tells."""
     tool = agents.tools.get(name)
     conversation = check_id("conversation_id", asked.conversation_id)
-    talk = await _asked(house, agents, sessions, caller, tool, asked, conversation)
+    talk = await _asked(service, agents, sessions, caller, tool, asked, conversation)
     run = await agents.chats.start(talk)
     await acts.record(
-        house, caller, "tool.invoke", name, conversation=conversation, sandbox=talk.session.id
+        service, caller, "tool.invoke", name, conversation=conversation, sandbox=talk.session.id
     )
     if sse.wanted(request):
         return await sse.stream(_told(run), request=request)
@@ -77,7 +77,7 @@ async def invoke(
 
 
 async def _asked(
-    house: Service,
+    service: Service,
     agents: Agents,
     sessions: Sessions,
     caller: Caller,
@@ -102,7 +102,7 @@ async def _asked(
             hint="use a token that has it",
             details={"scope": scope},
         )
-    kept, project = await ensured(house, caller, session, conversation)
+    kept, project = await ensured(service, caller, session, conversation)
     return Invoke(
         caller.owner,
         conversation,

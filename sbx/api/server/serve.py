@@ -3,11 +3,11 @@
     sockets      opened first, as whoever started it
     privileges   as root: the broker is started, and the project server where the settings name
                  owners of projects; then everything they need is given up
-    house        inside the event loop: store, sandboxes, runs
+    service      inside the event loop: store, sandboxes, runs
     ready        systemd is told, and whoever watches
     drain        SIGTERM, SIGINT: no new connection, agents are ended, requests and runs end, or
                  are ended in time
-    end          the house closes: kernels end, files stay; the socket is removed
+    end          the service closes: kernels end, files stay; the socket is removed
 
 The order is the point: capabilities and Landlock belong to a thread, so nothing of the loop, which
 makes threads, comes before they are dropped.
@@ -113,7 +113,7 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
             mine = settings.model_copy(update={"project_owners": ()})
             shown = privileges.confine(broker, mine, account, writable=writable)
             privileges.drop(settings, account, writable=writable, shown=shown)
-            undo.pop_all()  # from here on the house ends it
+            undo.pop_all()  # from here on the service ends it
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
                 _serve(
@@ -145,9 +145,9 @@ async def _serve(
     on_first_key: OnKey,
 ) -> None:
     broker, project_server = started
-    async with Service(settings, broker=broker, project_server=project_server) as house:
+    async with Service(settings, broker=broker, project_server=project_server) as service:
         given = settings.api_key.get_secret_value() if settings.api_key else None
-        key = await house.access.first_key(given, settings.credentials_path)
+        key = await service.access.first_key(given, settings.credentials_path)
         if key is not None and given is None:
             on_first_key(key, settings.credentials_path)
         shown = [listener.shown for listener in listeners]
@@ -156,12 +156,12 @@ async def _serve(
             notifier.ready(f"listening on {', '.join(shown)}")
             _log.info("listening on %s", ", ".join(shown))
 
-        app = create_app(house, settings, agent_settings)
+        app = create_app(service, settings, agent_settings)
         agents = agents_of(app)
         await agents.start()
-        server = _Server(house, app, agents, settings, ready, notifier)
+        server = _Server(service, app, agents, settings, ready, notifier)
         await server.serve(sockets=[listener.sock for listener in listeners])
-        if (failure := house.failure) is not None:
+        if (failure := service.failure) is not None:
             raise Broken(
                 _FAILURES.get(failure.code, failure.message),
                 code=failure.code,
@@ -189,11 +189,11 @@ def _listeners(settings: ServiceSettings) -> list[Listener]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, with signals that end the house as well, and the deadline of a drain."""
+    """uvicorn's, with signals that end the service as well, and the deadline of a drain."""
 
     def __init__(
         self,
-        house: Service,
+        service: Service,
         app: FastAPI,
         agents: Agents,
         settings: ServiceSettings,
@@ -215,7 +215,7 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=None,  # `shutdown` has a deadline of its own
             )
         )
-        self._house = house
+        self._service = service
         self._agents = agents
         self._drain_s = settings.drain_timeout
         self._ready = ready
@@ -229,7 +229,7 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Whether to end: also when no kernel can be had any more, so that whoever runs the service
         (systemd by Restart=) starts it anew."""
-        return await super().on_tick(counter) or self._house.failure is not None
+        return await super().on_tick(counter) or self._service.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no connection and no run any more, let end what goes on, and cut off the rest."""
@@ -241,7 +241,7 @@ class _Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         await self._agents.close()  # who would start runs for minutes to come
-        runs = asyncio.create_task(self._house.runs.drain(self._drain_s))
+        runs = asyncio.create_task(self._service.runs.drain(self._drain_s))
         while (going_on := self._going_on(runs)) and (left_s := self._left_s()):
             await asyncio.wait(going_on, timeout=min(_LOOK_S, left_s))
             if runs.done():
@@ -267,7 +267,7 @@ class _Server(uvicorn.Server):
         """End the kernels first: a request that waits for a run then has its outcome to tell."""
         if going_on := self._going_on(runs):
             _log.warning("%d runs and requests did not end in time", len(going_on))
-            await self._house.sandboxes.close(SERVICE_ENDED)
+            await self._service.sandboxes.close(SERVICE_ENDED)
             await asyncio.wait(going_on, timeout=_LAST_WORDS_S)
         for task in (left := self._going_on(runs)):
             task.cancel()

@@ -1,12 +1,12 @@
 """/api/v1: sessions, conversations, uploads and execution, as an agent platform speaks to sbx.
 
-    models.py          its bodies, and how the runtime's values become them
-    asked.py           what a request names: session, conversation, subdir; and who may
-    sessions.py        sessions and their life
-    files.py           uploads: up, listed, down, deleted
-    conversations.py   conversations, and the text for a system prompt
-    runs.py            execute, interrupt, following a run
-    login.py           a token as a cookie, for browsers
+    models.py         its bodies, and how the runtime's values become them
+    asked.py          what a request names: session, conversation, subdir; and who may
+    sessions.py       sessions and their life
+    files.py          uploads: up, listed, down, deleted
+    conversations.py  conversations, and the text for a system prompt
+    runs.py           execute, interrupt, following a run
+    login.py          a token as a cookie, for browsers
 
 The rules of sessions are those of `sbx.service.sessions`. Beyond the bounds of a token, its scopes
 too, everything here is 404.

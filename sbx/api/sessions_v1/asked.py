@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from sbx.api import acts
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.errors import BadRequest, NotFound
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
@@ -25,11 +25,11 @@ _PARAMETERS: list[dict[str, Any]] = [
 NAMES_CONVERSATION: dict[str, Any] = {"parameters": _PARAMETERS}
 
 
-def sessions(request: Request, house: HouseDep) -> Sessions:
+def sessions(request: Request, service: ServiceDep) -> Sessions:
     """The sessions of the app, made at the first call."""
     state = request.app.state
     if not hasattr(state, "sessions"):
-        state.sessions = Sessions(house, _rules(state.settings))
+        state.sessions = Sessions(service, _rules(state.settings))
     found: Sessions = state.sessions
     return found
 
@@ -59,11 +59,11 @@ def demand(caller: Caller, view: SandboxView, scope: str, conversation: str | No
 
 
 async def record(
-    house: Service, caller: Caller, what: str, view: SandboxView, **details: Any
+    service: Service, caller: Caller, what: str, view: SandboxView, **details: Any
 ) -> None:
     """Tell the audit log what was done to a session. Its id may be given again, that of its
     sandbox never."""
-    await acts.record(house, caller, what, view.session_id or view.id, sandbox=view.id, **details)
+    await acts.record(service, caller, what, view.session_id or view.id, sandbox=view.id, **details)
 
 
 def conversation_of(request: Request) -> str | None:

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionDep, demand, no_conversation, record
 from sbx.api.sessions_v1.models import ConversationList, Prompt, SessionConversationBody
@@ -14,9 +14,9 @@ router = APIRouter(prefix="/api/v1/sessions/{session_id}/conversations", tags=["
 
 
 @router.get("", responses=documented(404, 409))
-async def list_(view: SessionDep, caller: CallerDep, house: HouseDep) -> ConversationList:
+async def list_(view: SessionDep, caller: CallerDep, service: ServiceDep) -> ConversationList:
     """All of them, or the one that a token is for."""
-    found = await house.sandboxes.conversations(caller, view.id)
+    found = await service.sandboxes.conversations(caller, view.id)
     return ConversationList(
         items=[
             SessionConversationBody(
@@ -34,26 +34,26 @@ async def list_(view: SessionDep, caller: CallerDep, house: HouseDep) -> Convers
 
 @router.get("/{conversation_id}/prompt", responses=documented(404, 409))
 async def prompt(
-    conversation_id: str, view: SessionDep, caller: CallerDep, house: HouseDep
+    conversation_id: str, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> Prompt:
     """What a model should be told of the files; made anew at each call."""
     name = check_id("conversation_id", conversation_id)
     demand(caller, view, "files:read", name)
-    if not await uploads.conversation_exists(house.store, view.id, name):
+    if not await uploads.conversation_exists(service.store, view.id, name):
         raise no_conversation(name)
-    async with house.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+    async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
         found = await use.conversation(name).uploads.list()
     return Prompt(prompt=uploads_told(found))
 
 
 @router.delete("/{conversation_id}", status_code=204, responses=documented(404, 409))
 async def delete(
-    conversation_id: str, view: SessionDep, caller: CallerDep, house: HouseDep
+    conversation_id: str, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> None:
     """End its kernel and remove its files for good; again, it does nothing. A token needs the
     scopes `files:write` and `execute`, because runs end."""
     name = check_id("conversation_id", conversation_id)
     demand(caller, view, "files:write", name)
     demand(caller, view, "execute", name)
-    await house.sandboxes.delete_conversation(caller, view.id, name)
-    await record(house, caller, "conversation.delete", view, conversation=name)
+    await service.sandboxes.delete_conversation(caller, view.id, name)
+    await record(service, caller, "conversation.delete", view, conversation=name)

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.multipart import FormPart, read_form, slot, spool_to_disk
@@ -68,7 +68,7 @@ async def upload(
     request: Request,
     view: SessionDep,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     sessions: SessionsDep,
 ) -> SessionUploadBody:
     """Put a file of any size into a conversation, which is made if need be; a file of its name is
@@ -82,7 +82,7 @@ async def upload(
         metrics.upload_began()
         size = None
         try:
-            taking = UploadForm(request, caller, view, house, limits)
+            taking = UploadForm(request, caller, view, service, limits)
             stored = await taking.stored()
             size = stored.size
         finally:
@@ -92,14 +92,14 @@ async def upload(
 
 @router.get("", responses=documented(404, 409), openapi_extra=NAMES_CONVERSATION)
 async def list_(
-    request: Request, view: SessionDep, caller: CallerDep, house: HouseDep
+    request: Request, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> SessionUploadList:
     """What was uploaded to a conversation, by name."""
     name = demanded_conversation(request)
     demand(caller, view, "files:read", name)
-    if not await rows.conversation_exists(house.store, view.id, name):
+    if not await rows.conversation_exists(service.store, view.id, name):
         raise no_conversation(name)
-    async with house.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+    async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
         found = await use.conversation(name).uploads.list()
     return SessionUploadList(
         files=[one.name for one in found], items=[upload_body(one) for one in found]
@@ -117,16 +117,16 @@ async def list_(
 )
 @router.head("/{name:path}", include_in_schema=False)
 async def download(
-    name: str, request: Request, view: SessionDep, caller: CallerDep, house: HouseDep
+    name: str, request: Request, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> Response:
     """The bytes of an upload, or a range of them. The conversation may be left out when only one of
     the session has a file of this name."""
     check_name(name)
-    conversation = conversation_of(request) or await _only_one(house, caller, view, name)
+    conversation = conversation_of(request) or await _only_one(service, caller, view, name)
     demand(caller, view, "files:read", conversation)
-    if not await rows.conversation_exists(house.store, view.id, conversation):
+    if not await rows.conversation_exists(service.store, view.id, conversation):
         raise no_conversation(conversation)
-    async with house.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+    async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
         stream = await use.conversation(conversation).uploads.open_stream(name)
     assert stream.upload is not None
     return files_response(request, stream, name=name, etag=stream.upload.sha256)
@@ -139,29 +139,31 @@ async def download(
     openapi_extra=NAMES_CONVERSATION,
 )
 async def delete(
-    name: str, request: Request, view: SessionDep, caller: CallerDep, house: HouseDep
+    name: str, request: Request, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> None:
     check_name(name)
     conversation = demanded_conversation(request)
     demand(caller, view, "files:write", conversation)
-    if not await rows.conversation_exists(house.store, view.id, conversation):
+    if not await rows.conversation_exists(service.store, view.id, conversation):
         raise no_conversation(conversation)
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, view.id, scope="files:write", starts=False, frees=True
     ) as use:
         await use.conversation(conversation).uploads.delete(name)
-    await rows.forget(house.pending, view.id, conversation, name)
-    await record(house, caller, "upload.delete", view, conversation=conversation, name=name)
+    await rows.forget(service.pending, view.id, conversation, name)
+    await record(service, caller, "upload.delete", view, conversation=conversation, name=name)
 
 
-async def _only_one(house: Service, caller: Caller, view: SandboxView, name: str) -> str:
+async def _only_one(service: Service, caller: Caller, view: SandboxView, name: str) -> str:
     """The conversation that has an upload of this name. Raises NotFound, and BadRequest
     `conversation_required` when several have."""
     found = []
-    for conversation in await rows.conversations_with(house.store, view.id, name):
+    for conversation in await rows.conversations_with(service.store, view.id, name):
         if not caller.sees(view.user_id, view.agent_id, conversation):
             continue
-        async with house.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+        async with service.sandboxes.using(
+            caller, view.id, scope="files:read", starts=False
+        ) as use:
             try:
                 await use.conversation(conversation).uploads.get(name)
             except NotFound:
@@ -182,7 +184,7 @@ class UploadForm:
         request: Request,
         caller: Caller,
         view: SandboxView,
-        house: Service,
+        service: Service,
         limits: UploadLimits,
     ) -> None:
         named = conversation_of(request)
@@ -190,7 +192,7 @@ class UploadForm:
         self._parts = aiter(read_form(request))
         self._caller = caller
         self._view = view
-        self._house = house
+        self._service = service
         self._limits = limits
         self._fields: set[str] = set()
 
@@ -202,7 +204,7 @@ class UploadForm:
             if self._named:
                 return await self._put(file.filename, self._whole(file))
             # Some clients send the file before they say where it goes.
-            directory, most = self._house.settings.data_dir, self._limits.max_file_size
+            directory, most = self._service.settings.data_dir, self._limits.max_file_size
             async with spool_to_disk(self._whole(file), directory, most) as chunks:
                 return await self._put(file.filename, chunks)
 
@@ -239,13 +241,13 @@ class UploadForm:
         conversation = one_conversation(self._named)
         if conversation is None:
             raise conversation_required()
-        view, house = self._view, self._house
+        view, service = self._view, self._service
         demand(self._caller, view, "files:write", conversation)
-        async with house.sandboxes.using(self._caller, view.id, scope="files:write") as use:
+        async with service.sandboxes.using(self._caller, view.id, scope="files:write") as use:
             talk = use.conversation(conversation)
             stored = await talk.uploads.put_stream(name, chunks, self._limits)
             await rows.put(
-                house.pending,
+                service.pending,
                 UploadRow(
                     sandbox_id=view.id,
                     conversation=conversation,
@@ -257,7 +259,7 @@ class UploadForm:
                 ),
             )
         await record(
-            house,
+            service,
             self._caller,
             "upload.put",
             view,

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, StringConstraints
 
 from sbx.api.acts import record
-from sbx.api.auth import COOKIE, HouseDep
+from sbx.api.auth import COOKIE, ServiceDep
 from sbx.api.errors import documented
 from sbx.errors import BadRequest, Denied
 
@@ -31,7 +31,7 @@ class LoggedIn(BaseModel):
 
 @router.post("/login", responses=documented())
 async def login(
-    request: Request, response: Response, house: HouseDep, asked: Login | None = None
+    request: Request, response: Response, service: ServiceDep, asked: Login | None = None
 ) -> LoggedIn:
     """Keep a token, of the body or the Authorization header, as an HttpOnly cookie until it ends.
 
@@ -40,19 +40,19 @@ async def login(
     token = (asked.token if asked is not None else None) or _bearer(request)
     if token is None:
         raise Denied("a token is needed", code="unauthorized", hint='send {"token": "…"}')
-    caller = await house.access.from_bearer(token)
+    caller = await service.access.from_bearer(token)
     if caller.via != "token":
         raise BadRequest(
             "a login takes a token, and this is a key",
             hint="make a token for this user: sbx token create --user U",
         )
     assert caller.via_id is not None
-    await record(house, caller, "token.login", caller.via_id, user_id=caller.user_id)
+    await record(service, caller, "token.login", caller.via_id, user_id=caller.user_id)
     ends = float(jwt.decode(token, options={"verify_signature": False})["exp"])
     response.set_cookie(
         COOKIE,
         token,
-        max_age=max(0, math.floor(ends - house.clock.now())),
+        max_age=max(0, math.floor(ends - service.clock.now())),
         path="/",
         secure=request.url.scheme == "https",
         httponly=True,

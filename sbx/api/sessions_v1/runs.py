@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from sbx.api import sse
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.encoding import encoded_event, encoded_run, event_form
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionDep, demand, no_conversation
@@ -38,7 +38,7 @@ _STREAM: dict[str, Any] = {"content": {sse.MEDIA_TYPE: {}}}
     openapi_extra=TAKES_KEY,
 )
 async def execute(
-    asked: Execution, request: Request, view: SessionDep, caller: CallerDep, house: HouseDep
+    asked: Execution, request: Request, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> Response:
     """Run code in a conversation, which is made if need be. Code that fails is a success of this
     call: `status` tells."""
@@ -50,28 +50,28 @@ async def execute(
         timeout_s=_timeout(asked, view),
         reservation=reservation(request, caller),
     )
-    start = partial(house.runs.start, caller, view.id, name, ask)
+    start = partial(service.runs.start, caller, view.id, name, ask)
     if asked.stream or sse.wanted(request):
         return await streamed(
-            request, house, caller, asked, start, events=partial(_told, after=0), content=_content
+            request, service, caller, asked, start, events=partial(_told, after=0), content=_content
         )
 
     async def work() -> Answer:
         return 200, await _content(await start())
 
-    return await answered(request, house, caller, asked, work)
+    return await answered(request, service, caller, asked, work)
 
 
 @router.post("/sessions/{session_id}/interrupt", responses=documented(404, 409))
 async def interrupt(
-    asked: Interruption, view: SessionDep, caller: CallerDep, house: HouseDep
+    asked: Interruption, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> SessionInterruptReply:
     """Interrupt what runs now in a conversation, as Ctrl-C would; the variables stay."""
     name = check_id("conversation_id", asked.conversation_id)
     demand(caller, view, "execute", name)
-    if not await uploads.conversation_exists(house.store, view.id, name):
+    if not await uploads.conversation_exists(service.store, view.id, name):
         raise no_conversation(name)
-    return SessionInterruptReply(interrupted=await house.runs.interrupt(caller, view.id, name))
+    return SessionInterruptReply(interrupted=await service.runs.interrupt(caller, view.id, name))
 
 
 @router.get(
@@ -79,11 +79,11 @@ async def interrupt(
     response_class=Response,
     responses={**documented(404), 200: _STREAM},
 )
-async def follow(run_id: str, request: Request, caller: CallerDep, house: HouseDep) -> Response:
+async def follow(run_id: str, request: Request, caller: CallerDep, service: ServiceDep) -> Response:
     """The events of a run after `Last-Event-ID`, while it lives and for a minute after its end."""
     if not caller.may("execute"):
         raise NotFound(f"there is no run {run_id[:80]!r}")
-    handle = await house.runs.attach(caller, None, run_id)
+    handle = await service.runs.attach(caller, None, run_id)
     return await sse.stream(_told(handle, sse.last_event_id(request)), request=request)
 
 

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 
 from sbx.api import acts
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionDep, SessionsDep, demand, record
 from sbx.api.sessions_v1.models import (
@@ -30,23 +30,29 @@ router = APIRouter(prefix="/api/v1/sessions", tags=["sessions"])
     responses={**documented(404, 409, 429), 200: {"model": SessionBody}},
 )
 async def ensure(
-    new: NewSession, response: Response, caller: CallerDep, house: HouseDep, sessions: SessionsDep
+    new: NewSession,
+    response: Response,
+    caller: CallerDep,
+    service: ServiceDep,
+    sessions: SessionsDep,
 ) -> SessionBody:
     """The session of a user with an agent: 201 when it was made now, 200 when it was there."""
     view, done = await sessions.ensure(caller, new.ask())
     if done == "created":
         replaced = view.recreated_because
-        await record(house, caller, "session.create", view, policy=view.profile, replaced=replaced)
+        await record(
+            service, caller, "session.create", view, policy=view.profile, replaced=replaced
+        )
     elif done == "resumed":
-        await record(house, caller, "session.resume", view)
+        await record(service, caller, "session.resume", view)
     response.status_code = 201 if done == "created" else 200
-    return await _shown(house, sessions, caller, view)
+    return await _shown(service, sessions, caller, view)
 
 
 @router.get("", responses=documented())
 async def list_(
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     sessions: SessionsDep,
     limit: Limit = 50,
     cursor: str | None = None,
@@ -55,10 +61,10 @@ async def list_(
     """The caller's sessions, by the ids of their sandboxes."""
     items: list[SessionBody] = []
     while True:
-        page = await house.sandboxes.list(caller, limit=limit, cursor=cursor, sessions_only=True)
+        page = await service.sandboxes.list(caller, limit=limit, cursor=cursor, sessions_only=True)
         for view in page.items:
             if status is None or sessions.status(view) == status:
-                items.append(await _shown(house, sessions, caller, view))
+                items.append(await _shown(service, sessions, caller, view))
                 if len(items) == limit:
                     last = view is page.items[-1] and page.next_cursor is None
                     return SessionList(items=items, next_cursor=None if last else view.id)
@@ -69,30 +75,30 @@ async def list_(
 
 @router.get("/{session_id}", responses=documented(404))
 async def get(
-    view: SessionDep, caller: CallerDep, house: HouseDep, sessions: SessionsDep
+    view: SessionDep, caller: CallerDep, service: ServiceDep, sessions: SessionsDep
 ) -> SessionBody:
-    return await _shown(house, sessions, caller, view)
+    return await _shown(service, sessions, caller, view)
 
 
 @router.delete("/{session_id}", status_code=204, responses=documented(404, 409))
 async def delete(
-    session_id: str, caller: CallerDep, house: HouseDep, sessions: SessionsDep
+    session_id: str, caller: CallerDep, service: ServiceDep, sessions: SessionsDep
 ) -> None:
     """Ends it, with every file of every conversation; again, it does nothing."""
     await sessions.delete(caller, session_id)
-    await acts.record(house, caller, "session.delete", session_id)
+    await acts.record(service, caller, "session.delete", session_id)
 
 
 @router.post("/{session_id}/stop", responses=documented(404, 409))
 async def stop(
-    view: SessionDep, caller: CallerDep, house: HouseDep, sessions: SessionsDep
+    view: SessionDep, caller: CallerDep, service: ServiceDep, sessions: SessionsDep
 ) -> SessionBody:
     """Ends its kernels, and what agents do there, and keeps its files; what waits for approval is
     denied."""
     demand(caller, view, "execute")
-    await house.sandboxes.stop(caller, view.id)
-    await record(house, caller, "session.stop", view)
-    return await _shown(house, sessions, caller, await house.sandboxes.get(caller, view.id))
+    await service.sandboxes.stop(caller, view.id)
+    await record(service, caller, "session.stop", view)
+    return await _shown(service, sessions, caller, await service.sandboxes.get(caller, view.id))
 
 
 @router.post("/{session_id}/extend_ttl", responses=documented(404, 409))
@@ -100,19 +106,19 @@ async def extend_ttl(
     asked: SessionExtension,
     view: SessionDep,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     sessions: SessionsDep,
 ) -> SessionBody:
     """Later by `extend_by` seconds than it would have been, or than now if that is later."""
     demand(caller, view, "admin")
-    later = await house.sandboxes.extend(caller, view.id, asked.extend_by)
-    await record(house, caller, "session.extend", view, by=asked.extend_by)
-    return await _shown(house, sessions, caller, later)
+    later = await service.sandboxes.extend(caller, view.id, asked.extend_by)
+    await record(service, caller, "session.extend", view, by=asked.extend_by)
+    return await _shown(service, sessions, caller, later)
 
 
 async def _shown(
-    house: Service, sessions: Sessions, caller: Caller, view: SandboxView
+    service: Service, sessions: Sessions, caller: Caller, view: SandboxView
 ) -> SessionBody:
-    names = await uploads.conversations_of(house.store, view.id)
+    names = await uploads.conversations_of(service.store, view.id)
     seen = [name for name in names if caller.sees(view.user_id, view.agent_id, name)]
     return shown(view, sessions.status(view), sessions.files(view), seen)

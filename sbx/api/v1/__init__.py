@@ -1,17 +1,17 @@
-"""/v1 beyond Bay: what our own client needs so that a sandbox over there is like one in here.
+"""/v1 beyond Bay: what our client needs so that a remote sandbox works like an embedded one.
 
-runs.py    runs of any conversation, their input and their interrupt
-commands.py  background commands, and the standard input of those that are runs
-usage.py   what a live sandbox uses
-life.py    start, stop and receipt of a conversation; inspect
-contexts.py  contexts of a conversation: kernels side by side
-terminals.py  terminals of a conversation, and a WebSocket to each
-files.py   files and uploads of any conversation, as raw bytes
-search.py, arrange.py, watch.py   found by name and content, moved and changed, followed
-rehearsals.py   commands on a frozen copy, and files put back
-archive.py, partials.py   directories as archives; uploads in pieces
-attachments.py  directories of the host, shown inside: the operator's
-admin.py   keys, tokens, and the sandboxes of everybody: the operator's
+runs                    runs of a conversation, their input and their interrupt
+commands                background commands, and the standard input of runs
+usage                   the usage of a live sandbox
+lifecycle               start, stop and receipt of a conversation; inspect
+contexts                contexts of a conversation: kernels over the same files
+terminals               terminals of a conversation, and a WebSocket to each
+files                   files and uploads of a conversation, as raw bytes
+search, arrange, watch  find, change and follow files
+snapshots               dry runs, and checkpoints to restore
+archive, uploads        directories as archives; resumable uploads
+mounts                  directories of the host in a live sandbox, for operators
+admin                   keys, tokens and the sandboxes of all owners, for operators
 """
 
 from sbx.api.v1 import (

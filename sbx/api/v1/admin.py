@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field, StringConstraints
 
 from sbx.api.acts import REVOKED, record, revoked
-from sbx.api.auth import HouseDep, OperatorDep
+from sbx.api.auth import OperatorDep, ServiceDep
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.models import Limit, SandboxResponse, Time, maybe
 from sbx.api.v1.bay.sandboxes import shown
@@ -99,40 +99,40 @@ class OwnedSandboxList(BaseModel):
 
 
 @router.get("/keys", responses=_ERRORS)
-async def keys(caller: OperatorDep, house: HouseDep) -> KeyList:
+async def keys(caller: OperatorDep, service: ServiceDep) -> KeyList:
     """Every key, the revoked ones too."""
-    return KeyList(items=[KeyBody(**_key(one)) for one in await house.access.keys()])
+    return KeyList(items=[KeyBody(**_key(one)) for one in await service.access.keys()])
 
 
 @router.post("/keys", status_code=201, responses=_ERRORS)
-async def make_key(new: NewKey, caller: OperatorDep, house: HouseDep) -> MadeKey:
+async def make_key(new: NewKey, caller: OperatorDep, service: ServiceDep) -> MadeKey:
     """A new key of an owner."""
-    made, text = await house.access.make_key(new.owner, new.name, operator=new.operator)
-    await record(house, caller, "key.create", made.id, owner=made.owner, operator=made.operator)
+    made, text = await service.access.make_key(new.owner, new.name, operator=new.operator)
+    await record(service, caller, "key.create", made.id, owner=made.owner, operator=made.operator)
     return MadeKey(**_key(made), key=text)
 
 
 @router.delete("/keys/{key_id}", status_code=204, responses={**_ERRORS, **REVOKED})
-async def revoke_key(key_id: str, caller: OperatorDep, house: HouseDep) -> Response:
+async def revoke_key(key_id: str, caller: OperatorDep, service: ServiceDep) -> Response:
     """From now on it opens nothing."""
-    recorded = await house.access.revoke_key(key_id)
-    await record(house, caller, "key.revoke", key_id)
+    recorded = await service.access.revoke_key(key_id)
+    await record(service, caller, "key.revoke", key_id)
     return revoked(recorded)
 
 
 @router.get("/tokens", responses=_ERRORS)
 async def tokens(
-    caller: OperatorDep, house: HouseDep, owner: Annotated[str | None, Query()] = None
+    caller: OperatorDep, service: ServiceDep, owner: Annotated[str | None, Query()] = None
 ) -> TokenList:
     """Every token, or those of one owner."""
-    found = await house.access.tokens(owner)
+    found = await service.access.tokens(owner)
     return TokenList(items=[TokenBody(**_token(one)) for one in found])
 
 
 @router.post("/tokens", status_code=201, responses=_ERRORS)
-async def make_token(new: NewToken, caller: OperatorDep, house: HouseDep) -> MadeToken:
+async def make_token(new: NewToken, caller: OperatorDep, service: ServiceDep) -> MadeToken:
     """A new token for one user, perhaps one agent and one conversation."""
-    made, text = await house.access.make_token(
+    made, text = await service.access.make_token(
         new.owner or caller.owner,
         user_id=new.user_id,
         agent_id=new.agent_id,
@@ -141,7 +141,7 @@ async def make_token(new: NewToken, caller: OperatorDep, house: HouseDep) -> Mad
         ttl_s=new.ttl_s,
     )
     await record(
-        house,
+        service,
         caller,
         "token.create",
         made.id,
@@ -156,24 +156,24 @@ async def make_token(new: NewToken, caller: OperatorDep, house: HouseDep) -> Mad
 
 
 @router.delete("/tokens/{token_id}", status_code=204, responses={**_ERRORS, **REVOKED})
-async def revoke_token(token_id: str, caller: OperatorDep, house: HouseDep) -> Response:
+async def revoke_token(token_id: str, caller: OperatorDep, service: ServiceDep) -> Response:
     """From now on it opens nothing."""
-    recorded = await house.access.revoke_token(token_id)
-    await record(house, caller, "token.revoke", token_id)
+    recorded = await service.access.revoke_token(token_id)
+    await record(service, caller, "token.revoke", token_id)
     return revoked(recorded)
 
 
 @router.get("/sandboxes", responses=_ERRORS)
 async def sandboxes(
     caller: OperatorDep,
-    house: HouseDep,
+    service: ServiceDep,
     limit: Limit = 50,
     cursor: str | None = None,
     status: str | None = None,
 ) -> OwnedSandboxList:
     """The sandboxes of all owners, each with its own."""
     state = State.named(status)
-    page = await house.sandboxes.list(
+    page = await service.sandboxes.list(
         caller, limit=limit, cursor=cursor, state=state, all_owners=True
     )
     items = [OwnedSandbox(**dict(shown(one)), owner=one.owner) for one in page.items]
@@ -181,11 +181,11 @@ async def sandboxes(
 
 
 @router.post("/sandboxes/{sandbox_id}/lift", responses=_ERRORS)
-async def lift(sandbox_id: str, caller: OperatorDep, house: HouseDep) -> Lifted:
+async def lift(sandbox_id: str, caller: OperatorDep, service: ServiceDep) -> Lifted:
     """Let a sandbox start kernels again that was frozen, because a planted credential was used."""
-    lifted = await house.sandboxes.lift(caller, sandbox_id)
+    lifted = await service.sandboxes.lift(caller, sandbox_id)
     if lifted:
-        await record(house, caller, "sandbox.lift", sandbox_id)
+        await record(service, caller, "sandbox.lift", sandbox_id)
     return Lifted(lifted=lifted)
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HeldDep, HouseDep
+from sbx.api.auth import CallerDep, HeldDep, ServiceDep
 from sbx.api.downloads import attachment
 from sbx.api.errors import documented
 from sbx.api.multipart import slot
@@ -47,7 +47,7 @@ async def pack(
     conversation: str,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     held: HeldDep,
     path: Path = ".",
     format: Annotated[ArchiveFormat, Query()] = "tar.gz",
@@ -56,7 +56,7 @@ async def pack(
     be finished. Starts the kernel."""
     _check(caller)
     talk, _ = await held.enter_async_context(
-        conversation_lease(house, caller, sandbox_id, conversation, "files:read")
+        conversation_lease(service, caller, sandbox_id, conversation, "files:read")
     )
     taken = share(request, "downloads")
     if taken is not None:
@@ -75,13 +75,15 @@ async def unpack(
     conversation: str,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     path: Path = ".",
 ) -> UnpackedBody:
     """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside. Starts the kernel."""
     _check(caller)
     async with (
-        conversation_lease(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
+        conversation_lease(
+            service, caller, sandbox_id, conversation, "files:write", makes=True
+        ) as (
             talk,
             view,
         ),
@@ -89,7 +91,7 @@ async def unpack(
     ):
         done = await talk.files.unpack(body_of(request), path)
     told = {"path": path, "size": done.bytes}
-    await record(house, caller, "archive.unpack", view.id, conversation=conversation, **told)
+    await record(service, caller, "archive.unpack", view.id, conversation=conversation, **told)
     return UnpackedBody(**asdict(done))
 
 

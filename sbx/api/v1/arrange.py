@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, StringConstraints
 
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.v1.files import conversation_lease
 from sbx.api.v1.models import OkBody
@@ -58,58 +58,58 @@ class Mode(BaseModel):
 
 @router.post("/move", responses=_ERRORS)
 async def move(
-    sandbox_id: str, conversation: str, way: MoveRequest, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, way: MoveRequest, caller: CallerDep, service: ServiceDep
 ) -> OkBody:
     """Move or rename a file, a symlink or a directory."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:write") as (
         talk,
         view,
     ):
         await talk.files.move(way.source, way.target, overwrite=way.overwrite)
     told = {"path": way.source, "target": way.target}
-    await record(house, caller, "file.move", view.id, conversation=conversation, **told)
+    await record(service, caller, "file.move", view.id, conversation=conversation, **told)
     return OkBody()
 
 
 @router.post("/copy", responses=_ERRORS)
 async def copy(
-    sandbox_id: str, conversation: str, way: MoveRequest, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, way: MoveRequest, caller: CallerDep, service: ServiceDep
 ) -> CopiedBody:
     """Copy a file, or a directory with all below it."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:write") as (
         talk,
         view,
     ):
         copied = await talk.files.copy(way.source, way.target, overwrite=way.overwrite)
     told = {"path": way.source, "target": way.target, "size": copied.bytes}
-    await record(house, caller, "file.copy", view.id, conversation=conversation, **told)
+    await record(service, caller, "file.copy", view.id, conversation=conversation, **told)
     return CopiedBody(**asdict(copied))
 
 
 @router.post("/replace", responses=_ERRORS)
 async def replace(
-    sandbox_id: str, conversation: str, asked: Replacement, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, asked: Replacement, caller: CallerDep, service: ServiceDep
 ) -> ReplacedBody:
     """Replace a text in a file, exactly as often as it is said to be there, in one step."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:write") as (
         talk,
         view,
     ):
         count = await talk.files.replace(asked.path, asked.old, asked.new, count=asked.count)
-    await record(house, caller, "file.write", view.id, conversation=conversation, path=asked.path)
+    await record(service, caller, "file.write", view.id, conversation=conversation, path=asked.path)
     return ReplacedBody(replaced=count)
 
 
 @router.post("/chmod", responses=_ERRORS)
 async def chmod(
-    sandbox_id: str, conversation: str, asked: Mode, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, asked: Mode, caller: CallerDep, service: ServiceDep
 ) -> OkBody:
     """Set permissions; set-id bits and the sticky bit are refused."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:write") as (
         talk,
         view,
     ):
         await talk.files.chmod(asked.path, asked.mode)
     told = {"path": asked.path, "mode": f"{asked.mode:o}"}
-    await record(house, caller, "file.chmod", view.id, conversation=conversation, **told)
+    await record(service, caller, "file.chmod", view.id, conversation=conversation, **told)
     return OkBody()

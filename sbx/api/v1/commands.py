@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from sbx.api import sse
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.v1.models import OkBody
 from sbx.protocol.commands import (
@@ -104,10 +104,10 @@ class Stop(BaseModel):
 
 @router.post("", responses=_START)
 async def start(
-    sandbox_id: str, conversation: str, asked: NewCommand, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, asked: NewCommand, caller: CallerDep, service: ServiceDep
 ) -> CommandBody:
     """Start a command in the background; the kernel is started where there is none."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", conversation=conversation
     ) as use:
         command = await use.conversation(conversation).commands.start(
@@ -118,17 +118,22 @@ async def start(
         )
         told = await _body(command)
     await record(
-        house, caller, "command.start", use.view.id, conversation=conversation, command=told.command
+        service,
+        caller,
+        "command.start",
+        use.view.id,
+        conversation=conversation,
+        command=told.command,
     )
     return told
 
 
 @router.get("", responses=_LOOK)
 async def every(
-    sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
 ) -> CommandList:
     """Those that run, and those that ended a while ago; the newest first."""
-    async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
+    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         found = await (await use.existing(conversation)).commands.list()
         told = [CommandBody.model_validate(status_to_json(one)) for one in found]
         return CommandList(commands=told)
@@ -136,10 +141,10 @@ async def every(
 
 @router.get("/{command_id}", responses=_LOOK)
 async def status(
-    sandbox_id: str, conversation: str, command_id: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, command_id: str, caller: CallerDep, service: ServiceDep
 ) -> CommandBody:
     """How it is now."""
-    async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
+    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         return await _body(await (await use.existing(conversation)).commands.get(command_id))
 
 
@@ -149,11 +154,11 @@ async def wait(
     conversation: str,
     command_id: str,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     timeout_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = WAIT_MAX_S,
 ) -> CommandBody:
     """Its end, or how it is after so many seconds."""
-    async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
+    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         command = await (await use.existing(conversation)).commands.get(command_id)
         return CommandBody.model_validate(status_to_json(await command.wait(timeout_s)))
 
@@ -164,12 +169,12 @@ async def logs(
     conversation: str,
     command_id: str,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     offset: Offset = 0,
     limit: Annotated[int, Query(ge=4, le=LOG_PIECE_MAX)] = LOG_PIECE,
 ) -> LogBody:
     """A piece of what it wrote; an empty one is the end of what there is."""
-    async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
+    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         command = await (await use.existing(conversation)).commands.get(command_id)
         return LogBody.model_validate(piece_to_json(await command.logs(offset, limit=limit)))
 
@@ -185,13 +190,13 @@ async def follow(
     command_id: str,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     offset: Offset = 0,
 ) -> Response:
     """What it wrote and writes, as events `log`, each with the next offset for its id; the last one
     is `command_end`. `Last-Event-ID` goes before `offset`."""
     after = sse.last_event_id(request) or offset
-    events = _events(house, caller, (sandbox_id, conversation, command_id), after)
+    events = _events(service, caller, (sandbox_id, conversation, command_id), after)
     return await sse.stream(events, request=request)
 
 
@@ -202,10 +207,10 @@ async def write(
     command_id: str,
     written: StdinReply,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
 ) -> OkBody:
     """Feed its standard input; 409 `stdin_full` while it does not read what it has."""
-    async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
+    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         command = await (await use.existing(conversation)).commands.get(command_id)
         await command.write(None if written.text is None else text_from_json(written.text))
     return OkBody()
@@ -217,25 +222,25 @@ async def stop(
     conversation: str,
     command_id: str,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     asked: Stop | None = None,
 ) -> CommandBody:
     """SIGTERM, then SIGKILL; what has ended stays as it is."""
-    async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
+    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         command = await (await use.existing(conversation)).commands.get(command_id)
         ended = await command.stop(grace_s=(asked or Stop()).grace_s)
     await record(
-        house, caller, "command.stop", use.view.id, conversation=conversation, command=ended.id
+        service, caller, "command.stop", use.view.id, conversation=conversation, command=ended.id
     )
     return CommandBody.model_validate(status_to_json(ended))
 
 
 @of_runs.post("/stdin", responses=_LOOK)
 async def feed(
-    sandbox_id: str, run_id: str, written: StdinReply, caller: CallerDep, house: HouseDep
+    sandbox_id: str, run_id: str, written: StdinReply, caller: CallerDep, service: ServiceDep
 ) -> OkBody:
     """Feed a command that goes on as a run, and was started with `stdin_open`."""
-    handle = await house.runs.attach(caller, sandbox_id, run_id)
+    handle = await service.runs.attach(caller, sandbox_id, run_id)
     await handle.write(None if written.text is None else text_from_json(written.text))
     return OkBody()
 
@@ -245,10 +250,10 @@ async def _body(command: BackgroundCommand) -> CommandBody:
 
 
 async def _events(
-    house: Service, caller: Caller, names: tuple[str, str, str], offset: int
+    service: Service, caller: Caller, names: tuple[str, str, str], offset: int
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
     sandbox_id, conversation, command_id = names
-    async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
+    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         command = await (await use.existing(conversation)).commands.get(command_id)
         at = offset
         async with aclosing(command.follow(offset)) as pieces:

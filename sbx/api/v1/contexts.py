@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, StringConstraints
 
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.v1.lifecycle import ReceiptBody
 from sbx.api.v1.models import OkBody
@@ -46,10 +46,10 @@ class ContextList(BaseModel):
 
 @router.get("", responses=_ERRORS)
 async def contexts(
-    sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
 ) -> ContextList:
     """All contexts of a conversation; nothing starts for this."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         found = await (await use.existing(conversation)).contexts.list()
@@ -58,26 +58,26 @@ async def contexts(
 
 @router.post("", status_code=201, responses=_ERRORS)
 async def create(
-    sandbox_id: str, conversation: str, new: NewContext, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, new: NewContext, caller: CallerDep, service: ServiceDep
 ) -> ContextBody:
     """Make another context and start its kernel; where that fails there is none."""
     check_context(new.name)
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", conversation=conversation
     ) as use:
         made = await _shown(await use.conversation(conversation).contexts.create(new.name))
     await record(
-        house, caller, "context.create", use.view.id, conversation=conversation, context=new.name
+        service, caller, "context.create", use.view.id, conversation=conversation, context=new.name
     )
     return made
 
 
 @router.get("/{context}", responses=_ERRORS)
 async def context(
-    sandbox_id: str, conversation: str, context: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, context: str, caller: CallerDep, service: ServiceDep
 ) -> ContextBody:
     """One context; nothing starts for this."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         return await _shown(await (await use.existing(conversation)).contexts.get(context))
@@ -85,56 +85,56 @@ async def context(
 
 @router.delete("/{context}", status_code=204, responses=_ERRORS)
 async def delete(
-    sandbox_id: str, conversation: str, context: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, context: str, caller: CallerDep, service: ServiceDep
 ) -> None:
     """End its kernel and what runs or waits in it, for good; files stay."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         await (await use.existing(conversation)).contexts.delete(context)
     await record(
-        house, caller, "context.delete", use.view.id, conversation=conversation, context=context
+        service, caller, "context.delete", use.view.id, conversation=conversation, context=context
     )
 
 
 @router.post("/{context}/restart", responses=_ERRORS)
 async def restart(
-    sandbox_id: str, conversation: str, context: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, context: str, caller: CallerDep, service: ServiceDep
 ) -> ReceiptBody:
     """End its kernel and what runs or waits in it, and start another: a clean namespace."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", conversation=conversation
     ) as use:
         one = await (await use.existing(conversation)).contexts.get(context)
         receipt = await one.restart()
     await record(
-        house, caller, "context.restart", use.view.id, conversation=conversation, context=context
+        service, caller, "context.restart", use.view.id, conversation=conversation, context=context
     )
     return ReceiptBody(receipt=receipt.to_dict())
 
 
 @router.post("/{context}/stop", responses=_ERRORS)
 async def stop(
-    sandbox_id: str, conversation: str, context: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, context: str, caller: CallerDep, service: ServiceDep
 ) -> OkBody:
     """End its kernel and what runs in it; the next run starts another."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         await (await (await use.existing(conversation)).contexts.get(context)).stop()
     await record(
-        house, caller, "context.stop", use.view.id, conversation=conversation, context=context
+        service, caller, "context.stop", use.view.id, conversation=conversation, context=context
     )
     return OkBody()
 
 
 @router.post("/{context}/interrupt", responses=_ERRORS)
 async def interrupt(
-    sandbox_id: str, conversation: str, context: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, context: str, caller: CallerDep, service: ServiceDep
 ) -> InterruptReply:
     """Interrupt what runs now in this context, as Ctrl-C would; the variables stay."""
     check_context(context)
-    done = await house.runs.interrupt(caller, sandbox_id, conversation, context)
+    done = await service.runs.interrupt(caller, sandbox_id, conversation, context)
     return InterruptReply(interrupted=done)
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HeldDep, HouseDep
+from sbx.api.auth import CallerDep, HeldDep, ServiceDep
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.multipart import slot
@@ -92,12 +92,12 @@ async def read(
     path: Path,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     held: HeldDep,
 ) -> Response:
     """The bytes of a file, or a range of them."""
     talk, _ = await held.enter_async_context(
-        conversation_lease(house, caller, sandbox_id, conversation, "files:read")
+        conversation_lease(service, caller, sandbox_id, conversation, "files:read")
     )
     stream = await held.enter_async_context(await talk.files.open_stream(path))
     return files_response(request, stream, name=stream.entry.name)
@@ -110,11 +110,13 @@ async def write(
     path: Path,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
 ) -> WriteReply:
     """Make or replace a file in one step, with the directories it needs."""
     async with (
-        conversation_lease(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
+        conversation_lease(
+            service, caller, sandbox_id, conversation, "files:write", makes=True
+        ) as (
             talk,
             view,
         ),
@@ -123,7 +125,7 @@ async def write(
         with metrics.uploading() as upload:
             upload.size = await talk.files.write_stream(path, body_of(request))
     await record(
-        house,
+        service,
         caller,
         "file.write",
         view.id,
@@ -136,26 +138,26 @@ async def write(
 
 @router.delete("/files", responses=_ERRORS)
 async def delete(
-    sandbox_id: str, conversation: str, path: Path, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, path: Path, caller: CallerDep, service: ServiceDep
 ) -> Deleted:
     """Delete a file, or a directory with all below it."""
     async with conversation_lease(
-        house, caller, sandbox_id, conversation, "files:write", frees=True
+        service, caller, sandbox_id, conversation, "files:write", frees=True
     ) as (
         talk,
         view,
     ):
         deleted = await talk.files.delete(path)
-    await record(house, caller, "file.delete", view.id, conversation=conversation, path=path)
+    await record(service, caller, "file.delete", view.id, conversation=conversation, path=path)
     return Deleted(deleted=deleted)
 
 
 @router.get("/stat", responses=_ERRORS)
 async def stat(
-    sandbox_id: str, conversation: str, path: Path, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, path: Path, caller: CallerDep, service: ServiceDep
 ) -> EntryBody:
     """What a name stands for."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:read") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:read") as (
         talk,
         _,
     ):
@@ -167,12 +169,12 @@ async def list_(
     sandbox_id: str,
     conversation: str,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     path: Path = ".",
     max_depth: Annotated[int, Query(ge=1, le=1000)] = 1,
 ) -> ListingBody:
     """What lies in a directory, by path."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:read") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:read") as (
         talk,
         _,
     ):
@@ -182,18 +184,18 @@ async def list_(
 
 @router.post("/directories", responses=_ERRORS)
 async def make_directory(
-    sandbox_id: str, conversation: str, asked: Directory, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, asked: Directory, caller: CallerDep, service: ServiceDep
 ) -> OkBody:
     """Make a directory, with those it lies in."""
     async with conversation_lease(
-        house, caller, sandbox_id, conversation, "files:write", makes=True
+        service, caller, sandbox_id, conversation, "files:write", makes=True
     ) as (
         talk,
         view,
     ):
         await talk.files.make_directory(asked.path)
     await record(
-        house, caller, "directory.create", view.id, conversation=conversation, path=asked.path
+        service, caller, "directory.create", view.id, conversation=conversation, path=asked.path
     )
     return OkBody()
 
@@ -203,10 +205,10 @@ async def make_directory(
 
 @router.get("/uploads", responses=_ERRORS)
 async def uploads(
-    sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
 ) -> UploadList:
     """What was put in, by name."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:read") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:read") as (
         talk,
         _,
     ):
@@ -221,18 +223,20 @@ async def put(
     name: str,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
 ) -> UploadBody:
     """Put a file in, read-only inside; the same name replaces in one step."""
     async with (
-        conversation_lease(house, caller, sandbox_id, conversation, "files:write", makes=True) as (
+        conversation_lease(
+            service, caller, sandbox_id, conversation, "files:write", makes=True
+        ) as (
             talk,
             view,
         ),
         slot(request, caller),
     ):
         source = (name, body_of(request))
-        made = await store_upload(house, caller, conversation, talk, view, body=source)
+        made = await store_upload(service, caller, conversation, talk, view, body=source)
     return upload_body(made)
 
 
@@ -243,12 +247,12 @@ async def get(
     name: str,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     held: HeldDep,
 ) -> Response:
     """The bytes of an upload, or a range of them."""
     talk, _ = await held.enter_async_context(
-        conversation_lease(house, caller, sandbox_id, conversation, "files:read")
+        conversation_lease(service, caller, sandbox_id, conversation, "files:read")
     )
     stream = await held.enter_async_context(await talk.uploads.open_stream(name))
     etag = stream.upload.sha256 if stream.upload is not None else None
@@ -257,22 +261,22 @@ async def get(
 
 @router.delete("/uploads/{name}", status_code=204, responses=_ERRORS)
 async def remove(
-    sandbox_id: str, conversation: str, name: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, name: str, caller: CallerDep, service: ServiceDep
 ) -> None:
     """Take an upload away."""
     async with conversation_lease(
-        house, caller, sandbox_id, conversation, "files:write", frees=True
+        service, caller, sandbox_id, conversation, "files:write", frees=True
     ) as (
         talk,
         view,
     ):
         await talk.uploads.delete(name)
-        await rows.forget(house.pending, view.id, conversation, name)
-    await record(house, caller, "upload.delete", view.id, conversation=conversation, name=name)
+        await rows.forget(service.pending, view.id, conversation, name)
+    await record(service, caller, "upload.delete", view.id, conversation=conversation, name=name)
 
 
 async def store_upload(
-    house: Service,
+    service: Service,
     caller: Caller,
     conversation: str,
     talk: Conversation,
@@ -293,7 +297,7 @@ async def store_upload(
             made = await talk.uploads.put_stream(*body, limits)
         upload.size = made.size
     await rows.put(
-        house.pending,
+        service.pending,
         rows.UploadRow(
             view.id,
             conversation,
@@ -305,7 +309,7 @@ async def store_upload(
         ),
     )
     await record(
-        house,
+        service,
         caller,
         "upload.put",
         view.id,
@@ -319,7 +323,7 @@ async def store_upload(
 
 @asynccontextmanager
 async def conversation_lease(
-    house: Service,
+    service: Service,
     caller: Caller,
     sandbox_id: str,
     conversation: str,
@@ -330,7 +334,7 @@ async def conversation_lease(
 ) -> AsyncIterator[tuple[Conversation, SandboxView]]:
     """Only what `makes` something there makes the conversation for it. What only `frees` space is
     not refused on a full disk."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope=scope, frees=frees, conversation=conversation
     ) as use:
         talk = use.conversation(conversation) if makes else await use.existing(conversation)

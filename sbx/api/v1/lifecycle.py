@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.v1.bay.models import SandboxResponse
 from sbx.api.v1.bay.sandboxes import shown
@@ -74,48 +74,50 @@ class Inspection(BaseModel):
 
 @router.post("/conversations/{conversation}/start", responses=_ERRORS)
 async def start(
-    sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
 ) -> ReceiptBody:
     """Start the kernel now instead of with the first run."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", conversation=conversation
     ) as use:
         receipt = await use.conversation(conversation).start()
-    await record(house, caller, "conversation.start", use.view.id, conversation=conversation)
+    await record(service, caller, "conversation.start", use.view.id, conversation=conversation)
     return ReceiptBody(receipt=receipt.to_dict())
 
 
 @router.post("/conversations/{conversation}/stop", responses=_ERRORS)
-async def stop(sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep) -> OkBody:
+async def stop(
+    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
+) -> OkBody:
     """End the kernel and what runs in it; files stay, and the next run starts another."""
-    async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
+    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         _check_bounds(caller, use.view, conversation)
         if (found := use.box.known(conversation)) is not None:
             await found.stop()
     if found is not None:
-        await record(house, caller, "conversation.stop", use.view.id, conversation=conversation)
+        await record(service, caller, "conversation.stop", use.view.id, conversation=conversation)
     return OkBody()
 
 
 @router.get("/conversations/{conversation}/receipt", responses=_ERRORS)
 async def receipt(
-    sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
 ) -> ReceiptBody:
     """Which walls stand around the live kernel, read back from it now; nothing starts for this."""
-    view = await house.sandboxes.get(caller, sandbox_id)
+    view = await service.sandboxes.get(caller, sandbox_id)
     _check_bounds(caller, view, conversation)
-    live = {(one.conversation, one.name): one for one in house.sandboxes.live(view.id)}
+    live = {(one.conversation, one.name): one for one in service.sandboxes.live(view.id)}
     kernel = live.get((conversation, DEFAULT_CONTEXT))
     standing = await kernel.read_receipt() if kernel is not None else None
     return ReceiptBody(receipt=standing.to_dict() if standing is not None else None)
 
 
 @router.get("/inspect", responses=_ERRORS)
-async def inspect(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Inspection:
+async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> Inspection:
     """The sandbox, its conversations, and its live kernels with their receipts."""
-    view = await house.sandboxes.get(caller, sandbox_id)
-    seen = await house.sandboxes.conversations(caller, sandbox_id)
-    live = house.sandboxes.live(view.id) if caller.may("execute") else []
+    view = await service.sandboxes.get(caller, sandbox_id)
+    seen = await service.sandboxes.conversations(caller, sandbox_id)
+    live = service.sandboxes.live(view.id) if caller.may("execute") else []
     whole = caller.whole_sandbox and caller.may("execute")
     return Inspection(
         sandbox=shown(view, containers=True),
@@ -145,7 +147,7 @@ async def inspect(sandbox_id: str, caller: CallerDep, house: HouseDep) -> Inspec
                 read_only=one.read_only,
                 source=one.source if caller.operator else None,
             )
-            for one in house.sandboxes.attached(caller, view.id)
+            for one in service.sandboxes.attached(caller, view.id)
         ],
         kernels=[
             KernelBody(

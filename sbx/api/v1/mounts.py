@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, StringConstraints
 
 from sbx.api.acts import record
-from sbx.api.auth import HouseDep, OperatorDep
+from sbx.api.auth import OperatorDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.protocol.mounts import Mount
 
@@ -38,33 +38,33 @@ class AttachmentList(BaseModel):
 
 
 @router.get("", responses=_ERRORS)
-async def attachments(sandbox_id: str, caller: OperatorDep, house: HouseDep) -> AttachmentList:
+async def attachments(sandbox_id: str, caller: OperatorDep, service: ServiceDep) -> AttachmentList:
     """What is attached, by the path inside; nothing starts for this."""
-    found = house.sandboxes.attached(caller, sandbox_id)
+    found = service.sandboxes.attached(caller, sandbox_id)
     return AttachmentList(items=[_body(one) for one in found])
 
 
 @router.post("", status_code=201, responses=_ERRORS)
 async def attach(
-    sandbox_id: str, new: NewAttachment, caller: OperatorDep, house: HouseDep
+    sandbox_id: str, new: NewAttachment, caller: OperatorDep, service: ServiceDep
 ) -> AttachmentBody:
     """Show a directory in every kernel of the sandbox, those that live and those that start later,
     until it is detached, the sandbox is deleted, or the service ends."""
-    made = await house.sandboxes.attach(
+    made = await service.sandboxes.attach(
         caller, sandbox_id, new.source, new.target, read_only=new.read_only
     )
     told = {"source": made.source, "target": made.target, "read_only": made.read_only}
-    await record(house, caller, "sandbox.attach", sandbox_id, **told)
+    await record(service, caller, "sandbox.attach", sandbox_id, **told)
     return _body(made)
 
 
 @router.delete("", status_code=204, responses=_ERRORS)
 async def detach(
-    sandbox_id: str, target: Annotated[Target, Query()], caller: OperatorDep, house: HouseDep
+    sandbox_id: str, target: Annotated[Target, Query()], caller: OperatorDep, service: ServiceDep
 ) -> None:
     """Show it no more; what is open of it stays open."""
-    await house.sandboxes.detach(caller, sandbox_id, target)
-    await record(house, caller, "sandbox.detach", sandbox_id, target=target)
+    await service.sandboxes.detach(caller, sandbox_id, target)
+    await record(service, caller, "sandbox.detach", sandbox_id, target=target)
 
 
 def _body(one: Mount) -> AttachmentBody:

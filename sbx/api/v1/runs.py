@@ -12,7 +12,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from sbx.api import sse
-from sbx.api.auth import CallerDep, HouseDep, caller, house
+from sbx.api.auth import CallerDep, ServiceDep, caller, service
 from sbx.api.encoding import encoded_event, encoded_run
 from sbx.api.errors import documented
 from sbx.api.v1.models import OkBody
@@ -115,7 +115,7 @@ class InputLine(BaseModel):
     },
 )
 async def run(
-    sandbox_id: str, conversation: str, request: Request, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
     """Run a cell, a command or a script. Code that fails is a success of this call."""
     asked = _read(await request.body())
@@ -133,7 +133,7 @@ async def run(
         context=check_context(asked.context),
         args=asked.args,
     )
-    handle = await house.runs.start(caller, sandbox_id, conversation, ask)
+    handle = await service.runs.start(caller, sandbox_id, conversation, ask)
     if asked.stream or sse.wanted(request):
         return await sse.stream(_events(handle), request=request)
     result = await (_attended(handle, request) if asked.attended else handle.result())
@@ -161,33 +161,35 @@ class FastRunRoute(Route):
 async def _run(request: Request) -> Response:
     names = request.path_params
     return await run(
-        names["sandbox_id"], names["conversation"], request, await caller(request), house(request)
+        names["sandbox_id"], names["conversation"], request, await caller(request), service(request)
     )
 
 
 @router.post("/conversations/{conversation}/interrupt", responses=documented(404, 409))
 async def interrupt(
-    sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
 ) -> InterruptReply:
     """Interrupt what runs now, as Ctrl-C would; the variables stay."""
-    return InterruptReply(interrupted=await house.runs.interrupt(caller, sandbox_id, conversation))
+    return InterruptReply(
+        interrupted=await service.runs.interrupt(caller, sandbox_id, conversation)
+    )
 
 
 @router.post("/runs/{run_id}/interrupt", responses=documented(404, 409))
 async def interrupt_run(
-    sandbox_id: str, run_id: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, run_id: str, caller: CallerDep, service: ServiceDep
 ) -> InterruptReply:
     """Interrupt this run and no other; one that waits for its turn is taken out of the queue."""
-    handle = await house.runs.attach(caller, sandbox_id, run_id)
+    handle = await service.runs.attach(caller, sandbox_id, run_id)
     return InterruptReply(interrupted=await handle.interrupt())
 
 
 @router.post("/runs/{run_id}/input", responses=documented(404, 409))
 async def answer(
-    sandbox_id: str, run_id: str, line: InputLine, caller: CallerDep, house: HouseDep
+    sandbox_id: str, run_id: str, line: InputLine, caller: CallerDep, service: ServiceDep
 ) -> OkBody:
     """Answer the oldest question of an interactive run."""
-    handle = await house.runs.attach(caller, sandbox_id, run_id)
+    handle = await service.runs.attach(caller, sandbox_id, run_id)
     await handle.answer(None if line.text is None else text_from_json(line.text))
     return OkBody()
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.v1.files import ListingBody, Path, conversation_lease, entry_body
 from sbx.protocol.files import Kind
@@ -44,13 +44,13 @@ async def find(
     conversation: str,
     pattern: Pattern,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     path: Path = ".",
     kind: Kind | None = None,
     max_results: Most = 1000,
 ) -> ListingBody:
     """What lies below a directory and has a name, or a path, like the glob `pattern`."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:read") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:read") as (
         talk,
         _,
     ):
@@ -64,7 +64,7 @@ async def grep(
     conversation: str,
     pattern: Pattern,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     path: Path = ".",
     regex: bool = False,
     ignore_case: bool = False,
@@ -72,7 +72,7 @@ async def grep(
     max_matches: Most = 1000,
 ) -> MatchesBody:
     """The lines of text files that have `pattern`: plain text, or an expression of RE2's."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:read") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:read") as (
         talk,
         _,
     ):

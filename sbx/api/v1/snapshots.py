@@ -10,7 +10,7 @@ from pydantic import BaseModel, StringConstraints
 
 from sbx.aio import run_to_completion
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.v1.files import conversation_lease
 from sbx.api.v1.models import OkBody
@@ -77,57 +77,57 @@ async def rehearse(
     asked: NewRehearsal,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
 ) -> Response:
     """Run a command on a frozen copy of the files, in a jail of its own and without network. Code
     that fails is a success of this call; when the caller goes, nothing of it is left."""
     async with conversation_lease(
-        house, caller, sandbox_id, conversation, "execute", makes=True
+        service, caller, sandbox_id, conversation, "execute", makes=True
     ) as (
         talk,
         view,
     ):
         made = await _while_here(talk, asked, request)
     told = {"conversation": conversation, "command": asked.command, "rehearsal": made.id}
-    await record(house, caller, "rehearsal.create", view.id, **told)
+    await record(service, caller, "rehearsal.create", view.id, **told)
     content = encode(_body(made))
     return Response(content, status_code=201, media_type="application/json")
 
 
 @router.post("/rehearsals/{rehearsal}/commit", responses=_ERRORS)
 async def commit(
-    sandbox_id: str, conversation: str, rehearsal: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, rehearsal: str, caller: CallerDep, service: ServiceDep
 ) -> OkBody:
     """Make the very same changes, all or none. 409 `workspace_changed` when what it touches is not
     as it was: it is gone then, and may be rehearsed again."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:write") as (
         talk,
         view,
     ):
         await talk.rehearsals.get(rehearsal).commit()
     told = {"conversation": conversation, "rehearsal": rehearsal}
-    await record(house, caller, "rehearsal.commit", view.id, **told)
+    await record(service, caller, "rehearsal.commit", view.id, **told)
     return OkBody()
 
 
 @router.delete("/rehearsals/{rehearsal}", status_code=204, responses=documented(404, 409))
 async def discard(
-    sandbox_id: str, conversation: str, rehearsal: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, rehearsal: str, caller: CallerDep, service: ServiceDep
 ) -> None:
     """Nothing of it remains."""
     async with conversation_lease(
-        house, caller, sandbox_id, conversation, "execute", frees=True
+        service, caller, sandbox_id, conversation, "execute", frees=True
     ) as (talk, _):
         await talk.rehearsals.get(rehearsal).discard()
 
 
 @router.post("/checkpoints", status_code=201, responses=_ERRORS)
 async def checkpoint(
-    sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
 ) -> CheckpointBody:
     """Keep the files as they are now, to be put back; the oldest of them gives way."""
     async with conversation_lease(
-        house, caller, sandbox_id, conversation, "files:write", makes=True
+        service, caller, sandbox_id, conversation, "files:write", makes=True
     ) as (
         talk,
         _,
@@ -137,26 +137,26 @@ async def checkpoint(
 
 @router.post("/checkpoints/{checkpoint}/restore", responses=_ERRORS)
 async def restore(
-    sandbox_id: str, conversation: str, checkpoint: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, checkpoint: str, caller: CallerDep, service: ServiceDep
 ) -> RestoredBody:
     """Make the files again what they were, all or none."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:write") as (
         talk,
         view,
     ):
         changes = await talk.checkpoints.get(checkpoint).restore()
     told = {"conversation": conversation, "checkpoint": checkpoint}
-    await record(house, caller, "checkpoint.restore", view.id, **told)
+    await record(service, caller, "checkpoint.restore", view.id, **told)
     return RestoredBody(changes=[FileChangeBody(**to_json(one)) for one in changes])
 
 
 @router.delete("/checkpoints/{checkpoint}", status_code=204, responses=documented(404, 409))
 async def forget(
-    sandbox_id: str, conversation: str, checkpoint: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, checkpoint: str, caller: CallerDep, service: ServiceDep
 ) -> None:
     """Nothing of it remains."""
     async with conversation_lease(
-        house, caller, sandbox_id, conversation, "files:write", frees=True
+        service, caller, sandbox_id, conversation, "files:write", frees=True
     ) as (
         talk,
         _,

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from starlette.websockets import WebSocketDisconnect
 
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HouseDep, authenticate, check_origin, house, known
+from sbx.api.auth import CallerDep, ServiceDep, authenticate, check_origin, known, service
 from sbx.api.errors import broken, documented, error_response
 from sbx.api.shares import Slot, share
 from sbx.errors import BadRequest, Conflict, Denied, SbxError
@@ -93,10 +93,10 @@ class ScreenBody(BaseModel):
 
 @router.get("", responses=_ERRORS)
 async def terminals(
-    sandbox_id: str, conversation: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
 ) -> TerminalList:
     """The terminals of a conversation; nothing starts for this."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         found = await (await use.existing(conversation)).terminals.list()
@@ -105,29 +105,29 @@ async def terminals(
 
 @router.post("", status_code=201, responses=_ERRORS)
 async def create(
-    sandbox_id: str, conversation: str, new: NewTerminal, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, new: NewTerminal, caller: CallerDep, service: ServiceDep
 ) -> TerminalBody:
     """Open a terminal with a shell or a command on it, whether or not anybody attaches."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", conversation=conversation
     ) as use:
         made = await use.conversation(conversation).terminals.open(
             rows=new.rows, columns=new.columns, command=new.command, cwd=new.cwd, env=new.env
         )
     await record(
-        house, caller, "terminal.open", use.view.id, conversation=conversation, terminal=made.id
+        service, caller, "terminal.open", use.view.id, conversation=conversation, terminal=made.id
     )
     return _shown(made.now())
 
 
 @router.get("/{terminal}", responses=_ERRORS)
 async def terminal(
-    sandbox_id: str, conversation: str, terminal: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, terminal: str, caller: CallerDep, service: ServiceDep
 ) -> TerminalBody:
     """One terminal; to attach to it, open a WebSocket at `…/{terminal}/attach`: binary messages are
     bytes as they are, both ways, `{"type": "resize", "rows", "columns"}` sets the size, and
     `{"type": "ended", "exit_code", "reason"}` is the last one."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         found = await (await use.existing(conversation)).terminals.get(terminal)
@@ -136,10 +136,10 @@ async def terminal(
 
 @router.get("/{terminal}/screen", responses=_ERRORS)
 async def screen(
-    sandbox_id: str, conversation: str, terminal: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, terminal: str, caller: CallerDep, service: ServiceDep
 ) -> ScreenBody:
     """What it shows now, or showed last, as text."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         found = await (await use.existing(conversation)).terminals.get(terminal)
@@ -156,10 +156,10 @@ async def resize(
     terminal: str,
     size: Size,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
 ) -> TerminalBody:
     """Give it another size; linux tells whoever runs there."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         found = await (await use.existing(conversation)).terminals.get(terminal)
@@ -169,15 +169,15 @@ async def resize(
 
 @router.delete("/{terminal}", status_code=204, responses=_ERRORS)
 async def close(
-    sandbox_id: str, conversation: str, terminal: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, terminal: str, caller: CallerDep, service: ServiceDep
 ) -> None:
     """Hang up, kill what is left of its session after a second, and forget it."""
-    async with house.sandboxes.using(
+    async with service.sandboxes.using(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         await (await use.existing(conversation)).terminals.close(terminal)
     await record(
-        house, caller, "terminal.close", use.view.id, conversation=conversation, terminal=terminal
+        service, caller, "terminal.close", use.view.id, conversation=conversation, terminal=terminal
     )
 
 
@@ -191,7 +191,7 @@ async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal
     held: Slot | None = None
     try:
         check_origin(socket)
-        caller, whole = await known(socket), house(socket)
+        caller, whole = await known(socket), service(socket)
         size = _size(socket)
         held = share(socket, "followers")
         async with whole.sandboxes.using(

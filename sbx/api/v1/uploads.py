@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field, StringConstraints
 
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.multipart import slot
 from sbx.api.v1.files import RAW, UploadBody, body_of, conversation_lease, store_upload, upload_body
@@ -56,11 +56,11 @@ class Finished(BaseModel):
 
 @router.post("", status_code=201, responses=_ERRORS)
 async def begin(
-    sandbox_id: str, conversation: str, new: NewPartial, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, new: NewPartial, caller: CallerDep, service: ServiceDep
 ) -> PartialBody:
     """Begin one; nothing is seen of it before it is finished."""
     async with conversation_lease(
-        house, caller, sandbox_id, conversation, "files:write", makes=True
+        service, caller, sandbox_id, conversation, "files:write", makes=True
     ) as (
         talk,
         _,
@@ -70,11 +70,11 @@ async def begin(
 
 @router.get("/{partial_id}", responses=_ERRORS)
 async def get(
-    sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, service: ServiceDep
 ) -> PartialBody:
     """How far it is: where to go on after a lost connection."""
     async with conversation_lease(
-        house, caller, sandbox_id, conversation, "files:write", frees=True
+        service, caller, sandbox_id, conversation, "files:write", frees=True
     ) as (
         talk,
         _,
@@ -91,11 +91,11 @@ async def append(
     sha256: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")],
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
 ) -> PartialBody:
     """Add a piece at the offset; one that does not come whole leaves nothing."""
     async with (
-        conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (talk, _),
+        conversation_lease(service, caller, sandbox_id, conversation, "files:write") as (talk, _),
         slot(request, caller),
     ):
         body = body_of(request)
@@ -109,16 +109,16 @@ async def finish(
     partial_id: str,
     whole: FinishUpload,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
 ) -> Finished:
     """Put it in its place in one step, if it is what its checksum says."""
-    async with conversation_lease(house, caller, sandbox_id, conversation, "files:write") as (
+    async with conversation_lease(service, caller, sandbox_id, conversation, "files:write") as (
         talk,
         view,
     ):
         if talk.files.partials.is_upload(partial_id):
             made = await store_upload(
-                house, caller, conversation, talk, view, partial=(partial_id, whole.sha256)
+                service, caller, conversation, talk, view, partial=(partial_id, whole.sha256)
             )
             return Finished(size=made.size, upload=upload_body(made))
 
@@ -127,17 +127,17 @@ async def finish(
 
         path, size = await talk.files.partials.finish(partial_id, whole.sha256, store)
     told = {"path": path, "size": size}
-    await record(house, caller, "file.write", view.id, conversation=conversation, **told)
+    await record(service, caller, "file.write", view.id, conversation=conversation, **told)
     return Finished(size=size, upload=None)
 
 
 @router.delete("/{partial_id}", status_code=204, responses=_ERRORS)
 async def abort(
-    sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, service: ServiceDep
 ) -> None:
     """Forget it and its bytes."""
     async with conversation_lease(
-        house, caller, sandbox_id, conversation, "files:write", frees=True
+        service, caller, sandbox_id, conversation, "files:write", frees=True
     ) as (
         talk,
         _,

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from sbx.api import sse
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, usage_to_json
 from sbx.service.auth import Caller
@@ -52,23 +52,23 @@ async def usage(
     conversation: str,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     interval_s: Annotated[float, Query(ge=INTERVAL_MIN_S, le=INTERVAL_MAX_S)] = 1.0,
 ) -> UsageBody | Response:
     """What it uses now; no kernel is started for this. Who accepts events gets one now and one
     after each interval, for as long as they listen, which is a use of the sandbox."""
     if sse.wanted(request):
-        events = _events(house, caller, (sandbox_id, conversation), interval_s)
+        events = _events(service, caller, (sandbox_id, conversation), interval_s)
         return await sse.stream(events, request=request)
-    async with house.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
+    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         told = await (await use.existing(conversation)).usage()
         return UsageBody.model_validate(usage_to_json(told))
 
 
 async def _events(
-    house: Service, caller: Caller, names: tuple[str, str], interval_s: float
+    service: Service, caller: Caller, names: tuple[str, str], interval_s: float
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    async with house.sandboxes.using(caller, names[0], scope="execute", starts=False) as use:
+    async with service.sandboxes.using(caller, names[0], scope="execute", starts=False) as use:
         talk = await use.existing(names[1])
         async with aclosing(talk.stream_usage(interval_s)) as looks:
             number = 0

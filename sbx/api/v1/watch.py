@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from sbx.api import sse
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.v1.files import Path, conversation_lease
 from sbx.protocol.files import FileEvent
@@ -28,23 +28,23 @@ async def watch(
     conversation: str,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     path: Path = ".",
     recursive: bool = True,
 ) -> Response:
     """Follow a directory: `started`, then `created`, `modified`, `deleted` with a path, and
     `overflow` where some were missed. Ends with the conversation."""
-    events = _events(house, caller, (sandbox_id, conversation), path, recursive=recursive)
+    events = _events(service, caller, (sandbox_id, conversation), path, recursive=recursive)
     return await sse.stream(events, request=request)
 
 
 async def _events(
-    house: Service, caller: Caller, where: tuple[str, str], path: str, *, recursive: bool
+    service: Service, caller: Caller, where: tuple[str, str], path: str, *, recursive: bool
 ) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
     """The sandbox is in use until the watch stands, and no longer: who looks on keeps nobody from
     the idle time-out."""
     number = 1
-    async with conversation_lease(house, caller, *where, "files:read") as (talk, _):
+    async with conversation_lease(service, caller, *where, "files:read") as (talk, _):
         changes = talk.files.watch(path, recursive=recursive)
         first = await anext(changes)
     async with aclosing(changes):

@@ -1,9 +1,9 @@
 """The seccomp filters: one table, and the programs prebuilt from it.
 
-    table.py       what is refused, how, and why: the file to read and to change
-    compiler.py    table → classic BPF, for x86_64 and aarch64 alike
+    table.py     what is refused, how, and why: the file to read and to change
+    compiler.py  table → classic BPF, for x86_64 and aarch64 alike
     *.bpf          its output, one instruction a line, under the decisions it encodes
-    loader.py      load_filter(name, machine): all that a running sbx needs
+    loader.py  load_filter(name, machine): all that a running sbx needs
 
 `scripts/filters` writes the `.bpf` files again, and tests/meta holds them to the table. They are
 built beforehand so that a jail starts without libseccomp, and so that a change of what is refused

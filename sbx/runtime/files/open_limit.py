@@ -1,4 +1,4 @@
-"""How many conversations of a house hold their files open at once. An open one takes three
+"""How many conversations of a service hold their files open at once. An open one takes three
 descriptors or more, of which a process has a bounded number, and whoever touches many must not
 leave none for others: the least recently used one that nobody uses is closed, and opens again by
 itself at its next use."""

@@ -1,6 +1,6 @@
 """The boxes of projects that live: one for each conversation, from its first use on.
 
-Closed when idle, when its project or conversation goes, and with the house; a box that is closed
+Closed when idle, when its project or conversation goes, and with the service; a box that is closed
 while idle is made again by the next use, which then says of Python that its variables are gone.
 """
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import Clock, in_thread
+from sbx.protocol.pages import Page
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
-from sbx.service.models import Page
 from sbx.service.projects.allowed_paths import ProjectGrounds
 from sbx.service.projects.boxes import Box, BoxWalls, ProjectBoxes
 from sbx.service.projects.client import ProjectServerLink

@@ -7,7 +7,7 @@ from math import ceil
 from fastapi import APIRouter
 
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HouseDep, OperatorDep
+from sbx.api.auth import CallerDep, OperatorDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.v1.bay.models import (
     Collected,
@@ -32,19 +32,19 @@ _IMAGE = "sbx"
 
 
 @router.get("/profiles", responses=documented())
-async def profiles(caller: CallerDep, house: HouseDep, detail: bool = False) -> ProfileList:
+async def profiles(caller: CallerDep, service: ServiceDep, detail: bool = False) -> ProfileList:
     """The policies that a sandbox can be made with, also under their other names."""
-    return ProfileList(items=await asyncio.to_thread(_profiles, house, detail))
+    return ProfileList(items=await asyncio.to_thread(_profiles, service, detail))
 
 
 @router.post("/admin/gc/run", responses=documented(423))
 async def collect(
-    caller: OperatorDep, house: HouseDep, asked: Collection | None = None
+    caller: OperatorDep, service: ServiceDep, asked: Collection | None = None
 ) -> Collected:
     """Collect now what is idle, expired or left over."""
     began = time.monotonic()
-    reports = await house.sandboxes.collect()
-    await record(house, caller, "gc.run", house.instance_id)
+    reports = await service.sandboxes.collect()
+    await record(service, caller, "gc.run", service.instance_id)
     wanted = set(_TASKS if asked is None or asked.tasks is None else asked.tasks)
     results = [
         TaskResult(
@@ -65,25 +65,25 @@ async def collect(
 
 
 @router.get("/admin/gc/status", responses=documented())
-async def collector(caller: OperatorDep, house: HouseDep) -> CollectorStatus:
-    interval = house.settings.gc_interval
+async def collector(caller: OperatorDep, service: ServiceDep) -> CollectorStatus:
+    interval = service.settings.gc_interval
     return CollectorStatus(
         enabled=interval > 0,
-        is_running=house.sandboxes.collecting,
-        instance_id=house.instance_id,
+        is_running=service.sandboxes.collecting,
+        instance_id=service.instance_id,
         interval_seconds=ceil(interval),
         tasks={name: TaskStatus(enabled=True) for name in _TASKS},
     )
 
 
-def _profiles(house: Service, detail: bool) -> list[Profile]:
-    search = house.settings.policy_dirs
+def _profiles(service: Service, detail: bool) -> list[Profile]:
+    search = service.settings.policy_dirs
     found = []
     for info in available(search):
         if info.problem is None:
             policy = load(info.name, search=search)
             found += [
-                _profile(name, info, policy, house, detail) for name in (info.name, *info.aliases)
+                _profile(name, info, policy, service, detail) for name in (info.name, *info.aliases)
             ]
     return found
 
@@ -93,7 +93,9 @@ def _languages(policy: Policy, environments: Environments) -> list[RunLanguage]:
     return [*python, *languages.available(policy, environments)]
 
 
-def _profile(name: str, info: PolicyInfo, policy: Policy, house: Service, detail: bool) -> Profile:
+def _profile(
+    name: str, info: PolicyInfo, policy: Policy, service: Service, detail: bool
+) -> Profile:
     resources = Resources(
         cpus=policy.limits.cpu_quota, memory=f"{policy.limits.memory_max // (1 << 20)}m"
     )
@@ -108,8 +110,8 @@ def _profile(name: str, info: PolicyInfo, policy: Policy, house: Service, detail
         image=_IMAGE,
         resources=resources,
         capabilities=list(policy.capabilities),
-        idle_timeout=ceil(house.settings.idle_timeout),
+        idle_timeout=ceil(service.settings.idle_timeout),
         description=info.description or None,
         containers=[kernel] if detail else None,
-        languages=_languages(policy, Environments(house.settings.environments)),
+        languages=_languages(policy, Environments(service.settings.environments)),
     )

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, encoded
 from sbx.api.v1.bay.models import CargoList, CargoResponse, Limit, NewCargo
@@ -20,39 +20,41 @@ _DEFAULT_MB = 1024  # also told of a managed cargo, which its policy limits
     responses=documented(409, 429),
     openapi_extra=TAKES_KEY,
 )
-async def create(new: NewCargo, request: Request, caller: CallerDep, house: HouseDep) -> Response:
+async def create(
+    new: NewCargo, request: Request, caller: CallerDep, service: ServiceDep
+) -> Response:
     async def work() -> Answer:
         size = _DEFAULT_MB if new.size_limit_mb is None else new.size_limit_mb
-        cargo = await house.sandboxes.create_cargo(caller, size_limit_mb=size)
-        await record(house, caller, "cargo.create", cargo.id, size_limit_mb=size)
+        cargo = await service.sandboxes.create_cargo(caller, size_limit_mb=size)
+        await record(service, caller, "cargo.create", cargo.id, size_limit_mb=size)
         return 201, encoded(_shown(cargo))
 
-    return await answered(request, house, caller, new, work)
+    return await answered(request, service, caller, new, work)
 
 
 @router.get("", responses=documented())
 async def list_(
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     limit: Limit = 50,
     cursor: str | None = None,
     managed: bool = False,
 ) -> CargoList:
     """Those from outside, or with `managed` those that sandboxes made for themselves."""
-    page = await house.sandboxes.cargos(caller, limit=limit, cursor=cursor, managed=managed)
+    page = await service.sandboxes.cargos(caller, limit=limit, cursor=cursor, managed=managed)
     return CargoList(items=[_shown(cargo) for cargo in page.items], next_cursor=page.next_cursor)
 
 
 @router.get("/{cargo_id}", responses=documented(404))
-async def get(cargo_id: str, caller: CallerDep, house: HouseDep) -> CargoResponse:
-    return _shown(await house.sandboxes.cargo(caller, cargo_id))
+async def get(cargo_id: str, caller: CallerDep, service: ServiceDep) -> CargoResponse:
+    return _shown(await service.sandboxes.cargo(caller, cargo_id))
 
 
 @router.delete("/{cargo_id}", status_code=204, responses=documented(404, 409))
-async def delete(cargo_id: str, caller: CallerDep, house: HouseDep) -> None:
+async def delete(cargo_id: str, caller: CallerDep, service: ServiceDep) -> None:
     """Refused while a sandbox uses it."""
-    await house.sandboxes.delete_cargo(caller, cargo_id)
-    await record(house, caller, "cargo.delete", cargo_id)
+    await service.sandboxes.delete_cargo(caller, cargo_id)
+    await record(service, caller, "cargo.delete", cargo_id)
 
 
 def _shown(cargo: WorkspaceView) -> CargoResponse:

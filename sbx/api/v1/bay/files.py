@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HeldDep, HouseDep
+from sbx.api.auth import CallerDep, HeldDep, ServiceDep
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.middleware import CONTENT_MAX
@@ -33,42 +33,46 @@ Path = Annotated[str, Query()]
 
 
 @router.get("/files", response_model=FileContent, responses=_ERRORS)
-async def read(sandbox_id: str, path: Path, caller: CallerDep, house: HouseDep) -> Response:
+async def read(sandbox_id: str, path: Path, caller: CallerDep, service: ServiceDep) -> Response:
     """The text of a file; a large one is downloaded."""
     relative(path)
     with _bays_limits():
-        async with _using(house, caller, sandbox_id, "files:read") as use:
+        async with _using(service, caller, sandbox_id, "files:read") as use:
             content = await _text(use.conversation().files, path)
     return reply(200, encoded({"content": content}))
 
 
 @router.put("/files", responses=_ERRORS, openapi_extra=documented_body(NewContent))
-async def write(sandbox_id: str, request: Request, caller: CallerDep, house: HouseDep) -> OkBody:
+async def write(
+    sandbox_id: str, request: Request, caller: CallerDep, service: ServiceDep
+) -> OkBody:
     """Make or replace a file, with the directories it needs; a large one is uploaded."""
     new = await body_of(request, NewContent)
     relative(new.path)
     with _bays_limits():
-        async with _using(house, caller, sandbox_id, "files:write") as use:
+        async with _using(service, caller, sandbox_id, "files:write") as use:
             written = await use.conversation().files.write(new.path, new.content)
-    await _record(house, use, "file.write", path=new.path, size=written)
+    await _record(service, use, "file.write", path=new.path, size=written)
     return OkBody()
 
 
 @router.delete("/files", responses=_ERRORS)
-async def delete(sandbox_id: str, path: Path, caller: CallerDep, house: HouseDep) -> OkBody:
+async def delete(sandbox_id: str, path: Path, caller: CallerDep, service: ServiceDep) -> OkBody:
     """Delete a file, or a directory with all below it."""
     relative(path)
-    async with _using(house, caller, sandbox_id, "files:write", frees=True) as use:
+    async with _using(service, caller, sandbox_id, "files:write", frees=True) as use:
         await use.conversation().files.delete(path)
-    await _record(house, use, "file.delete", path=path)
+    await _record(service, use, "file.delete", path=path)
     return OkBody()
 
 
 @router.get("/directories", response_model=DirectoryList, responses=_ERRORS)
-async def list_(sandbox_id: str, caller: CallerDep, house: HouseDep, path: Path = ".") -> Response:
+async def list_(
+    sandbox_id: str, caller: CallerDep, service: ServiceDep, path: Path = "."
+) -> Response:
     """What lies in a directory: directories first, then by name; hidden names are left out."""
     relative(path)
-    async with _using(house, caller, sandbox_id, "files:read") as use:
+    async with _using(service, caller, sandbox_id, "files:read") as use:
         listing = await use.conversation().files.list(path)
     shown = sorted(
         (entry for entry in listing if not entry.name.startswith(".")),
@@ -99,11 +103,13 @@ async def list_(sandbox_id: str, caller: CallerDep, house: HouseDep, path: Path 
         }
     },
 )
-async def upload(sandbox_id: str, request: Request, caller: CallerDep, house: HouseDep) -> Uploaded:
+async def upload(
+    sandbox_id: str, request: Request, caller: CallerDep, service: ServiceDep
+) -> Uploaded:
     """Put a file of any size at `path`. Send `path` before `file`: then nothing has to wait."""
     with _bays_limits(), metrics.uploading() as counted:
         async with (
-            _using(house, caller, sandbox_id, "files:write") as use,
+            _using(service, caller, sandbox_id, "files:write") as use,
             slot(request, caller),
         ):
             form = aiter(read_form(request))
@@ -115,9 +121,9 @@ async def upload(sandbox_id: str, request: Request, caller: CallerDep, house: Ho
                         relative(fields["path"]), _then_rest_of_form(part, form, fields)
                     )
                 else:
-                    size = await _file_before_path(house, use, part, form, fields)
+                    size = await _file_before_path(service, use, part, form, fields)
         counted.size = size
-    await _record(house, use, "file.write", path=fields["path"], size=size)
+    await _record(service, use, "file.write", path=fields["path"], size=size)
     return Uploaded(path=fields["path"], size=size)
 
 
@@ -134,12 +140,12 @@ async def download(
     path: Path,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     held: HeldDep,
 ) -> Response:
     """The bytes of a file of any size."""
     relative(path)
-    use = await held.enter_async_context(_using(house, caller, sandbox_id, "files:read"))
+    use = await held.enter_async_context(_using(service, caller, sandbox_id, "files:read"))
     stream = await held.enter_async_context(await use.conversation().files.open_stream(path))
     return files_response(request, stream, name=stream.entry.name)
 
@@ -153,17 +159,17 @@ def relative(path: str) -> str:
 
 
 def _using(
-    house: Service, caller: Caller, sandbox_id: str, scope: str, *, frees: bool = False
+    service: Service, caller: Caller, sandbox_id: str, scope: str, *, frees: bool = False
 ) -> SandboxLease:
     """The bounds of a token are minded before a byte of the body is taken."""
-    return house.sandboxes.using(
+    return service.sandboxes.using(
         caller, sandbox_id, scope=scope, frees=frees, conversation=DEFAULT_CONVERSATION
     )
 
 
-async def _record(house: Service, use: InUse, what: str, **details: Any) -> None:
+async def _record(service: Service, use: InUse, what: str, **details: Any) -> None:
     named = {"conversation": DEFAULT_CONVERSATION, **details}
-    await record(house, use.caller, what, use.view.id, **named)
+    await record(service, use.caller, what, use.view.id, **named)
 
 
 async def _text(files: WorkspaceFiles, path: str) -> str:
@@ -209,14 +215,14 @@ async def _then_rest_of_form(
 
 
 async def _file_before_path(
-    house: Service,
+    service: Service,
     use: InUse,
     part: FormPart,
     form: AsyncIterator[FormPart],
     fields: dict[str, str],
 ) -> int:
     """Some clients send the file before they say where it goes."""
-    directory, most = house.settings.data_dir, use.view.policy.limits.file_size_max
+    directory, most = service.settings.data_dir, use.view.policy.limits.file_size_max
     async with spool_to_disk(_then_rest_of_form(part, form, fields), directory, most) as chunks:
         if "path" not in fields:
             raise BadRequest("the form has no path", hint="send the fields path and file")

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.models import (
     Annotation,
@@ -31,7 +31,7 @@ _NOT_TOLD: dict[str, Any] = {"output": None, "error": None}
 async def entries(
     sandbox_id: str,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     exec_type: Kind | None = None,
     success_only: bool = False,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
@@ -41,7 +41,7 @@ async def entries(
     has_description: bool | None = None,
 ) -> HistoryList:
     """The runs that ended, the last one first; `tags` are several, of which one must be part."""
-    rows, total = await house.runs.entries(
+    rows, total = await service.runs.entries(
         caller,
         sandbox_id,
         exec_type=exec_type,
@@ -57,24 +57,24 @@ async def entries(
 
 @router.get("/last", responses=documented(404))
 async def last(
-    sandbox_id: str, caller: CallerDep, house: HouseDep, exec_type: Kind | None = None
+    sandbox_id: str, caller: CallerDep, service: ServiceDep, exec_type: Kind | None = None
 ) -> HistoryEntry:
-    return _entry(await house.runs.last(caller, sandbox_id, exec_type=exec_type))
+    return _entry(await service.runs.last(caller, sandbox_id, exec_type=exec_type))
 
 
 @router.get("/{execution_id}", responses=documented(404))
 async def entry(
-    sandbox_id: str, execution_id: str, caller: CallerDep, house: HouseDep
+    sandbox_id: str, execution_id: str, caller: CallerDep, service: ServiceDep
 ) -> HistoryEntry:
-    return _entry(await house.runs.entry(caller, sandbox_id, run_id_of(execution_id)))
+    return _entry(await service.runs.entry(caller, sandbox_id, run_id_of(execution_id)))
 
 
 @router.patch("/{execution_id}", responses=documented(404))
 async def annotate(
-    sandbox_id: str, execution_id: str, noted: Annotation, caller: CallerDep, house: HouseDep
+    sandbox_id: str, execution_id: str, noted: Annotation, caller: CallerDep, service: ServiceDep
 ) -> HistoryEntry:
     return _entry(
-        await house.runs.annotate(
+        await service.runs.annotate(
             caller,
             sandbox_id,
             run_id_of(execution_id),

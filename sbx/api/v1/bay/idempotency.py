@@ -35,7 +35,7 @@ _background: set[asyncio.Task[Answer]] = set()
 
 async def answered(
     request: Request,
-    house: Service,
+    service: Service,
     caller: Caller,
     body: BaseModel,
     work: Callable[[], Awaitable[Answer]],
@@ -50,13 +50,13 @@ async def answered(
         status, content = await work()
     else:
         call = fingerprint(request.method, request.url.path, body)
-        status, content = await house.replies.once(caller, key, call, work)
+        status, content = await service.replies.once(caller, key, call, work)
     return reply(status, content)
 
 
 async def streamed(
     request: Request,
-    house: Service,
+    service: Service,
     caller: Caller,
     body: BaseModel,
     start: Callable[[], Awaitable[RunHandle]],
@@ -81,7 +81,7 @@ async def streamed(
         return 200, await content(handle)
 
     call = fingerprint(request.method, request.url.path, body)
-    answer = asyncio.ensure_future(house.replies.once(caller, key, call, work))
+    answer = asyncio.ensure_future(service.replies.once(caller, key, call, work))
     _background.add(answer)
     answer.add_done_callback(_forget)
     await asyncio.wait((started, answer), return_when=asyncio.FIRST_COMPLETED)

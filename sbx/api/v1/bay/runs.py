@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from sbx.api import sse
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.encoding import encoded_event, encoded_run, event_form
 from sbx.api.errors import documented
 from sbx.api.v1.bay.files import relative
@@ -46,7 +46,7 @@ _ERRORS = documented(404, 409, 429, 504)
     openapi_extra=TAKES_KEY,
 )
 async def python(
-    sandbox_id: str, asked: PythonExec, request: Request, caller: CallerDep, house: HouseDep
+    sandbox_id: str, asked: PythonExec, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
     """Run a cell. Code that fails is a success of this call: `success` tells."""
     ask = RunRequest(
@@ -58,7 +58,7 @@ async def python(
     )
     code = asked.code if asked.include_code else None
     return await _run(
-        _Call(request, house, caller, sandbox_id, ask, asked), lambda run: python_body(run, code)
+        _Call(request, service, caller, sandbox_id, ask, asked), lambda run: python_body(run, code)
     )
 
 
@@ -69,7 +69,7 @@ async def python(
     openapi_extra=TAKES_KEY,
 )
 async def shell(
-    sandbox_id: str, asked: ShellExec, request: Request, caller: CallerDep, house: HouseDep
+    sandbox_id: str, asked: ShellExec, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
     """Run a command with /bin/bash -c. A command that fails is a success of this call."""
     if asked.cwd is not None:
@@ -84,14 +84,15 @@ async def shell(
     )
     command = asked.command if asked.include_code else None
     return await _run(
-        _Call(request, house, caller, sandbox_id, ask, asked), lambda run: shell_body(run, command)
+        _Call(request, service, caller, sandbox_id, ask, asked),
+        lambda run: shell_body(run, command),
     )
 
 
 @router.api_route("/browser/{rest:path}", methods=["GET", "POST"], include_in_schema=False)
-async def browser(sandbox_id: str, rest: str, caller: CallerDep, house: HouseDep) -> None:
+async def browser(sandbox_id: str, rest: str, caller: CallerDep, service: ServiceDep) -> None:
     """Bay's browser is not offered by any policy."""
-    view = await house.sandboxes.get(caller, sandbox_id)
+    view = await service.sandboxes.get(caller, sandbox_id)
     raise BadRequest(
         "no policy offers a browser",
         code="capability_not_supported",
@@ -100,9 +101,9 @@ async def browser(sandbox_id: str, rest: str, caller: CallerDep, house: HouseDep
 
 
 @router.post("/interrupt", responses=documented(404, 409))
-async def interrupt(sandbox_id: str, caller: CallerDep, house: HouseDep) -> BayInterruptReply:
+async def interrupt(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> BayInterruptReply:
     """Interrupt what runs now, as Ctrl-C would; the variables stay."""
-    done = await house.runs.interrupt(caller, sandbox_id, DEFAULT_CONVERSATION)
+    done = await service.runs.interrupt(caller, sandbox_id, DEFAULT_CONVERSATION)
     return BayInterruptReply(interrupted=done)
 
 
@@ -112,10 +113,10 @@ async def interrupt(sandbox_id: str, caller: CallerDep, house: HouseDep) -> BayI
     responses={**documented(404), 200: _STREAM},
 )
 async def follow(
-    sandbox_id: str, run_id: str, request: Request, caller: CallerDep, house: HouseDep
+    sandbox_id: str, run_id: str, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
     """The events of a run after `Last-Event-ID`, while it lives and for a minute after its end."""
-    handle = await house.runs.attach(caller, sandbox_id, run_id_of(run_id))
+    handle = await service.runs.attach(caller, sandbox_id, run_id_of(run_id))
     body = python_body if handle.kind == "python" else shell_body
     events = _told(handle, lambda run: body(run, None), sse.last_event_id(request))
     return await sse.stream(events, request=request)
@@ -126,7 +127,7 @@ class _Call:
     """One call of an exec route: who asks for what, and the model that its key is held against."""
 
     request: Request
-    house: Service
+    service: Service
     caller: Caller
     sandbox_id: str
     ask: RunRequest
@@ -134,9 +135,9 @@ class _Call:
 
     async def start(self) -> RunHandle:
         """Bay takes any time-out up to 300 s: one beyond the policy's wall_time is that."""
-        view = await self.house.sandboxes.get(self.caller, self.sandbox_id)
+        view = await self.service.sandboxes.get(self.caller, self.sandbox_id)
         timeout_s = min(float(self.asked.timeout), view.policy.limits.wall_time)
-        return await self.house.runs.start(
+        return await self.service.runs.start(
             self.caller,
             self.sandbox_id,
             DEFAULT_CONVERSATION,
@@ -166,7 +167,7 @@ async def _reply(call: _Call, body: Body) -> Response:
     async def work() -> Answer:
         return 200, await content(await call.start())
 
-    about = call.request, call.house, call.caller, call.asked
+    about = call.request, call.service, call.caller, call.asked
     if call.asked.stream or sse.wanted(call.request):
         events = partial(_told, body=body, after=0)
         return await streamed(*about, call.start, events=events, content=content)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sbx.api import sse
 from sbx.api.acts import record
-from sbx.api.auth import CallerDep, HouseDep
+from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, encoded
 from sbx.api.v1.bay.models import (
@@ -38,11 +38,13 @@ _VERSION = version("sbx")
     responses=documented(404, 409, 429),
     openapi_extra=TAKES_KEY,
 )
-async def create(new: NewSandbox, request: Request, caller: CallerDep, house: HouseDep) -> Response:
+async def create(
+    new: NewSandbox, request: Request, caller: CallerDep, service: ServiceDep
+) -> Response:
     """A new sandbox. Nothing starts yet: its first use does."""
 
     async def work() -> Answer:
-        view = await house.sandboxes.create(
+        view = await service.sandboxes.create(
             caller,
             profile=new.profile,
             narrower=new.narrower,
@@ -51,30 +53,30 @@ async def create(new: NewSandbox, request: Request, caller: CallerDep, house: Ho
             ttl_s=new.ttl if new.ttl is not None and new.ttl > 0 else None,
         )
         await record(
-            house, caller, "sandbox.create", view.id, profile=view.profile, cargo=new.cargo_id
+            service, caller, "sandbox.create", view.id, profile=view.profile, cargo=new.cargo_id
         )
         return 201, encoded(shown(view))
 
-    return await answered(request, house, caller, new, work)
+    return await answered(request, service, caller, new, work)
 
 
 @router.get("", responses=documented())
 async def list_(
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     limit: Limit = 50,
     cursor: str | None = None,
     status: str | None = None,
 ) -> SandboxList:
     """The caller's sandboxes by id; a status that does not exist is passed over, as in Bay."""
     state = State.named(status)
-    page = await house.sandboxes.list(caller, limit=limit, cursor=cursor, state=state)
+    page = await service.sandboxes.list(caller, limit=limit, cursor=cursor, state=state)
     return SandboxList(items=[shown(view) for view in page.items], next_cursor=page.next_cursor)
 
 
 @router.get("/{sandbox_id}", responses=documented(404))
-async def get(sandbox_id: str, caller: CallerDep, house: HouseDep) -> SandboxResponse:
-    return shown(await house.sandboxes.get(caller, sandbox_id), containers=True)
+async def get(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> SandboxResponse:
+    return shown(await service.sandboxes.get(caller, sandbox_id), containers=True)
 
 
 @router.post(
@@ -84,46 +86,46 @@ async def get(sandbox_id: str, caller: CallerDep, house: HouseDep) -> SandboxRes
     openapi_extra=TAKES_KEY,
 )
 async def extend_ttl(
-    sandbox_id: str, asked: BayExtension, request: Request, caller: CallerDep, house: HouseDep
+    sandbox_id: str, asked: BayExtension, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
     """Later by `extend_by` seconds than it would have been, or than now if that is later."""
 
     async def work() -> Answer:
-        view = await house.sandboxes.extend(caller, sandbox_id, asked.extend_by)
-        await record(house, caller, "sandbox.extend", view.id, by_s=asked.extend_by)
+        view = await service.sandboxes.extend(caller, sandbox_id, asked.extend_by)
+        await record(service, caller, "sandbox.extend", view.id, by_s=asked.extend_by)
         return 200, encoded(shown(view))
 
-    return await answered(request, house, caller, asked, work)
+    return await answered(request, service, caller, asked, work)
 
 
 @router.post("/{sandbox_id}/keepalive", responses=documented(404, 409))
-async def keepalive(sandbox_id: str, caller: CallerDep, house: HouseDep) -> OkBody:
+async def keepalive(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> OkBody:
     """Moves the idle deadline and nothing else."""
-    await house.sandboxes.keepalive(caller, sandbox_id)
+    await service.sandboxes.keepalive(caller, sandbox_id)
     return OkBody()
 
 
 @router.post("/{sandbox_id}/stop", responses=documented(404, 409))
-async def stop(sandbox_id: str, caller: CallerDep, house: HouseDep) -> StopBody:
+async def stop(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> StopBody:
     """Ends its kernels and keeps its files; the next use starts another kernel."""
-    await house.sandboxes.stop(caller, sandbox_id)
-    await record(house, caller, "sandbox.stop", sandbox_id)
+    await service.sandboxes.stop(caller, sandbox_id)
+    await record(service, caller, "sandbox.stop", sandbox_id)
     return StopBody()
 
 
 @router.post("/{sandbox_id}/resume", responses=documented(404, 409, 429))
-async def resume(sandbox_id: str, caller: CallerDep, house: HouseDep) -> SandboxResponse:
+async def resume(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> SandboxResponse:
     """Starts its kernel now instead of at the next use."""
-    view = await house.sandboxes.resume(caller, sandbox_id)
-    await record(house, caller, "sandbox.resume", view.id)
+    view = await service.sandboxes.resume(caller, sandbox_id)
+    await record(service, caller, "sandbox.resume", view.id)
     return shown(view, containers=True)
 
 
 @router.delete("/{sandbox_id}", status_code=204, responses=documented(404, 409))
-async def delete(sandbox_id: str, caller: CallerDep, house: HouseDep) -> None:
+async def delete(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> None:
     """Ends it and all that is its own; a cargo from outside is kept."""
-    await house.sandboxes.delete(caller, sandbox_id)
-    await record(house, caller, "sandbox.delete", sandbox_id)
+    await service.sandboxes.delete(caller, sandbox_id)
+    await record(service, caller, "sandbox.delete", sandbox_id)
 
 
 @router.get(
@@ -138,23 +140,23 @@ async def events(
     sandbox_id: str,
     request: Request,
     caller: CallerDep,
-    house: HouseDep,
+    service: ServiceDep,
     limit: Limit = 50,
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,15}$")] = None,
 ) -> Any:
     """What became of it, and why; a stream that goes on where `Accept` asks for one."""
     after = int(cursor) if cursor else sse.last_event_id(request)
     if sse.wanted(request):
-        await house.sandboxes.get(caller, sandbox_id)
-        return await sse.stream(_followed(house, caller, sandbox_id, after), request=request)
-    page = await house.sandboxes.events(caller, sandbox_id, after=after, limit=limit)
+        await service.sandboxes.get(caller, sandbox_id)
+        return await sse.stream(_followed(service, caller, sandbox_id, after), request=request)
+    page = await service.sandboxes.events(caller, sandbox_id, after=after, limit=limit)
     return EventList(items=[_event(one) for one in page.items], next_cursor=page.next_cursor)
 
 
 async def _followed(
-    house: HouseDep, caller: CallerDep, sandbox_id: str, after: int
+    service: ServiceDep, caller: CallerDep, sandbox_id: str, after: int
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    async for event in house.sandboxes.follow(caller, sandbox_id, after=after):
+    async for event in service.sandboxes.follow(caller, sandbox_id, after=after):
         yield event.seq, _event(event).model_dump(mode="json")
 
 
