@@ -30,14 +30,15 @@ from sbx.service.service import Service
 from sbx.service.projects.box import ProjectSession
 from sbx.service.runs import RunRequest
 from sbx.runtime.settings import Settings
-from sbx.workspace import committing
+from sbx.service.projects.sandbox import open_project
+from sbx.workspace.snapshots import apply
 
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 async def commit(talk):
     rehearsal = await talk.rehearse({EFFECT!r})
-    committing.exchange = kill  # the last of its steps, but for modes
+    apply.exchange = kill  # the last of its steps, but for modes
     await rehearsal.commit()
 """
 SERVICE = (

@@ -62,10 +62,10 @@ for line in sys.stdin:
 WRITTEN = """
 import os, signal, sys
 from pathlib import Path
-from sbx.store import opening
+from sbx.store import database
 from sbx.store.migrations import shipped
 
-on = opening.open_writing(Path(sys.argv[1]), shipped())
+on = database.open_writing(Path(sys.argv[1]), shipped())
 on.execute("INSERT INTO removals (directory) VALUES ('in the log')")
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -232,6 +232,7 @@ async def test_parked_homes_of_a_killed_service_are_not_kept(tmp_path: Path) -> 
 KILLED_WITH_A_PROJECT = """
 import asyncio, os, signal, sys
 from pathlib import Path
+from sbx.service.projects.sandbox import open_project
 from sbx.service.service import Service
 from sbx.runtime.settings import Settings
 

@@ -132,7 +132,7 @@ def test_only_the_value_that_ends_a_cell_is_held(
 ) -> None:
     """The others are with the host at once, and wait for no other thread."""
     told = in_python(
-        "from sbx.guest import shell\n"
+        "from sbx.guest.kernel import shell\n"
         "from sbx.guest.start.warmup import _run\n"
         "ip, held = shell.build(), []\n"
         f"ip.ast_node_interactivity = {mode!r}\n"
