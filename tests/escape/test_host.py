@@ -127,7 +127,7 @@ async def test_the_command_line_of_pid_1_tells_no_path_of_the_host(
     """bwrap would stay as PID 1 with every bind on its command line: it does not."""
     words = await tell(box, "open('/proc/1/cmdline').read().split(chr(0))[:-1]")
     script = "cold" if started_by == "cold" else "zygote"
-    assert words == [sys.executable, "-I", f"/opt/sbx/sbx/guest/{script}.py"]
+    assert words == [sys.executable, "-I", f"/opt/sbx/sbx/guest/start/{script}.py"]
 
 
 @pytest.mark.unprivileged

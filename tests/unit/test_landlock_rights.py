@@ -90,7 +90,7 @@ def run(code: str) -> str:
 def test_answer_says_what_is_in_force() -> None:
     told = run(
         "prctl.set_no_new_privs()\n"
-        'domain = landlock.restrict([("/", Files.READ)], scope_signals=True, tcp=[])\n'
+        'domain = landlock.restrict([("/", FileRights.READ)], scope_signals=True, tcp=[])\n'
         "print(*map(int, domain))"
     )
     abi = landlock.abi()
@@ -110,7 +110,9 @@ def test_rules_for_a_file_and_for_an_open_directory_are_taken() -> None:
         "import os\n"
         "prctl.set_no_new_privs()\n"
         'usr = os.open("/usr", os.O_PATH)\n'
-        'landlock.restrict([("/dev/null", Files.EDIT), (usr, Files.READ), ("/tmp", Files(0))])\n'
+        'rules = [("/dev/null", FileRights.EDIT), (usr, FileRights.READ)]\n'
+        'rules.append(("/tmp", FileRights(0)))\n'
+        "landlock.restrict(rules)\n"
         'open("/dev/null", "w"); os.fstat(usr)\n'
         'print("ok", len(os.listdir("/usr")) > 0)'
     )
@@ -123,7 +125,7 @@ def test_no_descriptor_is_left_open() -> None:
         "import os\n"
         "prctl.set_no_new_privs()\n"
         'before = len(os.listdir("/proc/self/fd"))\n'
-        'landlock.restrict([("/", Files.READ)])\n'
+        'landlock.restrict([("/", FileRights.READ)])\n'
         'print(len(os.listdir("/proc/self/fd")) - before)'
     )
     assert told.strip() == "0"

@@ -49,7 +49,7 @@ class Sandboxes:
     def every(self) -> list[One]:
         return list(self._every)
 
-    async def end_one(self, why: str) -> bool:
+    async def evict_one(self, why: str) -> bool:
         if not self.idle:
             return False
         self.idle -= 1
