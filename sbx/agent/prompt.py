@@ -5,7 +5,7 @@ from functools import partial
 
 from sbx.agent.sandbox import InProject, ToolSandbox
 from sbx.protocol.files import Upload
-from sbx.workspace.prompt import uploads_told
+from sbx.workspace.uploads import uploads_told
 
 SYSTEM = """\
 You work in a sandbox: your own /workspace, a Python kernel that keeps its variables between calls,

@@ -2,22 +2,82 @@
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
 
 from sbx.client import checks
 from sbx.client.commands import RemoteCommands
 from sbx.client.contexts import RemoteContexts
 from sbx.client.dry_runs import RemoteCheckpoint, RemoteRehearsal, checkpoint, rehearse
+from sbx.client.errors import failure
 from sbx.client.files import RemoteFiles, RemoteUploads
-from sbx.client.http import target
+from sbx.client.http import connection_lost, query, target
+from sbx.client.http_connection import ConnectionLost
 from sbx.client.runs import OnInput, RemoteRun
-from sbx.client.scripts import script
 from sbx.client.talk import ConversationCalls, SandboxState, cell, command_line, receipt_from
 from sbx.client.terminals import RemoteTerminals
-from sbx.client.usage import stream_usage, usage
+from sbx.errors import Broken
 from sbx.protocol.events import text_to_json
+from sbx.protocol.languages import check_arguments, check_language
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run
-from sbx.protocol.usage import SandboxUsage
+from sbx.protocol.usage import SandboxUsage, usage_from_json
+
+
+# What a sandbox over there uses.
+async def usage(held: SandboxState, path: str) -> SandboxUsage:
+    """`path` is that of the conversation."""
+    held.check()
+    return _usage((await held.wire.call("GET", f"{path}/usage")).json())
+
+
+async def stream_usage(
+    held: SandboxState, path: str, interval_s: float
+) -> AsyncGenerator[SandboxUsage, None]:
+    """One now, and one after each interval. A connection that breaks ends it: Unavailable."""
+    held.check()
+    address = f"{path}/usage{query({'interval_s': interval_s})}"
+    silence_s = max(60.0, interval_s)
+    try:
+        async with aclosing(held.wire.events("GET", address, silence_s=silence_s)) as events:
+            async for _, kind, data in events:
+                if kind == "failure":
+                    raise failure(data)
+                yield _usage(json.loads(data))
+    except ConnectionLost as lost:
+        raise connection_lost(held.wire.address, str(lost)) from lost
+
+
+def _usage(told: Mapping[str, Any]) -> SandboxUsage:
+    try:
+        return usage_from_json(told)
+    except (ValueError, TypeError) as error:
+        raise Broken(f"a usage that is none: {error}", code="foreign_reply") from error
+
+
+# A script in another language, as the service is asked to run it.
+def script(
+    code: str,
+    language: str,
+    *,
+    args: Sequence[str],
+    timeout: float | None,
+    env: Mapping[str, str] | None,
+    stdin: str | None,
+    cwd: str | None,
+) -> dict[str, Any]:
+    """The body of a run. Raises what need not be sent to be refused: BadRequest, TooLarge,
+    InvalidPath."""
+    given = {
+        "kind": check_language(language),
+        "code": checks.text(code, "code"),
+        "args": list(check_arguments(args)) or None,
+        "timeout": checks.timeout(timeout),
+        "cwd": cwd if cwd is None else checks.path(cwd),
+        "env": checks.environment(env),
+        "stdin": stdin if stdin is None else checks.text(stdin, "stdin"),
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 class RemoteConversation:

@@ -13,7 +13,6 @@ from typing import Any, cast
 from sbx.errors import BadRequest, Broken, SbxError, Unavailable
 from sbx.jupyter import parse, serialize
 from sbx.jupyter.channels import Channels
-from sbx.jupyter.comms import Comms
 from sbx.jupyter.connection import CHANNELS
 from sbx.jupyter.history import CellHistory
 from sbx.jupyter.parse import KernelRequest
@@ -30,6 +29,39 @@ _CUT_OFF = RunError("KernelDied", "the kernel sent an invalid frame and was ende
 _ENDED = RunError("KernelDied", "the kernel ended", "")
 _ENDED_BY_US = frozenset({Status.TIMEOUT, Status.KILLED})
 _Content = dict[str, Any]
+
+
+# The open comms, tracked on the host: a front end may ask while the kernel is busy.
+_COMMS_MAX = 20_000  # a large dashboard has some thousands
+_NAME_MAX = 256  # characters of an id, and of a target
+
+
+class Comms:
+    """Tracks the messages of both sides. Comms beyond the limits work, but are not listed."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, str] = {}
+
+    def note(self, message: JupyterMessage) -> None:
+        """Record that one side opened or closed a comm."""
+        name = message.content["comm_id"]
+        if message.kind == "comm_close":
+            self._targets.pop(name, None)
+        elif message.kind == "comm_open" and len(self._targets) < _COMMS_MAX:
+            target = message.content["target_name"]
+            if max(len(name), len(target)) <= _NAME_MAX:
+                self._targets[name] = target
+
+    def listed(self, target: str | None) -> dict[str, Any]:
+        """Return the content of the reply: all comms, or those of one target."""
+        return {
+            "status": "ok",
+            "comms": {
+                name: {"target_name": own_target}
+                for name, own_target in self._targets.items()
+                if target in (None, own_target)
+            },
+        }
 
 
 class RequestHandlers:

@@ -33,7 +33,7 @@ from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import SANDBOX_GONE, Context, StartKernel
 from sbx.runtime.run.contexts import Contexts, ContextStore
-from sbx.runtime.run.questions import OnInput
+from sbx.runtime.run.stdin import OnInput
 from sbx.runtime.snapshots.checkpoints import Checkpoint, Checkpoints
 from sbx.runtime.snapshots.dry_run import DryRun, Rehearsals
 from sbx.runtime.snapshots.snapshots import Snapshots

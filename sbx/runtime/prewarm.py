@@ -21,8 +21,8 @@ from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool.warm_pool import PrewarmedKernel, PrewarmSpec, destroy
 from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy
+from sbx.runtime.files.disk_limit import limited
 from sbx.runtime.files.open_files import OpenFiles, open_files
-from sbx.runtime.files.quota import limited
 from sbx.runtime.resources import RuntimeResources
 
 _log = logging.getLogger(__name__)

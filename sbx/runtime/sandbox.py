@@ -30,6 +30,7 @@ from sbx.protocol.mounts import Mount
 from sbx.protocol.runs import Cause, Event, Run
 from sbx.protocol.usage import SandboxUsage
 from sbx.runtime.conversation import Conversation
+from sbx.runtime.files.disk_limit import limited, refused
 from sbx.runtime.files.files import (
     MountPoints,
     OpenFiles,
@@ -37,7 +38,6 @@ from sbx.runtime.files.files import (
     WorkspaceUploads,
     open_files,
 )
-from sbx.runtime.files.quota import limited, refused
 from sbx.runtime.files.usage import SandboxUsageSource
 from sbx.runtime.honeytokens import Honeytokens, TokenTriggered
 from sbx.runtime.host_sockets import refuse_uncovered
@@ -49,7 +49,7 @@ from sbx.runtime.processes.terminals import Terminals
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.run.context import StartKernel
 from sbx.runtime.run.contexts import Contexts
-from sbx.runtime.run.questions import OnInput
+from sbx.runtime.run.stdin import OnInput
 from sbx.runtime.snapshots.checkpoints import Checkpoint
 from sbx.runtime.snapshots.dry_run import DryRun, is_rehearsal, offline
 from sbx.runtime.snapshots.snapshots import Snapshots

@@ -5,12 +5,11 @@ from collections.abc import Iterable
 from sbx.protocol.files import Copied, FileEntry, Kind, Listing, Matches
 from sbx.workspace import paths
 from sbx.workspace.copy import copy
-from sbx.workspace.edit import replace
+from sbx.workspace.edit import check_mode, chmod, replace
 from sbx.workspace.host_directory import HostDirectory
 from sbx.workspace.move import move
 from sbx.workspace.paths import Location, WorkspaceArea
 from sbx.workspace.patterns import Expression, Glob
-from sbx.workspace.permissions import check_mode, chmod
 from sbx.workspace.search import Grep, Places, find
 from sbx.workspace.streams import FileWriter, OpenFile
 from sbx.workspace.tree import Relative, Tree

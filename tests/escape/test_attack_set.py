@@ -19,11 +19,10 @@ from controls import bare, in_a_jail_without, naively, planted
 
 from sbx import Runtime
 from sbx.doctor.attacks.attack import Attack, Class, Outcome
-from sbx.doctor.attacks.catalogue import TOGETHER
 from sbx.doctor.attacks.decoys import Decoys, laid_out
 from sbx.doctor.attacks.host_side import HOST_SIDE
 from sbx.doctor.attacks.resources import RUNS
-from sbx.doctor.attacks.runner import FEW, attack, outcome_of
+from sbx.doctor.attacks.runner import FEW, TOGETHER, attack, outcome_of
 from sbx.errors import CannotEnforce
 from sbx.isolation.plan import decide_walls
 from sbx.policy import Policy, load

@@ -28,9 +28,8 @@ from test_siblings import SCAN, masked
 
 from sbx.doctor.attacks import probe_program
 from sbx.doctor.attacks.attack import Attack, Outcome
-from sbx.doctor.attacks.catalogue import TOGETHER
 from sbx.doctor.attacks.decoys import Decoys, laid_out
-from sbx.doctor.attacks.runner import limits
+from sbx.doctor.attacks.runner import TOGETHER, limits
 from sbx.policy import load
 
 __all__ = ["jupyter_kernels"]

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from sbx.doctor.attacks.attack import Class
-from sbx.doctor.attacks.catalogue import ALL
+from sbx.doctor.attacks.runner import ALL
 
 ESCAPE = Path(__file__).resolve().parents[1] / "escape"
 

@@ -18,7 +18,7 @@ from sbx.agent.models.replay import Answer, RecordedRequest, Recorder, ReplayMod
 from sbx.agent.settings import NOT_IN_WORKING_DIRECTORY, AgentSettings, read_agent_settings
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.files import Upload
-from sbx.workspace.prompt import uploads_told
+from sbx.workspace.uploads import uploads_told
 from tests.fake_sandbox import FakeSandbox
 
 # -- ReplayModel -----------------------------------------------------------------------------------

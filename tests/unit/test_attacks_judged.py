@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from sbx.doctor.attacks.attack import Attack, Class, Outcome
-from sbx.doctor.attacks.catalogue import ALL
 from sbx.doctor.attacks.probe_program import MARK, outcomes
-from sbx.doctor.attacks.runner import AttackResult, AttackRunner
+from sbx.doctor.attacks.runner import ALL, AttackResult, AttackRunner
 from sbx.doctor.attacks.syscall_numbers import NUMBERS, numbers_of
 from sbx.doctor.host_check import PolicyCheck
 from sbx.doctor.report import AttackReport

@@ -10,7 +10,7 @@ from sbx.isolation import project_quota
 from sbx.isolation.plan import Wall, decide_walls, slows_io
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.policy import load, narrow
-from sbx.runtime.files import quota
+from sbx.runtime.files import disk_limit
 
 FOUND = Layer("disk", True, "project quota of xfs")
 MISSING = Layer("disk", False, "no quota: watched", "/data lies on btrfs", "mount it so")
@@ -40,7 +40,7 @@ def with_layer(layer: Layer, **told: object) -> Capabilities:
 
 def test_the_receipt_says_which_of_the_two_is_in_force() -> None:
     def means(setting: str, layer: Layer, *, charged: bool, ours: bool = True) -> Wall:
-        return quota.wall(setting, layer, charged=charged, ours=ours, policy=DEFAULT)
+        return disk_limit.wall(setting, layer, charged=charged, ours=ours, policy=DEFAULT)
 
     assert means("auto", FOUND, charged=True) == Wall(
         "disk",
@@ -48,10 +48,10 @@ def test_the_receipt_says_which_of_the_two_is_in_force() -> None:
         "quota, hard: project quota of xfs, 1073741824 bytes, 50000 files and directories",
     )
     assert means("required", FOUND, charged=True).demanded == "hard"
-    watched = Wall("disk", "best-effort", quota.WATCHED, weaker=True)
+    watched = Wall("disk", "best-effort", disk_limit.WATCHED, weaker=True)
     assert means("auto", MISSING, charged=False) == watched
     assert means("off", FOUND, charged=False) == watched
-    assert "1 GB/s" in quota.WATCHED
+    assert "1 GB/s" in disk_limit.WATCHED
     foreign = means("auto", FOUND, charged=False, ours=False)
     assert (foreign.means, foreign.weaker) == (
         "nothing: a directory of the host is the workspace",
@@ -61,9 +61,9 @@ def test_the_receipt_says_which_of_the_two_is_in_force() -> None:
 
 @pytest.mark.parametrize("setting", ["off", "auto"])
 def test_only_a_required_quota_is_refused_where_there_is_none(setting: str) -> None:
-    assert quota.refused(setting, with_layer(MISSING)) is None
-    assert quota.refused("required", with_layer(FOUND)) is None
-    error = quota.refused("required", with_layer(MISSING))
+    assert disk_limit.refused(setting, with_layer(MISSING)) is None
+    assert disk_limit.refused("required", with_layer(FOUND)) is None
+    error = disk_limit.refused("required", with_layer(MISSING))
     assert isinstance(error, CannotEnforce)
     assert error.details == {
         "layer": "disk",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sbx.jupyter.comms import Comms
+from sbx.jupyter.handlers import Comms
 from sbx.jupyter.history import LINES_MAX, OUTPUT_MAX, TEXT_MAX, CellHistory
 from sbx.jupyter.parse import HistoryRequest as Asked
 from sbx.jupyter.serialize import JupyterMessage

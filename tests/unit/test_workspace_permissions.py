@@ -14,9 +14,9 @@ from sbx.errors import BadRequest, Denied, InvalidPath, SbxError, TooLarge, Unav
 from sbx.guest.guarded_paths import ITEMS
 from sbx.guest.path_rules import PathRules
 from sbx.workspace import host_executable_trees, rights
+from sbx.workspace.edit import chmod
 from sbx.workspace.host_executable_trees import find_below
 from sbx.workspace.host_executables import path_rules
-from sbx.workspace.permissions import chmod
 from sbx.workspace.tree import Tree
 
 

@@ -8,7 +8,7 @@ from sbx.api.sessions_v1.asked import SessionDep, demand, no_conversation, recor
 from sbx.api.sessions_v1.models import ConversationList, Prompt, SessionConversationBody
 from sbx.service.sessions import check_id
 from sbx.store import uploads
-from sbx.workspace.prompt import uploads_told
+from sbx.workspace.uploads import uploads_told
 
 router = APIRouter(prefix="/api/v1/sessions/{session_id}/conversations", tags=["conversations"])
 

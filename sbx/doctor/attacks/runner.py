@@ -10,15 +10,34 @@ from typing import Any
 from sbx import errors
 from sbx.doctor.attacks import probe_program
 from sbx.doctor.attacks.attack import Attack, Outcome
-from sbx.doctor.attacks.catalogue import TOGETHER
+from sbx.doctor.attacks.calls import CALLS
 from sbx.doctor.attacks.decoys import ATTACHED, UPLOAD, Decoys
+from sbx.doctor.attacks.files import FILES
 from sbx.doctor.attacks.host_executables import HOST_EXECUTABLES, plant
-from sbx.doctor.attacks.host_side import act_on
-from sbx.doctor.attacks.resources import RUNS
+from sbx.doctor.attacks.host_side import HOST_SIDE, act_on
+from sbx.doctor.attacks.network import NETWORK
+from sbx.doctor.attacks.processes import PROCESSES
+from sbx.doctor.attacks.resources import RESOURCES, RUNS
+from sbx.doctor.attacks.seal import SEAL
 from sbx.policy import Policy
 from sbx.protocol.runs import Run, Status
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import AsyncSandbox
+
+# All attacks. Their names tell them apart, in reports and in the names of tests.
+# What is tried by one program in one sandbox; those of the host side plant there what comes after.
+TOGETHER: tuple[Attack, ...] = (
+    *SEAL,
+    *FILES,
+    *PROCESSES,
+    *NETWORK,
+    *CALLS,
+    *RESOURCES,
+    *HOST_SIDE,
+)
+ALL = (*TOGETHER, *RUNS, *HOST_EXECUTABLES)
+assert len({one.name for one in ALL}) == len(ALL)
+
 
 # How a sandbox is asked for, so that its kernel starts by this path.
 PATHS: Mapping[str, Mapping[str, Any]] = {

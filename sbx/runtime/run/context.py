@@ -31,9 +31,8 @@ from sbx.runtime.link_watch import LinkWatch
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run import checks, verdict
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.run.questions import InputRequests, OnInput
 from sbx.runtime.run.relay import ForwardedRun, Tell
-from sbx.runtime.run.stdin import Stdin
+from sbx.runtime.run.stdin import InputRequests, OnInput, Stdin
 from sbx.runtime.run.termination import GracefulTermination, StopReason
 from sbx.workspace.quarantine import Quarantine
 

@@ -10,6 +10,7 @@ every request raises Conflict `kernel_gone`.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,17 +21,77 @@ import msgspec
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.kernels import frames
-from sbx.kernels.kernel import Kernel
+from sbx.kernels.kernel import Kernel, KernelDied
 from sbx.protocol.runs import Run, RunError, Status, quarantine_notice
 from sbx.runtime.run import checks
-from sbx.runtime.run.between import IdleOutputReader
 from sbx.runtime.run.context import Context, kernel_gone
-from sbx.runtime.run.questions import OnInput
 from sbx.runtime.run.relay import ForwardedRun, Tell, Told, told
+from sbx.runtime.run.stdin import OnInput
 
 __all__ = ("Cell", "CellEnd", "CommKind", "JupyterFrontend", "Tell", "Told")
 
 _log = logging.getLogger(__name__)
+# Output between requests comes from threads and tasks that a cell left behind. It is read under the
+# same lock as requests, so that only one task reads, and a waiting request goes first. A kernel may
+# write as much between two requests as in one run. More output stays in the socket until the next
+# request, and blocks its writer.
+_AT_ONCE = 64  # frames of a turn
+_AROUND = 1 << 20  # bytes that the frames of what may be shown take themselves
+
+
+class IdleOutputReader:
+    """Tells what comes between the requests to this kernel, from now on until `close`."""
+
+    def __init__(self, context: Context, kernel: Kernel, tell: Tell) -> None:
+        self._context = context
+        self._kernel = kernel
+        self._tell = tell
+        self._room = 0
+        self._reading: asyncio.Task[None] | None = None
+        kernel.on_unsolicited(self._arrived)
+        self.reset()
+
+    def reset(self) -> None:
+        """A request is over: what comes now has all the room again."""
+        self._room = self._context.output_max + _AROUND
+        if self._kernel.has_next:
+            self._arrived()
+
+    async def close(self) -> None:
+        self._kernel.on_unsolicited(None)
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+
+    def _arrived(self) -> None:
+        if self._room > 0 and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            with contextlib.suppress(KernelDied):
+                while self._has_next:
+                    async with self._context.turn:
+                        await self._read_some()
+        except frames.MalformedFrame as error:
+            _log.warning("a kernel was cut off: %s", error)
+            self._kernel.cut_off = f"it sent what no kernel of ours sends: {error}"
+            await self._kernel.kill()
+
+    async def _read_some(self) -> None:
+        for _ in range(_AT_ONCE):
+            if not self._has_next:
+                return
+            frame = await self._kernel.next_unsolicited()
+            self._room -= frame.size
+            if isinstance(frame.content, Told):
+                await told(self._tell, frame.content)
+
+    @property
+    def _has_next(self) -> bool:
+        return self._room > 0 and self._kernel.has_next
+
+
 CommKind = Literal["comm_open", "comm_msg", "comm_close"]
 _QUESTION_S = 10.0  # for a completion and its like; then it is interrupted, as a cell is
 _COMM_MAX = 64 << 20  # bytes of a comm's message as JSON
