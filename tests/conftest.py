@@ -131,7 +131,9 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.full:
         for item in items:
-            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            # A state machine is run by a plain function, which hypothesis does not mark.
+            is_property = item.path.parent.name == "property"
+            if is_property or getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
                 item.add_marker(pytest.mark.timeout(_FULL_PROPERTY_TIMEOUT_S))
     else:
         left_out = [item for item in items if _is_full_tier(item)]
