@@ -1,24 +1,22 @@
 """Jupyter: a jailed kernel for any notebook client, by its own protocol over ZeroMQ.
 
-    provisioner   starts kernels for jupyter_client (entry point `sbx`)
-    kernelspec    writes the kernelspec for `sbx kernelspec install`
-    __main__      a kernel as its own process: `python -P -m sbx.jupyter -f CONNECTION_FILE`
-    connection_file   reads the connection file of that process with care
-    notebook      one notebook, for both entry points: a seat and a bridge
-    seat          the sandbox of a notebook and its lifetime: over a directory, or with its files
-    directory     decides which host directories may be a notebook's workspace
-    bridge        five ZeroMQ sockets in front of one kernel after the other
-    life          one of these kernels, from its start to its end, and its requests in order
-    answers       answers each request, and publishes the output of the kernel
-    channels      messages in and out: signed, and not blocked by a client that does not read
-    gathering     joins text that belongs together into one message
-    sockets       the sockets, bound to the addresses of the connection, with limits
-    connection    the addresses and keys
-    waiting       requests in line for the kernel
-    requests      the checked requests of a client; pure
-    messages      turns a frame into Jupyter messages; pure
-    history       the executed cells, for history requests
-    comms         the open comms, for comm_info requests
+    provisioner         starts kernels for jupyter_client (entry point `sbx`)
+    kernelspec          writes the kernelspec for `sbx kernelspec install`
+    __main__            a kernel as a process: `python -P -m sbx.jupyter -f CONNECTION_FILE`
+    connection_file     reads the connection file of that process with care
+    notebook            one notebook, for both entry points: a sandbox and a bridge
+    notebook_sandbox    the sandbox of a notebook and its lifetime
+    directory           decides which host directories may be a notebook's workspace
+    bridge              five ZeroMQ sockets in front of one kernel after the other
+    kernel_session      one of these kernels, from its start to its end, and its requests in order
+    handlers            answer each request, and publish the output of the kernel
+    channels            messages in and out: signed, and not blocked by a client that does not read
+    stream_batching     joins text that belongs together into one message
+    sockets             the sockets, bound to the addresses of the connection, with limits
+    connection          the addresses and keys
+    pending_requests    requests in line for the kernel
+    parse, serialize    pure: checked requests of a client; frames as Jupyter messages
+    history             the executed cells, for history requests
 
 The sockets are bound here, on the host, with a key that the sandbox never sees. Data from inside
 passes `sbx.kernels.frames` before any of it is put into a message.
