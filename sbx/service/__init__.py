@@ -1,7 +1,8 @@
 """Many users on one runtime: sandboxes that survive a restart, sessions, keys and limits.
 
     service       the parts of one service, opened and closed in order
-    sandboxes     the table of sandboxes; sandbox and kept are one of them; leases, using lend it
+    sandboxes     the sandboxes; leases finds and lends them, events is their history
+    sandbox       one sandbox: record is its stored side, hooks what it does around kernels
     sessions      a user's session with an agent, and its sandbox
     runs          runs of all sandboxes: queue, events, results
     workspaces    directories that outlive their sandbox

@@ -27,6 +27,8 @@ from sbx.linux.namespaces import unmapped_uid
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Authenticator
+from sbx.service.events import SandboxEvents
+from sbx.service.garbage import GarbageCollector
 from sbx.service.idempotency import IdempotencyCache
 from sbx.service.projects.client import ProjectProcess, ProjectServerLink
 from sbx.service.projects.projects import Projects
@@ -36,6 +38,7 @@ from sbx.service.recovery import recover
 from sbx.service.reserve import Reserve
 from sbx.service.runs import Runs
 from sbx.service.sandboxes import Sandboxes
+from sbx.service.workspaces import Workspaces
 from sbx.store import Store
 from sbx.store.pending import PendingWrites
 from sbx.store.runs import SERVICE_ENDED
@@ -55,7 +58,10 @@ class Service:
 
     runtime: Runtime
     store: Store
+    garbage: GarbageCollector
+    workspaces: Workspaces
     sandboxes: Sandboxes
+    events: SandboxEvents
     runs: Runs
     access: Authenticator
     projects: Projects
@@ -130,11 +136,28 @@ class Service:
             shared_uid=await asyncio.to_thread(unmapped_uid),
         )
         self.replies = IdempotencyCache(self.store, clock)
-        self.sandboxes = Sandboxes(
-            self.store, clock, self.runtime, settings, self.audit, self.recording
+        self.garbage = GarbageCollector(self.store, clock, self.runtime, settings)
+        self.workspaces = Workspaces(
+            self.store,
+            clock,
+            self.runtime,
+            self.garbage,
+            settings.cargos_per_owner,
+            self.recording,
         )
+        self.sandboxes = Sandboxes(
+            self.store,
+            clock,
+            self.runtime,
+            settings,
+            self.garbage,
+            self.workspaces,
+            self.audit,
+            self.recording,
+        )
+        self.events = SandboxEvents(self.store, self.sandboxes.index)
         await self.sandboxes.load()
-        await self.sandboxes.leftovers.collect(briefly=True)
+        await self.garbage.collect(briefly=True)
         self.runs = Runs(
             self.store,
             clock,
@@ -150,7 +173,9 @@ class Service:
             self._project_server = await held.enter_async_context(link)
         self.projects = Projects(self.store, clock, self.runtime, settings, self._project_server)
         held.push_async_callback(self.projects.close)
-        self.reaper = Reaper(self.sandboxes, clock, settings, self.projects, reserve=reserve)
+        self.reaper = Reaper(
+            self.sandboxes, clock, settings, self.garbage, self.projects, reserve=reserve
+        )
         reaping = asyncio.create_task(self.reaper.run())
         held.push_async_callback(_cancelled, reaping)
         metrics.watch(

@@ -12,11 +12,14 @@ from sbx.aio import Clock, run_to_completion
 from sbx.protocol.pages import Page
 from sbx.runtime.runtime import Runtime
 from sbx.service.auth import Caller
+from sbx.service.garbage import GarbageCollector
 from sbx.service.models import WorkspaceView
+from sbx.service.recording import Recording
 from sbx.store import Store
 from sbx.store import sandboxes as rows
 from sbx.store.sandboxes import WorkspaceRow
 
+_UID_ATTEMPTS = 1000
 _SIZE_MAX_MB = 65536
 _LIST_MAX = 500
 _RETRY_AFTER_S = 30.0
@@ -25,8 +28,19 @@ _RETRY_AFTER_S = 30.0
 class Workspaces:
     """Those that were not deleted, held in memory as the sandboxes are."""
 
-    def __init__(self, store: Store, clock: Clock, runtime: Runtime, per_owner: int) -> None:
-        """`per_owner`: how many there may be beside those that sandboxes made."""
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        runtime: Runtime,
+        garbage: GarbageCollector,
+        per_owner: int,
+        recording: Recording | None = None,
+    ) -> None:
+        """`per_owner` limits those that no sandbox manages. With `recording`, none is created that
+        cannot be recorded."""
+        self._garbage = garbage
+        self._recording = recording
         self._store = store
         self._clock = clock
         self._runtime = runtime
@@ -58,8 +72,11 @@ class Workspaces:
     def forget(self, cargo_id: str) -> None:
         self.by_id.pop(cargo_id, None)
 
-    async def create(self, caller: Caller, size_limit_mb: int | None) -> WorkspaceView:
-        """Raises BadRequest, NotFound for a token, Unavailable `too_many_cargos`."""
+    async def create(self, caller: Caller, size_limit_mb: int | None = 1024) -> WorkspaceView:
+        """Create one that no sandbox manages. Raises BadRequest, NotFound for a token, Unavailable
+        `too_many_cargos`."""
+        if self._recording is not None:
+            self._recording.check(runs=False)
         if size_limit_mb is not None and not 1 <= size_limit_mb <= _SIZE_MAX_MB:
             raise errors.BadRequest(
                 f"size_limit_mb is a number from 1 to {_SIZE_MAX_MB}",
@@ -92,25 +109,32 @@ class Workspaces:
             )
 
     def get(self, caller: Caller, cargo_id: str) -> WorkspaceView:
+        """Raises NotFound."""
         return _view(self._mine(caller, cargo_id))
 
     def list(
-        self, caller: Caller, limit: int, cursor: str | None, *, managed: bool
+        self,
+        caller: Caller,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        managed: bool | None = None,
     ) -> Page[WorkspaceView]:
+        """Return a page by id; with `managed` those that sandboxes manage, else the others."""
         limit = max(1, min(limit, _LIST_MAX))
         found = [
             row
             for cargo_id, row in sorted(self.by_id.items())
             if row.owner == caller.owner
             and caller.via != "token"
-            and (row.managed_by is not None) == managed
+            and (row.managed_by is not None) == bool(managed)
             and (cursor is None or cargo_id > cursor)
         ]
         views = [_view(row) for row in found[:limit]]
         return Page(views, views[-1].id if len(found) > limit else None)
 
-    async def delete(self, caller: Caller, cargo_id: str) -> WorkspaceRow:
-        """Its row; the files are the caller's to remove."""
+    async def delete(self, caller: Caller, cargo_id: str) -> None:
+        """Delete it with its files. Raises NotFound, Conflict while a sandbox uses it."""
         row = self._mine(caller, cargo_id)
         if row.managed_by is not None:
             raise _managed(row)
@@ -129,7 +153,7 @@ class Workspaces:
                 details={"active_sandbox_ids": users},
             )
         self.forget(cargo_id)
-        return replace(row, deleted_at=at)
+        await self._garbage.remove_cargo(replace(row, deleted_at=at))
 
     def _mine(self, caller: Caller, cargo_id: str) -> WorkspaceRow:
         row = self.by_id.get(cargo_id)
@@ -149,6 +173,23 @@ class Workspaces:
             created_at=now,
             last_accessed_at=now,
         )
+
+
+async def own_uid(store: Store, cargo_id: str, uids: tuple[int, int]) -> int:
+    """Return the host uid of a cargo's files, or give it one that no other cargo has.
+
+    The uid is random, because other runtimes choose from the same range.
+    """
+    first, count = uids
+    for _ in range(_UID_ATTEMPTS):
+        candidate = first + secrets.randbelow(count)
+        uid = await store.write(partial(rows.take_uid, cargo_id=cargo_id, uid=candidate))
+        if uid is not None:
+            return uid
+    raise errors.Unavailable(
+        "nearly every host uid of the range for sandboxes is in use",
+        hint="widen the setting uid_range, or delete sandboxes",
+    )
 
 
 def _managed(row: WorkspaceRow) -> errors.Conflict:

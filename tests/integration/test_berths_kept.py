@@ -74,7 +74,7 @@ async def test_any_first_conversation_gets_it_and_the_next_one_its_own(tmp_path:
         assert one.result == other.result == "['mine', 'uploads']"
         rest = [await run(house, made.id, "1", conversation=name) for name in ("a", "b")]
         assert [each.state_lost for each in rest] == [False, False]
-        known = await living(house, made.id).conversations()
+        known = await living(house, made.id).hooks.conversations()
         assert len({row.directory for row in known.values()}) == 2
 
 
@@ -91,11 +91,11 @@ async def test_sandbox_with_files_stays_where_they_are(tmp_path: Path) -> None:
 async def test_collection_leaves_homes_alone_that_nobody_owns_yet(tmp_path: Path) -> None:
     async with a_house(tmp_path / "data") as house:
         home = await ready(house)
-        await house.sandboxes.collect()
+        await house.reaper.collect()
         made = await house.sandboxes.create(ME)
         assert (await run(house, made.id, "open('kept', 'w').write('1')")).result == "1"
         assert living(house, made.id).cargo.directory == home.directory
-        await house.sandboxes.collect()
+        await house.reaper.collect()
         assert (await run(house, made.id, "open('kept').read()")).result == "'1'"
 
 

@@ -314,9 +314,9 @@ async def test_a_collection_leaves_copies_and_a_start_removes_them(tmp_path: Pat
         async with house.sandboxes.using(ME, made.id, scope="execute") as use:
             talk = use.conversation()
             rehearsal = await talk.rehearse("echo x > made")
-            events = (await house.sandboxes.events(ME, made.id)).items
+            events = (await house.events.page(ME, made.id)).items
             assert events[-1].details.get("context") == f"rehearsal/{rehearsal.id}"
-            assert await house.sandboxes.leftovers.clear_unknown() == 0
+            assert await house.garbage.clear_unknown() == 0
             copy = rehearsal._copy
             await rehearsal.commit()
             assert await talk.files.read("made") == "x\n"

@@ -244,7 +244,7 @@ async def test_a_service_remembers_and_only_an_operator_lifts(tmp_path: Path) ->
         assert not await house.sandboxes.lift(ME, made.id)
         async with house.sandboxes.using(ME, made.id, scope="execute") as use:
             assert (await use.box.conversation("default").run("1")).ok
-        events = (await house.sandboxes.events(ME, made.id)).items
+        events = (await house.events.page(ME, made.id)).items
         assert [one.type for one in events if one.type in ("tripwire", "lifted")] == [
             "tripwire",
             "lifted",

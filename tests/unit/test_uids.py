@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Unavailable
-from sbx.service import uids
-from sbx.service.uids import own_uid
+from sbx.service import workspaces
+from sbx.service.workspaces import own_uid
 from sbx.store import Store
 from sbx.store import sandboxes as rows
 from sbx.store.sandboxes import WorkspaceRow
 
 
 async def test_uid_of_a_cargo_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uids, "_ATTEMPTS", 64)
+    monkeypatch.setattr(workspaces, "_UID_ATTEMPTS", 64)
     async with await Store.open(tmp_path / "sbx.db") as store:
         for name in ("a", "b", "c"):
             cargo = WorkspaceRow(name, "me", None, name, None, None, 1, 1)

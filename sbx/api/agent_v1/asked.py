@@ -11,10 +11,11 @@ from sbx.api.auth import CallerDep, ServiceDep
 from sbx.errors import BadRequest, Conflict, Denied, NotFound
 from sbx.protocol.approvals import ApprovalScope
 from sbx.service.auth import Caller
+from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project
 from sbx.service.service import Service
-from sbx.service.sessions import SessionAsk, Sessions, check_id, session_id
+from sbx.service.sessions import SessionAsk, Sessions, session_id
 from sbx.store import chats
 from sbx.store.chats import ChatRow
 

@@ -22,7 +22,7 @@ from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionsDep
 from sbx.errors import BadRequest, Conflict
-from sbx.service.sessions import check_id
+from sbx.service.ids import check_id
 from sbx.store import agent_runs
 from sbx.store.agent_runs import AgentRunRow
 from sbx.store.messages import MessageRow

@@ -24,8 +24,9 @@ from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionsDep
 from sbx.errors import BadRequest, Broken, Denied
 from sbx.service.auth import Caller
+from sbx.service.ids import check_id
 from sbx.service.service import Service
-from sbx.service.sessions import Sessions, check_id
+from sbx.service.sessions import Sessions
 
 router = APIRouter(prefix="/api/v1/tools", tags=["tools"])
 _STREAM: dict[str, Any] = {"content": sse.DOCUMENTED}

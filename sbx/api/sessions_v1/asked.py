@@ -9,9 +9,10 @@ from sbx.api.auth import CallerDep, ServiceDep
 from sbx.errors import BadRequest, NotFound
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
+from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
-from sbx.service.sessions import FileRules, SessionRules, Sessions, check_id, unknown
+from sbx.service.sessions import FileRules, SessionRules, Sessions, unknown
 
 SUBDIR = "temparea"
 _UNITS = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))

@@ -6,7 +6,7 @@ from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.asked import SessionDep, demand, no_conversation, record
 from sbx.api.sessions_v1.models import ConversationList, Prompt, SessionConversationBody
-from sbx.service.sessions import check_id
+from sbx.service.ids import check_id
 from sbx.store import uploads
 from sbx.workspace.uploads import uploads_told
 

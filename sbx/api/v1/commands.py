@@ -121,7 +121,7 @@ async def start(
         service,
         caller,
         "command.start",
-        use.view.id,
+        use.id,
         conversation=conversation,
         command=told.command,
     )
@@ -230,7 +230,7 @@ async def stop(
         command = await (await use.existing(conversation)).commands.get(command_id)
         ended = await command.stop(grace_s=(asked or Stop()).grace_s)
     await record(
-        service, caller, "command.stop", use.view.id, conversation=conversation, command=ended.id
+        service, caller, "command.stop", use.id, conversation=conversation, command=ended.id
     )
     return CommandBody.model_validate(status_to_json(ended))
 

@@ -67,7 +67,7 @@ async def create(
     ) as use:
         made = await _shown(await use.conversation(conversation).contexts.create(new.name))
     await record(
-        service, caller, "context.create", use.view.id, conversation=conversation, context=new.name
+        service, caller, "context.create", use.id, conversation=conversation, context=new.name
     )
     return made
 
@@ -93,7 +93,7 @@ async def delete(
     ) as use:
         await (await use.existing(conversation)).contexts.delete(context)
     await record(
-        service, caller, "context.delete", use.view.id, conversation=conversation, context=context
+        service, caller, "context.delete", use.id, conversation=conversation, context=context
     )
 
 
@@ -108,7 +108,7 @@ async def restart(
         one = await (await use.existing(conversation)).contexts.get(context)
         receipt = await one.restart()
     await record(
-        service, caller, "context.restart", use.view.id, conversation=conversation, context=context
+        service, caller, "context.restart", use.id, conversation=conversation, context=context
     )
     return ReceiptBody(receipt=receipt.to_dict())
 
@@ -123,7 +123,7 @@ async def stop(
     ) as use:
         await (await (await use.existing(conversation)).contexts.get(context)).stop()
     await record(
-        service, caller, "context.stop", use.view.id, conversation=conversation, context=context
+        service, caller, "context.stop", use.id, conversation=conversation, context=context
     )
     return OkBody()
 

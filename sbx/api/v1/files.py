@@ -19,7 +19,7 @@ from sbx.errors import BadRequest
 from sbx.protocol.files import FileEntry, Kind, Upload
 from sbx.runtime.conversation import Conversation
 from sbx.service.auth import Caller
-from sbx.service.sandboxes import SandboxView
+from sbx.service.models import SandboxView
 from sbx.service.service import Service
 from sbx.service.sessions import FileRules
 from sbx.store import uploads as rows
@@ -338,7 +338,7 @@ async def conversation_lease(
         caller, sandbox_id, scope=scope, frees=frees, conversation=conversation
     ) as use:
         talk = use.conversation(conversation) if makes else await use.existing(conversation)
-        yield talk, use.view
+        yield talk, await use.view()
 
 
 async def body_of(request: Request) -> AsyncIterator[bytes]:

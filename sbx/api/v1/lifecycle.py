@@ -14,7 +14,7 @@ from sbx.api.v1.models import OkBody
 from sbx.errors import NotFound
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.service.auth import Caller
-from sbx.service.sandboxes import SandboxView
+from sbx.service.models import SandboxView
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
 _ERRORS = documented(404, 409, 429)
@@ -81,7 +81,7 @@ async def start(
         caller, sandbox_id, scope="execute", conversation=conversation
     ) as use:
         receipt = await use.conversation(conversation).start()
-    await record(service, caller, "conversation.start", use.view.id, conversation=conversation)
+    await record(service, caller, "conversation.start", use.id, conversation=conversation)
     return ReceiptBody(receipt=receipt.to_dict())
 
 
@@ -91,11 +91,11 @@ async def stop(
 ) -> OkBody:
     """End the kernel and what runs in it; files stay, and the next run starts another."""
     async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
-        _check_bounds(caller, use.view, conversation)
+        _check_bounds(caller, await use.view(), conversation)
         if (found := use.box.known(conversation)) is not None:
             await found.stop()
     if found is not None:
-        await record(service, caller, "conversation.stop", use.view.id, conversation=conversation)
+        await record(service, caller, "conversation.stop", use.id, conversation=conversation)
     return OkBody()
 
 

@@ -115,7 +115,7 @@ async def create(
             rows=new.rows, columns=new.columns, command=new.command, cwd=new.cwd, env=new.env
         )
     await record(
-        service, caller, "terminal.open", use.view.id, conversation=conversation, terminal=made.id
+        service, caller, "terminal.open", use.id, conversation=conversation, terminal=made.id
     )
     return _shown(made.now())
 
@@ -177,7 +177,7 @@ async def close(
     ) as use:
         await (await use.existing(conversation)).terminals.close(terminal)
     await record(
-        service, caller, "terminal.close", use.view.id, conversation=conversation, terminal=terminal
+        service, caller, "terminal.close", use.id, conversation=conversation, terminal=terminal
     )
 
 
@@ -206,7 +206,7 @@ async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal
                     whole,
                     caller,
                     "terminal.attach",
-                    use.view.id,
+                    use.id,
                     conversation=conversation,
                     terminal=found.id,
                 )

@@ -43,7 +43,7 @@ async def collect(
 ) -> Collected:
     """Collect now what is idle, expired or left over."""
     began = time.monotonic()
-    reports = await service.sandboxes.collect()
+    reports = await service.reaper.collect()
     await record(service, caller, "gc.run", service.instance_id)
     wanted = set(_TASKS if asked is None or asked.tasks is None else asked.tasks)
     results = [
@@ -69,7 +69,7 @@ async def collector(caller: OperatorDep, service: ServiceDep) -> CollectorStatus
     interval = service.settings.gc_interval
     return CollectorStatus(
         enabled=interval > 0,
-        is_running=service.sandboxes.collecting,
+        is_running=service.reaper.collecting,
         instance_id=service.instance_id,
         interval_seconds=ceil(interval),
         tasks={name: TaskStatus(enabled=True) for name in _TASKS},

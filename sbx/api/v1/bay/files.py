@@ -20,9 +20,8 @@ from sbx.errors import BadRequest, TooLarge
 from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.service.auth import Caller
-from sbx.service.sandboxes import InUse
+from sbx.service.leases import SandboxLease
 from sbx.service.service import Service
-from sbx.service.using import SandboxLease
 from sbx.telemetry import metrics
 from sbx.workspace import FileEntry, resolve
 from sbx.workspace.errors import invalid_path, too_large
@@ -167,9 +166,9 @@ def _using(
     )
 
 
-async def _record(service: Service, use: InUse, what: str, **details: Any) -> None:
+async def _record(service: Service, use: SandboxLease, what: str, **details: Any) -> None:
     named = {"conversation": DEFAULT_CONVERSATION, **details}
-    await record(service, use.caller, what, use.view.id, **named)
+    await record(service, use.caller, what, use.id, **named)
 
 
 async def _text(files: WorkspaceFiles, path: str) -> str:
@@ -216,13 +215,13 @@ async def _then_rest_of_form(
 
 async def _file_before_path(
     service: Service,
-    use: InUse,
+    use: SandboxLease,
     part: FormPart,
     form: AsyncIterator[FormPart],
     fields: dict[str, str],
 ) -> int:
     """Some clients send the file before they say where it goes."""
-    directory, most = service.settings.data_dir, use.view.policy.limits.file_size_max
+    directory, most = service.settings.data_dir, use.box.policy.limits.file_size_max
     async with spool_to_disk(_then_rest_of_form(part, form, fields), directory, most) as chunks:
         if "path" not in fields:
             raise BadRequest("the form has no path", hint="send the fields path and file")

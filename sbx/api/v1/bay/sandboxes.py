@@ -25,7 +25,7 @@ from sbx.api.v1.bay.models import (
 )
 from sbx.api.v1.models import OkBody
 from sbx.service.lifecycle import State
-from sbx.service.sandboxes import SandboxView
+from sbx.service.models import SandboxView
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 _VERSION = version("sbx")
@@ -149,14 +149,14 @@ async def events(
     if sse.wanted(request):
         await service.sandboxes.get(caller, sandbox_id)
         return await sse.stream(_followed(service, caller, sandbox_id, after), request=request)
-    page = await service.sandboxes.events(caller, sandbox_id, after=after, limit=limit)
+    page = await service.events.page(caller, sandbox_id, after=after, limit=limit)
     return EventList(items=[_event(one) for one in page.items], next_cursor=page.next_cursor)
 
 
 async def _followed(
     service: ServiceDep, caller: CallerDep, sandbox_id: str, after: int
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    async for event in service.sandboxes.follow(caller, sandbox_id, after=after):
+    async for event in service.events.follow(caller, sandbox_id, after=after):
         yield event.seq, _event(event).model_dump(mode="json")
 
 

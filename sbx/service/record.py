@@ -1,0 +1,257 @@
+"""The record of one sandbox that was not deleted: its row, its policy, its state and its events."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from sbx import errors
+from sbx.aio import Clock
+from sbx.kernels.budget import FrameBudgets
+from sbx.policy import Policy
+from sbx.runtime.files.open_limit import OpenFilesLimit
+from sbx.runtime.honeytokens import CODE as TRIPWIRE
+from sbx.runtime.honeytokens import TokenTriggered, refusal
+from sbx.runtime.runtime import Runtime
+from sbx.runtime.settings import Settings
+from sbx.service import lifecycle
+from sbx.service.egress_log import EgressLog
+from sbx.service.lifecycle import Act, LifecycleInputs, State
+from sbx.service.models import SandboxView
+from sbx.store import Store, events
+from sbx.store import sandboxes as rows
+from sbx.store.sandboxes import SandboxRow, WorkspaceRow
+from sbx.telemetry.audit import Audit
+from sbx.telemetry.host_paths import without_host_paths
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDependencies:
+    """What every sandbox of a service uses.
+
+    `make_room` ends idle kernels until a kernel of this owner may start. `cargos` are those that
+    were not deleted, by id.
+    """
+
+    store: Store
+    clock: Clock
+    runtime: Runtime
+    settings: Settings
+    make_room: Callable[[str], Awaitable[None]]
+    cargos: dict[str, WorkspaceRow]
+    open_limit: OpenFilesLimit
+    frame_budgets: FrameBudgets
+    audit: Audit | None = None
+
+
+class SandboxRecord:
+    """Changes of the row are written to the store; the copy in memory is the current one."""
+
+    def __init__(self, dependencies: ServiceDependencies, row: SandboxRow) -> None:
+        self.row = row
+        self.dependencies = dependencies
+        self.starts = 0  # kernels that are being started
+        self.egress_log = EgressLog(
+            row.id, row.owner, dependencies.audit, self.emit, dependencies.clock.now
+        )
+        self._cargo = dependencies.cargos[row.cargo_id]
+        self._policies: tuple[Policy, Policy] | None = None
+        self._followers: set[asyncio.Event] = set()
+
+    @property
+    def id(self) -> str:
+        return self.row.id
+
+    @property
+    def now(self) -> float:
+        return self.dependencies.clock.now()
+
+    @property
+    def cargo(self) -> WorkspaceRow:
+        """Return the workspace, which other sandboxes may share; a deleted one as it was."""
+        return self.dependencies.cargos.get(self.row.cargo_id, self._cargo)
+
+    def change_cargo(self, **changes: Any) -> None:
+        self._cargo = replace(self.cargo, **changes)
+        if self.row.cargo_id in self.dependencies.cargos:
+            self.dependencies.cargos[self.row.cargo_id] = self._cargo
+
+    # -- state ----------------------------------------------------------------------------------
+
+    @property
+    def expired(self) -> bool:
+        end = self.row.expires_at
+        return end is not None and end <= self.now
+
+    def state_with(self, kernels: int) -> State:
+        """Return the state of a sandbox with so many live kernels."""
+        return lifecycle.state_of(
+            LifecycleInputs(
+                deleted=self.row.deleted_at is not None,
+                expired=self.expired,
+                kernels=kernels,
+                starts=self.starts,
+                failed=self.row.failure is not None,
+            )
+        )
+
+    def check(self, act: Act) -> None:
+        """Raise Conflict `sandbox_expired` or NotFound if the state refuses this act.
+
+        Only the states `expired` and `deleted` refuse one. They do not depend on live kernels.
+        """
+        state = self.state_with(kernels=0)
+        if lifecycle.after(state, act) is None:
+            raise lifecycle.refusal(self.id, state, self.row.expires_at)
+
+    async def extend(self, by_s: float, latest: float) -> None:
+        """Move the expiry, at most to `latest`. The caller holds the lock of the sandbox."""
+        self.check(Act.EXTEND)
+        if (end := self.row.expires_at) is None:
+            raise errors.Conflict(
+                f"the sandbox {self.id} never expires",
+                code="sandbox_ttl_infinite",
+                details={"sandbox_id": self.id},
+            )
+        new = min(max(end, self.now) + by_s, latest)
+        await self.dependencies.store.write(
+            partial(rows.extend, sandbox_id=self.id, expires_at=new)
+        )
+        self.row = replace(self.row, expires_at=new)
+        self.emit("extended", by=by_s, expires_at=new)
+
+    def set_stopped(self, *, stopped: bool, failure: Mapping[str, Any] | None) -> None:
+        if self.frozen:
+            failure = self.row.failure  # only `unfreeze` ends that
+        self._set_stopped(stopped, failure)
+
+    def _set_stopped(self, stopped: bool, failure: Mapping[str, Any] | None) -> None:
+        self.row = replace(
+            self.row, stopped=stopped, failure=dict(failure) if failure is not None else None
+        )
+        self.dependencies.store.write_later(
+            partial(rows.set_stopped, sandbox_id=self.id, stopped=stopped, failure=failure)
+        )
+
+    def begin_use(self) -> None:
+        """A stop on request counts until the next use."""
+        if self.row.stopped:
+            self.set_stopped(stopped=False, failure=self.row.failure)
+
+    def set_failed(self, error: errors.SbxError) -> None:
+        shown = without_host_paths(error)
+        self.set_stopped(stopped=False, failure=shown)
+        self.emit("failed", error.code, message=shown["message"])
+
+    @property
+    def frozen(self) -> bool:
+        """Whether a honeytoken was used: no kernel starts until an operator unfreezes it."""
+        return self.row.failure is not None and self.row.failure.get("code") == TRIPWIRE
+
+    def check_frozen(self) -> None:
+        """Raise Conflict if a honeytoken was used."""
+        if self.frozen:
+            assert self.row.failure is not None
+            details = self.row.failure.get("details", {})
+            raise refusal(details.get("wire", ""), details.get("where", ""))
+
+    def freeze(self, sprung: TokenTriggered) -> None:
+        """Record the use of a honeytoken at once, while the kernels are being killed."""
+        details = {"wire": sprung.wire, "where": sprung.where}
+        self.set_stopped(stopped=False, failure=refusal(**details).to_dict())
+        self.emit("tripwire", **details)
+        if self.dependencies.audit is not None:
+            owner = self.row.owner
+            self.dependencies.audit.note("sbx", "tripwire", self.id, owner=owner, **details)
+
+    def unfreeze(self) -> bool:
+        """Let kernels start again; False if it was not frozen."""
+        if not self.frozen:
+            return False
+        self._set_stopped(stopped=False, failure=None)
+        self.emit("lifted")
+        return True
+
+    # -- policy and view ------------------------------------------------------------------------
+
+    async def policy(self) -> tuple[Policy, Policy]:
+        """Return the loaded policy, and the policy that the request and the size limit of the cargo
+        narrow. Neither changes while this process lives. Raises as `Runtime.decide`."""
+        if self._policies is None:
+            request = self.row.request
+            loaded, decided = await self.dependencies.runtime.decide(
+                self.row.profile, narrower=request.get("narrower"), env=request.get("env")
+            )
+            self.set_policy(loaded, decided)
+        assert self._policies is not None
+        return self._policies
+
+    def set_policy(self, loaded: Policy, decided: Policy) -> None:
+        self._policies = loaded, _within_cargo(decided, self.cargo)
+
+    async def view_with(self, state: State, idle_expires_at: float | None) -> SandboxView:
+        """Return the view; a policy that cannot be loaded any longer is shown as a failure."""
+        failure = self.row.failure
+        try:
+            _, policy = await self.policy()
+        except errors.SbxError as error:
+            policy = Policy.model_validate({"name": self.row.profile})
+            state = State.FAILED if state is State.IDLE else state
+            failure = without_host_paths(error)
+        row = self.row
+        return SandboxView(
+            id=row.id,
+            owner=row.owner,
+            state=state,
+            profile=row.profile,
+            policy=policy,
+            cargo_id=row.cargo_id,
+            created_at=row.created_at,
+            expires_at=row.expires_at,
+            idle_expires_at=None if state is State.EXPIRED else idle_expires_at,
+            stopped=row.stopped,
+            failure=failure,
+            session_id=row.session_id,
+            user_id=row.user_id,
+            agent_id=row.agent_id,
+            business_domain_id=row.business_domain_id,
+            recreated_because=row.recreated_because,
+            upload_limits=row.upload_limits,
+            narrower=row.request.get("narrower"),
+            env=row.request.get("env"),
+        )
+
+    def emit(self, kind: str, cause: str | None = None, **details: Any) -> None:
+        """Record an event, and wake its followers."""
+        at = self.now
+        self.dependencies.store.write_later(
+            lambda db: events.add(db, self.id, at, kind, cause, **details)
+        )
+        self.wake()
+
+    def wake(self) -> None:
+        for follower in self._followers:
+            follower.set()
+
+    @contextmanager
+    def followed(self) -> Iterator[asyncio.Event]:
+        """Give an event that is set whenever something was recorded; the follower clears it."""
+        changed = asyncio.Event()
+        self._followers.add(changed)
+        try:
+            yield changed
+        finally:
+            self._followers.discard(changed)
+
+
+def _within_cargo(policy: Policy, cargo: WorkspaceRow) -> Policy:
+    """The size limit of a cargo narrows what each of its conversations may keep."""
+    if cargo.size_limit_mb is None:
+        return policy
+    limit = min(policy.limits.workspace_max, cargo.size_limit_mb * _MIB)
+    limits = policy.limits.model_copy(update={"workspace_max": limit})
+    return policy.model_copy(update={"limits": limits})
