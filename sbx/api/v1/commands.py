@@ -60,7 +60,7 @@ class CommandBody(BaseModel):
             "cpu",
             "disk",
             "output",
-            "tripwire",
+            "honeytoken",
             "descriptors",
             "crashed",
             "interrupted",

@@ -68,7 +68,7 @@ class Inspection(BaseModel):
     limits: dict[str, Any]
     network: dict[str, Any]
     conversations: list[ConversationBody]
-    attachments: list[MountBody]
+    mounts: list[MountBody]
     kernels: list[KernelBody]
 
 
@@ -141,13 +141,13 @@ async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> In
             )
             for one in seen
         ],
-        attachments=[
+        mounts=[
             MountBody(
                 target=one.target,
                 read_only=one.read_only,
                 source=one.source if caller.operator else None,
             )
-            for one in service.sandboxes.attached(caller, view.id)
+            for one in service.sandboxes.mounted(caller, view.id)
         ],
         kernels=[
             KernelBody(
