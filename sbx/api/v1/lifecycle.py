@@ -43,8 +43,8 @@ class ConversationBody(BaseModel):
     bytes: int
 
 
-class MountBody(BaseModel):
-    """A directory of the host that is seen at `target`; `source` is told to the operator."""
+class InspectedMount(BaseModel):
+    """A directory of the host that is seen at `target`; `source` is for the operator only."""
 
     target: str
     read_only: bool
@@ -67,7 +67,7 @@ class Inspection(BaseModel):
     limits: dict[str, Any]
     network: dict[str, Any]
     conversations: list[ConversationBody]
-    mounts: list[MountBody]
+    mounts: list[InspectedMount]
     kernels: list[KernelBody]
 
 
@@ -145,7 +145,7 @@ async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> In
             for one in seen
         ],
         mounts=[
-            MountBody(
+            InspectedMount(
                 target=one.target,
                 read_only=one.read_only,
                 source=one.source if caller.operator else None,
