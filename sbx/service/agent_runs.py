@@ -284,10 +284,10 @@ class AgentSandbox:
     async def give_up(self, run: AgentRun, /) -> None:
         await run.give_up()
 
-    async def rehearse(
+    async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> ToolDryRun:
-        return await self._conversation.rehearse(command, timeout=timeout, cwd=cwd)
+        return await self._conversation.dry_run(command, timeout=timeout, cwd=cwd)
 
     async def checkpoint(self) -> ToolCheckpoint:
         return await self._conversation.checkpoint()

@@ -198,7 +198,7 @@ class SessionRunBody(BaseModel):
     run_id: str
     status: Literal["ok", "error", "interrupted", "timeout", "killed"]
     cause: (
-        Literal["memory", "pids", "cpu", "disk", "output", "crashed", "tripwire", "descriptors"]
+        Literal["memory", "pids", "cpu", "disk", "output", "crashed", "honeytoken", "descriptors"]
         | None
     )
     stdout: str

@@ -55,7 +55,7 @@ class CommandBody(BaseModel):
             "cpu",
             "disk",
             "output",
-            "tripwire",
+            "honeytoken",
             "descriptors",
             "crashed",
             "interrupted",

@@ -42,8 +42,13 @@ class ConversationBody(BaseModel):
     bytes: int
 
 
+<<<<<<< HEAD
 class MountBody(BaseModel):
     """A directory of the host, mounted at `target`; only the operator sees `source`."""
+=======
+class InspectedMount(BaseModel):
+    """A directory of the host that is seen at `target`; `source` is for the operator only."""
+>>>>>>> main
 
     target: str
     read_only: bool
@@ -66,7 +71,7 @@ class Inspection(BaseModel):
     limits: dict[str, Any]
     network: dict[str, Any]
     conversations: list[ConversationBody]
-    attachments: list[MountBody]
+    mounts: list[InspectedMount]
     kernels: list[KernelBody]
 
 
@@ -132,13 +137,13 @@ async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> In
             )
             for one in seen
         ],
-        attachments=[
-            MountBody(
+        mounts=[
+            InspectedMount(
                 target=one.target,
                 read_only=one.read_only,
                 source=one.source if caller.operator else None,
             )
-            for one in service.sandboxes.attached(caller, view.id)
+            for one in service.sandboxes.mounted(caller, view.id)
         ],
         kernels=[
             KernelBody(

@@ -73,7 +73,7 @@ class RunBody(BaseModel):
     run_id: str
     status: Literal["ok", "error", "interrupted", "timeout", "killed"]
     cause: (
-        Literal["memory", "pids", "cpu", "disk", "output", "crashed", "tripwire", "descriptors"]
+        Literal["memory", "pids", "cpu", "disk", "output", "crashed", "honeytoken", "descriptors"]
         | None
     )
     stdout: str
