@@ -42,13 +42,8 @@ class ConversationBody(BaseModel):
     bytes: int
 
 
-<<<<<<< HEAD
-class MountBody(BaseModel):
-    """A directory of the host, mounted at `target`; only the operator sees `source`."""
-=======
 class InspectedMount(BaseModel):
-    """A directory of the host that is seen at `target`; `source` is for the operator only."""
->>>>>>> main
+    """A directory of the host, mounted at `target`; only the operator sees `source`."""
 
     target: str
     read_only: bool
