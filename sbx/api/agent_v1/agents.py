@@ -6,9 +6,8 @@ from contextlib import aclosing, suppress
 
 from sbx.agent.approvals import Approvals
 from sbx.agent.chats import ChatRun, Chats
-from sbx.agent.history import repair_history
+from sbx.agent.history import StoredHistory, repair_history
 from sbx.agent.settings import AgentSettings
-from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.registry import Tools
 from sbx.api.agent_v1.opening import AgentRunFactory
 from sbx.api.agent_v1.source import ModelSource
@@ -17,7 +16,7 @@ from sbx.errors import SbxError
 from sbx.protocol.approvals import RESTART
 from sbx.service.service import Service
 from sbx.store import chats
-from sbx.store.approvals import StoredApprovals
+from sbx.store.approvals import ApprovalStore
 from sbx.store.chats import ChatRow
 from sbx.store.messages import Messages
 
@@ -39,7 +38,7 @@ class Agents:
         self.tools = Tools()
         self.messages = Messages(service.store, service.clock)
         self.approvals = Approvals(
-            StoredApprovals(service.store, service.pending),
+            ApprovalStore(service.store, service.pending),
             service.clock,
             timeout_s=known.approval_timeout if known is not None else _APPROVAL_TIMEOUT_S,
         )

@@ -8,12 +8,11 @@ from functools import partial
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.chats import ChatRun
-from sbx.agent.history import MemoryHistory, MessageHistory
+from sbx.agent.history import MemoryHistory, MessageHistory, StoredHistory
 from sbx.agent.messages import Response
 from sbx.agent.models import Model
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.sandbox import ToolSandbox
-from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.registry import Tools
 from sbx.api.agent_v1.held import AgentSandbox
 from sbx.api.agent_v1.scopes import ScopedPermissions
