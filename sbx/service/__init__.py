@@ -9,7 +9,7 @@
     auth          tokens and keys
     idempotency   a request that is sent twice is done once
     lifecycle     what a sandbox does next: pure decisions; reaper acts on them
-    garbage, recovery, reserve, maintenance/   the data directory: remains, restarts, space, backups
+    garbage, reserve, maintenance/   the data directory: remains, space, backups
     projects/     sandboxes over a directory of the host
 
 Imports `runtime`, `agent` and lower packages.

@@ -50,17 +50,16 @@ class SandboxEvents:
             ):
                 yield event
             return
-        with sandbox.followed() as changed:
-            while True:
-                changed.clear()
-                await self._store.settled()
-                for event in await events.of_sandbox(
-                    self._store, row.id, after=after, conversation=within
-                ):
-                    after = event.seq
-                    yield event
-                    changed.set()  # there may be more than one page
-                over = sandbox.row.deleted_at is not None or sandbox.shut_down
-                if not changed.is_set() and over:
-                    return
-                await changed.wait()
+        while True:
+            change = sandbox.changes.next
+            await self._store.settled()
+            page = await events.of_sandbox(self._store, row.id, after=after, conversation=within)
+            for event in page:
+                after = event.seq
+                yield event
+            if page:
+                continue  # there may be more than one page
+            over = sandbox.row.deleted_at is not None or sandbox.shut_down
+            if not change.is_set() and over:
+                return
+            await change.wait()

@@ -43,7 +43,14 @@ if TYPE_CHECKING:
 CONVERSATIONS_MAX = 1000
 _ENTRIES = 20_000
 _MEASURE_S = 0.2
-_NO_FAILURE = {"stopped", "closed", "too_many_kernels", "sandbox_expired", "not_found", "tripwire"}
+_NO_FAILURE = {
+    "stopped",
+    "closed",
+    "too_many_kernels",
+    "sandbox_expired",
+    "not_found",
+    "honeytoken",
+}
 LostContexts = frozenset[tuple[str, str]]  # of (conversation, context)
 
 
@@ -207,12 +214,12 @@ class PersistentSandbox(AsyncSandbox):
         loaded: Policy,
         interpreter: Interpreter,
         hooks: SandboxHooks,
-        attachments: LiveMounts,
+        mounts: LiveMounts,
         *,
         on_close: Callable[[AsyncSandbox], None],
         home: PrewarmedSandbox | None = None,
     ) -> None:
-        """`attachments` outlive this object. `home`: a prewarmed sandbox over the directory of the
+        """`mounts` outlive this object. `home`: a prewarmed sandbox over the directory of the
         cargo; it ends with this one."""
         record = hooks.record
         super().__init__(
@@ -229,7 +236,7 @@ class PersistentSandbox(AsyncSandbox):
         )
         self._hooks = hooks
         self._frame_budget = record.dependencies.frame_budgets.of(record.row.owner)
-        self._attachments = attachments
+        self._mounts = mounts
 
     async def prepare(self) -> None:
         """As in any sandbox, but open no conversation."""

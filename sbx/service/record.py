@@ -1,24 +1,23 @@
 """The record of one sandbox that was not deleted: its row, its policy, its state and its events."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from sbx import errors
 from sbx.aio import Clock
+from sbx.event_log import ChangeSignal
 from sbx.kernels.budget import FrameBudgets
 from sbx.policy import Policy
 from sbx.runtime.files.open_limit import OpenFilesLimit
-from sbx.runtime.honeytokens import CODE as TRIPWIRE
+from sbx.runtime.honeytokens import CODE as HONEYTOKEN
 from sbx.runtime.honeytokens import TokenTriggered, refusal
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service import lifecycle
 from sbx.service.egress_log import EgressLog
-from sbx.service.lifecycle import Act, LifecycleInputs, State
+from sbx.service.lifecycle import Act, State
 from sbx.service.models import SandboxView
 from sbx.store import Store, events
 from sbx.store import sandboxes as rows
@@ -60,7 +59,7 @@ class SandboxRecord:
         )
         self._cargo = dependencies.cargos[row.cargo_id]
         self._policies: tuple[Policy, Policy] | None = None
-        self._followers: set[asyncio.Event] = set()
+        self.changes = ChangeSignal()  # of its events in the store
 
     @property
     def id(self) -> str:
@@ -90,13 +89,11 @@ class SandboxRecord:
     def state_with(self, kernels: int) -> State:
         """Return the state of a sandbox with so many live kernels."""
         return lifecycle.state_of(
-            LifecycleInputs(
-                deleted=self.row.deleted_at is not None,
-                expired=self.expired,
-                kernels=kernels,
-                starts=self.starts,
-                failed=self.row.failure is not None,
-            )
+            deleted=self.row.deleted_at is not None,
+            expired=self.expired,
+            kernels=kernels,
+            starts=self.starts,
+            failed=self.row.failure is not None,
         )
 
     def check(self, act: Act) -> None:
@@ -126,7 +123,7 @@ class SandboxRecord:
 
     def set_stopped(self, *, stopped: bool, failure: Mapping[str, Any] | None) -> None:
         if self.frozen:
-            failure = self.row.failure  # only `unfreeze` ends that
+            failure = self.row.failure  # only `end_freeze` ends that
         self._set_stopped(stopped, failure)
 
     def _set_stopped(self, stopped: bool, failure: Mapping[str, Any] | None) -> None:
@@ -150,30 +147,30 @@ class SandboxRecord:
     @property
     def frozen(self) -> bool:
         """Whether a honeytoken was used: no kernel starts until an operator unfreezes it."""
-        return self.row.failure is not None and self.row.failure.get("code") == TRIPWIRE
+        return self.row.failure is not None and self.row.failure.get("code") == HONEYTOKEN
 
     def check_frozen(self) -> None:
         """Raise Conflict if a honeytoken was used."""
         if self.frozen:
             assert self.row.failure is not None
             details = self.row.failure.get("details", {})
-            raise refusal(details.get("wire", ""), details.get("where", ""))
+            raise refusal(details.get("token", ""), details.get("where", ""))
 
     def freeze(self, sprung: TokenTriggered) -> None:
         """Record the use of a honeytoken at once, while the kernels are being killed."""
-        details = {"wire": sprung.wire, "where": sprung.where}
+        details = {"token": sprung.token, "where": sprung.where}
         self.set_stopped(stopped=False, failure=refusal(**details).to_dict())
-        self.emit("tripwire", **details)
+        self.emit("honeytoken", **details)
         if self.dependencies.audit is not None:
             owner = self.row.owner
-            self.dependencies.audit.note("sbx", "tripwire", self.id, owner=owner, **details)
+            self.dependencies.audit.note("sbx", "honeytoken", self.id, owner=owner, **details)
 
-    def unfreeze(self) -> bool:
+    def end_freeze(self) -> bool:
         """Let kernels start again; False if it was not frozen."""
         if not self.frozen:
             return False
         self._set_stopped(stopped=False, failure=None)
-        self.emit("lifted")
+        self.emit("unfrozen")
         return True
 
     # -- policy and view ------------------------------------------------------------------------
@@ -231,21 +228,7 @@ class SandboxRecord:
         self.dependencies.store.write_later(
             lambda db: events.add(db, self.id, at, kind, cause, **details)
         )
-        self.wake()
-
-    def wake(self) -> None:
-        for follower in self._followers:
-            follower.set()
-
-    @contextmanager
-    def followed(self) -> Iterator[asyncio.Event]:
-        """Give an event that is set whenever something was recorded; the follower clears it."""
-        changed = asyncio.Event()
-        self._followers.add(changed)
-        try:
-            yield changed
-        finally:
-            self._followers.discard(changed)
+        self.changes.notify()
 
 
 def _within_cargo(policy: Policy, cargo: WorkspaceRow) -> Policy:

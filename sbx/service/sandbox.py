@@ -17,7 +17,7 @@ from sbx.policy import Policy
 from sbx.protocol.mounts import Mount
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
-from sbx.runtime.live_mounts import LiveMounts, not_attached
+from sbx.runtime.live_mounts import LiveMounts, not_mounted
 from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.run.context import Context
 from sbx.service.hooks import LostContexts, PersistentSandbox, SandboxHooks, kernel_name
@@ -59,7 +59,7 @@ class ServiceSandbox(SandboxRecord):
         self.shut_down = False  # the service has closed
         self.hooks = SandboxHooks(self, lost, new=new)
         self._lock = asyncio.Lock()
-        self._attachments: LiveMounts | None = None
+        self._mounts: LiveMounts | None = None
         self._idle_at: float | None = None
         self._touched_at = 0.0
 
@@ -114,8 +114,6 @@ class ServiceSandbox(SandboxRecord):
                 )
             )
 
-    # -- opening --------------------------------------------------------------------------------
-
     async def opened(self, *, to_start: str | None = None) -> PersistentSandbox:
         """Open it at the first call. Raises as `check` and `Runtime.open`.
 
@@ -135,7 +133,7 @@ class ServiceSandbox(SandboxRecord):
         try:
             loaded, decided = await self.policy()
             await self.hooks.load()
-            attachments = await self._live_mounts()
+            mounts = await self._live_mounts()
             async with AsyncExitStack() as undo:
                 home = await self._prewarmed(loaded, decided, to_start)
                 if home is not None:
@@ -143,9 +141,7 @@ class ServiceSandbox(SandboxRecord):
                 if self.cargo.uid is None and runtime.capabilities.root:
                     store = self.dependencies.store
                     self.change_cargo(uid=await own_uid(store, self.cargo.id, settings.uid_range))
-                make = partial(
-                    PersistentSandbox, hooks=self.hooks, attachments=attachments, home=home
-                )
+                make = partial(PersistentSandbox, hooks=self.hooks, mounts=mounts, home=home)
                 self.box = await runtime.open(loaded, decided, make)
                 undo.pop_all()
         except errors.SbxError as error:
@@ -184,44 +180,45 @@ class ServiceSandbox(SandboxRecord):
         conversations[conversation] = row
         return home
 
-    # -- host directories that are mounted into it -------------------------------------------------
-
     @property
-    def attached(self) -> tuple[Mount, ...]:
-        return self._attachments.there if self._attachments is not None else ()
+    def mounted(self) -> tuple[Mount, ...]:
+        return self._mounts.there if self._mounts is not None else ()
 
-    async def attach(self, source: str, target: str | None, *, read_only: bool) -> Mount:
-        """See `LiveMounts.attach`. This opens and starts nothing; the next kernels get the mount
-        too."""
+    async def mount(
+        self, source: str, target: str | None = None, *, read_only: bool = True
+    ) -> Mount:
+        """For operators: show a directory of the host below the setting `mount_dirs`, until
+        `unmount` or the end of this process. Start nothing; later kernels get the mount too.
+
+        Raises Conflict `sandbox_expired`, Denied `not_granted`, and as `LiveMounts.mount`.
+        """
         self.check(Act.USE)
-        attachments = await self._live_mounts()
-        mount = await attachments.attach(source, target, read_only=read_only)
-        self.emit("attached", target=mount.target, read_only=mount.read_only)
+        mounts = await self._live_mounts()
+        mount = await mounts.mount(source, target, read_only=read_only)
+        self.emit("mounted", target=mount.target, read_only=mount.read_only)
         return mount
 
-    async def detach(self, target: str) -> None:
-        """See `LiveMounts.detach`."""
-        if self._attachments is None:
-            raise not_attached(target)
-        await self._attachments.detach(target)
-        self.emit("detached", target=target)
+    async def unmount(self, target: str) -> None:
+        """For operators. Raises NotFound `not_mounted`."""
+        if self._mounts is None:
+            raise not_mounted(target)
+        await self._mounts.unmount(target)
+        self.emit("unmounted", target=target)
 
     async def _live_mounts(self) -> LiveMounts:
         """Return the mounts, which stay as long as this process lives, however often the sandbox is
         closed."""
         _, policy = await self.policy()
-        if self._attachments is None:
+        if self._mounts is None:
             runtime = self.dependencies.runtime
-            self._attachments = LiveMounts(
+            self._mounts = LiveMounts(
                 policy.shared,
                 guarded=policy.host_executables != "allow",
                 possible=runtime.capabilities.own_namespaces,
                 check=partial(allowed_paths.check, own=runtime.own_paths),
                 grounds=runtime.grounds,
             )
-        return self._attachments
-
-    # -- ends -----------------------------------------------------------------------------------
+        return self._mounts
 
     def forget_conversation(self, name: str) -> Conversation | None:
         """Forget a conversation that was deleted; return what is open of it, for the caller to
@@ -229,11 +226,11 @@ class ServiceSandbox(SandboxRecord):
         self.hooks.forget(name)
         return self.box.forget(name) if self.box is not None else None
 
-    def lift(self) -> bool:
-        """Let it start kernels again; False if it was not frozen."""
-        if self.frozen and self.box is not None and self.box.tripwires is not None:
-            self.box.tripwires.lift()
-        return self.unfreeze()
+    def unfreeze(self) -> bool:
+        """For operators. Let it start kernels again; False if it was not frozen."""
+        if self.frozen and self.box is not None and self.box.honeytokens is not None:
+            self.box.honeytokens.unfreeze()
+        return self.end_freeze()
 
     def evicted(self, context: Context, cause: str) -> None:
         """Record that one of its kernels was ended to make room."""
@@ -293,7 +290,7 @@ class ServiceSandbox(SandboxRecord):
             self.dependencies.store.write_later(
                 partial(events.add_once, sandbox_id=self.id, at=self.now, kind="expired")
             )
-            self.wake()
+            self.changes.notify()
             return True
 
     async def delete(self, cause: str) -> bool:
@@ -317,7 +314,7 @@ class ServiceSandbox(SandboxRecord):
             await self.dependencies.store.write(write)
             self.row = replace(self.row, deleted_at=now, cause=cause, files_removed=not managed)
             await self._end_logged(EXPIRED if cause == "expired" else DELETED)
-            self.wake()
+            self.changes.notify()
             return True
 
     async def shut(self, reason: RunError) -> None:
@@ -325,7 +322,7 @@ class ServiceSandbox(SandboxRecord):
         async with self._lock:
             await run_to_completion(self._end_box(reason))
         self.shut_down = True
-        self.wake()
+        self.changes.notify()
 
     async def _end_logged(self, reason: RunError) -> None:
         try:

@@ -17,7 +17,6 @@ from sbx import errors
 from sbx.aio import Clock, run_to_completion
 from sbx.isolation.plan import decide_walls
 from sbx.kernels.budget import FrameBudgets
-from sbx.protocol.mounts import Mount
 from sbx.protocol.pages import Page
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
@@ -39,6 +38,7 @@ from sbx.service.sandbox import ServiceSandbox
 from sbx.service.workspaces import Workspaces
 from sbx.store import Store, chats, events
 from sbx.store import sandboxes as rows
+from sbx.store.runs import SERVICE_ENDED
 from sbx.store.sandboxes import ConversationRow, SandboxRow, WorkspaceRow
 from sbx.telemetry.audit import Audit
 
@@ -111,14 +111,12 @@ class Sandboxes:
         sandbox = self.index.of_id(sandbox_id)
         return sandbox.box.live if sandbox is not None and sandbox.box is not None else []
 
-    async def close(self, reason: RunError) -> None:
-        """End what lives, with this reason for the runs; files stay."""
-        ends = (sandbox.shut(reason) for sandbox in self.every())
+    async def close(self, error: RunError = SERVICE_ENDED) -> None:
+        """End every kernel and keep all files. Runs that this ends get `error`."""
+        ends = (sandbox.shut(error) for sandbox in self.every())
         for end in await asyncio.gather(*ends, return_exceptions=True):
             if end is not None:
                 raise end
-
-    # -- creation -------------------------------------------------------------------------------
 
     async def create(
         self,
@@ -185,8 +183,6 @@ class Sandboxes:
         self.index.add(sandbox)
         return await sandbox.view()
 
-    # -- views ----------------------------------------------------------------------------------
-
     async def get(self, caller: Caller, sandbox_id: str) -> SandboxView:
         """Raise NotFound also for a sandbox that the caller may not see."""
         return await self.index.get(caller, sandbox_id).view()
@@ -217,8 +213,6 @@ class Sandboxes:
                 break
         views = [await sandbox.view() for sandbox in matches[:limit]]
         return Page(views, views[-1].id if len(matches) > limit else None)
-
-    # -- use ------------------------------------------------------------------------------------
 
     def using(
         self,
@@ -275,8 +269,6 @@ class Sandboxes:
                 await use.box.conversation(name).start()
             return await sandbox.view()
 
-    # -- life -----------------------------------------------------------------------------------
-
     async def extend(self, caller: Caller, sandbox_id: str, by_s: float) -> SandboxView:
         """Raise BadRequest, Conflict `sandbox_expired` and `sandbox_ttl_infinite`."""
         sandbox = self.index.get_whole(caller, sandbox_id, "admin")
@@ -294,39 +286,6 @@ class Sandboxes:
         for on_stop in self._on_stop:
             await on_stop(sandbox.id, None)
         await sandbox.stop()
-
-    async def lift(self, caller: Caller, sandbox_id: str) -> bool:
-        """Let a sandbox of any owner start kernels again after a honeytoken was used; False if none
-        was. For operators only. Raises NotFound."""
-        return self.index.get_as_operator(caller, sandbox_id).lift()
-
-    async def attach(
-        self,
-        caller: Caller,
-        sandbox_id: str,
-        source: str,
-        target: str | None = None,
-        *,
-        read_only: bool = True,
-    ) -> Mount:
-        """Show a directory of the host in a sandbox of any owner, until it is detached or this
-        process ends. For operators only, below the setting `attach_dirs`.
-
-        Raises NotFound, Conflict `sandbox_expired`, Denied `not_granted`, and as
-        `LiveMounts.attach`.
-        """
-        sandbox = self.index.get_as_operator(caller, sandbox_id)
-        return await sandbox.attach(source, target, read_only=read_only)
-
-    async def detach(self, caller: Caller, sandbox_id: str, target: str) -> None:
-        """Raise NotFound, also `not_attached`. For operators only."""
-        await self.index.get_as_operator(caller, sandbox_id).detach(target)
-
-    def attached(self, caller: Caller, sandbox_id: str) -> Sequence[Mount]:
-        """Return the mounts of a sandbox that the caller sees or operates. Raises NotFound."""
-        if caller.operator:
-            return self.index.get_as_operator(caller, sandbox_id).attached
-        return self.index.get(caller, sandbox_id).attached
 
     async def delete(self, caller: Caller, sandbox_id: str, *, cause: str = "requested") -> None:
         """End a sandbox, with the files that it manages; a second time does nothing. Raises
@@ -365,8 +324,6 @@ class Sandboxes:
             await self._garbage.remove(sandbox.row, cargo)
         return deleted
 
-    # -- conversations --------------------------------------------------------------------------
-
     async def conversations(self, caller: Caller, sandbox_id: str) -> Sequence[ConversationView]:
         """Return those within the caller's bounds, by name. Raises as `using`."""
         async with self.using(caller, sandbox_id, scope="files:read", starts=False) as use:
@@ -376,6 +333,16 @@ class Sandboxes:
                 for name, row in sorted((await sandbox.hooks.conversations()).items())
                 if caller.sees(sandbox.row.user_id, sandbox.row.agent_id, name)
             ]
+
+    async def conversation_names(self, caller: Caller, sandbox_id: str) -> Sequence[str]:
+        """Return the conversations within the caller's bounds, the oldest first. Raise NotFound."""
+        sandbox = self.index.get(caller, sandbox_id)
+        conversations = (await sandbox.hooks.conversations()).values()
+        return [
+            row.name
+            for row in sorted(conversations, key=lambda row: (row.created_at, row.name))
+            if caller.sees(sandbox.row.user_id, sandbox.row.agent_id, row.name)
+        ]
 
     async def delete_conversation(self, caller: Caller, sandbox_id: str, name: str) -> None:
         """Kill its kernels and remove its files, which are out of reach at once. A conversation

@@ -10,6 +10,7 @@
 """
 
 import asyncio
+import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ from typing import Self
 
 from platformdirs import user_data_path
 
-from sbx.aio import Clock, SystemClock, run_to_completion
+from sbx.aio import Clock, SystemClock, in_thread, run_to_completion
 from sbx.errors import SbxError
 from sbx.isolation.broker.client import BrokerProcess
 from sbx.linux.namespaces import unmapped_uid
@@ -34,18 +35,22 @@ from sbx.service.projects.client import ProjectProcess, ProjectServerLink
 from sbx.service.projects.projects import Projects
 from sbx.service.reaper import Reaper
 from sbx.service.recording import Recording
-from sbx.service.recovery import recover
 from sbx.service.reserve import Reserve
 from sbx.service.runs import Runs
 from sbx.service.sandboxes import Sandboxes
+from sbx.service.uploads import UserUploads
 from sbx.service.workspaces import Workspaces
-from sbx.store import Store
+from sbx.store import Store, agent_runs, runs
+from sbx.store import sandboxes as rows
 from sbx.store.pending import PendingWrites
-from sbx.store.runs import SERVICE_ENDED
 from sbx.telemetry import metrics
 from sbx.telemetry.audit import Audit
 from sbx.telemetry.host_paths import hide_below
+from sbx.workspace import DataDirectory
 from sbx.workspace.secret_files import secret_at
+
+_TIDY_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 class Service:
@@ -63,6 +68,7 @@ class Service:
     sandboxes: Sandboxes
     events: SandboxEvents
     runs: Runs
+    uploads: UserUploads
     access: Authenticator
     projects: Projects
     replies: IdempotencyCache
@@ -142,7 +148,7 @@ class Service:
             clock,
             self.runtime,
             self.garbage,
-            settings.cargos_per_owner,
+            settings.workspaces_per_owner,
             self.recording,
         )
         self.sandboxes = Sandboxes(
@@ -167,7 +173,8 @@ class Service:
             pending=self.pending,
         )
         held.push_async_callback(self.runs.close)
-        held.push_async_callback(self.sandboxes.close, SERVICE_ENDED)
+        held.push_async_callback(self.sandboxes.close)
+        self.uploads = UserUploads(self.store, self.sandboxes, self.recording)
         if self._project_process is not None:
             link = ProjectServerLink(self._project_process)
             self._project_server = await held.enter_async_context(link)
@@ -212,3 +219,30 @@ async def _cancelled(task: "asyncio.Task[None]") -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+
+
+async def recover(store: Store, clock: Clock, runtime: Runtime) -> None:
+    """Mark interrupted runs, clear the kernels of all rows, remove partial files, and undo
+    interrupted commits.
+
+    `GarbageCollector.collect` removes what the store does not know, and finishes deletions.
+    """
+    interrupted = await runs.mark_interrupted(store, clock.now())
+    agents = await agent_runs.mark_interrupted(store, clock.now())
+    await store.write(rows.reset)
+    if interrupted or agents:
+        _log.warning(
+            "%d runs, and %d of agents, were cut off by the end of an earlier service",
+            interrupted,
+            agents,
+        )
+    await in_thread(_tidy, runtime.data)
+
+
+def _tidy(data: DataDirectory) -> None:
+    for sandbox in data.sandboxes():
+        for conversation in data.conversations(sandbox):
+            try:
+                data.tidy(sandbox, conversation, deadline_s=_TIDY_S)
+            except (SbxError, OSError) as error:
+                _log.warning("what was half written could not be seen to: %s", error)

@@ -74,7 +74,7 @@ class Workspaces:
 
     async def create(self, caller: Caller, size_limit_mb: int | None = 1024) -> WorkspaceView:
         """Create one that no sandbox manages. Raises BadRequest, NotFound for a token, Unavailable
-        `too_many_cargos`."""
+        `too_many_workspaces`."""
         if self._recording is not None:
             self._recording.check(runs=False)
         if size_limit_mb is not None and not 1 <= size_limit_mb <= _SIZE_MAX_MB:
@@ -103,7 +103,7 @@ class Workspaces:
         if mine + self._making[owner] >= self._per_owner:
             raise errors.Unavailable(
                 f"there are {self._per_owner} cargos of this owner, and there may be no more",
-                code="too_many_cargos",
+                code="too_many_workspaces",
                 hint="delete some that are not needed any more",
                 details={"limit": self._per_owner, "retry_after_s": _RETRY_AFTER_S},
             )

@@ -9,9 +9,8 @@ from sbx.policy import load, narrow
 from sbx.service.ids import check_id
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView
+from sbx.service.session_rules import FileRules, SessionRules
 from sbx.service.sessions import (
-    FileRules,
-    SessionRules,
     SessionStatus,
     reason_of,
     session_id,

@@ -1,0 +1,116 @@
+"""JSON bodies that several surfaces share, and how a route reads a body by itself.
+
+FastAPI reads and parses the body of a route before it asks for the caller. A large body would then
+occupy memory for a client without a key.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any, Literal, Self, TypeVar
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from sbx.errors import BadRequest
+from sbx.service.models import ConversationView
+
+Model = TypeVar("Model", bound=BaseModel)
+RAW_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+class OkBody(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class InterruptReply(BaseModel):
+    """`interrupted` is false if nothing ran."""
+
+    interrupted: bool
+
+
+class RunErrorBody(BaseModel):
+    name: str
+    value: str
+    traceback: str
+
+
+class ConversationBody(BaseModel):
+    """`files` and `bytes` count the uploads and the files of the code together."""
+
+    conversation_id: str
+    created_at: float
+    status: Literal["idle", "ready", "busy"]
+    files: int
+    bytes: int
+
+    @classmethod
+    def of(cls, view: ConversationView) -> Self:
+        return cls(
+            conversation_id=view.name,
+            created_at=view.created_at,
+            status=view.status,
+            files=view.files,
+            bytes=view.bytes,
+        )
+
+
+class NotRecorded(BaseModel):
+    """The revocation is in force, and the store does not have it yet. The service retries until it
+    does. If the service is killed before that, the revocation is lost at the next start."""
+
+    recorded: Literal[False] = False
+
+
+REVOKED: dict[int | str, dict[str, Any]] = {
+    200: {"model": NotRecorded, "description": "Revoked, and not recorded yet"},
+    204: {"description": "Revoked"},
+}
+
+
+def revoked(recorded: bool) -> Response:
+    """Return the reply to a revocation, which is in force in either case."""
+    if recorded:
+        return Response(status_code=204)
+    content = NotRecorded().model_dump_json()
+    return Response(content, status_code=200, media_type="application/json")
+
+
+async def body_of(request: Request, model: type[Model]) -> Model:
+    """Return the body as `model`. Raise RequestValidationError, as FastAPI does for a parameter."""
+    try:
+        return model.model_validate_json(await request.body())
+    except ValidationError as error:
+        details = [
+            {**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)
+        ]
+        raise RequestValidationError(details) from None
+
+
+def documented_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that reads `model` by itself."""
+    schema = model.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def raw_body(request: Request) -> AsyncIterator[bytes]:
+    """Yield the bytes of a body. Raise BadRequest `truncated_body` if it is cut off."""
+    try:
+        async for chunk in request.stream():
+            yield chunk
+    except ClientDisconnect:
+        raise BadRequest(
+            "the body ended before its end", code="truncated_body", hint="send it again"
+        ) from None
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects. Its body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
