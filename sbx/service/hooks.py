@@ -94,7 +94,7 @@ class SandboxHooks:
             new_name = record.dependencies.runtime.data.new_name()
             new = ConversationRow(record.id, name, new_name, now, now)
             row = await self._store.write(
-                partial(rows.add_conversation, row=new, cargo_id=record.cargo.id)
+                partial(rows.add_conversation, row=new, workspace_id=record.workspace.id)
             )
             conversations[name] = row
             return row.directory, row.directory == new_name
@@ -157,12 +157,12 @@ class SandboxHooks:
 
     async def exists(self, name: str) -> bool:
         """Return whether there is this conversation: `default` always, and one that another sandbox
-        of the same cargo made."""
+        of the same workspace made."""
         if name == DEFAULT_CONVERSATION or name in await self.conversations():
             return True
-        cargo = self.record.cargo
-        return cargo.managed_by is None and await rows.conversation_in_cargo(
-            self._store, cargo.id, name
+        workspace = self.record.workspace
+        return workspace.managed_by is None and await rows.conversation_in_workspace(
+            self._store, workspace.id, name
         )
 
     def forget(self, name: str) -> None:
@@ -220,7 +220,7 @@ class PersistentSandbox(AsyncSandbox):
         home: PrewarmedSandbox | None = None,
     ) -> None:
         """`mounts` outlive this object. `home`: a prewarmed sandbox over the directory of the
-        cargo; it ends with this one."""
+        workspace; it ends with this one."""
         record = hooks.record
         super().__init__(
             means,
@@ -231,7 +231,7 @@ class PersistentSandbox(AsyncSandbox):
             uploads=None,
             on_close=on_close,
             id=record.id,
-            directory=record.cargo.directory,
+            directory=record.workspace.directory,
             home=home,
         )
         self._hooks = hooks
@@ -241,7 +241,7 @@ class PersistentSandbox(AsyncSandbox):
     async def prepare(self) -> None:
         """As in any sandbox, but open no conversation."""
         record = self._hooks.record
-        await self._make_group(record.cargo.uid)
+        await self._make_group(record.workspace.uid)
         paths = self._means.paths_of_any(self._interpreter, self.policy)
         first, count = record.dependencies.settings.uid_range
         self._decide_key(paths, foreign_uid=not first <= self._host.uid < first + count)

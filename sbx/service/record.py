@@ -32,8 +32,8 @@ _MIB = 1 << 20
 class ServiceDependencies:
     """What every sandbox of a service uses.
 
-    `make_room` ends idle kernels until a kernel of this owner may start. `cargos` are those that
-    were not deleted, by id.
+    `make_room` ends idle kernels until a kernel of this owner may start. `workspaces`, by id, are
+    those that were not deleted.
     """
 
     store: Store
@@ -41,7 +41,7 @@ class ServiceDependencies:
     runtime: Runtime
     settings: Settings
     make_room: Callable[[str], Awaitable[None]]
-    cargos: dict[str, WorkspaceRow]
+    workspaces: dict[str, WorkspaceRow]
     open_limit: OpenFilesLimit
     frame_budgets: FrameBudgets
     audit: Audit | None = None
@@ -57,7 +57,7 @@ class SandboxRecord:
         self.egress_log = EgressLog(
             row.id, row.owner, dependencies.audit, self.emit, dependencies.clock.now
         )
-        self._cargo = dependencies.cargos[row.cargo_id]
+        self._workspace = dependencies.workspaces[row.workspace_id]
         self._policies: tuple[Policy, Policy] | None = None
         self.changes = ChangeSignal()  # of its events in the store
 
@@ -70,14 +70,14 @@ class SandboxRecord:
         return self.dependencies.clock.now()
 
     @property
-    def cargo(self) -> WorkspaceRow:
+    def workspace(self) -> WorkspaceRow:
         """Return the workspace, which other sandboxes may share; a deleted one as it was."""
-        return self.dependencies.cargos.get(self.row.cargo_id, self._cargo)
+        return self.dependencies.workspaces.get(self.row.workspace_id, self._workspace)
 
-    def change_cargo(self, **changes: Any) -> None:
-        self._cargo = replace(self.cargo, **changes)
-        if self.row.cargo_id in self.dependencies.cargos:
-            self.dependencies.cargos[self.row.cargo_id] = self._cargo
+    def change_workspace(self, **changes: Any) -> None:
+        self._workspace = replace(self.workspace, **changes)
+        if self.row.workspace_id in self.dependencies.workspaces:
+            self.dependencies.workspaces[self.row.workspace_id] = self._workspace
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -176,8 +176,8 @@ class SandboxRecord:
     # -- policy and view ------------------------------------------------------------------------
 
     async def policy(self) -> tuple[Policy, Policy]:
-        """Return the loaded policy, and the policy that the request and the size limit of the cargo
-        narrow. Neither changes while this process lives. Raises as `Runtime.decide`."""
+        """Return the loaded policy, and the policy as the request and the size limit of the
+        workspace narrow it. Neither changes later. Raises as `Runtime.decide`."""
         if self._policies is None:
             request = self.row.request
             loaded, decided = await self.dependencies.runtime.decide(
@@ -188,7 +188,7 @@ class SandboxRecord:
         return self._policies
 
     def set_policy(self, loaded: Policy, decided: Policy) -> None:
-        self._policies = loaded, _within_cargo(decided, self.cargo)
+        self._policies = loaded, _within_workspace(decided, self.workspace)
 
     async def view_with(self, state: State, idle_expires_at: float | None) -> SandboxView:
         """Return the view; a policy that cannot be loaded any longer is shown as a failure."""
@@ -206,7 +206,7 @@ class SandboxRecord:
             state=state,
             profile=row.profile,
             policy=policy,
-            cargo_id=row.cargo_id,
+            workspace_id=row.workspace_id,
             created_at=row.created_at,
             expires_at=row.expires_at,
             idle_expires_at=None if state is State.EXPIRED else idle_expires_at,
@@ -231,10 +231,10 @@ class SandboxRecord:
         self.changes.notify()
 
 
-def _within_cargo(policy: Policy, cargo: WorkspaceRow) -> Policy:
-    """The size limit of a cargo narrows what each of its conversations may keep."""
-    if cargo.size_limit_mb is None:
+def _within_workspace(policy: Policy, workspace: WorkspaceRow) -> Policy:
+    """The size limit of a workspace narrows what each of its conversations may keep."""
+    if workspace.size_limit_mb is None:
         return policy
-    limit = min(policy.limits.workspace_max, cargo.size_limit_mb * _MIB)
+    limit = min(policy.limits.workspace_max, workspace.size_limit_mb * _MIB)
     limits = policy.limits.model_copy(update={"workspace_max": limit})
     return policy.model_copy(update={"limits": limits})

@@ -103,12 +103,12 @@ class ServiceSandbox(SandboxRecord):
         self._idle_at = now + self.dependencies.settings.idle_timeout
         if not 0 <= now - self._touched_at < _TOUCHED_EVERY_S:
             self._touched_at = now
-            self.change_cargo(last_accessed_at=now)
+            self.change_workspace(last_accessed_at=now)
             self.dependencies.store.write_later(
                 partial(
                     rows.touch,
                     sandbox_id=self.id,
-                    cargo_id=self.cargo.id,
+                    workspace_id=self.workspace.id,
                     at=now,
                     idle=self.idle_at,
                 )
@@ -138,9 +138,11 @@ class ServiceSandbox(SandboxRecord):
                 home = await self._prewarmed(loaded, decided, to_start)
                 if home is not None:
                     undo.push_async_callback(home.leave_group)
-                if self.cargo.uid is None and runtime.capabilities.root:
+                if self.workspace.uid is None and runtime.capabilities.root:
                     store = self.dependencies.store
-                    self.change_cargo(uid=await own_uid(store, self.cargo.id, settings.uid_range))
+                    self.change_workspace(
+                        uid=await own_uid(store, self.workspace.id, settings.uid_range)
+                    )
                 make = partial(PersistentSandbox, hooks=self.hooks, mounts=mounts, home=home)
                 self.box = await runtime.open(loaded, decided, make)
                 undo.pop_all()
@@ -153,10 +155,10 @@ class ServiceSandbox(SandboxRecord):
         self, loaded: Policy, decided: Policy, conversation: str | None
     ) -> PrewarmedSandbox | None:
         """Take a prewarmed sandbox, if nothing was kept or run in this one before. Its directory
-        becomes that of the cargo and of the first conversation."""
-        cargo, runtime = self.cargo, self.dependencies.runtime
+        becomes that of the workspace and of the first conversation."""
+        workspace, runtime = self.workspace, self.dependencies.runtime
         conversations = await self.hooks.conversations()
-        new = cargo.managed_by == self.id and cargo.uid is None and not conversations
+        new = workspace.managed_by == self.id and workspace.uid is None and not conversations
         if conversation is None or not new or self.row.request:
             return None
         home = await runtime.ready_home(loaded, decided)
@@ -165,7 +167,11 @@ class ServiceSandbox(SandboxRecord):
         uid = home.host.uid if runtime.capabilities.root else None
         row = ConversationRow(self.id, conversation, home.conversation, self.now, self.now)
         move = partial(
-            rows.move_in, cargo_id=cargo.id, directory=home.directory, uid=uid, conversation=row
+            rows.move_in,
+            workspace_id=workspace.id,
+            directory=home.directory,
+            uid=uid,
+            conversation=row,
         )
         try:
             moved = await self.dependencies.store.write(move)
@@ -176,7 +182,7 @@ class ServiceSandbox(SandboxRecord):
             await home.give_up()
             return None
         runtime.known(home)
-        self.change_cargo(directory=home.directory, uid=uid)
+        self.change_workspace(directory=home.directory, uid=uid)
         conversations[conversation] = row
         return home
 
@@ -303,7 +309,7 @@ class ServiceSandbox(SandboxRecord):
             if self.row.deleted_at is not None:
                 return False
             now = self.now
-            managed = self.cargo.managed_by is not None
+            managed = self.workspace.managed_by is not None
 
             def write(db: Any) -> None:
                 rows.delete(db, self.id, now, cause)

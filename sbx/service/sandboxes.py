@@ -99,7 +99,7 @@ class Sandboxes:
         lost = await rows.kernels_left(self._store)
         await self._workspaces.load()
         for row in await rows.living(self._store):
-            self._workspaces.demand(row.cargo_id)
+            self._workspaces.demand(row.workspace_id)
             self.index.add(ServiceSandbox(self._dependencies, row, lost.get(row.id, frozenset())))
 
     def every(self) -> list[ServiceSandbox]:
@@ -125,7 +125,7 @@ class Sandboxes:
         profile: str = "default",
         narrower: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
-        cargo_id: str | None = None,
+        workspace_id: str | None = None,
         ttl_s: float | None = None,
         session: SessionIdentity | None = None,
         upload_limits: Mapping[str, Any] | None = None,
@@ -133,7 +133,7 @@ class Sandboxes:
         """Create a sandbox; nothing starts yet. With a `ttl_s` of None, 0 or less it never expires.
 
         Raises BadRequest `validation_error` for a missing policy, and as `Runtime.decide`;
-        CannotEnforce; NotFound for the cargo; Unavailable `too_many_sandboxes`; Conflict
+        CannotEnforce; NotFound for the workspace; Unavailable `too_many_sandboxes`; Conflict
         `session_exists`.
         """
         _check_may_create(caller, session)
@@ -145,7 +145,7 @@ class Sandboxes:
             owner=caller.owner,
             profile=profile,
             request={name: dict(part) for name, part in parts.items() if part},
-            cargo_id=cargo_id or "",
+            workspace_id=workspace_id or "",
             created_at=now,
             expires_at=min(now + ttl_s, LATEST) if ttl_s is not None and ttl_s > 0 else None,
             session_id=session.session_id if session else None,
@@ -167,17 +167,17 @@ class Sandboxes:
                 error.message, hint=error.hint, details={"field": "profile"}
             ) from error
         decide_walls(decided, self._runtime.capabilities)
-        cargo = self._workspaces.for_sandbox(caller, row.cargo_id or None, row.id)
-        is_new = not row.cargo_id
-        row = replace(row, cargo_id=cargo.id)
-        added = await self._store.write(partial(_add, row=row, cargo=cargo, is_new=is_new))
+        workspace = self._workspaces.for_sandbox(caller, row.workspace_id or None, row.id)
+        is_new = not row.workspace_id
+        row = replace(row, workspace_id=workspace.id)
+        added = await self._store.write(partial(_add, row=row, workspace=workspace, is_new=is_new))
         if added is None:
-            raise errors.NotFound(f"there is no cargo {cargo.id}")
+            raise errors.NotFound(f"there is no workspace {workspace.id}")
         if not added:
             raise errors.Conflict(
                 f"the session {row.session_id} exists already", code="session_exists"
             )
-        self._workspaces.remember(cargo)
+        self._workspaces.remember(workspace)
         sandbox = ServiceSandbox(self._dependencies, row, new=True)
         sandbox.set_policy(loaded, decided)
         self.index.add(sandbox)
@@ -303,25 +303,25 @@ class Sandboxes:
 
     async def end(self, sandbox: ServiceSandbox, cause: str) -> bool:
         """Delete it without a caller; False if it was deleted before."""
-        cargo, deleted = sandbox.cargo, False
+        workspace, deleted = sandbox.workspace, False
         for on_delete in self._on_delete:
             await on_delete(sandbox.id, None)
         try:
             try:
                 deleted = await sandbox.delete(cause)
             except errors.Unavailable as error:
-                if error.code != "no_space" or cargo.managed_by is None:
+                if error.code != "no_space" or workspace.managed_by is None:
                     raise
                 await sandbox.stop()  # its files make the room for the record of its end
-                await self._garbage.remove_files(cargo)
+                await self._garbage.remove_files(workspace)
                 deleted = await sandbox.delete(cause)
         finally:
             if sandbox.row.deleted_at is not None:  # even if the rest of its end failed
                 self.index.remove(sandbox)
-                if cargo.managed_by is not None:
-                    self._workspaces.forget(cargo.id)
-        if deleted and cargo.managed_by is not None:
-            await self._garbage.remove(sandbox.row, cargo)
+                if workspace.managed_by is not None:
+                    self._workspaces.forget(workspace.id)
+        if deleted and workspace.managed_by is not None:
+            await self._garbage.remove(sandbox.row, workspace)
         return deleted
 
     async def conversations(self, caller: Caller, sandbox_id: str) -> Sequence[ConversationView]:
@@ -365,29 +365,30 @@ class Sandboxes:
             )
 
     async def _delete_conversation(self, sandbox: ServiceSandbox, name: str) -> None:
-        at, cargo = self._clock.now(), sandbox.cargo
+        at, workspace = self._clock.now(), sandbox.workspace
 
         def write(db: Any) -> Sequence[str]:
-            directories = rows.delete_conversation(db, sandbox.id, cargo.id, name)
+            directories = rows.delete_conversation(db, sandbox.id, workspace.id, name)
             events.add(db, sandbox.id, at, "conversation_deleted", conversation=name)
             return directories
 
         async with sandbox.hooks.naming:
             directories = await self._store.write(write)
-            sharing = (other for other in self.every() if other.row.cargo_id == cargo.id)
+            sharing = (other for other in self.every() if other.row.workspace_id == workspace.id)
             opened = [other.forget_conversation(name) for other in sharing]
         await asyncio.gather(*(_end(each) for each in opened if each is not None))
-        await self._garbage.remove_conversations(cargo, directories)
+        await self._garbage.remove_conversations(workspace, directories)
 
 
-def _add(db: Any, row: SandboxRow, cargo: WorkspaceRow, *, is_new: bool) -> bool | None:
-    """Add the rows of a new sandbox. None if the cargo was deleted; False if the session exists."""
+def _add(db: Any, row: SandboxRow, workspace: WorkspaceRow, *, is_new: bool) -> bool | None:
+    """Add the rows of a new sandbox; None if its workspace was deleted, False if its session
+    exists."""
     if is_new:
-        rows.add_cargo(db, cargo)
-    elif not rows.cargo_is_there(db, cargo.id):
+        rows.add_workspace(db, workspace)
+    elif not rows.workspace_is_there(db, workspace.id):
         return None
     if not rows.add(db, row):
-        rows.drop_cargo(db, cargo.id, row.id)
+        rows.drop_workspace(db, workspace.id, row.id)
         return False
     events.add(db, row.id, row.created_at, "created", profile=row.profile)
     return True

@@ -4,9 +4,8 @@ import asyncio
 import base64
 import hashlib
 import json
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -215,10 +214,7 @@ async def test_a_policy_without_them_plants_nothing(own_runtime: Runtime) -> Non
     assert not (own_runtime.data.path / "tripwire_key").exists()
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["", "recorded by version 6"])
-async def test_a_service_remembers_and_only_an_operator_unfreezes(
-    tmp_path: Path, old: bool
-) -> None:
+async def test_a_service_remembers_and_only_an_operator_unfreezes(tmp_path: Path) -> None:
     policies = tmp_path / "policies"
     policies.mkdir()
     (policies / "wired.toml").write_text(
@@ -236,13 +232,6 @@ async def test_a_service_remembers_and_only_an_operator_unfreezes(
         view = await house.sandboxes.get(ME, made.id)
         assert view.failure is not None
         assert (view.state.value, view.failure["code"]) == ("failed", "honeytoken")
-    if old:
-        with closing(sqlite3.connect(tmp_path / "data" / "store.sqlite")) as db, db:
-            for table, column in (("sandboxes", "failure"), ("runs", "result")):
-                words = f"replace({column}, '\"honeytoken\"', '\"tripwire\"')"
-                db.execute(
-                    f"UPDATE {table} SET {column} = replace({words}, '\"token\"', '\"wire\"')"
-                )
     async with Service(settings) as house:
         with pytest.raises(Conflict) as raised:
             async with house.sandboxes.using(ME, made.id, scope="execute") as use:

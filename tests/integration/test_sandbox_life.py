@@ -152,7 +152,7 @@ async def test_a_wrong_request_makes_nothing(tmp_path: Path) -> None:
             with pytest.raises(BadRequest):
                 await house.sandboxes.create(ME, **wrong)
         with pytest.raises(NotFound):
-            await house.sandboxes.create(ME, cargo_id="ws-nowhere")
+            await house.sandboxes.create(ME, workspace_id="ws-nowhere")
         assert not (await house.sandboxes.list(ME)).items
         alias = await house.sandboxes.create(ME, profile="python-default", env={"A": "b"})
         assert (alias.profile, alias.env) == ("python-default", {"A": "b"})
@@ -227,8 +227,8 @@ async def test_a_collection_tells_what_it_did(tmp_path: Path) -> None:
         assert [(one.task_name, one.cleaned_count, one.errors) for one in reports] == [
             ("idle_session", 1, ()),
             ("expired_sandbox", 1, ()),
-            ("orphan_cargo", 0, ()),
+            ("orphan_workspace", 0, ()),
             ("orphan_container", 0, ()),
         ]
-        only = await house.reaper.collect(["orphan_cargo"])
-        assert [one.task_name for one in only] == ["orphan_cargo"]
+        only = await house.reaper.collect(["orphan_workspace"])
+        assert [one.task_name for one in only] == ["orphan_workspace"]

@@ -102,7 +102,7 @@ def view(state: State, **more: Any) -> SandboxView:
         state=state,
         profile="default",
         policy=load("default"),
-        cargo_id="ws-1",
+        workspace_id="ws-1",
         created_at=0,
         expires_at=None,
         idle_expires_at=None,

@@ -48,7 +48,7 @@ async def create(
             profile=new.profile,
             narrower=new.narrower,
             env=new.env,
-            cargo_id=new.cargo_id,
+            workspace_id=new.cargo_id,
             ttl_s=new.ttl if new.ttl is not None and new.ttl > 0 else None,
         )
         await service.recording.record(
@@ -172,7 +172,7 @@ def shown(view: SandboxView, *, containers: bool = False) -> SandboxResponse:
         id=view.id,
         status=str(view.state),
         profile=view.profile,
-        cargo_id=view.cargo_id,
+        cargo_id=view.workspace_id,
         capabilities=list(view.policy.capabilities),
         created_at=iso(view.created_at),
         expires_at=maybe(view.expires_at),
