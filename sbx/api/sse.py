@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from sbx.api.auth import authenticate
 from sbx.api.bodies import disconnected
 from sbx.api.errors import broken, error_body, status_of
-from sbx.api.shares import Slot, share
+from sbx.api.slots import Slot, take_slot
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable
 
 MEDIA_TYPE = "text/event-stream"
@@ -85,7 +85,7 @@ async def stream(events: Events, *, request: Request | None = None) -> Response:
     """
     request_id = getattr(request.state, "request_id", None) if request is not None else None
     follows = request is not None and request.method == "GET"
-    held = share(request, "followers") if request is not None and follows else None
+    held = take_slot(request, "followers") if request is not None and follows else None
     first = asyncio.ensure_future(anext(events))
     try:
         await asyncio.wait((first,), timeout=FIRST_S)
