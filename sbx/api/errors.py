@@ -241,7 +241,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 
 
 def _problem(error: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an error without `input`, `ctx` and `url`, which repeat the input and may not be JSON."""
+    """Return an error without `input`, `ctx` and `url`: they may contain values outside of JSON."""
     where = [part if isinstance(part, int) else _fit(part) for part in error["loc"]]
     return {"loc": where, "msg": _fit(error["msg"]), "type": error["type"]}
 
