@@ -99,7 +99,13 @@ class Attribute(Generic[T_co]):
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: Blocking, owner: type) -> T_co:
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: Blocking, owner: type) -> T_co: ...
+    def __get__(self, instance: Blocking | None, owner: type) -> "T_co | Self":
+        if instance is None:
+            return self
         value: T_co = getattr(instance._inner, self._name)
         return value
 
@@ -113,7 +119,13 @@ class Part(Generic[B_co]):
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: Blocking, owner: type) -> B_co:
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: Blocking, owner: type) -> B_co: ...
+    def __get__(self, instance: Blocking | None, owner: type) -> "B_co | Self":
+        if instance is None:
+            return self
         return self._kind(instance._loop, getattr(instance._parts, self._name))
 
 
