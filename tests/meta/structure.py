@@ -184,10 +184,10 @@ def _prose() -> list[tuple[Path, str, int, str]]:
 
 
 MEASURES = (
-    Measure("lines", lines, 100_738, 74_000),
+    Measure("lines", lines, 100_625, 74_000),
     Measure("public class names in more than one module", repeated_class_names, 0, 10),
-    Measure("Protocol classes", protocols, 57, 15),
-    Measure("modules that exactly one other module imports", modules_with_one_importer, 183, 90),
+    Measure("Protocol classes", protocols, 46, 15),
+    Measure("modules that exactly one other module imports", modules_with_one_importer, 181, 90),
     Measure(f"files over {FILE_LINES} lines", long_files, 36, 12),
     Measure(f"classes over {CLASS_LINES} lines or {CLASS_METHODS} methods", large_classes, 20, 0),
     Measure("modules in import cycles", modules_in_cycles, 14, 0),
@@ -195,8 +195,8 @@ MEASURES = (
     Measure("banned identifiers", identifiers(BANNED_NAMES), 2_848, 0),
     Measure("banned identifiers: known, given", identifiers(ALSO_BANNED), 198, 0),
     Measure("modules and classes named utils, base, …", vague_names, 2, 0),
-    Measure("prose: clause as a noun", habit("clause as a noun"), 904, 184),
-    Measure("prose: docstring begins with What", habit("docstring begins with What"), 269, 51),
+    Measure("prose: clause as a noun", habit("clause as a noun"), 903, 184),
+    Measure("prose: docstring begins with What", habit("docstring begins with What"), 268, 51),
     Measure("prose: docstring begins with As", habit("docstring begins with As"), 171, 28),
     Measure("prose: tell, told", habit("tell, told"), 174, 38),
     Measure("prose: say, said", habit("say, said"), 211, 43),
