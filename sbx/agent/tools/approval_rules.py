@@ -1,4 +1,4 @@
-"""Which calls need an approval, and the rules that the user created for them. Pure.
+"""The permissions of tool calls, and the rules that the user created for them. Pure.
 
 `Permissions` decides by the effect of a call and not by the name of its tool. In a project a call
 runs on a copy first, and the setting of the conversation decides about its file changes. Without a
