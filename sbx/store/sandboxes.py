@@ -6,7 +6,7 @@ Functions that take a connection run inside a transaction of `Store.write`.
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sbx.store import Store, chats
@@ -74,14 +74,8 @@ class EndedSandbox:
     directory: str
 
 
-_SANDBOX = (
-    "id, owner, profile, request, workspace_id, created_at, expires_at, idle_expires_at, stopped,"
-    " failure, deleted_at, cause, files_removed, session_id, user_id, agent_id,"
-    " business_domain_id, upload_limits, recreated_because"
-)
-_WORKSPACE = (
-    "id, owner, managed_by, directory, uid, size_limit_mb, created_at, last_accessed_at, deleted_at"
-)
+_SANDBOX = ", ".join(field.name for field in fields(SandboxRow))
+_WORKSPACE = ", ".join(field.name for field in fields(WorkspaceRow))
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -92,27 +86,7 @@ def add(on: sqlite3.Connection, row: SandboxRow) -> bool:
     try:
         on.execute(
             f"INSERT INTO sandboxes ({_SANDBOX}) VALUES ({', '.join('?' * 19)})",  # noqa: S608
-            (
-                row.id,
-                row.owner,
-                row.profile,
-                json.dumps(row.request),
-                row.workspace_id,
-                row.created_at,
-                row.expires_at,
-                row.idle_expires_at,
-                row.stopped,
-                _dumped(row.failure),
-                row.deleted_at,
-                row.cause,
-                row.files_removed,
-                row.session_id,
-                row.user_id,
-                row.agent_id,
-                row.business_domain_id,
-                _dumped(row.upload_limits),
-                row.recreated_because,
-            ),
+            [json.dumps(value) if isinstance(value, Mapping) else value for value in _values(row)],
         )
     except sqlite3.IntegrityError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
@@ -195,17 +169,7 @@ def bury(on: sqlite3.Connection, before: float) -> int:
 def add_workspace(on: sqlite3.Connection, row: WorkspaceRow) -> None:
     on.execute(
         f"INSERT INTO workspaces ({_WORKSPACE}) VALUES ({', '.join('?' * 9)})",  # noqa: S608
-        (
-            row.id,
-            row.owner,
-            row.managed_by,
-            row.directory,
-            row.uid,
-            row.size_limit_mb,
-            row.created_at,
-            row.last_accessed_at,
-            row.deleted_at,
-        ),
+        _values(row),
     )
 
 
@@ -387,23 +351,14 @@ async def workspaces(store: Store) -> list[WorkspaceRow]:
     rows = await store.rows(
         f"SELECT {_WORKSPACE} FROM workspaces WHERE deleted_at IS NULL ORDER BY id"  # noqa: S608
     )
-    return [_workspace(row) for row in rows]
+    return [WorkspaceRow(*row) for row in rows]
 
 
 async def conversations(store: Store, sandbox_id: str) -> list[ConversationRow]:
     rows = await store.rows(
         "SELECT * FROM conversations WHERE sandbox_id = ? ORDER BY name", sandbox_id
     )
-    return [
-        ConversationRow(
-            row["sandbox_id"],
-            row["name"],
-            row["directory"],
-            row["created_at"],
-            row["last_used_at"],
-        )
-        for row in rows
-    ]
+    return [ConversationRow(**dict(row)) for row in rows]
 
 
 async def conversation_in_workspace(store: Store, workspace_id: str, name: str) -> bool:
@@ -452,50 +407,18 @@ async def kernels_left(store: Store) -> dict[str, frozenset[tuple[str, str]]]:
     return {sandbox: frozenset(names) for sandbox, names in found.items()}
 
 
+def _values(row: SandboxRow | WorkspaceRow) -> list[Any]:
+    return [getattr(row, field.name) for field in fields(row)]
+
+
 def _sandbox(row: sqlite3.Row) -> SandboxRow:
-    return SandboxRow(
-        id=row["id"],
-        owner=row["owner"],
-        profile=row["profile"],
-        request=json.loads(row["request"]),
-        workspace_id=row["workspace_id"],
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        idle_expires_at=row["idle_expires_at"],
-        stopped=bool(row["stopped"]),
-        failure=_loaded(row["failure"]),
-        deleted_at=row["deleted_at"],
-        cause=row["cause"],
-        files_removed=bool(row["files_removed"]),
-        session_id=row["session_id"],
-        user_id=row["user_id"],
-        agent_id=row["agent_id"],
-        business_domain_id=row["business_domain_id"],
-        upload_limits=_loaded(row["upload_limits"]),
-        recreated_because=row["recreated_because"],
-    )
-
-
-def _workspace(row: sqlite3.Row) -> WorkspaceRow:
-    return WorkspaceRow(
-        id=row["id"],
-        owner=row["owner"],
-        managed_by=row["managed_by"],
-        directory=row["directory"],
-        uid=row["uid"],
-        size_limit_mb=row["size_limit_mb"],
-        created_at=row["created_at"],
-        last_accessed_at=row["last_accessed_at"],
-        deleted_at=row["deleted_at"],
-    )
+    values = dict(row)
+    for name in ("request", "failure", "upload_limits"):
+        values[name] = None if values[name] is None else json.loads(values[name])
+    for name in ("stopped", "files_removed"):
+        values[name] = bool(values[name])
+    return SandboxRow(**values)
 
 
 def _dumped(value: Mapping[str, Any] | None) -> str | None:
     return None if value is None else json.dumps(value)
-
-
-def _loaded(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    value: dict[str, Any] = json.loads(text)
-    return value
