@@ -31,7 +31,8 @@ from sbx.runtime.processes.scripts import Program, check_script, plan_script
 from sbx.runtime.processes.terminals import Terminals
 from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.run.context import SANDBOX_GONE, Context, StartKernel
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import SANDBOX_GONE, StartKernel
 from sbx.runtime.run.contexts import Contexts, ContextStore
 from sbx.runtime.run.stdin import OnInput
 from sbx.runtime.snapshots.checkpoints import Checkpoint, Checkpoints

@@ -47,7 +47,7 @@ from sbx.runtime.processes.commands import Commands
 from sbx.runtime.processes.languages import Languages
 from sbx.runtime.processes.terminals import Terminals
 from sbx.runtime.resources import RuntimeResources
-from sbx.runtime.run.context import StartKernel
+from sbx.runtime.run.context_kernel import StartKernel
 from sbx.runtime.run.contexts import Contexts
 from sbx.runtime.run.stdin import OnInput
 from sbx.runtime.snapshots.checkpoints import Checkpoint

@@ -47,7 +47,7 @@ from sbx.runtime.processes.command_log import (
     LogWriter,
     piece_of,
 )
-from sbx.runtime.run import checks, verdict
+from sbx.runtime.run import checks, termination
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.stdin import Stdin
 from sbx.workspace.ring_files import CommandLogs, RingFile
@@ -333,10 +333,10 @@ class Commands:
             return await _with_its_jail(kernel, process)
         if told.error is not None:
             return {"state": CommandState.FAILED, "reason": told.error}
-        code = verdict.exit_code(told)
+        code = termination.exit_code(told)
         if record.stopped:
             return {"state": CommandState.STOPPED, "exit_code": code}
-        if verdict.was_killed(code) and (await kernel.jail.counters()).oom_kills > seen:
+        if termination.was_killed(code) and (await kernel.jail.counters()).oom_kills > seen:
             return {
                 "state": CommandState.KILLED,
                 "exit_code": code,

@@ -34,7 +34,7 @@ from sbx.protocol.terminals import (
     check_size,
 )
 from sbx.runtime.processes.terminal_screen import ScreenBuffer
-from sbx.runtime.run import checks, verdict
+from sbx.runtime.run import checks, termination
 from sbx.runtime.run.context import Context
 
 _log = logging.getLogger(__name__)
@@ -313,7 +313,7 @@ class Terminal:
             except KernelDied:
                 return None, "its kernel ended"
             if isinstance(told, frames.Exited):
-                code = None if told.error is not None else verdict.exit_code(told)
+                code = None if told.error is not None else termination.exit_code(told)
                 return code, told.error or ""
             self._stirs()
             self.shows.add(told.data)

@@ -24,7 +24,8 @@ from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel, KernelDied
 from sbx.protocol.runs import Run, RunError, Status, quarantine_notice
 from sbx.runtime.run import checks
-from sbx.runtime.run.context import Context, kernel_gone
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import kernel_gone
 from sbx.runtime.run.relay import ForwardedRun, Tell, Told, told
 from sbx.runtime.run.stdin import OnInput
 
@@ -247,7 +248,7 @@ class JupyterFrontend:
         live = self._context.new_forwarded(self._tell)
         self._asked.add(live)
         try:
-            self._context.start_request(live, kernel, (kind, content), timeout_s, on_input)
+            self._context.start_request(live, kernel, kind, content, timeout_s, on_input)
             run = await self._context.awaited(live)
             if notice := quarantine_notice(run.quarantined):
                 await told(self._tell, frames.Stream("stderr", notice))

@@ -29,7 +29,8 @@ from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.run.context import ClosedReason, Context, StartKernel
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
 from sbx.runtime.snapshots.dry_run import offline, rehearsal_name
 from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots, protected
 from sbx.workspace.mirroring import Mirror
