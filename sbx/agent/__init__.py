@@ -15,7 +15,6 @@
     approvals.py  the user's yes or no to a call
     history.py    the store of messages, and the rules for a complete history
     export.py     a history as JSON, to move it to another sbx
-    copy_file.py  copy a file from one sandbox to another
     settings.py   the settings of the model and the sandbox
     chats.py      the agents of a service: one run per conversation, followed by clients
 
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
     from sbx.agent.agent import Agent
     from sbx.agent.approvals import Approvals
     from sbx.agent.budget import Budget
-    from sbx.agent.copy_file import hand
     from sbx.agent.history import MemoryHistory
     from sbx.agent.messages import Message
     from sbx.agent.models.anthropic import AnthropicModel
     from sbx.agent.models.factory import make_model
     from sbx.agent.models.openai import OpenAIModel
     from sbx.agent.models.replay import Recorder, ReplayModel
+    from sbx.agent.sandbox import copy_file
     from sbx.agent.settings import AgentSettings, read_agent_settings
     from sbx.agent.tools.function_tool import tool
     from sbx.agent.tools.permissions import Permissions
@@ -61,7 +60,7 @@ __all__ = [
     "ReplayModel",
     "Tools",
     "builtin",
-    "hand",
+    "copy_file",
     "make_model",
     "read_agent_settings",
     "tool",
@@ -81,7 +80,7 @@ _HOMES = {
     "ReplayModel": "models.replay",
     "Tools": "tools.registry",
     "builtin": "tools.registry",
-    "hand": "copy_file",
+    "copy_file": "sandbox",
     "make_model": "models.factory",
     "read_agent_settings": "settings",
     "tool": "tools.function_tool",

@@ -114,7 +114,7 @@ class Approvals:
         tool_call_id: str,
         tool_name: str,
         tool_args: Arguments,
-        rehearsal: dict[str, Any] | None = None,
+        dry_run: dict[str, Any] | None = None,
         may_be_remembered: bool = True,
     ) -> Pending:
         """Record the call and make it ready for a decision. Announce it only after this returns.
@@ -136,7 +136,7 @@ class Approvals:
             user_id=place.user_id,
             agent_id=place.agent_id,
             project_id=place.project_id,
-            rehearsal=rehearsal,
+            dry_run=dry_run,
         )
         if tool_call_id in self._waiting:
             raise Conflict(f"the call {tool_call_id} already waits for a decision")

@@ -20,13 +20,13 @@ from functools import partial
 from typing import Literal
 
 from sbx.agent.approvals import AgentContext, Approvals, Pending
-from sbx.agent.changing import ChangeTrial, ReadSetting, ask_always, compared, of_rehearsal
+from sbx.agent.changing import ChangeTrial, ReadSetting, ask_always, compared, of_dry_run
 from sbx.agent.compaction import IMAGES_TOLD_SIZE
-from sbx.agent.dry_run import DryRunCommand, command_of, needs_network, rehearsed
+from sbx.agent.dry_run import DryRunCommand, command_of, dry_run_or_none, needs_network
 from sbx.agent.events import Tell
 from sbx.agent.history import ENDED
 from sbx.agent.messages import ToolCall
-from sbx.agent.sandbox import InProject, KeepsChanges, Rehearses, ToolSandbox, is_sandboxed
+from sbx.agent.sandbox import InProject, KeepsChanges, SupportsDryRun, ToolSandbox, is_sandboxed
 from sbx.agent.tools.approval_rules import COMMAND_TOOL, subject
 from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
@@ -158,8 +158,8 @@ class AgentToolCalls:
             if self._approvals is None:
                 return self._started(call, lambda: _now(_NOBODY))
             command = command_of(call.call.name, arguments) if self._sandboxed else None
-            if command is not None and isinstance(self._sandbox, Rehearses):
-                return partial(self._made_after_rehearsal, call, ruling, command, self._sandbox)
+            if command is not None and isinstance(self._sandbox, SupportsDryRun):
+                return partial(self._run_after_dry_run, call, ruling, command, self._sandbox)
             return partial(self._made_after_approval, call, await self._asked(call))
         except SbxError as error:
             refused = failed(error)
@@ -239,23 +239,23 @@ class AgentToolCalls:
         decision = await self._decided(call, pending)
         return await self._made(call) if decision.approved else _denied(decision)
 
-    async def _made_after_rehearsal(
-        self, call: "_Call", ruling: Ruling, command: DryRunCommand, sandbox: Rehearses
+    async def _run_after_dry_run(
+        self, call: "_Call", ruling: Ruling, command: DryRunCommand, sandbox: SupportsDryRun
     ) -> ToolResult:
-        """Rehearse a command and commit the changes of the rehearsal after approval. The command
+        """Dry-run a command and commit the changes of the dry run after approval. The command
         does not run a second time. If the workspace has changed meanwhile, change nothing. A second
-        rehearsal would need another call with another id: a second yes to this id, sent twice or
+        dry run would need another call with another id: a second yes to this id, sent twice or
         late, must never approve an effect that the user has not seen."""
         async with self._trying:
             with call.timed():
-                rehearsal = await rehearsed(sandbox, command)
-            if rehearsal is None:
+                dry_run = await dry_run_or_none(sandbox, command)
+            if dry_run is None:
                 return await self._made_after_approval(call, await self._asked(call))
-            result = partial(self._tools.told, call.call, rehearsal.run, self._sandbox, of=call.of)
+            result = partial(self._tools.told, call.call, dry_run.run, self._sandbox, of=call.of)
             try:
-                return await self._settled(call, ruling, of_rehearsal(rehearsal, result))
+                return await self._settled(call, ruling, of_dry_run(dry_run, result))
             finally:
-                await run_to_completion(rehearsal.discard())
+                await run_to_completion(dry_run.discard())
 
     async def _made_after_trial(
         self,
@@ -316,7 +316,7 @@ class AgentToolCalls:
                 return _CHANGED
             return await trial.result()
 
-    async def _asked(self, call: "_Call", rehearsal: Json | None = None) -> Pending:
+    async def _asked(self, call: "_Call", dry_run: Json | None = None) -> Pending:
         assert self._approvals is not None
         pending = await self._approvals.ask(
             self._place,
@@ -324,11 +324,11 @@ class AgentToolCalls:
             tool_call_id=call.call.id,
             tool_name=call.call.name,
             tool_args=call.arguments,
-            rehearsal=rehearsal,
+            dry_run=dry_run,
             may_be_remembered=call.may_be_remembered,
         )
         call.pending = pending
-        self._tell_start(call, rehearsal=rehearsal)
+        self._tell_start(call, dry_run=dry_run)
         return pending
 
     async def _decided(self, call: "_Call", pending: Pending) -> ApprovalDecision:
@@ -340,7 +340,7 @@ class AgentToolCalls:
         call.pending = None
         self._tell(ToolApproval(call.call.id, decision.approved, decision.by, decision.remembered))
 
-    def _tell_start(self, call: "_Call", *, rehearsal: Json | None = None) -> None:
+    def _tell_start(self, call: "_Call", *, dry_run: Json | None = None) -> None:
         call.open = True
         expires_at = None if call.pending is None else call.pending.approval.expires_at
         self._tell(
@@ -350,7 +350,7 @@ class AgentToolCalls:
                 call.arguments,
                 approval_required=expires_at is not None,
                 expires_at=expires_at,
-                rehearsal=rehearsal,
+                dry_run=dry_run,
                 sandboxed=self._sandboxed,
             )
         )

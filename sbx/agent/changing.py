@@ -1,7 +1,7 @@
 """Try a tool call on a copy before it takes effect, so that the user decides by its effect.
 
 A sandbox over a project does that for every call (`KeepsChanges`), other sandboxes only for
-commands (`Rehearses`). Both yield a `ChangeTrial`: the result, the changes, and functions that
+commands (`SupportsDryRun`). Both yield a `ChangeTrial`: the result, the changes, and functions that
 commit or discard them.
 """
 
@@ -82,15 +82,15 @@ async def compared(
     )
 
 
-def of_rehearsal(rehearsal: ToolDryRun, told: Callable[[], Awaitable[ToolResult]]) -> ChangeTrial:
+def of_dry_run(dry_run: ToolDryRun, told: Callable[[], Awaitable[ToolResult]]) -> ChangeTrial:
     """Return the trial of a command that ran on a separate copy."""
     return ChangeTrial(
         told,
-        _shown(rehearsal.run, rehearsal.changes, rehearsal.truncated, rehearsal.left_out),
-        not rehearsal.changes and not rehearsal.truncated,
+        _shown(dry_run.run, dry_run.changes, dry_run.truncated, dry_run.left_out),
+        not dry_run.changes and not dry_run.truncated,
         lambda _prefixes: False,
-        rehearsal.commit,
-        rehearsal.discard,
+        dry_run.commit,
+        dry_run.discard,
     )
 
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sbx.agent.sandbox import Rehearses, ToolDryRun
+from sbx.agent.sandbox import SupportsDryRun, ToolDryRun
 from sbx.errors import BadRequest, Conflict, Unavailable
 
 _TOOL = "execute_command"
 
-# Programs that always use the network, as a separate word anywhere in the command. A rehearsal has
-# no network and would only show how they fail. Other programs that need it fail in the rehearsal.
+# Programs that always use the network, as a separate word anywhere in the command. A dry run has
+# no network and would only show how they fail. Other programs that need it fail in the dry run.
 _NETWORK = re.compile(
     r"(?<![\w./-])(?:curl|wget|ssh|scp|sftp|rsync|ftp|telnet|nc|ncat|ping|dig|nslookup"
     r"|git\s+(?:\S+\s+){0,8}?(?:clone|fetch|pull|push|ls-remote)"
@@ -40,11 +40,11 @@ def needs_network(command: str) -> bool:
     return _NETWORK.search(command) is not None
 
 
-async def rehearsed(sandbox: Rehearses, command: DryRunCommand) -> ToolDryRun | None:
-    """Rehearse the command. Return None if that is impossible: too large, too many, or no means.
-    The user is then asked without a rehearsal, and an error in the call itself shows when it
+async def dry_run_or_none(sandbox: SupportsDryRun, command: DryRunCommand) -> ToolDryRun | None:
+    """Dry-run the command. Return None if that is impossible: too large, too many, or no means.
+    The user is then asked without a dry run, and an error in the call itself shows when it
     runs."""
     try:
-        return await sandbox.rehearse(command.text, timeout=command.timeout, cwd=command.cwd)
+        return await sandbox.dry_run(command.text, timeout=command.timeout, cwd=command.cwd)
     except (BadRequest, Conflict, Unavailable):
         return None

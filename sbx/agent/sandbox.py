@@ -4,12 +4,15 @@
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from sbx.errors import BadRequest, TooLarge
 from sbx.protocol.dry_runs import FileChange as FileChange
 from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.protocol.runs import Event, Run
+
+COPIED_MAX = 64 << 20  # bytes of a file that goes from one sandbox to another
 
 
 class ToolRun(Protocol):
@@ -120,10 +123,10 @@ class ToolDryRun(Protocol):
 
 
 @runtime_checkable
-class Rehearses(Protocol):
-    """A sandbox that supports rehearsals."""
+class SupportsDryRun(Protocol):
+    """A sandbox that supports dry runs."""
 
-    async def rehearse(
+    async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> ToolDryRun: ...
 
@@ -189,3 +192,39 @@ class Restores(Protocol):
     """A sandbox whose files can be restored."""
 
     async def checkpoint(self) -> ToolCheckpoint: ...
+
+
+async def copy_file(
+    source: ToolSandbox | Conversations,
+    path: str,
+    target: ToolSandbox | Conversations,
+    to: str | None = None,
+    *,
+    max_bytes: int = COPIED_MAX,
+) -> str:
+    """Copy the file at `path` in `source` to `to` in `target`, and return that path. Without `to`
+    the file keeps its name and goes to the working directory. An existing file is replaced.
+
+    Raise TooLarge `file_too_large` above `max_bytes`, BadRequest `not_a_file`, and the errors of
+    reading and writing. The size is checked before and after the read, because code in the sandbox
+    may write to the file meanwhile.
+    """
+    source, target = one_of(source), one_of(target)
+    entry = await source.files.stat(path)
+    if entry.kind != "file":
+        raise BadRequest(f"{path} is not a file but a {entry.kind}", code="not_a_file")
+    _check(path, entry.size or 0, max_bytes)
+    content = await source.files.read_bytes(path)
+    _check(path, len(content), max_bytes)
+    to = to or PurePosixPath(path).name
+    await target.files.write(to, content)
+    return to
+
+
+def _check(path: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise TooLarge(
+            f"{path} has {size} bytes, and the limit for copies between sandboxes is {limit}",
+            code="file_too_large",
+            details={"limit": limit},
+        )

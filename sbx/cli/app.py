@@ -1,5 +1,6 @@
 """Register the commands of `sbx`, and turn every error into a message and an exit code."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -43,6 +44,16 @@ from sbx.cli import (
 )
 
 P = ParamSpec("P")
+# The commands that need more packages than the core has, with their extra.
+_EXTRAS = {
+    "agent": "agent",
+    "chat": "agent",
+    "config": "serve",
+    "env": "env",
+    "kernelspec": "jupyter",
+    "mcp": "mcp",
+    "serve": "serve",
+}
 
 app = typer.Typer(
     add_completion=False,
@@ -90,9 +101,9 @@ app.command()(_interruptible(sandboxes.inspect))
 app.command()(_interruptible(sandboxes.stop))
 app.command()(_interruptible(sandboxes.rm))
 app.command()(_interruptible(sandboxes.extend))
-app.command()(_interruptible(mount.attach))
-app.command()(_interruptible(mount.detach))
-app.command()(_interruptible(mount.lift))
+app.command()(_interruptible(mount.mount))
+app.command()(_interruptible(mount.unmount))
+app.command()(_interruptible(mount.unfreeze))
 app.add_typer(key.keys, name="key")
 app.add_typer(key.tokens, name="token")
 app.command()(_interruptible(gc.gc))
@@ -132,7 +143,9 @@ def run_command(arguments: Sequence[str] | None) -> int:
         # An error is printed once, as one message. Without a handler, logging prints it again.
         logging.getLogger().addHandler(logging.NullHandler())
     try:
-        code = _parser()(words, prog_name="sbx", standalone_mode=False)
+        extra = _EXTRAS.get(words[0])
+        with errors.needs_extra(f"sbx {words[0]}", extra) if extra else contextlib.nullcontext():
+            code = _parser()(words, prog_name="sbx", standalone_mode=False)
         return int(code or exits.Exit.OK)
     except exits.ReaderGone as error:
         return exits.for_error(error)

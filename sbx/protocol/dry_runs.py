@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-REHEARSALS_MAX = 4  # of one conversation at a time
+DRY_RUNS_MAX = 4  # of one conversation at a time
 CHECKPOINTS_MAX = 4
-LIFETIME_S = 600.0  # of a rehearsal
+LIFETIME_S = 600.0  # of a dry run
 CHANGES_MAX = 200  # that are listed individually
 
 ChangeKind = Literal["added", "changed", "removed"]

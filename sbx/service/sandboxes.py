@@ -46,6 +46,7 @@ from sbx.service.workspaces import Workspaces
 from sbx.store import Store, chats, events
 from sbx.store import sandboxes as rows
 from sbx.store.events import EventRow
+from sbx.store.runs import SERVICE_ENDED
 from sbx.store.sandboxes import ConversationRow, SandboxRow
 from sbx.telemetry.audit import Audit
 
@@ -82,7 +83,7 @@ class Sandboxes:
         self._recording = recording
         self._registry = SandboxIndex(settings)
         self.kernels = KernelLimit(settings.kernels_max, settings.kernels_per_owner, self.every)
-        self._cargos = Workspaces(store, clock, runtime, settings.cargos_per_owner)
+        self._cargos = Workspaces(store, clock, runtime, settings.workspaces_per_owner)
         self.open_limit = OpenFilesLimit()
         self._keep = ServiceDependencies(
             store,
@@ -129,9 +130,9 @@ class Sandboxes:
         one = self._registry.of_id(sandbox_id)
         return one.box.live if one is not None and one.box is not None else []
 
-    async def close(self, told: RunError) -> None:
-        """End what lives, with its files kept; `told` goes to the runs that this ends."""
-        ends = (one.shut(told) for one in self.every())
+    async def close(self, error: RunError = SERVICE_ENDED) -> None:
+        """End every kernel and keep all files. Runs that this ends get `error`."""
+        ends = (one.shut(error) for one in self.every())
         for end in await asyncio.gather(*ends, return_exceptions=True):
             if end is not None:
                 raise end
@@ -338,12 +339,12 @@ class Sandboxes:
             await stop(one.id, None)
         await one.stop()
 
-    async def lift(self, caller: Caller, sandbox_id: str) -> bool:
-        """Let a sandbox start kernels again whose trip-wire was sprung, whoever owns it; False
+    async def unfreeze(self, caller: Caller, sandbox_id: str) -> bool:
+        """Let a sandbox start kernels again whose honeytoken was sprung, whoever owns it; False
         where none was. An operator's only. Raises NotFound."""
-        return self._registry.get_as_operator(caller, sandbox_id).lift()
+        return self._registry.get_as_operator(caller, sandbox_id).unfreeze()
 
-    async def attach(
+    async def mount(
         self,
         caller: Caller,
         sandbox_id: str,
@@ -352,24 +353,24 @@ class Sandboxes:
         *,
         read_only: bool = True,
     ) -> Mount:
-        """Show a directory of the host inside, whoever owns the sandbox, until it is detached or
-        this process ends. An operator's only, below the setting `attach_dirs`.
+        """Show a directory of the host inside, whoever owns the sandbox, until it is unmounted or
+        this process ends. An operator's only, below the setting `mount_dirs`.
 
         Raises NotFound, Conflict `sandbox_expired`, Denied `not_granted`, and as
-        `Attachments.attach`.
+        `LiveMounts.mount`.
         """
         one = self._registry.get_as_operator(caller, sandbox_id)
-        return await one.attach(source, target, read_only=read_only)
+        return await one.mount(source, target, read_only=read_only)
 
-    async def detach(self, caller: Caller, sandbox_id: str, target: str) -> None:
-        """Show it no more. An operator's only. Raises NotFound, also `not_attached`."""
-        await self._registry.get_as_operator(caller, sandbox_id).detach(target)
+    async def unmount(self, caller: Caller, sandbox_id: str, target: str) -> None:
+        """Show it no more. An operator's only. Raises NotFound, also `not_mounted`."""
+        await self._registry.get_as_operator(caller, sandbox_id).unmount(target)
 
-    def attached(self, caller: Caller, sandbox_id: str) -> Sequence[Mount]:
-        """What is attached, of a sandbox that the caller sees or operates. Raises NotFound."""
+    def mounted(self, caller: Caller, sandbox_id: str) -> Sequence[Mount]:
+        """What is mounted, of a sandbox that the caller sees or operates. Raises NotFound."""
         if caller.operator:
-            return self._registry.get_as_operator(caller, sandbox_id).attached
-        return self._registry.found(caller, sandbox_id).attached
+            return self._registry.get_as_operator(caller, sandbox_id).mounted
+        return self._registry.found(caller, sandbox_id).mounted
 
     async def delete(self, caller: Caller, sandbox_id: str, *, cause: str = "requested") -> None:
         """End it, with the files that are its own; a second time does nothing. Raises NotFound
@@ -419,6 +420,16 @@ class Sandboxes:
                 for name, row in sorted((await one.conversations()).items())
                 if caller.sees(one.row.user_id, one.row.agent_id, name)
             ]
+
+    async def conversation_names(self, caller: Caller, sandbox_id: str) -> Sequence[str]:
+        """Return the conversations within the caller's bounds, the oldest first. Raise NotFound."""
+        one = self._registry.found(caller, sandbox_id)
+        conversations = (await one.conversations()).values()
+        return [
+            row.name
+            for row in sorted(conversations, key=lambda row: (row.created_at, row.name))
+            if caller.sees(one.row.user_id, one.row.agent_id, row.name)
+        ]
 
     async def delete_conversation(self, caller: Caller, sandbox_id: str, name: str) -> None:
         """Kill its kernel, and remove its files, which are out of reach at once; one that is not

@@ -14,7 +14,7 @@ from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, St
 from sbx.store import Store
 from sbx.store.pending import PendingWrites
 
-ARGS_MAX = 4 << 20  # characters of JSON: of the arguments of a call, and of its rehearsal
+ARGS_MAX = 4 << 20  # characters of JSON: of the arguments of a call, and of its dry run
 DECIDED_MAX = 1000  # that are kept of one chat
 RULES_MAX = 1000  # of one chat or project
 _PAGE_MAX = 8 << 20  # characters of JSON that one query gives, or else one approval
@@ -42,7 +42,7 @@ class StoredApprovals:
         Raises NotFound for a conversation that has no chat; Conflict for an id that is in use;
         TooLarge.
         """
-        args, rehearsal = _written(approval.tool_args), _written(approval.rehearsal)
+        args, dry_run = _written(approval.tool_args), _written(approval.dry_run)
 
         def act(on: sqlite3.Connection) -> Approval:
             if _of_id(on, approval.tool_call_id) is not None:
@@ -57,7 +57,7 @@ class StoredApprovals:
                     approval.run_id,
                     approval.tool_name,
                     args,
-                    rehearsal,
+                    dry_run,
                     approval.created_at,
                     approval.expires_at,
                     approval.owner,
@@ -284,7 +284,7 @@ def _approval(row: sqlite3.Row) -> Approval:
         user_id=row["user_id"],
         agent_id=row["agent_id"],
         project_id=row["project_id"],
-        rehearsal=None if row["rehearsal"] is None else json.loads(row["rehearsal"]),
+        dry_run=None if row["rehearsal"] is None else json.loads(row["rehearsal"]),
         decision=decision,
         seq=row["seq"],
     )

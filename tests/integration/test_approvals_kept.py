@@ -166,7 +166,7 @@ async def test_a_call_is_asked_about_once(desk: Desk) -> None:
     assert (await first.decision()).approved
 
 
-async def test_a_rehearsal_is_shown_to_whoever_lists(desk: Desk) -> None:
+async def test_a_dry_run_is_shown_to_whoever_lists(desk: Desk) -> None:
     told = {"exit_code": 0, "output": "ok", "changes": []}
     await desk.approvals.ask(
         HERE,
@@ -174,10 +174,10 @@ async def test_a_rehearsal_is_shown_to_whoever_lists(desk: Desk) -> None:
         tool_call_id="call-1",
         tool_name="execute_command",
         tool_args={"command": "touch a"},
-        rehearsal=told,
+        dry_run=told,
     )
     (found,), _ = await desk.approvals.pending(ME)
-    assert found.to_json()["rehearsal"] == told
+    assert found.to_json()["dry_run"] == told
 
 
 # -- who sees what ---------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ _CAUSES = {
     Cause.OUTPUT: "it printed more than it may",
     Cause.CRASHED: "its process crashed or ended itself",
     Cause.DESCRIPTORS: "it held more pipes or epoll instances than it may",
-    Cause.TRIPWIRE: "it used a planted credential, and the sandbox is frozen",
+    Cause.HONEYTOKEN: "it used a planted credential, and the sandbox is frozen",
 }
 
 _QUARANTINED = (

@@ -5,12 +5,11 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import OkBody
 from sbx.api.errors import documented
 from sbx.api.v1.bay.models import SandboxResponse
 from sbx.api.v1.bay.sandboxes import shown
-from sbx.api.v1.models import OkBody
 from sbx.errors import NotFound
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.service.auth import Caller
@@ -44,8 +43,8 @@ class ConversationBody(BaseModel):
     bytes: int
 
 
-class MountBody(BaseModel):
-    """A directory of the host that is seen at `target`; `source` is told to the operator."""
+class InspectedMount(BaseModel):
+    """A directory of the host that is seen at `target`; `source` is for the operator only."""
 
     target: str
     read_only: bool
@@ -68,7 +67,7 @@ class Inspection(BaseModel):
     limits: dict[str, Any]
     network: dict[str, Any]
     conversations: list[ConversationBody]
-    attachments: list[MountBody]
+    mounts: list[InspectedMount]
     kernels: list[KernelBody]
 
 
@@ -81,7 +80,9 @@ async def start(
         caller, sandbox_id, scope="execute", conversation=conversation
     ) as use:
         receipt = await use.conversation(conversation).start()
-    await record(service, caller, "conversation.start", use.view.id, conversation=conversation)
+    await service.recording.record(
+        caller, "conversation.start", use.view.id, conversation=conversation
+    )
     return ReceiptBody(receipt=receipt.to_dict())
 
 
@@ -95,7 +96,9 @@ async def stop(
         if (found := use.box.known(conversation)) is not None:
             await found.stop()
     if found is not None:
-        await record(service, caller, "conversation.stop", use.view.id, conversation=conversation)
+        await service.recording.record(
+            caller, "conversation.stop", use.view.id, conversation=conversation
+        )
     return OkBody()
 
 
@@ -141,13 +144,13 @@ async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> In
             )
             for one in seen
         ],
-        attachments=[
-            MountBody(
+        mounts=[
+            InspectedMount(
                 target=one.target,
                 read_only=one.read_only,
                 source=one.source if caller.operator else None,
             )
-            for one in service.sandboxes.attached(caller, view.id)
+            for one in service.sandboxes.mounted(caller, view.id)
         ],
         kernels=[
             KernelBody(

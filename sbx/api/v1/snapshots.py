@@ -1,6 +1,6 @@
 """Commands run on a frozen copy of a conversation's files, and files put back as they were.
 
-Who only may run code may rehearse it; what is made real of it takes the right to write files."""
+Who only may run code may dry-run it; what is made real of it takes the right to write files."""
 
 import asyncio
 from typing import Annotated, Any, Literal
@@ -9,11 +9,10 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, StringConstraints
 
 from sbx.aio import run_to_completion
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import OkBody
 from sbx.api.errors import documented
 from sbx.api.v1.files import conversation_lease
-from sbx.api.v1.models import OkBody
 from sbx.api.v1.runs import RunBody
 from sbx.protocol.dry_runs import to_json
 from sbx.protocol.events import encode, run_to_json
@@ -26,7 +25,7 @@ router = APIRouter(
 _ERRORS = documented(404, 409, 413, 429, 504, 507)
 
 
-class NewRehearsal(BaseModel):
+class NewDryRun(BaseModel):
     """`timeout` in seconds, null for the policy's; `cwd` as the code inside sees it."""
 
     command: Annotated[str, StringConstraints(max_length=1 << 20)]
@@ -45,11 +44,11 @@ class FileChangeBody(BaseModel):
     diff: str | None
 
 
-class RehearsalBody(BaseModel):
+class DryRunBody(BaseModel):
     """`run` is what the command did; `changes` what it would do to the files. Where that is
     `truncated` there is more than is shown, of the files or of a diff, and a commit makes that,
     too. `left_out`, and not committed: FIFOs, sockets and the like, and what could not be read;
-    also the attachments that the command did not see.
+    also the mounts that the command did not see.
     `expires_at` in seconds of the epoch."""
 
     id: str
@@ -70,11 +69,11 @@ class RestoredBody(BaseModel):
     changes: list[FileChangeBody]
 
 
-@router.post("/rehearsals", status_code=201, response_model=RehearsalBody, responses=_ERRORS)
-async def rehearse(
+@router.post("/dry_runs", status_code=201, response_model=DryRunBody, responses=_ERRORS)
+async def dry_run(
     sandbox_id: str,
     conversation: str,
-    asked: NewRehearsal,
+    asked: NewDryRun,
     request: Request,
     caller: CallerDep,
     service: ServiceDep,
@@ -88,37 +87,37 @@ async def rehearse(
         view,
     ):
         made = await _while_here(talk, asked, request)
-    told = {"conversation": conversation, "command": asked.command, "rehearsal": made.id}
-    await record(service, caller, "rehearsal.create", view.id, **told)
+    told = {"conversation": conversation, "command": asked.command, "dry_run": made.id}
+    await service.recording.record(caller, "dry_run.create", view.id, **told)
     content = encode(_body(made))
     return Response(content, status_code=201, media_type="application/json")
 
 
-@router.post("/rehearsals/{rehearsal}/commit", responses=_ERRORS)
+@router.post("/dry_runs/{dry_run}/commit", responses=_ERRORS)
 async def commit(
-    sandbox_id: str, conversation: str, rehearsal: str, caller: CallerDep, service: ServiceDep
+    sandbox_id: str, conversation: str, dry_run: str, caller: CallerDep, service: ServiceDep
 ) -> OkBody:
     """Make the very same changes, all or none. 409 `workspace_changed` when what it touches is not
-    as it was: it is gone then, and may be rehearsed again."""
+    as it was: it is gone then, and may be dry-run again."""
     async with conversation_lease(service, caller, sandbox_id, conversation, "files:write") as (
         talk,
         view,
     ):
-        await talk.rehearsals.get(rehearsal).commit()
-    told = {"conversation": conversation, "rehearsal": rehearsal}
-    await record(service, caller, "rehearsal.commit", view.id, **told)
+        await talk.dry_runs.get(dry_run).commit()
+    told = {"conversation": conversation, "dry_run": dry_run}
+    await service.recording.record(caller, "dry_run.commit", view.id, **told)
     return OkBody()
 
 
-@router.delete("/rehearsals/{rehearsal}", status_code=204, responses=documented(404, 409))
+@router.delete("/dry_runs/{dry_run}", status_code=204, responses=documented(404, 409))
 async def discard(
-    sandbox_id: str, conversation: str, rehearsal: str, caller: CallerDep, service: ServiceDep
+    sandbox_id: str, conversation: str, dry_run: str, caller: CallerDep, service: ServiceDep
 ) -> None:
     """Nothing of it remains."""
     async with conversation_lease(
         service, caller, sandbox_id, conversation, "execute", frees=True
     ) as (talk, _):
-        await talk.rehearsals.get(rehearsal).discard()
+        await talk.dry_runs.get(dry_run).discard()
 
 
 @router.post("/checkpoints", status_code=201, responses=_ERRORS)
@@ -146,7 +145,7 @@ async def restore(
     ):
         changes = await talk.checkpoints.get(checkpoint).restore()
     told = {"conversation": conversation, "checkpoint": checkpoint}
-    await record(service, caller, "checkpoint.restore", view.id, **told)
+    await service.recording.record(caller, "checkpoint.restore", view.id, **told)
     return RestoredBody(changes=[FileChangeBody(**to_json(one)) for one in changes])
 
 
@@ -164,9 +163,9 @@ async def forget(
         await talk.checkpoints.get(checkpoint).discard()
 
 
-async def _while_here(talk: Conversation, asked: NewRehearsal, request: Request) -> DryRun:
-    """The rehearsal, for a caller whose going away ends it."""
-    work = asyncio.ensure_future(talk.rehearse(asked.command, timeout=asked.timeout, cwd=asked.cwd))
+async def _while_here(talk: Conversation, asked: NewDryRun, request: Request) -> DryRun:
+    """The dry run, for a caller whose going away ends it."""
+    work = asyncio.ensure_future(talk.dry_run(asked.command, timeout=asked.timeout, cwd=asked.cwd))
     gone = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)

@@ -128,11 +128,11 @@ class ProjectSession:
     async def give_up(self, run: ActiveRun, /) -> None:
         await self._talk.give_up(run)
 
-    async def rehearse(
+    async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> DryRun:
-        """Run a command on a frozen copy of the directory; see `Conversation.rehearse`."""
-        return await self._talk.rehearse(command, timeout=timeout, cwd=cwd)
+        """Run a command on a frozen copy of the directory; see `Conversation.dry_run`."""
+        return await self._talk.dry_run(command, timeout=timeout, cwd=cwd)
 
     async def checkpoint(self) -> Checkpoint:
         """The files as they are now; see `Conversation.checkpoint`."""

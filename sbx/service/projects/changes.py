@@ -109,7 +109,7 @@ class _CopyFiles:
         self._beside = beside
         self._talk = talk
         self._copy = WorkspaceFiles(opened, policy, transaction.python.borrow_kernel)
-        self._copy.tripwires = beside.tripwires
+        self._copy.honeytokens = beside.honeytokens
 
     async def _at(self, path: str) -> WorkspaceFiles:
         opened = await self._talk.opened()
@@ -217,7 +217,7 @@ class _StagedFiles:
         if name is None:
             return await self._project.write(path, content)
         data = content.encode() if isinstance(content, str) else content
-        await look(self._project.tripwires, "a file that came in", data)
+        await look(self._project.honeytokens, "a file that came in", data)
         if self._stage is None:
             self._stage = await self._copies.empty(self._opened)
         stage = self._stage
