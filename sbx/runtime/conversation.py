@@ -23,7 +23,7 @@ from sbx.protocol.runs import Event, Run, RunError
 from sbx.protocol.usage import SandboxUsage
 from sbx.runtime.files.disk_limit import DiskLimit, DiskLimitState
 from sbx.runtime.files.files import OpenFiles, WorkspaceFiles, WorkspaceUploads
-from sbx.runtime.files.open_limit import OpenFilesLimit
+from sbx.runtime.files.open_files import OpenFilesLimit
 from sbx.runtime.files.usage import SandboxUsageSource, UsageReader
 from sbx.runtime.processes.commands import Commands
 from sbx.runtime.processes.languages import Languages, ScriptInterpreter
@@ -370,7 +370,7 @@ class Conversation:
                 await run_to_completion(self._open())
             assert self._opened is not None
             if self._limit is not None:
-                self._limit.used(self)
+                self._limit.used(self.close_if_idle)
             return self._opened
 
     def close_if_idle(self) -> bool:
@@ -419,7 +419,7 @@ class Conversation:
                 opened, self._opened = self._opened, None
                 await opened.close()
             if self._limit is not None:
-                self._limit.closed(self)
+                self._limit.closed(self.close_if_idle)
 
     async def _open(self) -> None:
         self._opened = await self._open_files()

@@ -20,7 +20,7 @@ from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import OpenFiles
-from sbx.runtime.files.open_limit import OpenFilesLimit
+from sbx.runtime.files.open_files import OpenFilesLimit
 from sbx.runtime.honeytokens import TokenTriggered
 from sbx.runtime.live_mounts import LiveMounts
 from sbx.runtime.prewarm import PrewarmedSandbox

@@ -1,10 +1,13 @@
 """A clock that goes on when a test says so."""
 
+import asyncio
 from collections.abc import Callable
+from contextvars import Context
+from typing import Any
 
 
-class ManualClock:
-    """What `sbx.kernels.pool.zygotes.LoopClock` asks for; `advance` calls what has become due."""
+class ManualClock(asyncio.AbstractEventLoop):
+    """The clock of an event loop; `advance` calls what has become due."""
 
     def __init__(self) -> None:
         self._now = 1000.0
@@ -13,7 +16,13 @@ class ManualClock:
     def time(self) -> float:
         return self._now
 
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> "Timer":
+    def call_later(  # type: ignore[override]  # no TimerHandle: it needs a loop that runs
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *arguments: Any,
+        context: Context | None = None,
+    ) -> "Timer":
         timer = Timer(callback)
         self._due.append((self._now + delay, timer))
         return timer

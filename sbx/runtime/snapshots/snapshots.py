@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from sbx import errors
-from sbx.aio import in_thread, run_to_completion
+from sbx.aio import in_thread, long_call, run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
 from sbx.runtime.files.disk_limit import wall
-from sbx.runtime.files.long_calls import long_call
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.snapshots.dry_run_view import uploads_are_inert, uploads_of
