@@ -4,13 +4,24 @@ FastAPI reads and parses the body of a route before it asks for the caller. A la
 occupy memory for a client without a key.
 """
 
+from collections.abc import AsyncIterator
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from sbx.errors import BadRequest
 
 Model = TypeVar("Model", bound=BaseModel)
+RAW_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
 
 
 class OkBody(BaseModel):
@@ -53,3 +64,20 @@ def documented_body(model: type[BaseModel]) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that reads `model` by itself."""
     schema = model.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def raw_body(request: Request) -> AsyncIterator[bytes]:
+    """Yield the bytes of a body. Raise BadRequest `truncated_body` if it is cut off."""
+    try:
+        async for chunk in request.stream():
+            yield chunk
+    except ClientDisconnect:
+        raise BadRequest(
+            "the body ended before its end", code="truncated_body", hint="send it again"
+        ) from None
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects. Its body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -15,14 +15,13 @@ from functools import partial
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.chats import ChatAsk, ChatRun, Key
-from sbx.agent.history import MemoryHistory, MessageHistory
+from sbx.agent.history import MemoryHistory, MessageHistory, StoredHistory
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.models import Model
 from sbx.agent.models.factory import make_model
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.sandbox import InProject, ToolCheckpoint, ToolDryRun, ToolSandbox
 from sbx.agent.settings import AgentSettings
-from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.permissions import Mode, Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Arguments, Effect, Ruling, Tool

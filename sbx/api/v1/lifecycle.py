@@ -1,4 +1,4 @@
-"""The life of one conversation's kernel, and all that is known of a sandbox."""
+"""The life of the kernel of a conversation, and the inspection of a sandbox."""
 
 from typing import Any
 
@@ -10,17 +10,16 @@ from sbx.api.bodies import OkBody
 from sbx.api.errors import documented
 from sbx.api.v1.bay.models import SandboxResponse
 from sbx.api.v1.bay.sandboxes import shown
+from sbx.api.v1.dependencies import TargetDep
 from sbx.errors import NotFound
 from sbx.protocol.contexts import DEFAULT_CONTEXT
-from sbx.service.auth import Caller
-from sbx.service.sandboxes import SandboxView
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
 _ERRORS = documented(404, 409, 429)
 
 
 class ReceiptBody(BaseModel):
-    """Which walls stand around the live kernel; null while there is none."""
+    """The walls in force around the live kernel; null if there is none."""
 
     receipt: dict[str, Any] | None
 
@@ -44,7 +43,7 @@ class ConversationBody(BaseModel):
 
 
 class InspectedMount(BaseModel):
-    """A directory of the host that is seen at `target`; `source` is for the operator only."""
+    """A directory of the host, mounted at `target`; only the operator sees `source`."""
 
     target: str
     read_only: bool
@@ -52,8 +51,8 @@ class InspectedMount(BaseModel):
 
 
 class Inspection(BaseModel):
-    """All that the service tells of a sandbox to those who may see it. `narrower` and `env` are
-    null for who does not run code in all of it; `kernels` are told to who may run code there."""
+    """The data of a sandbox for callers that may see it. `narrower` and `env` are null for a caller
+    that may not run code in all of it; `kernels` are for callers that may run code there."""
 
     sandbox: SandboxResponse
     owner: str
@@ -72,47 +71,36 @@ class Inspection(BaseModel):
 
 
 @router.post("/conversations/{conversation}/start", responses=_ERRORS)
-async def start(
-    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
-) -> ReceiptBody:
+async def start(target: TargetDep) -> ReceiptBody:
     """Start the kernel now instead of with the first run."""
-    async with service.sandboxes.using(
-        caller, sandbox_id, scope="execute", conversation=conversation
-    ) as use:
-        receipt = await use.conversation(conversation).start()
-    await service.recording.record(
-        caller, "conversation.start", use.view.id, conversation=conversation
-    )
+    async with target.use("execute", creates=True) as talk:
+        receipt = await talk.start()
+    await target.record("conversation.start")
     return ReceiptBody(receipt=receipt.to_dict())
 
 
 @router.post("/conversations/{conversation}/stop", responses=_ERRORS)
-async def stop(
-    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
-) -> OkBody:
-    """End the kernel and what runs in it; files stay, and the next run starts another."""
-    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
-        _check_bounds(caller, use.view, conversation)
-        if (found := use.box.known(conversation)) is not None:
-            await found.stop()
-    if found is not None:
-        await service.recording.record(
-            caller, "conversation.stop", use.view.id, conversation=conversation
-        )
+async def stop(target: TargetDep) -> OkBody:
+    """End the kernel and its runs. Files stay, and the next run starts another kernel."""
+    async with target.lease("execute", starts=False) as use:
+        if (talk := use.box.known(target.name)) is not None:
+            await talk.stop()
+            await target.record("conversation.stop")
     return OkBody()
 
 
 @router.get("/conversations/{conversation}/receipt", responses=_ERRORS)
-async def receipt(
-    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
-) -> ReceiptBody:
-    """Which walls stand around the live kernel, read back from it now; nothing starts for this."""
-    view = await service.sandboxes.get(caller, sandbox_id)
-    _check_bounds(caller, view, conversation)
-    live = {(one.conversation, one.name): one for one in service.sandboxes.live(view.id)}
-    kernel = live.get((conversation, DEFAULT_CONTEXT))
-    standing = await kernel.read_receipt() if kernel is not None else None
-    return ReceiptBody(receipt=standing.to_dict() if standing is not None else None)
+async def receipt(target: TargetDep) -> ReceiptBody:
+    """Return the walls in force around the live kernel, read back now. No kernel starts."""
+    caller, sandboxes = target.caller, target.service.sandboxes
+    view = await sandboxes.get(caller, target.sandbox_id)
+    if not caller.may("execute") or not caller.sees(view.user_id, view.agent_id, target.name):
+        raise NotFound(f"there is no conversation {target.name}")
+    for context in sandboxes.live(view.id):
+        if (context.conversation, context.name) == (target.name, DEFAULT_CONTEXT):
+            receipt = await context.read_receipt()
+            return ReceiptBody(receipt=receipt.to_dict() if receipt is not None else None)
+    return ReceiptBody(receipt=None)
 
 
 @router.get("/inspect", responses=_ERRORS)
@@ -165,9 +153,3 @@ async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> In
             and (receipt := await one.read_receipt()) is not None
         ],
     )
-
-
-def _check_bounds(caller: Caller, view: SandboxView, conversation: str) -> None:
-    """Raises NotFound for what lies beyond a token's bounds."""
-    if not caller.may("execute") or not caller.sees(view.user_id, view.agent_id, conversation):
-        raise NotFound(f"there is no conversation {conversation}")

@@ -27,7 +27,7 @@ _TIME_TO_HIT_A_LIMIT_S = 0.1
 CellEnd = frames.ReplyFrame | KernelDied | frames.MalformedFrame
 
 
-class Execution:
+class ActiveExecution:
     """`lost`: the state of an earlier kernel is lost."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Execution:
         return self._finish(ending, state_lost=True)
 
 
-class ActiveCell(Execution):
+class ActiveCell(ActiveExecution):
     """A cell, or another request to the kernel."""
 
     def __init__(
@@ -146,7 +146,7 @@ class ActiveCell(Execution):
         return self._finish(ending, state_lost=self._lost)
 
 
-class ActiveCommand(Execution):
+class ActiveCommand(ActiveExecution):
     """A command that was started in the jail."""
 
     def __init__(

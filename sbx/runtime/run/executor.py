@@ -28,7 +28,7 @@ from sbx.runtime.run.context_kernel import (
     StartKernel,
     kernel_gone,
 )
-from sbx.runtime.run.execution import ActiveCell, ActiveCommand, Execution
+from sbx.runtime.run.execution import ActiveCell, ActiveCommand, ActiveExecution
 from sbx.runtime.run.stdin import OnInput
 from sbx.runtime.run.termination import StopReason
 
@@ -63,7 +63,7 @@ class RunExecutor(ContextKernel):
         self._ends_with_command = ends_with_command
         self._left_elsewhere = False
         self._cell: ActiveCell | None = None
-        self._executions: dict[ActiveRun, Execution] = {}
+        self._executions: dict[ActiveRun, ActiveExecution] = {}
         self._tasks: dict[ActiveRun, asyncio.Task[None]] = {}
 
     @property
