@@ -7,6 +7,7 @@ afterwards. All work that is awaited in this way has a time limit of its own.
 """
 
 import asyncio
+import inspect
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ from collections.abc import (
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from sbx import errors
@@ -102,6 +103,32 @@ class WorkerThreads:
             yield
         finally:
             self.users -= 1
+
+
+async def call_in_daemon_thread(fn: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
+    """Call a function of the user, which may be a coroutine function. Another function runs in a
+    daemon thread: a person may never answer, and that must not keep the program from ending."""
+    if inspect.iscoroutinefunction(fn):
+        return cast("T", await fn(*arguments))
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Any] = loop.create_future()
+
+    def settle(value: Any, error: Exception | None) -> None:
+        if not result.done():
+            result.set_result(value) if error is None else result.set_exception(error)
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = fn(*arguments)
+        except Exception as raised:  # noqa: BLE001  # carried to the task that waits
+            error = raised
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=work, name="sbx-on-input", daemon=True).start()
+    value = await result
+    return cast("T", await value if inspect.isawaitable(value) else value)
 
 
 def check_process(pid: int, what: str = "sandbox") -> None:

@@ -95,7 +95,7 @@ class Conversation:
             self._start,
             self._grace_s,
             disk=DiskLimit(self._policy.limits, self._disk),
-            had_kernel=not new and self._lost(name),
+            state_is_kept=not new and self._lost(name),
         )
 
     @property

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from contextvars import Context
-from typing import Any
+from typing import cast
 
 
-class ManualClock(asyncio.AbstractEventLoop):
+class ManualClock:
     """The clock of an event loop; `advance` calls what has become due."""
 
     def __init__(self) -> None:
@@ -16,13 +15,11 @@ class ManualClock(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._now
 
-    def call_later(  # type: ignore[override]  # no TimerHandle: it needs a loop that runs
-        self,
-        delay: float,
-        callback: Callable[..., object],
-        *arguments: Any,
-        context: Context | None = None,
-    ) -> "Timer":
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return cast("asyncio.AbstractEventLoop", self)
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> "Timer":
         timer = Timer(callback)
         self._due.append((self._now + delay, timer))
         return timer

@@ -11,8 +11,8 @@ from sbx.protocol.runs import Event, Run, RunError
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun
+from sbx.runtime.run.execution import ForwardedRun, OnPublished
 from sbx.runtime.run.executor import RunExecutor, run_id
-from sbx.runtime.run.relay import ForwardedRun, Tell
 from sbx.runtime.run.stdin import OnInput, Stdin
 from sbx.runtime.run.termination import StopReason
 
@@ -173,8 +173,8 @@ class Context(RunExecutor):
         self.check_open()
         return timeout_s
 
-    def new_forwarded(self, tell: Tell) -> ForwardedRun:
-        """Return a run that passes its output to `tell`, for `start_request`."""
-        live = ForwardedRun(run_id(), self.output_max, tell)
+    def new_forwarded(self, on_published: OnPublished) -> ForwardedRun:
+        """Return a run that passes its output to `on_published`, for `start_request`."""
+        live = ForwardedRun(run_id(), self.output_max, on_published)
         live.quarantined = self.unreported_quarantine
         return live

@@ -17,7 +17,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from sbx import errors
 from sbx.aio import check_process, run_to_completion
@@ -50,31 +50,32 @@ class ClosedReason:
 SANDBOX_GONE = ClosedReason("the sandbox", "its files and state are gone")
 
 
+@dataclass(eq=False)
 class ContextKernel:
-    """See the module. A task that reads from the kernel holds `turn`."""
+    """See the module. A task that reads from the kernel holds `turn`.
 
-    def __init__(
-        self,
-        name: str,
-        conversation: str,
-        policy: Policy,
-        opened: Callable[[], Awaitable[OpenFiles]],
-        start: StartKernel,
-        *,
-        disk: DiskLimit,
-        had_kernel: bool,
-    ) -> None:
-        self.name = name
-        self.conversation = conversation
-        self.policy = policy
+    `opened` returns the files of the conversation, and `start_kernel` starts a kernel over them.
+    `state_is_kept`: a kernel lives or lived, whose variables the caller may count on: if it ends
+    without a request, the next run reports `state_lost`. `ends_with_command`: the jail is for one
+    command.
+    """
+
+    name: str
+    conversation: str
+    policy: Policy
+    opened: Callable[[], Awaitable[OpenFiles]]
+    start_kernel: StartKernel
+    grace_s: float
+    _: KW_ONLY
+    disk: DiskLimit
+    state_is_kept: bool = False
+    ends_with_command: bool = False
+
+    def __post_init__(self) -> None:
         self.used_at = time.monotonic()
         self.turn = asyncio.Lock()
         self.gone: ClosedReason | None = None
         self.halting: RunError | None = None
-        self._opened = opened
-        self._start = start
-        self._disk = disk
-        self._had_kernel = had_kernel
         self._kernel: Kernel | None = None
         self._starting = asyncio.Lock()
         self._starter: asyncio.Task[object] | None = None
@@ -115,11 +116,6 @@ class ContextKernel:
         """Whether the kernel starts, or is used now."""
         return self._borrowed > 0 or self._starting.locked() or self.turn.locked()
 
-    @property
-    def state_is_kept(self) -> bool:
-        """Whether a kernel lives, or lived, whose variables the caller may count on."""
-        return self._had_kernel
-
     def check_open(self) -> None:
         """Raise Closed after a close."""
         check_process(self._pid)
@@ -148,12 +144,12 @@ class ContextKernel:
             if self._kernel is not None and self._kernel.alive:
                 return self._kernel, False
             await self._drop_kernel()
-            opened = await self._opened()
-            lost = self._had_kernel
+            opened = await self.opened()
+            lost = self.state_is_kept
             self._quarantine = opened.quarantine
             self._kernel = await self._started(opened)
-            self._had_kernel = True
-            self._disk.watch(self._kernel, opened)
+            self.state_is_kept = True
+            self.disk.watch(self._kernel, opened)
             if opened.quarantine is not None:
                 looking = _look_at_links(opened, self._last_use)
                 self._links = asyncio.create_task(looking, context=background_context())
@@ -164,7 +160,7 @@ class ContextKernel:
         self._starter = task = asyncio.current_task()
         assert task is not None
         try:
-            return await self._start(self.name, opened)
+            return await self.start_kernel(self.name, opened)
         except asyncio.CancelledError:
             if self._starter is None and task.uncancel() == 0:  # only `_cancel_start` cancelled it
                 raise self._start_ended() from None
@@ -199,11 +195,11 @@ class ContextKernel:
         self._borrowed += 1
         try:
             kernel, _ = await self.ready()
-            self._disk.run_began()
+            self.disk.run_began()
             try:
                 yield kernel
             finally:
-                self._disk.run_ended()
+                self.disk.run_ended()
         finally:
             self._borrowed -= 1
             self.used_at = time.monotonic()
@@ -220,11 +216,11 @@ class ContextKernel:
 
     def use_began(self) -> None:
         self.used_at = time.monotonic()
-        self._disk.run_began()
+        self.disk.run_began()
 
     def use_ended(self) -> None:
         self.used_at = time.monotonic()
-        self._disk.run_ended()
+        self.disk.run_ended()
 
     def _last_use(self) -> float:
         return time.monotonic() if self.busy or self._background else self.used_at
@@ -262,7 +258,7 @@ class ContextKernel:
 
     def release_files(self) -> None:
         """Stop to watch the files, which are about to be closed. No kernel lives."""
-        self._disk.leave()  # of a kernel that died by itself
+        self.disk.leave()  # of a kernel that died by itself
         if self._links is not None:
             self._links.cancel()
             self._links = None
@@ -277,7 +273,7 @@ class ContextKernel:
     async def _drop_kernel(self, reason: RunError | None = None) -> None:
         kernel, self._kernel = self._kernel, None
         links, self._links = self._links, None
-        await self._disk.close()
+        await self.disk.close()
         if links is not None:
             links.cancel()
             await asyncio.gather(links, return_exceptions=True)

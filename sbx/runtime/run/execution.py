@@ -1,8 +1,13 @@
-"""One execution in a kernel, from its start to its result: a cell, a request, or a command."""
+"""One execution in a kernel, from its start to its result: a cell, a request, or a command.
+
+The output of a run is recorded, or passed on at once (`ForwardedRun`).
+"""
 
 import asyncio
 import logging
 import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from sbx.kernels import frames
 from sbx.kernels.kernel import Command, Kernel, KernelDied
@@ -24,6 +29,17 @@ from sbx.runtime.run.termination import (
 
 _log = logging.getLogger(__name__)
 _TIME_TO_HIT_A_LIMIT_S = 0.1
+Published = (
+    frames.Stream
+    | frames.DisplayData
+    | frames.ExecuteResult
+    | frames.ErrorFrame
+    | frames.ClearOutput
+    | frames.InputRequestFrame
+    | frames.CommOpenFrame
+    | frames.CommMsgFrame
+)
+OnPublished = Callable[[Published], Awaitable[None]]
 CellEnd = frames.ReplyFrame | KernelDied | frames.MalformedFrame
 
 
@@ -207,3 +223,76 @@ class ActiveCommand(ActiveExecution):
             code, self.termination.why, oom_kills=oom_kills, pids_max_hits=hits
         )
         return self._finish(ending, state_lost=self._lost, exit_code=code)
+
+
+class ForwardedRun(ActiveRun):
+    """A run that passes its output on at once, and keeps none of it.
+
+    The output counts as that of any run, and beyond `output_max` it ends the run: a stream is cut
+    there, and nothing follows. `reply` is the last frame of the kernel, if there was one. For a
+    cell, `payload` and `expressions` are its decoded parts.
+    """
+
+    def __init__(self, run_id: str, output_max: int, publish: OnPublished) -> None:
+        super().__init__(run_id, output_max)
+        self.reply: frames.ReplyFrame | None = None
+        self.payload: Sequence[Mapping[str, Any]] = ()
+        self.expressions: Mapping[str, Mapping[str, Any]] = {}
+        self.pass_on = self._pass_on
+        self._publish = publish
+        self._due: Published | None = None
+
+    def add(self, frame: frames.Frame) -> None:
+        if self.over:
+            return
+        self._room -= frame.cost
+        self.over = self._room < 0 or isinstance(frame.content, frames.OutputLimit)
+        content = frame.content
+        if isinstance(content, frames.ErrorFrame):
+            self._error = RunError(content.ename, content.evalue, "\n".join(content.traceback))
+        if self.over and isinstance(content, frames.Stream):
+            content = frames.Stream(content.name, self._in_room(content.text))
+        elif self.over and not isinstance(content, frames.ErrorFrame):
+            return
+        if isinstance(content, Published):
+            self._due = content
+
+    def replied(self, reply: frames.ReplyFrame) -> None:
+        super().replied(reply)
+        match reply:
+            case frames.ExecuteReply():
+                payload, expressions = map(frames.loose, (reply.payload, reply.user_expressions))
+                if not isinstance(payload, list) or not isinstance(expressions, dict):
+                    raise frames.MalformedFrame(
+                        "a reply with an invalid payload or invalid expressions"
+                    )
+                self.payload = [frames.as_object(item) for item in payload]
+                self.expressions = {n: frames.as_object(item) for n, item in expressions.items()}
+            case frames.CompleteReply(metadata=metadata):
+                frames.as_object(frames.loose(metadata))
+            case frames.InspectReply(data=data, metadata=metadata):
+                frames.bundle(data)
+                frames.as_object(frames.loose(metadata))
+        self.reply = reply
+
+    @property
+    def fatal(self) -> RunError | None:
+        """The reason for the end of the kernel, if it ended in this run."""
+        run = self._outcome
+        return run.error if isinstance(run, Run) and run.state_lost else None
+
+    async def _pass_on(self) -> None:
+        due, self._due = self._due, None
+        if due is not None and self.halted is None:
+            await publish(self._publish, due)
+
+
+async def publish(on_published: OnPublished, content: Published) -> None:
+    """Pass output on, and wait for the listener. Raise frames.MalformedFrame, which the listener
+    may raise for the content."""
+    try:
+        await on_published(content)
+    except frames.MalformedFrame:
+        raise
+    except Exception:  # noqa: BLE001  # the border: a bug of the listener ends no kernel
+        _log.exception("output of a kernel could not be passed on")

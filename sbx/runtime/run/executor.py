@@ -15,17 +15,13 @@ from typing import Any
 from sbx import errors
 from sbx.aio import check_process, run_to_completion
 from sbx.kernels.kernel import Kernel, KernelDied
-from sbx.policy import Policy
 from sbx.protocol.runs import Run, RunError, Status
-from sbx.runtime.files.disk_limit import DiskLimit
-from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context_kernel import (
     SANDBOX_GONE,
     ClosedReason,
     ContextKernel,
-    StartKernel,
     kernel_gone,
 )
 from sbx.runtime.run.execution import ActiveCell, ActiveCommand, ActiveExecution
@@ -40,27 +36,8 @@ _CLOSED = RunError("SandboxClosed", "its sandbox was closed, or not used for too
 class RunExecutor(ContextKernel):
     """See the module."""
 
-    def __init__(
-        self,
-        name: str,
-        conversation: str,
-        policy: Policy,
-        opened: Callable[[], Awaitable[OpenFiles]],
-        start: StartKernel,
-        grace_s: float,
-        *,
-        disk: DiskLimit,
-        had_kernel: bool = False,
-        ends_with_command: bool = False,
-    ) -> None:
-        """`opened` returns the files of the conversation, and `start` starts a kernel over them.
-        `had_kernel`: an earlier kernel ended without a request, so that the next run reports
-        `state_lost`. `ends_with_command`: the jail is for one command."""
-        super().__init__(
-            name, conversation, policy, opened, start, disk=disk, had_kernel=had_kernel
-        )
-        self._grace_s = grace_s
-        self._ends_with_command = ends_with_command
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._left_elsewhere = False
         self._cell: ActiveCell | None = None
         self._executions: dict[ActiveRun, ActiveExecution] = {}
@@ -138,7 +115,7 @@ class RunExecutor(ContextKernel):
             kernel, lost = await self.ready()
             lost, self._left_elsewhere = lost or self._left_elsewhere, False
             live.restart_clock()
-            cell = ActiveCell(self, live, kernel, timeout_s, self._grace_s, on_input, lost=lost)
+            cell = ActiveCell(self, live, kernel, timeout_s, self.grace_s, on_input, lost=lost)
             await self._send(cell, self._beginning(kernel, code, on_input))
             return await self._follow_cell(cell)
 
@@ -155,7 +132,7 @@ class RunExecutor(ContextKernel):
             if kernel is not self._kernel or not kernel.alive:
                 raise kernel_gone()
             live.restart_clock()
-            cell = ActiveCell(self, live, kernel, timeout_s, self._grace_s, on_input)
+            cell = ActiveCell(self, live, kernel, timeout_s, self.grace_s, on_input)
             begin = partial(kernel.ask, kind, content, allow_stdin=on_input is not None)
             await self._send(cell, begin)
             return await self._follow_cell(cell)
@@ -197,7 +174,7 @@ class RunExecutor(ContextKernel):
         rest = None
         try:
             live.restart_clock()
-            cell = ActiveCell(self, live, kernel, timeout_s, self._grace_s)
+            cell = ActiveCell(self, live, kernel, timeout_s, self.grace_s)
             await self._send(cell, self._beginning(kernel, code, None))
             try:
                 end = await cell.follow()
@@ -272,9 +249,9 @@ class RunExecutor(ContextKernel):
             kernel,
             command,
             timeout_s,
-            self._grace_s,
+            self.grace_s,
             lost=lost,
-            ends_jail=self._ends_with_command,
+            ends_jail=self.ends_with_command,
         )
         self._executions[live] = execution
         self.use_began()
@@ -294,7 +271,7 @@ class RunExecutor(ContextKernel):
         async with self._starting:
             ending += self._mark_stopped()  # of a kernel that started meanwhile
             await self._drop_kernel(_STOPPED if self.gone is None else _CLOSED)
-            self._had_kernel = False
+            self.state_is_kept = False
         for live in ending:
             await live.ended()
 

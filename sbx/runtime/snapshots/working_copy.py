@@ -100,7 +100,7 @@ class WorkingCopy:
             start,
             grace_s,
             disk=DiskLimit(python_policy.limits),
-            had_kernel=had_kernel,
+            state_is_kept=had_kernel,
         )
 
     @property
