@@ -49,7 +49,7 @@ from sbx.runtime.processes.command_log import (
 )
 from sbx.runtime.run import checks, termination
 from sbx.runtime.run.context import Context
-from sbx.runtime.run.stdin import Stdin
+from sbx.runtime.run.stdin import Stdin, write_stdin
 from sbx.workspace.ring_files import CommandLogs, RingFile
 
 T = TypeVar("T")
@@ -122,14 +122,7 @@ class BackgroundCommand:
     async def write(self, text: str | None) -> None:
         """Feed its standard input, which was left open at the start; None closes it. Does not wait
         for the command to read: raises Conflict `stdin_full` instead, and `stdin_closed`."""
-        stdin = self._record.stdin
-        if stdin is None:
-            raise errors.Conflict(
-                f"{self.id} has no open standard input",
-                code="stdin_closed",
-                hint="start a command with stdin_open=True, and write while it runs",
-            )
-        await stdin.write(text)
+        await write_stdin(self._record.stdin, self.id, text)
 
     async def stop(self, *, grace_s: float = STOP_GRACE_S) -> CommandStatus:
         """SIGTERM to its process group, and SIGKILL after `grace_s` seconds; how it ended. What has
@@ -182,10 +175,7 @@ class Commands:
         Raises Denied, BadRequest, TooLarge, Closed as a shell command does, Conflict
         `too_many_commands`, Unavailable `no_space`, and what starting a kernel raises.
         """
-        checks.require_capability(self._policy, "shell")
-        checks.require_processes(self._policy)
-        checks.check_command(command)
-        directory, variables = checks.directory(cwd), checks.environment(env or {})
+        directory, variables = checks.check_shell(self._policy, command, cwd, env)
         self._context.check_open()
         if self._running + self._starting >= RUNNING_MAX:
             raise errors.Conflict(

@@ -33,8 +33,8 @@ class Context(RunExecutor):
     def stream(
         self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
     ) -> AsyncIterator[Event]:
-        """Run a cell and follow it live; the last event carries the result. It runs from now on,
-        whether or not it is followed to its end."""
+        """Start a cell, and return its events. The last event carries the result. The cell runs
+        even if the caller does not read the events."""
         return self.start_run(code, timeout=timeout, on_input=on_input).events()
 
     async def shell(
@@ -46,7 +46,7 @@ class Context(RunExecutor):
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
     ) -> Run:
-        """Run `/bin/bash -c command` beside the kernel and wait for its result."""
+        """Run `/bin/bash -c command` in the jail of the kernel, and wait for its result."""
         live = self.start_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
         return await self.awaited(live)
 
@@ -60,14 +60,14 @@ class Context(RunExecutor):
         stdin: str | None = None,
         stdin_open: bool = False,
     ) -> AsyncIterator[Event]:
-        """Run a command and follow it live; the last event carries the result."""
+        """Start a command, and return its events. The last event carries the result."""
         live = self.start_shell(
             command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
         )
         return live.events()
 
     async def interrupt(self) -> bool:
-        """Interrupt the cell that runs now; False when none does."""
+        """Interrupt the current cell. Return False without one."""
         check_process(self._pid)
         if self._cell is None:
             return False
@@ -82,12 +82,9 @@ class Context(RunExecutor):
         on_input: OnInput | None = None,
         live: ActiveRun | None = None,
     ) -> ActiveRun:
-        """Queue a cell; the run goes on whether or not anybody follows it. `live` is told of it,
-        where it was made before by `new_run`.
-
-        Raises Denied, BadRequest (`invalid_timeout`, `limit_widened`, `invalid_code`), TooLarge
-        `code_too_large`, Closed.
-        """
+        """Queue a cell, as the run `live` of `new_run` if the caller has one. Raise Denied, Closed,
+        BadRequest (`invalid_timeout`, `limit_widened`, `invalid_code`), TooLarge
+        `code_too_large`."""
         timeout_s = self.checked(code, timeout)
         return self.launch(lambda live: self._run_cell(live, code, timeout_s, on_input), live)
 
@@ -101,20 +98,14 @@ class Context(RunExecutor):
         stdin: str | None = None,
         stdin_open: bool = False,
     ) -> ActiveRun:
-        """Start a shell command; raises as `start_run` does, and BadRequest `invalid_env`. With
-        `stdin_open`, what `ActiveRun.write` is given follows `stdin`."""
-        checks.require_capability(self.policy, "shell")
-        checks.require_processes(self.policy)
-        checks.check_command(command)
+        """Start a shell command. With `stdin_open`, the command reads the text of `ActiveRun.write`
+        after `stdin`. Raise as `start_run`, and BadRequest `invalid_env`."""
+        directory, environment = checks.check_shell(self.policy, command, cwd, env)
         if stdin is not None:
             checks.check_text(stdin, "stdin")
         timeout_s = checks.timeout_s(self.policy, timeout)
-        shell = Program(
-            argv=("/bin/bash", "-c", "--", command),
-            cwd=checks.directory(cwd),
-            env=checks.environment(env or {}),
-            stdin=stdin or "",
-        )
+        argv = ("/bin/bash", "-c", "--", command)
+        shell = Program(argv, cwd=directory, env=environment, stdin=stdin or "")
         self.check_open()
         live = self.new_run()
         if stdin_open:
@@ -122,19 +113,17 @@ class Context(RunExecutor):
         return self.launch(lambda live: self._run_command(live, shell, timeout_s), live)
 
     async def write_stdin(self, run_id: str, text: str | None) -> None:
-        """Feed a command that runs, or is about to; see `ActiveRun.write`. Raises NotFound too."""
+        """Write to a command by the id of its run, as `ActiveRun.write`. Raise NotFound too."""
         live = next((live for live in self._tasks if live.run_id == run_id), None)
         if live is None:
-            raise errors.NotFound(f"no run {run_id[:80]!r} goes on here")
+            raise errors.NotFound(f"there is no active run {run_id[:80]!r}")
         await live.write(text)
 
     def start_program(
         self, make: Callable[[str], Awaitable[Program]], timeout_s: float
     ) -> ActiveRun:
-        """Start a program; `make` is told the id of the run, and what it raises is the run's.
-
-        Raises Closed.
-        """
+        """Start the program that `make` returns for the id of the run. An error of `make` ends the
+        run. Raise Closed."""
 
         async def drive(live: ActiveRun) -> Run:
             return await self._run_command(live, await make(live.run_id), timeout_s)

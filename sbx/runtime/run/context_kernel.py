@@ -4,11 +4,10 @@ The kernel starts when it is first needed. It ends with the conversation, with t
 crossed, or with a deadline that it ignored. The next use then starts another kernel and reports
 `state_lost`.
 
-In a directory of the host, the path guard of a live kernel must follow the changes of the user. The
-guard itself protects the names of its table at any time. The targets of existing names (of a
-symlink, or a directory that git's configuration names) are found by a walk: before a start, and
-every few seconds while code runs. inotify does not help: Linux allows few watches per user, and a
-tree may have thousands of directories.
+In a directory of the host, the path guard protects the names of its table at any time. The targets
+of existing names (symlinks, and directories that git's configuration names) are found by a walk,
+before a start and every few seconds while code runs. inotify does not help: Linux allows few
+watches per user, and a tree may have thousands of directories.
 """
 
 import asyncio
@@ -96,14 +95,12 @@ class ContextKernel:
         return self._kernel.receipt if self._kernel is not None and self._kernel.alive else None
 
     async def read_receipt(self) -> Receipt | None:
-        """Read the receipt from the live jail now. It names the walls that `changed` since the
-        start."""
+        """Read the receipt from the live jail now. It names the walls that `changed` meanwhile."""
         kernel = self._kernel
         return await kernel.read_receipt() if kernel is not None and kernel.alive else None
 
     @property
     def alive(self) -> bool:
-        """Whether it has a live kernel."""
         return self._kernel is not None and self._kernel.alive
 
     @property
@@ -129,8 +126,6 @@ class ContextKernel:
     def require_capability(self) -> None:
         """Raise Denied if the policy allows no cells."""
         checks.require_capability(self.policy, "python")
-
-    # -- its start --------------------------------------------------------------------------------
 
     async def start(self) -> Receipt:
         """Start the kernel now instead of with the first run, and return its receipt."""
@@ -185,8 +180,6 @@ class ContextKernel:
             self._starter = None
             starter.cancel()
 
-    # -- its use ----------------------------------------------------------------------------------
-
     @contextlib.asynccontextmanager
     async def borrow_kernel(self) -> AsyncIterator[Kernel]:
         """Lend the live kernel for work in its jail that is not a run. Meanwhile the context is
@@ -228,8 +221,6 @@ class ContextKernel:
     def unreported_quarantine(self) -> tuple[Quarantined, ...]:
         """Return the files that were quarantined since the last call."""
         return self._quarantine.unreported() if self._quarantine is not None else ()
-
-    # -- its end ----------------------------------------------------------------------------------
 
     def mark_killed(self, cause: Cause) -> None:
         """Close the kernel for new work, and note the cause of its end for the current run."""

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from sbx import errors
@@ -106,8 +105,6 @@ class RunExecutor(ContextKernel):
             live.finish(Status.INTERRUPTED)
             task.cancel()
 
-    # -- cells and commands -----------------------------------------------------------------------
-
     async def _run_cell(
         self, live: ActiveRun, code: str, timeout_s: float, on_input: OnInput | None
     ) -> Run:
@@ -116,7 +113,10 @@ class RunExecutor(ContextKernel):
             lost, self._left_elsewhere = lost or self._left_elsewhere, False
             live.restart_clock()
             cell = ActiveCell(self, live, kernel, timeout_s, self.grace_s, on_input, lost=lost)
-            await self._send(cell, self._beginning(kernel, code, on_input))
+            allow_stdin = on_input is not None
+            await self._send(
+                cell, kernel.begin(code, allow_stdin=allow_stdin, output_max=self.output_max)
+            )
             return await self._follow_cell(cell)
 
     async def _run_request(
@@ -133,15 +133,8 @@ class RunExecutor(ContextKernel):
                 raise kernel_gone()
             live.restart_clock()
             cell = ActiveCell(self, live, kernel, timeout_s, self.grace_s, on_input)
-            begin = partial(kernel.ask, kind, content, allow_stdin=on_input is not None)
-            await self._send(cell, begin)
+            await self._send(cell, kernel.ask(kind, content, allow_stdin=on_input is not None))
             return await self._follow_cell(cell)
-
-    def _beginning(
-        self, kernel: Kernel, code: str, on_input: OnInput | None
-    ) -> Callable[[], Awaitable[None]]:
-        allow_stdin = on_input is not None
-        return partial(kernel.begin, code, allow_stdin=allow_stdin, output_max=self.output_max)
 
     @property
     def free_kernel(self) -> Kernel | None:
@@ -175,7 +168,9 @@ class RunExecutor(ContextKernel):
         try:
             live.restart_clock()
             cell = ActiveCell(self, live, kernel, timeout_s, self.grace_s)
-            await self._send(cell, self._beginning(kernel, code, None))
+            await self._send(
+                cell, kernel.begin(code, allow_stdin=False, output_max=self.output_max)
+            )
             try:
                 end = await cell.follow()
             except asyncio.CancelledError:
@@ -197,13 +192,13 @@ class RunExecutor(ContextKernel):
             if rest is None:
                 self.turn.release()
 
-    async def _send(self, cell: ActiveCell, begin: Callable[[], Awaitable[None]]) -> None:
+    async def _send(self, cell: ActiveCell, sending: Awaitable[None]) -> None:
         self._cell = cell
         self._executions[cell.live] = cell
         self.use_began()
         try:
             with contextlib.suppress(KernelDied):  # `follow` raises it again
-                await begin()
+                await sending
         except BaseException:
             self._close_cell(cell)
             raise
@@ -261,8 +256,6 @@ class RunExecutor(ContextKernel):
             del self._executions[live]
             self.use_ended()
         return await execution.conclude(exited)
-
-    # -- the end of all runs -----------------------------------------------------------------------
 
     async def stop(self) -> None:
         """End the kernel and its runs. The files stay, and the next run starts another kernel."""

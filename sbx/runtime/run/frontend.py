@@ -226,8 +226,6 @@ class JupyterFrontend:
         async with self._changing:
             await run_to_completion(self._stop(_STOPPED))
 
-    # -- requests -------------------------------------------------------------------------------
-
     async def _question(self, kind: str, content: Mapping[str, Any]) -> frames.ReplyFrame:
         self._context.checked(content["code"], None)
         run, live = await self._ask(kind, content, _QUESTION_S)
@@ -257,8 +255,6 @@ class JupyterFrontend:
             self._asked.discard(live)
             self._fatal = self._fatal or live.fatal
             between.reset()
-
-    # -- the kernel -----------------------------------------------------------------------------
 
     async def _start(self) -> frames.KernelReady:
         kernel, _ = await self._context.ready()

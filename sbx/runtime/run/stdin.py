@@ -54,6 +54,18 @@ class InputRequests:
             await self._give_up()
 
 
+async def write_stdin(stdin: "Stdin | None", name: str, text: str | None) -> None:
+    """Write to the standard input of a command or run, as `Stdin.write`. Without one raise Conflict
+    `stdin_closed`."""
+    if stdin is None:
+        raise Conflict(
+            f"{name} has no open standard input",
+            code="stdin_closed",
+            hint="start a command with stdin_open=True, and write while it runs",
+        )
+    await stdin.write(text)
+
+
 class Stdin:
     """Holds what is written before the command runs, and hands the rest on at once.
 
