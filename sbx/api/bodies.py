@@ -5,7 +5,7 @@ occupy memory for a client without a key.
 """
 
 from collections.abc import AsyncIterator
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from sbx.errors import BadRequest
+from sbx.service.models import ConversationView
 
 Model = TypeVar("Model", bound=BaseModel)
 RAW_BODY: dict[str, Any] = {
@@ -26,6 +27,38 @@ RAW_BODY: dict[str, Any] = {
 
 class OkBody(BaseModel):
     status: Literal["ok"] = "ok"
+
+
+class InterruptReply(BaseModel):
+    """`interrupted` is false if nothing ran."""
+
+    interrupted: bool
+
+
+class RunErrorBody(BaseModel):
+    name: str
+    value: str
+    traceback: str
+
+
+class ConversationBody(BaseModel):
+    """`files` and `bytes` count the uploads and the files of the code together."""
+
+    conversation_id: str
+    created_at: float
+    status: Literal["idle", "ready", "busy"]
+    files: int
+    bytes: int
+
+    @classmethod
+    def of(cls, view: ConversationView) -> Self:
+        return cls(
+            conversation_id=view.name,
+            created_at=view.created_at,
+            status=view.status,
+            files=view.files,
+            bytes=view.bytes,
+        )
 
 
 class NotRecorded(BaseModel):

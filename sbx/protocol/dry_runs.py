@@ -30,7 +30,7 @@ class FileChange:
     kind: ChangeKind
     size_before: int | None
     size_after: int | None
-    diff: str | None = None
+    diff: str | None
 
 
 def to_json(change: FileChange) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def _prose() -> list[tuple[Path, str, int, str]]:
 
 
 MEASURES = (
-    Measure("lines", lines, 100_738, 74_000),
+    Measure("lines", lines, 100_528, 74_000),
     Measure("public class names in more than one module", repeated_class_names, 0, 10),
     Measure("Protocol classes", protocols, 57, 15),
     Measure("modules that exactly one other module imports", modules_with_one_importer, 183, 90),
@@ -192,14 +192,14 @@ MEASURES = (
     Measure(f"classes over {CLASS_LINES} lines or {CLASS_METHODS} methods", large_classes, 20, 0),
     Measure("modules in import cycles", modules_in_cycles, 14, 0),
     Measure("imports of store in api", api_imports_of_store, 0, 0),
-    Measure("banned identifiers", identifiers(BANNED_NAMES), 2_848, 0),
+    Measure("banned identifiers", identifiers(BANNED_NAMES), 2_800, 0),
     Measure("banned identifiers: known, given", identifiers(ALSO_BANNED), 198, 0),
     Measure("modules and classes named utils, base, …", vague_names, 2, 0),
-    Measure("prose: clause as a noun", habit("clause as a noun"), 904, 184),
-    Measure("prose: docstring begins with What", habit("docstring begins with What"), 269, 51),
+    Measure("prose: clause as a noun", habit("clause as a noun"), 897, 184),
+    Measure("prose: docstring begins with What", habit("docstring begins with What"), 267, 51),
     Measure("prose: docstring begins with As", habit("docstring begins with As"), 171, 28),
-    Measure("prose: tell, told", habit("tell, told"), 174, 38),
-    Measure("prose: say, said", habit("say, said"), 211, 43),
+    Measure("prose: tell, told", habit("tell, told"), 172, 38),
+    Measure("prose: say, said", habit("say, said"), 210, 43),
     Measure("prose: nobody, somebody, anybody", habit("nobody, somebody, anybody"), 151, 32),
     Measure("prose: who without a noun", habit("who without a noun"), 148, 28),
     Measure("prose: negated nouns", habit("negated nouns"), 228, 37),
@@ -208,7 +208,7 @@ MEASURES = (
     Measure("prose: goes on", habit("goes on"), 80, 15),
     Measure("prose: any more", habit("any more"), 45, 8),
     Measure("prose: beside", habit("beside"), 50, 8),
-    Measure("prose: anew", habit("anew"), 20, 4),
+    Measure("prose: anew", habit("anew"), 19, 4),
     Measure("prose: to be had", habit("to be had"), 9, 1),
     Measure("prose: for ever", habit("for ever"), 4, 1),
 )

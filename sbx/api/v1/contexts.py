@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, StringConstraints
 
-from sbx.api.bodies import OkBody
+from sbx.api.bodies import InterruptReply, OkBody
 from sbx.api.errors import documented
 from sbx.api.v1.dependencies import PREFIX, TargetDep
 from sbx.api.v1.lifecycle import ReceiptBody
-from sbx.api.v1.runs import InterruptReply
 from sbx.protocol.contexts import CONTEXTS_MAX, check_context
 from sbx.runtime.run.context import Context
 

@@ -1,7 +1,6 @@
 """The files of a conversation: read, write, find, change, pack and unpack."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,7 +14,7 @@ from sbx.api.multipart import slot
 from sbx.api.shares import share
 from sbx.api.v1.dependencies import PREFIX, Path, TargetDep
 from sbx.errors import Denied
-from sbx.protocol.files import FileEntry, Kind
+from sbx.protocol.files import Copied, FileEntry, Kind, Match, Unpacked
 from sbx.runtime.files.archives import ArchiveFormat
 from sbx.service.auth import Caller
 from sbx.telemetry import metrics
@@ -35,32 +34,15 @@ _Text = Annotated[str, StringConstraints(max_length=1 << 20)]
 _ResultsMax = Annotated[int, Query(description=f"at most {RESULTS_MAX}")]
 
 
-class EntryBody(BaseModel):
-    name: str
-    path: str
-    kind: Kind
-    size: int | None
-    modified_s: float
-
-
 class ListingBody(BaseModel):
-    entries: list[EntryBody]
+    entries: list[FileEntry]
     complete: bool
-
-
-class MatchBody(BaseModel):
-    """A line that matches: `line` and `column` count from 1, `text` is its beginning."""
-
-    path: str
-    line: int
-    column: int
-    text: str
 
 
 class MatchesBody(BaseModel):
     """`complete` is false if a limit cut the search; `files` were read, `skipped` were not."""
 
-    matches: list[MatchBody]
+    matches: list[Match]
     complete: bool
     files: int
     skipped: int
@@ -88,14 +70,6 @@ class MoveRequest(BaseModel):
     overwrite: bool = False
 
 
-class CopiedBody(BaseModel):
-    """`complete` is false if something was left out that is not a file, directory or symlink."""
-
-    files: int
-    bytes: int
-    complete: bool
-
-
 class Replacement(BaseModel):
     """`count`: the number of times that `old` must occur; null: at least once."""
 
@@ -114,14 +88,6 @@ class Mode(BaseModel):
 
     path: _PathText
     mode: Annotated[int, Field(strict=True, ge=0, le=0o7777)]
-
-
-class UnpackedBody(BaseModel):
-    """`skipped` entries were left out: links and names that lead out, devices."""
-
-    entries: int
-    bytes: int
-    skipped: int
 
 
 # -- one file --------------------------------------------------------------------------------------
@@ -158,10 +124,10 @@ async def delete(path: Path, target: TargetDep) -> Deleted:
 
 
 @router.get("/stat", responses=_ERRORS)
-async def stat(path: Path, target: TargetDep) -> EntryBody:
+async def stat(path: Path, target: TargetDep) -> FileEntry:
     """Return the kind, size and time of a path."""
     async with target.use("files:read") as talk:
-        return _entry(await talk.files.stat(path))
+        return await talk.files.stat(path)
 
 
 @router.post("/replace", responses=_ERRORS)
@@ -196,7 +162,7 @@ async def list_(
     """List a directory, by path."""
     async with target.use("files:read") as talk:
         entries = await talk.files.list(path, max_depth=max_depth)
-    return ListingBody(entries=[_entry(each) for each in entries], complete=entries.complete)
+    return ListingBody(entries=entries, complete=entries.complete)
 
 
 @router.post("/directories", responses=_ERRORS)
@@ -218,12 +184,12 @@ async def move(move: MoveRequest, target: TargetDep) -> OkBody:
 
 
 @router.post("/copy", responses=_ERRORS)
-async def copy(copy: MoveRequest, target: TargetDep) -> CopiedBody:
+async def copy(copy: MoveRequest, target: TargetDep) -> Copied:
     """Copy a file, or a directory with everything below it."""
     async with target.use("files:write") as talk:
         copied = await talk.files.copy(copy.source, copy.target, overwrite=copy.overwrite)
     await target.record("file.copy", path=copy.source, target=copy.target, size=copied.bytes)
-    return CopiedBody(**asdict(copied))
+    return copied
 
 
 # -- search ----------------------------------------------------------------------------------------
@@ -240,7 +206,7 @@ async def find(
     """Find entries below a directory whose name, or path, matches the glob `pattern`."""
     async with target.use("files:read") as talk:
         entries = await talk.files.find(pattern, path, kind=kind, max_results=max_results)
-    return ListingBody(entries=[_entry(each) for each in entries], complete=entries.complete)
+    return ListingBody(entries=entries, complete=entries.complete)
 
 
 @router.get("/grep", responses=_ERRORS)
@@ -264,7 +230,7 @@ async def grep(
             max_matches=max_matches,
         )
     return MatchesBody(
-        matches=[MatchBody(**asdict(match)) for match in matches],
+        matches=matches,
         complete=matches.complete,
         files=matches.files,
         skipped=matches.skipped,
@@ -310,7 +276,7 @@ async def pack(
 
 
 @router.put("/archive", responses=_ARCHIVE_ERRORS, openapi_extra=RAW_BODY)
-async def unpack(request: Request, target: TargetDep, path: Path = ".") -> UnpackedBody:
+async def unpack(request: Request, target: TargetDep, path: Path = ".") -> Unpacked:
     """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside the sandbox. Starts the
     kernel."""
     _check_execute(target.caller)
@@ -320,7 +286,7 @@ async def unpack(request: Request, target: TargetDep, path: Path = ".") -> Unpac
     ):
         unpacked = await talk.files.unpack(raw_body(request), path)
     await target.record("archive.unpack", path=path, size=unpacked.bytes)
-    return UnpackedBody(**asdict(unpacked))
+    return unpacked
 
 
 def _check_execute(caller: Caller) -> None:
@@ -337,7 +303,3 @@ async def _chain(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGene
     yield first
     async for piece in pieces:
         yield piece
-
-
-def _entry(entry: FileEntry) -> EntryBody:
-    return EntryBody(**asdict(entry))

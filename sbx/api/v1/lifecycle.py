@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from sbx.api.auth import CallerDep, ServiceDep
-from sbx.api.bodies import OkBody
+from sbx.api.bodies import ConversationBody, OkBody
 from sbx.api.errors import documented
 from sbx.api.v1.bay.models import SandboxResponse
 from sbx.api.v1.bay.sandboxes import shown
@@ -32,14 +32,6 @@ class KernelBody(BaseModel):
     busy: bool
     host_pids: list[int]
     receipt: dict[str, Any]
-
-
-class ConversationBody(BaseModel):
-    conversation_id: str
-    created_at: float
-    status: str
-    files: int
-    bytes: int
 
 
 class InspectedMount(BaseModel):
@@ -105,9 +97,9 @@ async def receipt(target: TargetDep) -> ReceiptBody:
 
 @router.get("/inspect", responses=_ERRORS)
 async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> Inspection:
-    """The sandbox, its conversations, and its live kernels with their receipts."""
+    """Return the sandbox, its conversations, and its live kernels with their receipts."""
     view = await service.sandboxes.get(caller, sandbox_id)
-    seen = await service.sandboxes.conversations(caller, sandbox_id)
+    conversations = await service.sandboxes.conversations(caller, sandbox_id)
     live = service.sandboxes.live(view.id) if caller.may("execute") else []
     whole = caller.whole_sandbox and caller.may("execute")
     return Inspection(
@@ -122,34 +114,25 @@ async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> In
         env=view.env if whole else None,
         limits=view.policy.limits.model_dump(mode="json"),
         network=view.policy.network.model_dump(mode="json"),
-        conversations=[
-            ConversationBody(
-                conversation_id=one.name,
-                created_at=one.created_at,
-                status=one.status,
-                files=one.files,
-                bytes=one.bytes,
-            )
-            for one in seen
-        ],
+        conversations=[ConversationBody.of(each) for each in conversations],
         mounts=[
             InspectedMount(
-                target=one.target,
-                read_only=one.read_only,
-                source=one.source if caller.operator else None,
+                target=each.target,
+                read_only=each.read_only,
+                source=each.source if caller.operator else None,
             )
-            for one in service.sandboxes.mounted(caller, view.id)
+            for each in service.sandboxes.mounted(caller, view.id)
         ],
         kernels=[
             KernelBody(
-                conversation=one.conversation,
-                context=one.name,
-                busy=one.busy,
-                host_pids=one.processes,
+                conversation=each.conversation,
+                context=each.name,
+                busy=each.busy,
+                host_pids=each.processes,
                 receipt=receipt.to_dict(),
             )
-            for one in live
-            if caller.sees(view.user_id, view.agent_id, one.conversation)
-            and (receipt := await one.read_receipt()) is not None
+            for each in live
+            if caller.sees(view.user_id, view.agent_id, each.conversation)
+            and (receipt := await each.read_receipt()) is not None
         ],
     )

@@ -13,13 +13,20 @@ from starlette.routing import request_response
 
 from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep, caller, service
-from sbx.api.bodies import OkBody, body_of, disconnected, documented_body
+from sbx.api.bodies import (
+    InterruptReply,
+    OkBody,
+    RunErrorBody,
+    body_of,
+    disconnected,
+    documented_body,
+)
 from sbx.api.encoding import encoded_event, encoded_run
 from sbx.api.errors import documented
 from sbx.protocol.contexts import DEFAULT_CONTEXT, check_context
 from sbx.protocol.events import text_from_json
 from sbx.protocol.languages import ARGUMENTS_MAX, Language
-from sbx.protocol.runs import Run
+from sbx.protocol.runs import Cause, Run, Status
 from sbx.service.runs import RunHandle, RunRequest
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
@@ -51,12 +58,6 @@ class NewRun(BaseModel):
     args: Annotated[list[str], Field(max_length=ARGUMENTS_MAX)] = []
 
 
-class RunErrorBody(BaseModel):
-    name: str
-    value: str
-    traceback: str
-
-
 class QuarantinedBody(BaseModel):
     """A host executable that waits outside of the user's directory."""
 
@@ -71,11 +72,8 @@ class RunBody(BaseModel):
     and false, if the history does not have it yet."""
 
     run_id: str
-    status: Literal["ok", "error", "interrupted", "timeout", "killed"]
-    cause: (
-        Literal["memory", "pids", "cpu", "disk", "output", "crashed", "honeytoken", "descriptors"]
-        | None
-    )
+    status: Status
+    cause: Cause | None
     stdout: str
     stderr: str
     text: str
@@ -89,12 +87,6 @@ class RunBody(BaseModel):
     truncated: bool
     quarantined: list[QuarantinedBody] = []
     recorded: bool = True
-
-
-class InterruptReply(BaseModel):
-    """`interrupted` is false when nothing ran."""
-
-    interrupted: bool
 
 
 class InputLine(BaseModel):

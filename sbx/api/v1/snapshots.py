@@ -4,7 +4,7 @@ A dry run takes the scope `execute`; to apply its changes takes `files:write`.
 """
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, StringConstraints
@@ -14,7 +14,7 @@ from sbx.api.bodies import OkBody, disconnected
 from sbx.api.errors import documented
 from sbx.api.v1.dependencies import PREFIX, TargetDep
 from sbx.api.v1.runs import RunBody
-from sbx.protocol.dry_runs import to_json
+from sbx.protocol.dry_runs import FileChange, to_json
 from sbx.protocol.events import encode, run_to_json
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.snapshots.dry_run import DryRun
@@ -31,17 +31,6 @@ class NewDryRun(BaseModel):
     cwd: Annotated[str, StringConstraints(max_length=16_384)] | None = None
 
 
-class FileChangeBody(BaseModel):
-    """Sizes in bytes; `path` of a directory ends with `/`; `diff` of a text, at most 64 Ki
-    characters, with a mode, the target of a symlink, or the reason why the content is not shown."""
-
-    path: str
-    kind: Literal["added", "changed", "removed"]
-    size_before: int | None
-    size_after: int | None
-    diff: str | None
-
-
 class DryRunBody(BaseModel):
     """`run` is the run of the command, `changes` its effect on the files. If `truncated`, there are
     more files or longer diffs than shown; a commit applies all of it. `left_out` is not
@@ -50,7 +39,7 @@ class DryRunBody(BaseModel):
 
     id: str
     run: RunBody
-    changes: list[FileChangeBody]
+    changes: list[FileChange]
     truncated: bool
     left_out: list[str]
     expires_at: float
@@ -63,7 +52,7 @@ class CheckpointBody(BaseModel):
 class RestoredBody(BaseModel):
     """The changes that this made, the first ones if there are many."""
 
-    changes: list[FileChangeBody]
+    changes: list[FileChange]
 
 
 @router.post("/dry_runs", status_code=201, response_model=DryRunBody, responses=_ERRORS)
@@ -114,7 +103,7 @@ async def restore(checkpoint: str, target: TargetDep) -> RestoredBody:
     async with target.use("files:write") as talk:
         changes = await talk.checkpoints.get(checkpoint).restore()
     await target.record("checkpoint.restore", checkpoint=checkpoint)
-    return RestoredBody(changes=[FileChangeBody(**to_json(change)) for change in changes])
+    return RestoredBody(changes=list(changes))
 
 
 @router.delete("/checkpoints/{checkpoint}", status_code=204, responses=documented(404, 409))

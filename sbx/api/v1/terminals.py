@@ -26,6 +26,7 @@ from sbx.protocol.terminals import (
     ROWS_MAX,
     TERMINALS_MAX,
     UNKNOWN,
+    TerminalScreen,
     TerminalStatus,
 )
 from sbx.runtime.processes.terminals import Terminal, TerminalClient
@@ -57,83 +58,55 @@ class Size(BaseModel):
     columns: Columns
 
 
-class TerminalBody(BaseModel):
-    """One terminal. `command` is null for a shell; `attached` counts its clients. `exit_code` is
-    128 + N for signal N. It is null while the terminal runs, and if its kernel ended; then `reason`
-    is set. `created_at` in seconds of the epoch."""
-
-    id: str
-    command: str | None
-    rows: int
-    columns: int
-    running: bool
-    created_at: float
-    attached: int
-    exit_code: int | None
-    reason: str
-
-
 class TerminalList(BaseModel):
     """The oldest first, with those that ended lately; `limit` is the largest number."""
 
-    items: list[TerminalBody]
+    items: list[TerminalStatus]
     limit: int
-
-
-class ScreenBody(BaseModel):
-    """The screen without colours; `cursor` is [row, column], counted from 0."""
-
-    rows: int
-    columns: int
-    lines: list[str]
-    cursor: tuple[int, int]
 
 
 @router.get("", responses=_ERRORS)
 async def terminals(target: TargetDep) -> TerminalList:
     """List the terminals of a conversation. No kernel starts."""
     async with target.use("execute", starts=False) as talk:
-        items = [_shown(terminal.now()) for terminal in await talk.terminals.list()]
+        items = [terminal.now() for terminal in await talk.terminals.list()]
     return TerminalList(items=items, limit=TERMINALS_MAX)
 
 
 @router.post("", status_code=201, responses=_ERRORS)
-async def create(new: NewTerminal, target: TargetDep) -> TerminalBody:
+async def create(new: NewTerminal, target: TargetDep) -> TerminalStatus:
     """Open a terminal with a shell or a command. It needs no client."""
     async with target.use("execute", creates=True) as talk:
         terminal = await talk.terminals.open(
             rows=new.rows, columns=new.columns, command=new.command, cwd=new.cwd, env=new.env
         )
     await target.record("terminal.open", terminal=terminal.id)
-    return _shown(terminal.now())
+    return terminal.now()
 
 
 @router.get("/{terminal}", responses=_ERRORS)
-async def terminal(terminal: str, target: TargetDep) -> TerminalBody:
+async def terminal(terminal: str, target: TargetDep) -> TerminalStatus:
     """Return one terminal. To attach to it, open a WebSocket at `…/{terminal}/attach`: binary
     messages are bytes in both directions, `{"type": "resize", "rows", "columns"}` sets the size,
     and `{"type": "ended", "exit_code", "reason"}` is the last message."""
     async with target.use("execute", starts=False) as talk:
-        return _shown((await talk.terminals.get(terminal)).now())
+        return (await talk.terminals.get(terminal)).now()
 
 
 @router.get("/{terminal}/screen", responses=_ERRORS)
-async def screen(terminal: str, target: TargetDep) -> ScreenBody:
+async def screen(terminal: str, target: TargetDep) -> TerminalScreen:
     """Return the current or last screen as text."""
     async with target.use("execute", starts=False) as talk:
-        dump = await (await talk.terminals.get(terminal)).screen()
-    return ScreenBody(
-        rows=dump.rows, columns=dump.columns, lines=list(dump.lines), cursor=dump.cursor
-    )
+        return await (await talk.terminals.get(terminal)).screen()
 
 
 @router.post("/{terminal}/resize", responses=_ERRORS)
-async def resize(terminal: str, size: Size, target: TargetDep) -> TerminalBody:
+async def resize(terminal: str, size: Size, target: TargetDep) -> TerminalStatus:
     """Set the size. Linux notifies the programs in the terminal."""
     async with target.use("execute", starts=False) as talk:
         resized = await talk.terminals.get(terminal)
         await resized.resize(size.rows, size.columns)
-        return _shown(resized.now())
+        return resized.now()
 
 
 @router.delete("/{terminal}", status_code=204, responses=_ERRORS)
@@ -265,17 +238,3 @@ async def _refuse(socket: WebSocket, error: SbxError) -> None:
         await socket.send_denial_response(error_response(error, request_id))
     elif socket.application_state.name == "CONNECTED":
         await socket.close(UNKNOWN if isinstance(error, Denied) else 1011, error.code)
-
-
-def _shown(status: TerminalStatus) -> TerminalBody:
-    return TerminalBody(
-        id=status.id,
-        command=status.command,
-        rows=status.rows,
-        columns=status.columns,
-        running=status.running,
-        created_at=status.created_at,
-        attached=status.attached,
-        exit_code=status.exit_code,
-        reason=status.reason,
-    )

@@ -1,7 +1,6 @@
 """Uploads of a conversation: in one request, or in resumable pieces with checksums."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -27,16 +26,8 @@ _SENT: dict[int | str, dict[str, Any]] = {
 _Checksum = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
-class UploadBody(BaseModel):
-    name: str
-    size: int
-    sha256: str
-    path: str
-    uploaded_at: float
-
-
 class UploadList(BaseModel):
-    items: list[UploadBody]
+    items: list[Upload]
 
 
 class NewPartial(BaseModel):
@@ -45,17 +36,6 @@ class NewPartial(BaseModel):
     path: Annotated[str, StringConstraints(max_length=16_384)]
     size: Annotated[int, Field(ge=0, le=1 << 62)]
     upload: bool = False
-
-
-class PartialBody(BaseModel):
-    """`offset` bytes of `size` are here; a piece has at most `piece_max` bytes."""
-
-    id: str
-    path: str
-    size: int
-    offset: int
-    piece_max: int
-    expires_in_s: float
 
 
 class FinishUpload(BaseModel):
@@ -68,18 +48,18 @@ class Finished(BaseModel):
     """`upload` is null for a file of the workspace."""
 
     size: int
-    upload: UploadBody | None
+    upload: Upload | None
 
 
 @router.get("/uploads", responses=_ERRORS)
 async def uploads(target: TargetDep) -> UploadList:
     """List the uploads, by name."""
     async with target.use("files:read") as talk:
-        return UploadList(items=[_upload(each) for each in await talk.uploads.list()])
+        return UploadList(items=list(await talk.uploads.list()))
 
 
 @router.put("/uploads/{name}", responses=_ERRORS, openapi_extra=RAW_BODY)
-async def put_upload(name: str, request: Request, target: TargetDep) -> UploadBody:
+async def put_upload(name: str, request: Request, target: TargetDep) -> Upload:
     """Upload a file, read-only inside; it replaces the upload of the same name in one step."""
     async with (
         target.lease("files:write") as use,
@@ -88,7 +68,7 @@ async def put_upload(name: str, request: Request, target: TargetDep) -> UploadBo
         with metrics.uploading() as counted:
             upload = await target.service.uploads.store(use, target.name, name, raw_body(request))
             counted.size = upload.size
-    return _upload(upload)
+    return upload
 
 
 @router.get("/uploads/{name}", response_class=Response, responses=_SENT)
@@ -112,17 +92,17 @@ async def remove(name: str, target: TargetDep) -> None:
 
 
 @router.post("/partials", status_code=201, responses=_ERRORS)
-async def begin(new: NewPartial, target: TargetDep) -> PartialBody:
+async def begin(new: NewPartial, target: TargetDep) -> PartialUpload:
     """Begin a resumable upload. The file appears when it is finished."""
     async with target.use("files:write", creates=True) as talk:
-        return _partial(await talk.files.partials.begin(new.path, new.size, upload=new.upload))
+        return await talk.files.partials.begin(new.path, new.size, upload=new.upload)
 
 
 @router.get("/partials/{partial_id}", responses=_ERRORS)
-async def progress(partial_id: str, target: TargetDep) -> PartialBody:
+async def progress(partial_id: str, target: TargetDep) -> PartialUpload:
     """Return the offset from which to continue after a lost connection."""
     async with target.use("files:write", frees=True) as talk:
-        return _partial(talk.files.partials.get(partial_id))
+        return talk.files.partials.get(partial_id)
 
 
 @router.patch("/partials/{partial_id}", responses=_ERRORS, openapi_extra=RAW_BODY)
@@ -132,14 +112,14 @@ async def append(
     sha256: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")],
     request: Request,
     target: TargetDep,
-) -> PartialBody:
+) -> PartialUpload:
     """Add a piece at the offset. An incomplete piece leaves nothing."""
     async with (
         target.use("files:write") as talk,
         slot(request, target.caller),
     ):
         body = raw_body(request)
-        return _partial(await talk.files.partials.append(partial_id, offset, sha256, body))
+        return await talk.files.partials.append(partial_id, offset, sha256, body)
 
 
 @router.post("/partials/{partial_id}/finish", responses=_ERRORS)
@@ -153,7 +133,7 @@ async def finish(partial_id: str, whole: FinishUpload, target: TargetDep) -> Fin
                     use, target.name, partial_id, whole.sha256
                 )
                 counted.size = upload.size
-            return Finished(size=upload.size, upload=_upload(upload))
+            return Finished(size=upload.size, upload=upload)
 
         def store(opened: OpenFiles, path: str, content: Iterator[bytes]) -> tuple[str, int]:
             return path, opened.files.write(path, content)
@@ -168,11 +148,3 @@ async def abort(partial_id: str, target: TargetDep) -> None:
     """Delete the resumable upload and its bytes."""
     async with target.use("files:write", frees=True) as talk:
         await talk.files.partials.abort(partial_id)
-
-
-def _upload(upload: Upload) -> UploadBody:
-    return UploadBody(**asdict(upload))
-
-
-def _partial(partial: PartialUpload) -> PartialBody:
-    return PartialBody(**asdict(partial))

@@ -2,58 +2,34 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel
 
 from sbx.api import sse
 from sbx.api.errors import documented
 from sbx.api.v1.dependencies import PREFIX, Target, TargetDep
-from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, usage_to_json
+from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, SandboxUsage, usage_to_json
 
 router = APIRouter(prefix=f"{PREFIX}/usage", tags=["native"])
 
 
-class UsageBody(BaseModel):
-    """The usage of all jails of the sandbox; `disk` is that of this conversation. See
-    sbx/protocol/usage.py. Bytes and seconds; null if this host does not report a value."""
-
-    at: float
-    source: Literal["cgroup2", "cgroup1", "proc"]
-    kernels: int
-    cpu_s: float | None
-    memory: int | None
-    memory_peak: int | None
-    pids: int | None
-    disk: int | None
-    disk_files: int | None
-    disk_complete: bool
-    network_received: int | None
-    network_sent: int | None
-    loopback: int | None
-    memory_max: int
-    pids_max: int
-    cpu_quota: float | None
-    disk_max: int
-
-
 @router.get(
     "",
-    response_model=UsageBody,
+    response_model=SandboxUsage,
     responses={**documented(404, 409, 429), 200: {"content": sse.DOCUMENTED}},
 )
 async def usage(
     request: Request,
     target: TargetDep,
     interval_s: Annotated[float, Query(ge=INTERVAL_MIN_S, le=INTERVAL_MAX_S)] = 1.0,
-) -> UsageBody | Response:
+) -> SandboxUsage | Response:
     """Return the usage now. No kernel starts. A client that accepts events gets one now and one
     after each interval. The sandbox is in use while the client follows them."""
     if sse.wanted(request):
         return await sse.stream(_events(target, interval_s), request=request)
     async with target.use("execute", starts=False) as talk:
-        return UsageBody.model_validate(usage_to_json(await talk.usage()))
+        return await talk.usage()
 
 
 async def _events(target: Target, interval_s: float) -> AsyncIterator[tuple[int, dict[str, Any]]]:
