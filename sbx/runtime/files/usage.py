@@ -103,8 +103,7 @@ class UsageReader:
             await asyncio.sleep(due - now)
 
     async def _measured(self, opened: OpenFiles) -> Measured | None:
-        """Return the disk usage of the files. The last one is used for a while, because a large tree
-        takes long to measure."""
+        """Return the disk usage: the last one for a while, as a walk may take long."""
         tree = opened.measured
         if tree is None:
             return None
@@ -123,8 +122,7 @@ class UsageReader:
 
 
 def _count(pids: list[int]) -> tuple[float, int, int]:
-    """Return CPU seconds, memory and threads of the live processes. Shared pages are divided among
-    the processes that share them."""
+    """Return CPU seconds, memory (parts of shared pages), and threads of these processes."""
     spent = [procfs.spent(pid) for pid in pids]
     memory = sum(procfs.proportional(pid) for pid in pids)
     return sum(cpu_s for cpu_s, _ in spent), memory, sum(threads for _, threads in spent)

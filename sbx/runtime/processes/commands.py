@@ -230,8 +230,6 @@ class Commands:
             await asyncio.wait(self._tasks)
         await self._book.close()
 
-    # -- one command ----------------------------------------------------------------------------
-
     async def _launch(
         self,
         made: CommandStatus,
@@ -364,8 +362,6 @@ class Commands:
         if record.running:
             _log.warning("the background command %s outlives its kill", record.status.id)
 
-    # -- logs -----------------------------------------------------------------------------------
-
     async def _piece(self, record: _Record, offset: int, limit: int) -> LogPiece:
         if isinstance(offset, bool) or not 0 <= offset <= record.log.end:
             raise errors.BadRequest(
@@ -451,8 +447,6 @@ class Commands:
                 return record
         return max(self._records.values(), key=lambda record: record.log.kept)
 
-    # -- what is remembered ---------------------------------------------------------------------
-
     async def _load(self) -> None:
         """What an earlier use of these files left: those that ran then have ended with it."""
         if self._loaded:
@@ -503,8 +497,6 @@ class Commands:
 
     def _written(self, status: CommandStatus) -> bytes:
         return json.dumps({**status_to_json(status), "owner": self._owner}).encode()
-
-    # -- tasks ----------------------------------------------------------------------------------
 
     def _track(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

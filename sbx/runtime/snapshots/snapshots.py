@@ -217,8 +217,6 @@ class Snapshots:
             inodes_max=limits.workspace_files + _NAMES,
         )
 
-    # -- a copy that is used again ----------------------------------------------------------------
-
     async def empty(self, opened: OpenFiles) -> str:
         """Make a tree that no jail sees, for content that is to be committed; its name."""
         name = self._means.data.new_name()
@@ -248,8 +246,6 @@ class Snapshots:
         """`act` in a worker thread, within the bounds of a copy; a cancelled caller stops it."""
         bounds = self._bounds()
         return await _stoppable(opened, bounds, lambda: act(bounds))
-
-    # -- in a worker thread -----------------------------------------------------------------------
 
     def _shown(
         self, opened: OpenFiles, copy: Snapshot, shared: Path | None, uploads: Path | None

@@ -193,8 +193,6 @@ class WorkingCopy:
         finally:
             self._jails.discard(jail)
 
-    # -- what a transaction does ----------------------------------------------------------------
-
     async def taken(self, opened: OpenFiles, stage: str) -> Changes:
         """What was changed in the copy; the new content is in the tree `stage` from then on."""
         copy, mirror = self._copy, self._mirror
@@ -249,8 +247,6 @@ class WorkingCopy:
 
     async def stage(self, opened: OpenFiles) -> str:
         return await self._copies.empty(opened)
-
-    # -- the copy -------------------------------------------------------------------------------
 
     async def _make(self) -> None:
         if self._refusal is not None and time.monotonic() < self._refusal[1]:
