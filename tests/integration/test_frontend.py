@@ -282,7 +282,7 @@ async def test_a_question_that_heeds_no_interrupt_ends_the_kernel(
     seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontend, "_QUESTION_S", 0.3)
-    monkeypatch.setattr(seen.context, "_grace_s", 0.3)
+    monkeypatch.setattr(seen.context, "grace_s", 0.3)
     await seen.run(
         "class Deaf:\n  def __dir__(self):\n    import signal, time\n"
         "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n    time.sleep(600)\none = Deaf()"
@@ -398,7 +398,7 @@ async def test_a_cell_has_every_limit_of_a_run(make: Make, monkeypatch: pytest.M
     assert len(seen.text()) <= 64 << 10
     with pytest.raises(BadRequest):
         await seen.run("1", timeout=10)
-    monkeypatch.setattr(seen.context, "_grace_s", 0.3)
+    monkeypatch.setattr(seen.context, "grace_s", 0.3)
     deaf = await seen.run("import signal, time\nsignal.signal(2, signal.SIG_IGN)\ntime.sleep(600)")
     assert (deaf.run.status, deaf.run.state_lost, deaf.reply) == (Status.TIMEOUT, True, None)
     assert (await seen.until_ended()).name == "Timeout"
@@ -441,7 +441,7 @@ async def test_a_time_out_counts_while_somebody_takes_slowly(
     """What followed was always there at once, and the deadline never looked at. Then what is left
     is not told: whoever takes it slowly would have the kernel killed."""
     seen = await make(narrower={"limits": {"wall_time": "1s"}})
-    monkeypatch.setattr(seen.context, "_grace_s", 4.0)
+    monkeypatch.setattr(seen.context, "grace_s", 4.0)
 
     async def wait(_: object) -> None:
         await asyncio.sleep(0.5)

@@ -49,7 +49,7 @@ class ClosedReason:
 SANDBOX_GONE = ClosedReason("the sandbox", "its files and state are gone")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ContextKernel:
     """See the module. A task that reads from the kernel holds `turn`.
 
