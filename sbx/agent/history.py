@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sbx.agent.messages import Message, ToolCall, from_json, to_json
 from sbx.aio import run_to_completion
@@ -37,15 +37,6 @@ class Kept:
     message: Message
     created_at: float
     covers: int | None = None
-
-
-class MessageHistory(Protocol):
-    """The messages of one conversation, in order. When `append` has returned, its messages are
-    stored permanently. One call of `append` stores all of its messages or none."""
-
-    async def append(self, messages: Sequence[Message], *, covers: int | None = None) -> None: ...
-
-    async def messages(self, after: int = 0, limit: int | None = None) -> Sequence[Kept]: ...
 
 
 class MemoryHistory:
@@ -96,6 +87,11 @@ class StoredHistory:
             return Kept(row.seq, from_json(row.message), row.created_at, row.covers)
         except ValueError as error:
             raise Broken(f"message {row.seq} of {self._chat_id} cannot be read: {error}") from error
+
+
+# The messages of one conversation, in order. One call of `append` stores all of its messages or
+# none; when it has returned, they are stored permanently.
+MessageHistory = MemoryHistory | StoredHistory
 
 
 async def repair_history(

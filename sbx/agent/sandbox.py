@@ -5,7 +5,7 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from sbx.errors import BadRequest, TooLarge
 from sbx.protocol.dry_runs import FileChange as FileChange
@@ -40,8 +40,20 @@ class ToolUploads(Protocol):
 
 @runtime_checkable
 class ToolSandbox(Protocol):
-    """A caller that starts a run and stops following it calls `give_up`, which interrupts the
-    run."""
+    """A caller that starts a run and stops following it calls `give_up`, which interrupts the run.
+
+    A sandbox may have further members; most have only some of them.
+
+        dry_run(command, *, timeout, cwd)   return a `ToolDryRun`
+        checkpoint()                        return an object with `restore` and `discard`
+        save_result(name, content)          store a figure or a long result outside of the user's
+                                            files, and return the path at which tools find it; other
+                                            sandboxes keep them below /workspace/uploads/generated
+        sandboxed, commands_allowed         of a project; see the functions of these names
+        begin(effect)                       of a project: start a trial and return `ToolChanges`;
+                                            raise TooLarge and Unavailable if the project cannot be
+                                            copied
+    """
 
     @property
     def files(self) -> ToolFiles: ...
@@ -71,36 +83,21 @@ def one_of(sandbox: ToolSandbox | Conversations) -> ToolSandbox:
     return sandbox.conversation("default")
 
 
-@runtime_checkable
-class SavesResults(Protocol):
-    """A sandbox with a separate place for files that the user did not request: figures and long
-    results. Other sandboxes keep them below /workspace/uploads/generated."""
-
-    async def save_result(self, name: str, content: bytes, /) -> str:
-        """Store the content. Return the path at which tools and code find it."""
-        ...
-
-
-@runtime_checkable
-class InProject(Protocol):
-    """A sandbox over a directory of the user."""
-
-    @property
-    def sandboxed(self) -> bool:
-        """Return False if it acts on the host itself, so that every path of the host is
-        reachable."""
-        ...
-
-    @property
-    def commands_allowed(self) -> bool:
-        """Return whether cells may start processes. If not, commands and cells run in different
-        jails."""
-        ...
+def in_project(sandbox: ToolSandbox) -> bool:
+    """Return whether this is a sandbox over a directory of the user."""
+    return hasattr(sandbox, "commands_allowed")
 
 
 def is_sandboxed(sandbox: ToolSandbox) -> bool:
-    """Return whether there is isolation: without it the tools act on the host itself."""
-    return not isinstance(sandbox, InProject) or sandbox.sandboxed
+    """Return whether there is isolation: without it the tools act on the host itself, and every
+    path of the host is reachable."""
+    return bool(getattr(sandbox, "sandboxed", True))
+
+
+def commands_allowed(sandbox: ToolSandbox) -> bool:
+    """Return whether cells of a project may start processes. If not, commands and cells run in
+    different jails."""
+    return bool(getattr(sandbox, "commands_allowed", False))
 
 
 class ToolDryRun(Protocol):
@@ -109,9 +106,7 @@ class ToolDryRun(Protocol):
     run: Run
     changes: Sequence[FileChange]
     truncated: bool  # the list is incomplete; a commit also makes the missing changes
-    left_out: Sequence[
-        str
-    ]  # paths that are not committed or were not copied: FIFOs, sockets and others
+    left_out: Sequence[str]  # uncommitted or uncopied paths: FIFOs, sockets and others
 
     async def commit(self) -> None:
         """Make exactly the same changes, all or none. Raise Conflict `workspace_changed`."""
@@ -120,15 +115,6 @@ class ToolDryRun(Protocol):
     async def discard(self) -> None:
         """Delete the copy. A second call does nothing."""
         ...
-
-
-@runtime_checkable
-class SupportsDryRun(Protocol):
-    """A sandbox that supports dry runs."""
-
-    async def dry_run(
-        self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> ToolDryRun: ...
 
 
 class ToolChangeSet(Protocol):
@@ -166,32 +152,6 @@ class ToolChanges(Protocol):
     async def rollback(self) -> None:
         """Discard uncommitted changes. A second call does nothing."""
         ...
-
-
-@runtime_checkable
-class KeepsChanges(Protocol):
-    """A sandbox over a project that shows the changes of a call before it makes them."""
-
-    async def begin(self, effect: Literal["write", "code", "command"], /) -> ToolChanges:
-        """Start a trial. Raise TooLarge and Unavailable if the project cannot be copied."""
-        ...
-
-
-class ToolCheckpoint(Protocol):
-    """The files of a workspace as they were at one moment."""
-
-    async def restore(self) -> Sequence[FileChange]:
-        """Restore this state and return the changes."""
-        ...
-
-    async def discard(self) -> None: ...
-
-
-@runtime_checkable
-class Restores(Protocol):
-    """A sandbox whose files can be restored."""
-
-    async def checkpoint(self) -> ToolCheckpoint: ...
 
 
 async def copy_file(

@@ -15,7 +15,7 @@ from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.calls import AgentToolCalls
 from sbx.agent.history import Kept, StoredHistory, repair_history
 from sbx.agent.messages import Image, Message, ToolCall
-from sbx.agent.tools.permissions import Permissions
+from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.errors import Conflict, NotFound, TooLarge
 from sbx.protocol.agent import AgentEvent, ToolStart

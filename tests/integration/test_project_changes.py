@@ -18,9 +18,9 @@ from sbx.agent.agent import Agent
 from sbx.agent.approvals import Approvals
 from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
-from sbx.agent.tools.following import followed
+from sbx.agent.tools.approval_rules import Permissions
+from sbx.agent.tools.execution import followed
 from sbx.agent.tools.function_tool import tool
-from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolCallRequest
 from sbx.protocol.agent import AgentEvent, ToolApproval, ToolEnd, ToolOutput, ToolStart

@@ -11,10 +11,10 @@ import pytest
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import Approvals
 from sbx.agent.calls import HERE
-from sbx.agent.dry_run import needs_network
+from sbx.agent.changing import needs_network
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
-from sbx.agent.tools.permissions import Permissions
+from sbx.agent.tools.approval_rules import Permissions
 from sbx.errors import BadRequest, Conflict, TooLarge, Unavailable
 from sbx.protocol.agent import (
     AgentEvent,

@@ -13,7 +13,7 @@ from sbx.agent.export import export_history, import_history
 from sbx.agent.history import MemoryHistory, repair_history
 from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
-from sbx.agent.tools.permissions import Permissions
+from sbx.agent.tools.approval_rules import Permissions
 from sbx.errors import Unavailable
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, ToolEnd, ToolStart
 from sbx.protocol.approvals import ApprovalScope

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sbx import settings_files
-from sbx.agent.budget import Budget
+from sbx.agent.agent import Budget
 from sbx.agent.export import export_history, import_history
 from sbx.agent.history import INTERRUPTED, MemoryHistory, repair_history
 from sbx.agent.messages import Message, Response, TokenUsage, ToolCall

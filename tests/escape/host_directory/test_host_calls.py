@@ -14,7 +14,7 @@ from attacking import one_path
 
 from sbx import Runtime
 from sbx.agent.messages import ToolCall
-from sbx.agent.tools.following import unheard
+from sbx.agent.tools.execution import unheard
 from sbx.agent.tools.registry import Tools
 from sbx.errors import Denied
 from sbx.runtime.sandbox import AsyncSandbox
