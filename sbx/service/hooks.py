@@ -25,7 +25,8 @@ from sbx.runtime.honeytokens import TokenTriggered
 from sbx.runtime.live_mounts import LiveMounts
 from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.resources import RuntimeResources
-from sbx.runtime.run.context import Context, StartKernel
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import StartKernel
 from sbx.runtime.run.contexts import ContextStore
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION, AsyncSandbox
 from sbx.service.ids import check_id

@@ -10,7 +10,7 @@ from sbx.aio import Clock
 from sbx.event_log import ChangeSignal
 from sbx.kernels.budget import FrameBudgets
 from sbx.policy import Policy
-from sbx.runtime.files.open_limit import OpenFilesLimit
+from sbx.runtime.files.open_files import OpenFilesLimit
 from sbx.runtime.honeytokens import CODE as HONEYTOKEN
 from sbx.runtime.honeytokens import TokenTriggered, refusal
 from sbx.runtime.runtime import Runtime
