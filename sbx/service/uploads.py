@@ -65,7 +65,7 @@ class UserUploads:
         await rows.forget(self._recording.pending, use.id, conversation, name)
         record = self._recording.record_session if of_session else self._recording.record_sandbox
         await record(
-            use.caller, "upload.delete", await use.view(), conversation=conversation, name=name
+            use.caller, "upload.delete", (await use.view()), conversation=conversation, name=name
         )
 
     async def conversations_with(
@@ -101,7 +101,7 @@ class UserUploads:
         await record(
             use.caller,
             "upload.put",
-            await use.view(),
+            (await use.view()),
             conversation=conversation,
             name=upload.name,
             size=upload.size,
