@@ -153,7 +153,7 @@ class RunHistory:
         tags: str | None = None,
         notes: str | None = None,
     ) -> RunRow:
-        """Write beside a run; what is None stays as it was. Raises NotFound, TooLarge."""
+        """Change the texts that are not None. Raises NotFound, TooLarge."""
         for text, what in ((description, "description"), (tags, "tags"), (notes, "notes")):
             check_note(text, what)
         found = await self.entry(caller, sandbox_id, run_id)
@@ -174,7 +174,7 @@ class RunHistory:
     async def _history_of(
         self, caller: Caller, sandbox_id: str, query: RunFilter
     ) -> tuple[str, RunFilter]:
-        """The sandbox's own id, and what of `query` lies within the caller's bounds."""
+        """Return the id of the sandbox, and the query within the caller's bounds."""
         view = await self._sandboxes.get(caller, sandbox_id)
         if not reaches(caller, view, query.conversation):
             raise no_conversation(query.conversation or "")

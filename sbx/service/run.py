@@ -1,4 +1,4 @@
-"""One run of a service: what its callers hold, from the start until its end is recorded."""
+"""One run of a service, from its start until its end is recorded."""
 
 import asyncio
 import logging
@@ -31,11 +31,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What is to be run. `timeout_s` None: the policy's wall_time. `cwd`, `env` and `stdin` are for
-    a command or a script only, `args` for a script. `interactive`: input() asks by an InputRequest
-    event, answered by `RunHandle.answer`; without it, input() raises inside. `stdin_open`: a
-    command also reads what `RunHandle.write` is given. `reservation`: the space and the idempotency
-    key of the call, which is recorded with the run."""
+    """A request for a run. Without a `timeout_s`, the policy's wall_time applies. `cwd`, `env` and
+    `stdin` are for a command or a script only, `args` for a script. `interactive`: input() emits an
+    InputRequest event, which `RunHandle.answer` answers; without it, input() raises. `stdin_open`:
+    `RunHandle.write` feeds the command. `reservation`: the space and the idempotency key of the
+    call, which is recorded with the run."""
 
     kind: Kind
     code: str
@@ -103,10 +103,9 @@ class RunHandle:
         self.recorded = True
 
     async def result(self) -> Run:
-        """Wait for the end, which a waiter that is cancelled does not bring about.
+        """Wait for the end. A waiter that is cancelled does not end the run.
 
-        Raises what kept the run from being begun or from ending by itself: Unavailable where there
-        is no kernel for it, Closed where its sandbox was deleted meanwhile.
+        Raises Unavailable if no kernel could be started, Closed if the sandbox was deleted.
         """
         if self._soon is not None:
             kernel = None if self.request.interactive else self._context.free_kernel
@@ -118,8 +117,8 @@ class RunHandle:
         return await self.live.result()
 
     async def events(self, after: int = 0) -> AsyncGenerator[tuple[int, Event], None]:
-        """The events with numbers above `after`; the first of a run is 1, the last its RunEnd.
-        Raises as `result` does, where there is no RunEnd."""
+        """Yield the events with numbers above `after`. The first of a run is 1, the last is its
+        RunEnd. Raises as `result` instead of the RunEnd."""
         try:
             async with aclosing(self.live.log.follow(after)) as numbered:
                 async for number, event in numbered:
@@ -131,7 +130,7 @@ class RunHandle:
             raise
 
     async def interrupt(self) -> bool:
-        """Interrupt it, or take it out of its queue; False when it has ended."""
+        """Interrupt it, or remove it from its queue; False if it has ended."""
         if self.live.done:
             return False
         if self._soon is not None:
@@ -140,8 +139,7 @@ class RunHandle:
         return True
 
     async def answer(self, text: str | None) -> None:
-        """Answer the oldest question of input(); with None there is no answer, and the run is
-        interrupted. Raises Conflict `no_question`, BadRequest `invalid_code`, TooLarge."""
+        """Answer the oldest question of input(); None interrupts the run instead. Raises Conflict `no_question`, BadRequest `invalid_code`, TooLarge."""
         if self._answers is None or self.live.done or self._answered >= self.live.questions:
             raise Conflict(
                 f"{self.run_id} does not wait for input",
@@ -159,13 +157,11 @@ class RunHandle:
         """Feed the standard input of a command; see `ActiveRun.write`."""
         await self.live.write(text)
 
-    # -- how it goes on ------------------------------------------------------------------------
-
     def schedule(self) -> None:
         self._soon = asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Take its place in the queue of its conversation, driven by a task of that."""
+        """Enter the queue of the context, whose task runs it."""
         self._taken()
         on_input = self._line if self.request.interactive else None
         request, live = self.request, self.live
@@ -179,8 +175,8 @@ class RunHandle:
         self._settle_later(self)
 
     async def _drive(self, kernel: Kernel) -> None:
-        """Run it here. Nobody but the waiter has been told of the run, so that one which ends at
-        once is written down once, with its end: each transaction takes as long as a short cell."""
+        """Run it in the task of the waiter. No other client knows of it yet, so a run that ends at
+        once is written once, with its end: each transaction takes as long as a short cell."""
         self._taken()
         request, live = self.request, self.live
         loop = asyncio.get_running_loop()
@@ -190,7 +186,7 @@ class RunHandle:
                 timeout_s = self._context.checked(request.code, request.timeout_s)
                 await self._context.run_inline(kernel, live, request.code, timeout_s, outlives=True)
             except SbxError as error:
-                live.fail(error)  # which has it already, as a rule
+                live.fail(error)  # it has ended already, as a rule
             await self._settle(self)
         except asyncio.CancelledError:
             self._settle_later(self)
@@ -257,7 +253,7 @@ class RunHandle:
         return _HANDLE_SIZE + self.live.size + 2 * self.request.size
 
     def _count(self, run: Run) -> None:
-        """For metrics, spans and the log; in the log only what somebody may look for."""
+        """Report the run to metrics and spans, and an unusual end to the log."""
         receipt = self._context.receipt
         path = receipt.path if receipt is not None else ""
         metrics.ran(self.kind, run.status.value, run.duration_s, cause=run.cause, path=path)

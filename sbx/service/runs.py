@@ -1,14 +1,13 @@
-"""The runs of a service: queued per conversation, recorded, followed from afar.
+"""The runs of a service: queued per conversation, recorded, followed.
 
-A run belongs to nobody's call: whoever started it may go away, and it goes on. Its events have
-numbers, so that a follower who comes back gets what was missed, while the run lives and a minute
-after its end. Its result is returned once the store has it. Where the store refuses it, the result
-is returned as not recorded, and its end is kept in memory and written later.
+A run continues when the client that started it disconnects. Its events have numbers, so that a
+client can follow it again without a gap, until a minute after its end. Its result is returned once
+the store has it, or marked as not recorded if the store refuses it.
 
-    start       checked and queued; cells of a conversation are served in order, commands beside
-    RunHandle   what one holds: result, events, interrupt, the answers to input()
+    start       check and queue a run; cells of a context run in order, commands next to them
+    RunHandle   run.py: the result, the events, interrupt, the answers to input()
     attach      the same handle again, by the id of the run
-    history     what the store remembers of the runs of a sandbox
+    history     history.py: the recorded runs
 """
 
 import asyncio
@@ -48,7 +47,7 @@ _CLOSE_S = 10.0
 
 
 class RunQueue:
-    """What goes on in one context and what waits there, in its order."""
+    """The runs of one context that run or wait, in their order."""
 
     def __init__(self) -> None:
         self.cells: dict[RunHandle, None] = {}
@@ -58,13 +57,13 @@ class RunQueue:
         return self.cells if kind == "python" else self.commands
 
     def current(self) -> list[RunHandle]:
-        """What an interrupt means: the cell whose turn it is, else the commands."""
+        """Return the runs that an interrupt ends: the first cell, else the commands."""
         return list(self.cells)[:1] or list(self.commands)
 
 
 class Runs:
     """All runs of a service. `queue_max` cells of a context wait behind the one that runs, and
-    as many commands run beside it; what has ended is replayed for `replay_s` seconds."""
+    as many commands run beside it; ended runs are replayed for `replay_s` seconds."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class Runs:
     async def start(
         self, caller: Caller, sandbox_id: str, conversation: str, ask: RunRequest
     ) -> RunHandle:
-        """Start a run, or queue it behind others; it goes on whether or not anybody waits for it.
+        """Start a run, or queue it behind others. It continues if no client waits for it.
 
         Raises as `Sandboxes.using` and `Conversation.start_run` do, and Unavailable `queue_full`
         (details limit, retry_after_s) and `shutting_down`.
@@ -129,7 +128,7 @@ class Runs:
             raise
 
     async def attach(self, caller: Caller, sandbox_id: str | None, run_id: str) -> RunHandle:
-        """A run that goes on, or ended a moment ago. Without a `sandbox_id` it is found by its own.
+        """Return a run that has not ended, or ended less than `replay_s` ago.
 
         Raises NotFound, also for a run that the caller may not see.
         """
@@ -148,8 +147,8 @@ class Runs:
         conversation: str,
         context: str = DEFAULT_CONTEXT,
     ) -> bool:
-        """Interrupt the cell whose turn it is in a context, or its commands when there is no cell;
-        False when nothing runs. What waits goes on to wait."""
+        """Interrupt the running cell of a context, or without one its commands; False if nothing
+        runs. Queued runs stay in the queue."""
         view = await self._sandboxes.get(caller, sandbox_id)
         if not reaches(caller, view, conversation):
             raise no_conversation(conversation)
@@ -159,7 +158,7 @@ class Runs:
         return any(done)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no more runs, and wait for those there are; whether all ended in time."""
+        """Refuse new runs, and wait for the others. Return whether all ended in time."""
         self._closing = True
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -167,8 +166,8 @@ class Runs:
         return not self._running
 
     async def close(self) -> None:
-        """Forget everything, once every run is recorded. To be called after every sandbox was
-        closed, which ends its runs, and before the store is."""
+        """Forget all runs once they are recorded. Call it after every sandbox was closed, which ends
+        its runs, and before the store is closed."""
         self._closing = True
         if not await self.drain(_CLOSE_S):
             _log.error("%d runs did not end with their sandboxes", len(self._running))
