@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sbx.cli import report
+from sbx.cli import output
 from sbx.cli.terminal import STDERR, STDOUT, OutputStream, colours, lines_of, one_line, write
 from sbx.protocol.agent import (
     AgentEvent,
@@ -155,9 +155,9 @@ class AgentPrinter:
         self._err.end()
         if event.reason == "error":
             error = event.error or {}
-            report.failure(str(error.get("message", "the agent failed")), error.get("hint"))
+            output.failure(str(error.get("message", "the agent failed")), error.get("hint"))
         elif event.reason != "done":
-            report.failure(*_ENDS[event.reason])
+            output.failure(*_ENDS[event.reason])
 
     def _apart(self, *, fresh_line: bool = True) -> None:
         """Begin a new line. On a terminal both streams share a line, and tools need their own."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbx.cli import report
+from sbx.cli import output
 from sbx.cli.exits import Exit
 from sbx.cli.terminal import STDOUT, one_line, write
 
@@ -43,7 +43,7 @@ def doctor(
 
     examination = asyncio.run(examine())
     if as_json:
-        report.document(
+        output.document(
             {
                 "ok": examination.ok,
                 "linux": examination.linux,
@@ -85,7 +85,7 @@ def _attack(*, as_json: bool) -> int:
 
     siege = asyncio.run(run_attacks())
     if as_json:
-        report.document(siege.to_dict())
+        output.document(siege.to_dict())
     else:
         _print_siege(siege)
     if siege.escaped:
@@ -94,10 +94,8 @@ def _attack(*, as_json: bool) -> int:
 
 
 def _print_siege(siege: "AttackReport") -> None:
-    from sbx.cli.tables import print_table
-
     for heads, rows in siege.tables():
-        print_table(heads, rows)
+        output.print_table(heads, rows)
         write(STDOUT, "\n")
     write(STDOUT, "".join(f"{one_line(line)}\n" for line in siege.sentences()))
     totals = siege.to_dict()
@@ -109,11 +107,9 @@ def _print_siege(siege: "AttackReport") -> None:
 
 
 def _print(examination: "HostCheck") -> None:
-    from sbx.cli.tables import print_table
-
     user = "root" if examination.root else "an unprivileged user"
     write(STDOUT, f"Linux {examination.linux} on {examination.machine}, as {user}\n\n")
-    print_table(
+    output.print_table(
         ("layer", "state", "detail"),
         [
             (layer.name, "found" if layer.found else "missing", layer.detail)
@@ -121,7 +117,7 @@ def _print(examination: "HostCheck") -> None:
         ],
     )
     write(STDOUT, "\n")
-    print_table(
+    output.print_table(
         ("policy", "runs here", "walls that are weaker here"),
         [
             (
@@ -133,7 +129,7 @@ def _print(examination: "HostCheck") -> None:
         ],
     )
     write(STDOUT, "\n")
-    print_table(
+    output.print_table(
         ("path", "works here", "sandbox to result"),
         [
             (
@@ -144,7 +140,7 @@ def _print(examination: "HostCheck") -> None:
         ],
     )
     write(STDOUT, "\n")
-    print_table(
+    output.print_table(
         ("language", "runs here", "by"),
         [
             (language.language, "yes" if language.path else "no", language.path or "")

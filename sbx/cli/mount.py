@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sbx.cli import connect, exits, report
+from sbx.cli import connect, exits, output
 from sbx.cli.terminal import STDOUT, one_line, write
 
 
@@ -41,7 +41,7 @@ def attach(
         return _listed(reply["items"], as_json=as_json)
     request = {"source": os.path.abspath(source), "target": target, "read_only": not writable}
     attachment = connect.ask(socket, key, lambda client: client.request("POST", path, json=request))
-    report.outcome(attachment, one_line(attachment["target"]), as_json=as_json)
+    output.outcome(attachment, one_line(attachment["target"]), as_json=as_json)
     return exits.Exit.OK
 
 
@@ -58,7 +58,7 @@ def detach(
     path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "attachments")
     request = {"target": target}
     connect.ask(socket, key, lambda client: client.request("DELETE", path, params=request))
-    report.outcome({"detached": target}, one_line(target), as_json=as_json)
+    output.outcome({"detached": target}, one_line(target), as_json=as_json)
     return exits.Exit.OK
 
 
@@ -76,25 +76,23 @@ def lift(
     path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "lift")
     reply = connect.ask(socket, key, lambda client: client.request("POST", path))
     if as_json:
-        report.document(reply)
+        output.document(reply)
     elif reply["lifted"]:
         write(STDOUT, f"{one_line(sandbox_id)}\n")
     else:
-        report.note(f"{sandbox_id} was not frozen")
+        output.note(f"{sandbox_id} was not frozen")
     return exits.Exit.OK
 
 
 def _listed(items: list[dict[str, Any]], *, as_json: bool) -> int:
     if as_json:
-        report.document({"attachments": items})
+        output.document({"attachments": items})
     elif items:
-        from sbx.cli.tables import print_table
-
         rows = [
             (item["target"], item["source"], "read-only" if item["read_only"] else "writable")
             for item in items
         ]
-        print_table(("seen at", "directory", "access"), rows)
+        output.print_table(("seen at", "directory", "access"), rows)
     else:
-        report.note("nothing is attached")
+        output.note("nothing is attached")
     return exits.Exit.OK
