@@ -84,7 +84,7 @@ def create(
     """
     import asyncio
 
-    from sbx.cli.env_progress import made
+    from sbx.cli.env_progress import create_with_progress
     from sbx.environments.create import EnvironmentSpec
     from sbx.environments.requirements import of_words
 
@@ -92,7 +92,7 @@ def create(
     if not timeout > 0:
         raise BadRequest("--timeout must be more than 0 seconds")
     request = EnvironmentSpec(name, tuple(parsed), python, installer.value, build, timeout)
-    environment = asyncio.run(made(_environments(), request, quiet=as_json))
+    environment = asyncio.run(create_with_progress(_environments(), request, quiet=as_json))
     if as_json:
         output.document(environment.to_dict())
         return Exit.OK

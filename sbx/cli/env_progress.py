@@ -27,7 +27,9 @@ _STEPS = {
 _WIDTH = 100
 
 
-async def made(environments: Environments, request: EnvironmentSpec, *, quiet: bool) -> Environment:
+async def create_with_progress(
+    environments: Environments, request: EnvironmentSpec, *, quiet: bool
+) -> Environment:
     """Create an environment. Print the progress to stderr, unless `quiet`.
 
     Raise the errors of `create`, and Stopped for a signal, after everything has been removed again.

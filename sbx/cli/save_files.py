@@ -106,7 +106,7 @@ def _write(target: Path, content: bytes) -> None:
 
 
 class Figures:
-    """A directory for the figures of a run: figure-1.png, figure-2.png …
+    """A directory for the figures of a run: figure-1.png, figure-2.png and so on.
 
     The code in the sandbox controls the content of a figure and, with --workspace, perhaps the
     directory itself. So this class opens the directory once, chooses all names, and never writes to
