@@ -19,7 +19,7 @@ from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
 from sbx.errors import needs_extra
 
-with needs_extra("sbx.agent.mcp", "mcp"):
+with needs_extra("sbx mcp", "mcp"):
     import anyio
     import mcp_types as types
     from mcp.server.context import ServerRequestContext

@@ -58,11 +58,8 @@ def python(own_temporary_directory: Path) -> Path:
     (site,) = top.glob("lib/python*/site-packages")
     for package in (metadata.distribution("sbx"), *packages_of_the_core()):
         for file in package.files or ():
-            if (
-                file.suffix != ".pth"
-                and ".." not in file.parts
-                and (path := file.locate()).is_file()
-            ):
+            path = Path(str(file.locate()))
+            if file.suffix != ".pth" and ".." not in file.parts and path.is_file():
                 link(path, site / file)
     for directory, target in (("sbx", "sbx"), ("policies", "sbx/policies")):
         for path in (ROOT / directory).rglob("*"):
@@ -129,7 +126,9 @@ def test_sandbox_in_a_service(python: Path, service: Service, tmp_path: Path) ->
 def test_missing_extra_is_one_sentence(
     words: tuple[str, ...], extra: str, python: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / ".env").write_text("SBX_AGENT_MODEL_NAME=m\nSBX_AGENT_API_KEY=k\n")
     done = run(python, "-m", "sbx", *words, cwd=tmp_path)
-    sentence = f"sbx {words[0]} needs packages that are not installed"
+    feature = "a model of openai" if words[0] == "agent" else f"sbx {words[0]}"
+    sentence = f"{feature} needs packages that are not installed"
     assert done.stderr == f"error: {sentence}; run: pip install 'sbx[{extra}]'\n"
     assert (done.returncode, done.stdout) == (3, "")

@@ -10,6 +10,7 @@ this. A budget only falls, until it reaches its target.
 import argparse
 import ast
 import io
+import re
 import sys
 import tokenize
 from collections import defaultdict
@@ -32,6 +33,8 @@ FILE_LINES = 400
 CLASS_LINES = 300
 CLASS_METHODS = 30
 BANNED_NAMES = frozenset({"told", "said", "asked", "wanted", "held", "one", "found", "made"})
+ALSO_BANNED = frozenset({"known", "given"})
+BANNED_WORDS = frozenset({"utils", "helpers", "helper", "common", "manager", "base"})
 
 
 class Measure(NamedTuple):
@@ -137,14 +140,29 @@ def api_imports_of_store() -> list[str]:
     return found
 
 
-def banned_names() -> list[str]:
-    """Return each use of a banned identifier."""
-    return [
-        f"{path}:{token.start[0]}: {token.string}"
-        for path, source in _sources().items()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.NAME and token.string in BANNED_NAMES
+def identifiers(banned: frozenset[str]) -> Callable[[], list[str]]:
+    """Return the function that finds each use of these identifiers."""
+
+    def find() -> list[str]:
+        return [
+            f"{path}:{token.start[0]}: {token.string}"
+            for path, source in _sources().items()
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.NAME and token.string in banned
+        ]
+
+    return find
+
+
+def vague_names() -> list[str]:
+    """Return the modules and classes with a name that describes no purpose, such as `utils`."""
+    modules = [path for path in _sources() if BANNED_WORDS & {*path.stem.split("_")}]
+    classes = [
+        f"{path}: {node.name}"
+        for path, node in _classes()
+        if BANNED_WORDS & {word.lower() for word in re.findall("[A-Z][a-z]+", node.name)}
     ]
+    return [*map(str, modules), *classes]
 
 
 def habit(name: str) -> Callable[[], list[str]]:
@@ -166,27 +184,29 @@ def _prose() -> list[tuple[Path, str, int, str]]:
 
 
 MEASURES = (
-    Measure("lines", lines, 101_475, 74_000),
+    Measure("lines", lines, 101_365, 74_000),
     Measure("public class names in more than one module", repeated_class_names, 0, 10),
     Measure("Protocol classes", protocols, 60, 15),
-    Measure("modules that exactly one other module imports", modules_with_one_importer, 196, 90),
+    Measure("modules that exactly one other module imports", modules_with_one_importer, 189, 90),
     Measure(f"files over {FILE_LINES} lines", long_files, 36, 12),
     Measure(f"classes over {CLASS_LINES} lines or {CLASS_METHODS} methods", large_classes, 20, 0),
-    Measure("modules in import cycles", modules_in_cycles, 22, 0),
-    Measure("imports of store in api", api_imports_of_store, 30, 0),
-    Measure("banned identifiers", banned_names, 3_134, 0),
-    Measure("prose: clause as a noun", habit("clause as a noun"), 972, 184),
-    Measure("prose: docstring begins with What", habit("docstring begins with What"), 297, 51),
-    Measure("prose: docstring begins with As", habit("docstring begins with As"), 182, 28),
-    Measure("prose: tell, told", habit("tell, told"), 188, 38),
-    Measure("prose: say, said", habit("say, said"), 223, 43),
-    Measure("prose: nobody, somebody, anybody", habit("nobody, somebody, anybody"), 160, 32),
-    Measure("prose: who without a noun", habit("who without a noun"), 170, 28),
-    Measure("prose: negated nouns", habit("negated nouns"), 238, 37),
-    Measure("prose: possessives apart", habit("possessives apart"), 109, 22),
+    Measure("modules in import cycles", modules_in_cycles, 14, 0),
+    Measure("imports of store in api", api_imports_of_store, 0, 0),
+    Measure("banned identifiers", identifiers(BANNED_NAMES), 3_045, 0),
+    Measure("banned identifiers: known, given", identifiers(ALSO_BANNED), 205, 0),
+    Measure("modules and classes named utils, base, …", vague_names, 2, 0),
+    Measure("prose: clause as a noun", habit("clause as a noun"), 947, 184),
+    Measure("prose: docstring begins with What", habit("docstring begins with What"), 282, 51),
+    Measure("prose: docstring begins with As", habit("docstring begins with As"), 179, 28),
+    Measure("prose: tell, told", habit("tell, told"), 185, 38),
+    Measure("prose: say, said", habit("say, said"), 216, 43),
+    Measure("prose: nobody, somebody, anybody", habit("nobody, somebody, anybody"), 155, 32),
+    Measure("prose: who without a noun", habit("who without a noun"), 162, 28),
+    Measure("prose: negated nouns", habit("negated nouns"), 234, 37),
+    Measure("prose: possessives apart", habit("possessives apart"), 104, 22),
     Measure("prose: lower-case linux", habit("lower-case linux"), 99, 19),
-    Measure("prose: goes on", habit("goes on"), 87, 15),
-    Measure("prose: any more", habit("any more"), 49, 8),
+    Measure("prose: goes on", habit("goes on"), 84, 15),
+    Measure("prose: any more", habit("any more"), 47, 8),
     Measure("prose: beside", habit("beside"), 52, 8),
     Measure("prose: anew", habit("anew"), 22, 4),
     Measure("prose: to be had", habit("to be had"), 9, 1),
