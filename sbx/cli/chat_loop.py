@@ -66,7 +66,7 @@ class ChatEnded:
 async def converse(options: ChatSelection, model: Model, max_steps: int) -> ChatEnded:
     """Run a chat to its end.
 
-    Raise the errors of `talks.opened`, Stopped for a signal, and ReaderGone.
+    Raise the errors of `opened`, StoppedBySignal for a signal, and ReaderGone.
     """
     with CancelOnSignal() as ending:
         try:
