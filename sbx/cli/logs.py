@@ -1,6 +1,5 @@
 """`sbx logs`: the events of a sandbox and its ended runs."""
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +37,8 @@ def logs(
     key: connect.Key = None,
 ) -> int:
     """Show the events of a sandbox and its ended runs with their output, in order of time."""
+
+    import asyncio  # a lazy import keeps `sbx --help` fast
 
     def show(records: Sequence[Record]) -> None:
         for kind, body in sorted(records, key=_when):
@@ -93,6 +94,8 @@ async def _runs(client: "Client", sandbox_id: str, count: int) -> list[dict[str,
 async def _poll_runs(client: "Client", sandbox_id: str, seen: set[str], show: Any) -> None:
     """Poll for ended runs and show them. The service streams the events of a sandbox, but not its
     runs."""
+    import asyncio
+
     while True:
         await asyncio.sleep(_POLL_S)
         fresh = await _unseen(client, sandbox_id, seen)
