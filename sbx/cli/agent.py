@@ -130,8 +130,7 @@ async def _do(task: AgentTask, model: "Model", printer: "AgentPrinterMode") -> "
     Ctrl-C aborts a running agent. Raise the errors of creating a sandbox, StoppedBySignal for any
     other signal, and ReaderGone.
     """
-    from sbx.agent.agent import Agent
-    from sbx.agent.budget import Budget
+    from sbx.agent.agent import Agent, Budget
     from sbx.cli.agent_options import own_sandbox
     from sbx.cli.host_executables import report_left_out
     from sbx.cli.save_files import save_files

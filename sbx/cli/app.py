@@ -23,10 +23,10 @@ P = ParamSpec("P")
 _COMMANDS = (
     "run", "agent", "chat", "mcp", "doctor", "policy", "env", "quarantine", "kernelspec",
     "serve", "config", "ps", "create", "exec", "shell", "context", "command", "stats", "cp",
-    "logs", "history", "inspect", "stop", "rm", "extend", "attach", "detach", "lift",
+    "logs", "history", "inspect", "stop", "rm", "extend", "mount", "unmount", "unfreeze",
     "key", "token", "gc", "audit", "store",
 )  # fmt: skip
-_MODULES = {"exec": "exec_", "attach": "mount", "detach": "mount", "lift": "mount"}
+_MODULES = {"exec": "exec_", "unmount": "mount"}
 # The extra of each command that needs more packages than the core has.
 _EXTRAS = {
     "agent": "agent",

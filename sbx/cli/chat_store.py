@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from sbx.agent.approvals import AgentContext, Approvals
-from sbx.agent.history import MessageHistory, repair_history
+from sbx.agent.history import MessageHistory, StoredHistory, repair_history
 from sbx.agent.sandbox import ToolSandbox
-from sbx.agent.stored_history import StoredHistory
 from sbx.aio import SystemClock, in_thread
 from sbx.client import Client
 from sbx.errors import BadRequest, Conflict, NotFound
@@ -31,7 +30,7 @@ from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.projects import Project
 from sbx.service.service import Service
 from sbx.store import Store, chats
-from sbx.store.approvals import StoredApprovals
+from sbx.store.approvals import ApprovalStore
 from sbx.store.chats import ChatRow
 from sbx.store.messages import Messages
 
@@ -354,7 +353,7 @@ def _is_there(row: ChatRow) -> bool:
 async def _approvals_of(store: Store, options: ChatSelection) -> Approvals:
     """Return the approvals. Deny the pending ones of an earlier process, and add the denials to the
     history for the model."""
-    approvals = Approvals(StoredApprovals(store), CLOCK, timeout_s=options.approval_timeout_s)
+    approvals = Approvals(ApprovalStore(store), CLOCK, timeout_s=options.approval_timeout_s)
     reasons: dict[str, dict[str, str]] = {}
     for denied in await approvals.recover():
         if denied.decision is not None:

@@ -11,7 +11,7 @@ from sbx.cli import connect, exits, output
 class GcTask(StrEnum):
     IDLE = "idle_session"
     EXPIRED = "expired_sandbox"
-    CARGO = "orphan_cargo"
+    WORKSPACE = "orphan_cargo"
     CONTAINER = "orphan_container"
 
 

@@ -1,4 +1,4 @@
-"""`sbx attach`, `detach` and `lift`: actions of the operator on a live sandbox."""
+"""`sbx mount` and `sbx unmount`: directories of the host in a live sandbox, for the operator."""
 
 import os
 from typing import Annotated, Any
@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from sbx.cli import connect, exits, output
-from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.cli.terminal import one_line
 
 
-def attach(
+def mount(
     sandbox_id: connect.Id,
     source: Annotated[
         str | None,
@@ -27,66 +27,44 @@ def attach(
     socket: connect.Socket = None,
     key: connect.Key = None,
 ) -> int:
-    """Attach a directory of the host to a live sandbox, and print its path inside.
+    """Mount a directory of the host into a live sandbox, and print its path inside.
 
-    Without SOURCE, list the attached directories. This command is for the operator of the service:
-    the setting attach_dirs of the service lists the directories that may be attached. The directory
-    is read-only. It stays attached until sbx detach, the deletion of the sandbox, or the end of the
+    Without SOURCE, list the mounted directories. This command is for the operator of the service:
+    the setting mount_dirs of the service lists the directories that may be mounted. The directory
+    is read-only. It stays mounted until sbx unmount, the deletion of the sandbox, or the end of the
     service. --write needs a policy with shared = true and host_executables = "allow", and an
     existing directory in /workspace/shared of the sandbox.
     """
-    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "attachments")
+    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "mounts")
     if source is None:
         reply = connect.ask(socket, key, lambda client: client.request("GET", path))
         return _listed(reply["items"], as_json=as_json)
     request = {"source": os.path.abspath(source), "target": target, "read_only": not writable}
-    attachment = connect.ask(socket, key, lambda client: client.request("POST", path, json=request))
-    output.outcome(attachment, one_line(attachment["target"]), as_json=as_json)
+    reply = connect.ask(socket, key, lambda client: client.request("POST", path, json=request))
+    output.outcome(reply, one_line(reply["target"]), as_json=as_json)
     return exits.Exit.OK
 
 
-def detach(
+def unmount(
     sandbox_id: connect.Id,
     target: Annotated[
-        str, typer.Argument(help="The path inside, from sbx attach.", metavar="TARGET")
+        str, typer.Argument(help="The path inside, from sbx mount.", metavar="TARGET")
     ],
     as_json: connect.Json = False,
     socket: connect.Socket = None,
     key: connect.Key = None,
 ) -> int:
-    """Detach a directory. Files in it that are open stay open."""
-    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "attachments")
+    """Unmount a directory. Files in it that are open stay open."""
+    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "mounts")
     request = {"target": target}
     connect.ask(socket, key, lambda client: client.request("DELETE", path, params=request))
-    output.outcome({"detached": target}, one_line(target), as_json=as_json)
-    return exits.Exit.OK
-
-
-def lift(
-    sandbox_id: connect.Id,
-    as_json: connect.Json = False,
-    socket: connect.Socket = None,
-    key: connect.Key = None,
-) -> int:
-    """Unfreeze a sandbox that was frozen because code in it used a honeytoken.
-
-    This command is for the operator of the service. sbx logs shows which credential was used, and
-    where.
-    """
-    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "lift")
-    reply = connect.ask(socket, key, lambda client: client.request("POST", path))
-    if as_json:
-        output.document(reply)
-    elif reply["lifted"]:
-        write(STDOUT, f"{one_line(sandbox_id)}\n")
-    else:
-        output.note(f"{sandbox_id} was not frozen")
+    output.outcome({"unmounted": target}, one_line(target), as_json=as_json)
     return exits.Exit.OK
 
 
 def _listed(items: list[dict[str, Any]], *, as_json: bool) -> int:
     if as_json:
-        output.document({"attachments": items})
+        output.document({"mounts": items})
     elif items:
         rows = [
             (item["target"], item["source"], "read-only" if item["read_only"] else "writable")
@@ -94,5 +72,5 @@ def _listed(items: list[dict[str, Any]], *, as_json: bool) -> int:
         ]
         output.print_table(("seen at", "directory", "access"), rows)
     else:
-        output.note("nothing is attached")
+        output.note("nothing is mounted")
     return exits.Exit.OK

@@ -1,4 +1,4 @@
-"""From where a service lets directories of its host be attached: whoever asks comes by HTTP.
+"""From where a service lets directories of its host be mounted: whoever asks comes by HTTP.
 
 Of a service that dropped root's rights the broker looks at it again
 (`sbx.isolation.broker.allowlist`).
@@ -18,8 +18,8 @@ _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """`within`: directories of which, and of what lies below them, some may be attached.
-    `writable`: whether one may be attached to be written to."""
+    """`within`: directories of which, and of what lies below them, some may be mounted.
+    `writable`: whether one may be mounted to be written to."""
 
     within: Sequence[Path]
     writable: bool
@@ -29,14 +29,14 @@ class Grounds:
         self._top_of(source)
         if not read_only and not self.writable:
             raise errors.Denied(
-                "a service that was started as root attaches directories read-only",
+                "a service that was started as root mounts directories read-only",
                 code="not_granted",
                 hint="leave --write (read_only = false) out, or serve as the directory's owner",
             )
 
     def open(self, source: Path) -> int:
         """An O_PATH descriptor of it, the caller's to close. No symlink on the way is followed:
-        whoever may write in one of the directories does not choose what is attached. Raises Denied
+        whoever may write in one of the directories does not choose what is mounted. Raises Denied
         `not_granted`, OSError."""
         top = self._top_of(source)
         outer = os.open(top, _HOW | os.O_CLOEXEC)
@@ -52,8 +52,8 @@ class Grounds:
                 return top
         said = ", ".join(map(str, self.within)) or "none"
         raise errors.Denied(
-            f"{source} lies in none of the directories that this service attaches: {said}",
+            f"{source} lies in none of the directories that this service mounts: {said}",
             code="not_granted",
-            hint="name it in the setting attach_dirs (SBX_ATTACH_DIRS, sbx serve --attach-dirs)"
+            hint="name it in the setting mount_dirs (SBX_MOUNT_DIRS, sbx serve --mount-dirs)"
             " and start the service again",
         )

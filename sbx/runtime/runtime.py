@@ -127,8 +127,8 @@ class Runtime:
 
     @property
     def grounds(self) -> Grounds:
-        """From where a service may attach directories, when it is asked to."""
-        return Grounds(self.settings.attach_dirs, writable=not self.confined)
+        """From where a service may mount directories, when it is asked to."""
+        return Grounds(self.settings.mount_dirs, writable=not self.confined)
 
     @property
     def own_paths(self) -> OwnPaths:

@@ -2,7 +2,7 @@
 
     directory ─► look ─► facts ─► refusal (sbx.forbidden_directories) ─► a reason ─► check raises
 
-Workspaces, projects, notebooks, host mode, uploads and attachments all call `check`. `host_facts`
+Workspaces, projects, notebooks, host mode, uploads and mounts all call `check`. `host_facts`
 gives the same facts to the broker of a confined service.
 """
 

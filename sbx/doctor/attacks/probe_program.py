@@ -89,7 +89,7 @@ def connect(family, address, kind=socket.SOCK_STREAM):
         sock.settimeout(1)
         sock.connect(address)
 
-def attached():
+def mounted():
     "Require the mounted directory of the host."
     if not os.path.isdir(HOST["shown"]):
         raise Absent

@@ -173,7 +173,7 @@ class Jail:
     async def mask(self, places: Sequence[str]) -> Masks:
         """Cover the host's sockets and FIFOs in these directories, before any user's code runs.
 
-        Raises Broken `jail_gone`, Unavailable `attach_unavailable`, `attach_failed`."""
+        Raises Broken `jail_gone`, Unavailable `mount_unavailable`, `mount_failed`."""
         told = await self._broker.order("mask", jail=self.name, places=places)
         return Masks(**told)
 
@@ -190,8 +190,8 @@ class Jail:
         """Show a directory of the host at `target` from now on; it is the (device, inode)
         `expected`. With `mask` the host's sockets and FIFOs in it are covered before, and counted
         by the answer; with `partly` also where some cannot be. Raises Unavailable
-        `sockets_not_masked`, Conflict `already_attached` and `target_moved`, Broken `jail_gone` and
-        `path_replaced`, Denied `not_granted`, Unavailable `attach_unavailable`, `attach_failed`."""
+        `sockets_not_masked`, Conflict `already_mounted` and `target_moved`, Broken `jail_gone` and
+        `path_replaced`, Denied `not_granted`, Unavailable `mount_unavailable`, `mount_failed`."""
         told = await self._broker.order(
             "attach",
             jail=self.name,
@@ -205,7 +205,7 @@ class Jail:
         return int(told["masked"])
 
     async def detach(self, target: str) -> None:
-        """Show it no more. Raises NotFound `not_attached`, and as `attach`."""
+        """Show it no more. Raises NotFound `not_mounted`, and as `attach`."""
         await self._broker.order("detach", jail=self.name, target=target)
 
     async def unlinked(self, device: int) -> tuple[int, int]:
@@ -837,15 +837,15 @@ def _revive(raw: Mapping[str, Any]) -> errors.SbxError:
     """The broker's error as the class a caller can catch."""
     unavailable = (
         *("launch_failed", "unavailable", "zygote_failed", "zygote_gone"),
-        *("attach_failed", "attach_unavailable", "sockets_not_masked"),
+        *("mount_failed", "mount_unavailable", "sockets_not_masked"),
     )
     kind: type[errors.SbxError] = errors.Broken
     if raw["code"] in unavailable:
         kind = errors.Unavailable
     elif raw["code"] in ("not_granted", "workspace_owned_by_root"):
         kind = errors.Denied
-    elif raw["code"] in ("already_attached", "target_moved"):
+    elif raw["code"] in ("already_mounted", "target_moved"):
         kind = errors.Conflict
-    elif raw["code"] == "not_attached":
+    elif raw["code"] == "not_mounted":
         kind = errors.NotFound
     return kind(raw["message"], code=raw["code"], hint=raw.get("hint"), details=raw.get("details"))

@@ -20,6 +20,7 @@ from hashlib import file_digest
 from pathlib import Path
 
 from sbx import errors
+from sbx.agent.sandbox import ToolUploads
 from sbx.aio import in_thread, run_to_completion
 from sbx.kernels import frames
 from sbx.policy.model import LimitsPolicy
@@ -29,7 +30,6 @@ from sbx.protocol.runs import Run, RunError, Status
 from sbx.runtime.run import checks, verdict
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.termination import GracefulTermination, StopReason
-from sbx.service.projects.changes import UploadsShown
 from sbx.service.projects.host_files import HostFiles
 from sbx.service.projects.host_process import printing
 from sbx.service.projects.host_python import HostPython
@@ -59,7 +59,7 @@ class HostSession:
     def __init__(
         self,
         directory: Path,
-        uploads: UploadsShown | None,
+        uploads: ToolUploads | None,
         grace_s: float,
         *,
         lost: bool = False,
@@ -71,7 +71,7 @@ class HostSession:
         self._python = HostPython(directory, grace_s, lost=lost)
         self._files = HostFiles(directory)
         self._own = ExtraFiles()
-        self._uploads: UploadsShown = uploads if uploads is not None else self._own
+        self._uploads: ToolUploads = uploads if uploads is not None else self._own
         self._tasks: dict[ActiveRun, asyncio.Task[None]] = {}
         self._going: dict[ActiveRun, _Going] = {}
         self._closed = False
@@ -81,7 +81,7 @@ class HostSession:
         return self._files
 
     @property
-    def uploads(self) -> UploadsShown:
+    def uploads(self) -> ToolUploads:
         return self._uploads
 
     @property
