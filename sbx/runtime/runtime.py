@@ -23,14 +23,13 @@ from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load, narrow, unchanged
 from sbx.runtime.data_dir import DataDirLock
-from sbx.runtime.grounds import Grounds
 from sbx.runtime.prewarm import PrewarmedSandbox, home_of, prewarm_spec
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
 from sbx.telemetry.starts import StartCounts
 from sbx.workspace import DataDirectory
-from sbx.workspace.allowed_paths import OwnPaths
+from sbx.workspace.allowed_paths import MountSources, OwnPaths
 
 _PREPARED_AT_ONCE = 2 * (os.cpu_count() or 1)  # more would only get ready together, and all late
 _Box = TypeVar("_Box", bound=AsyncSandbox)
@@ -126,9 +125,9 @@ class Runtime:
         return self._broker.capabilities
 
     @property
-    def grounds(self) -> Grounds:
-        """From where a service may attach directories, when it is asked to."""
-        return Grounds(self.settings.attach_dirs, writable=not self.confined)
+    def mount_sources(self) -> MountSources:
+        """The directories that a client of a service may have mounted."""
+        return MountSources(self.settings.attach_dirs, writable=not self.confined)
 
     @property
     def own_paths(self) -> OwnPaths:

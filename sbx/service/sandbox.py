@@ -350,7 +350,7 @@ class ServiceSandbox:
                 guarded=policy.host_executables != "allow",
                 possible=runtime.capabilities.own_namespaces,
                 check=partial(allowed_paths.check, own=runtime.own_paths),
-                grounds=runtime.grounds,
+                sources=runtime.mount_sources,
             )
         return self._attachments
 

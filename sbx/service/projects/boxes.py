@@ -28,13 +28,13 @@ from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import WorkspaceUploads
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
-from sbx.service.projects.allowed_paths import ProjectGrounds
 from sbx.service.projects.box import ProjectSession, python_in
 from sbx.service.projects.client import ProjectServerLink, RemoteBox
 from sbx.service.projects.host_mode import HostSession
 from sbx.service.projects.sandbox import open_project
 from sbx.store.projects import ProjectRow
 from sbx.workspace import UploadLimits
+from sbx.workspace.allowed_paths import ProjectDirectories
 from sbx.workspace.paths import UPLOADS_APART
 
 
@@ -167,7 +167,7 @@ class ProjectBoxes:
         runtime: Runtime,
         clock: Clock,
         settings: Settings,
-        grounds: ProjectGrounds,
+        directories: ProjectDirectories,
         server: ProjectServerLink | None = None,
     ) -> None:
         """`server`: where another process has the directories."""
@@ -175,7 +175,7 @@ class ProjectBoxes:
         self._server = server
         self._clock = clock
         self._settings = settings
-        self._grounds = grounds
+        self._directories = directories
         self._held: dict[Key, BoxState] = {}
         self._leaving: dict[str, int] = defaultdict(int)
         self._closed = False
@@ -266,7 +266,7 @@ class ProjectBoxes:
         if self._server is not None:
             await self._server.look_at(directory)
         else:
-            await in_thread(self._grounds.look_at, directory)
+            await in_thread(self._directories.check, directory)
         path = (await uploads.opened()).uploads_path if uploads is not None else None
         made = _Made(project.id, str(directory), project.sandbox_enabled, walls, path)
         if held.made != made:
