@@ -6,7 +6,7 @@ Workspaces, projects, notebooks, host mode, uploads and mounts all call `check`.
 the same facts to the broker of a confined service.
 
 A client of a service, or a model, may name only the directories that a setting allows:
-`MountSources` for mounts, `ProjectDirectories` for projects. Both open a directory without
+`MountSources` for mounts, `AllowedProjects` for projects. Both open a directory without
 following a symlink, so that a user with write access there does not choose another directory.
 """
 
@@ -201,7 +201,7 @@ class MountSources:
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectDirectories:
+class AllowedProjects:
     """The directories that may be projects.
 
     `within` lists directories: each of them and everything below is allowed. `own` are the paths of

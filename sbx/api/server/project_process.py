@@ -28,7 +28,7 @@ from sbx.service.projects import calls
 from sbx.service.projects.client import ProjectProcess
 from sbx.service.projects.server import ProjectServer
 from sbx.telemetry import logs
-from sbx.workspace.allowed_paths import ProjectDirectories
+from sbx.workspace.allowed_paths import AllowedProjects
 
 _FILES_MAX = 1 << 16
 _NO_VARIABLES = ("SBX_API_KEY", "BAY_API_KEY")  # it does not need the key
@@ -86,7 +86,7 @@ def _serve(service: ServiceSettings, sock: socket.socket) -> None:
         broker.close()
         raise
     own = settings.own_paths
-    directories = ProjectDirectories(
+    directories = AllowedProjects(
         settings.project_dirs,
         replace(own, private=(*own.private, service.data)),
         settings.project_owners,

@@ -34,7 +34,7 @@ from sbx.service.projects.host_mode import HostSession
 from sbx.service.projects.sandbox import open_project
 from sbx.store.projects import ProjectRow
 from sbx.workspace import UploadLimits
-from sbx.workspace.allowed_paths import ProjectDirectories
+from sbx.workspace.allowed_paths import AllowedProjects
 from sbx.workspace.paths import UPLOADS_APART
 
 
@@ -167,7 +167,7 @@ class ProjectBoxes:
         runtime: Runtime,
         clock: Clock,
         settings: Settings,
-        directories: ProjectDirectories,
+        directories: AllowedProjects,
         server: ProjectServerLink | None = None,
     ) -> None:
         """`server`: where another process has the directories."""

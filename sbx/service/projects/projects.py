@@ -23,7 +23,7 @@ from sbx.service.projects.client import ProjectServerLink
 from sbx.store import Store
 from sbx.store import projects as rows
 from sbx.store.projects import ProjectRow as Project
-from sbx.workspace.allowed_paths import ProjectDirectories
+from sbx.workspace.allowed_paths import AllowedProjects
 
 __all__ = ["Box", "Project", "Projects"]
 
@@ -51,7 +51,7 @@ class Projects:
         self._settings = settings
         self._server = server
         self._refusal = partial(refusal, settings, runtime, served=server is not None)
-        directories = ProjectDirectories(
+        directories = AllowedProjects(
             settings.project_dirs, settings.own_paths, settings.project_owners
         )
         self._directories = directories

@@ -31,7 +31,7 @@ from sbx.service.projects.box import ProjectSession, python_in
 from sbx.service.projects.changes import CodeChanges, WriteChanges
 from sbx.service.projects.sandbox import open_project
 from sbx.workspace import UploadLimits
-from sbx.workspace.allowed_paths import ProjectDirectories
+from sbx.workspace.allowed_paths import AllowedProjects
 
 _log = logging.getLogger(__name__)
 _CALLS_MAX = 1024  # at once: more are a service in foreign hands
@@ -62,7 +62,7 @@ class _Opened:
 class ProjectServer:
     """Answers one service. `directories`: which directories may be projects."""
 
-    def __init__(self, runtime: Runtime, directories: ProjectDirectories) -> None:
+    def __init__(self, runtime: Runtime, directories: AllowedProjects) -> None:
         self._runtime = runtime
         self._directories = directories
         self._opened: dict[int, _Opened] = {}
