@@ -27,7 +27,7 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import run_to_completion
-from sbx.isolation.broker.client import Jail, JailExit
+from sbx.isolation.broker.jail import Jail, JailExit
 from sbx.isolation.facts import own_namespaces
 from sbx.isolation.masking import Masks
 from sbx.isolation.receipt import Receipt, make_receipt, read_again

@@ -15,7 +15,8 @@ from sbx import errors
 from sbx.aio import check_process, in_thread, run_to_completion
 from sbx.environments.directory import Environments
 from sbx.environments.interpreter import interpreter_at, own_interpreter
-from sbx.isolation.broker.client import BrokerClient, BrokerProcess
+from sbx.isolation.broker.client import BrokerClient
+from sbx.isolation.broker.process import BrokerProcess
 from sbx.isolation.plan import Interpreter, decide_walls
 from sbx.isolation.probe import Capabilities
 from sbx.isolation.seccomp import load_filters

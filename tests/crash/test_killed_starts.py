@@ -11,7 +11,8 @@ from live_app import live
 
 from sbx import Runtime, Settings
 from sbx.errors import Broken
-from sbx.isolation.broker.client import BrokerClient, Jail
+from sbx.isolation.broker.client import BrokerClient
+from sbx.isolation.broker.jail import Jail
 from sbx.policy.load import load
 
 pytestmark = pytest.mark.needs("namespaces")

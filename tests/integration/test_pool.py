@@ -16,7 +16,8 @@ from manual_clock import ManualClock
 from sbx import Runtime, Settings
 from sbx.environments.interpreter import own_interpreter
 from sbx.errors import BadRequest, Broken, CannotEnforce, SbxError, Unavailable
-from sbx.isolation.broker.client import BrokerClient, Jail, ZygoteHandle
+from sbx.isolation.broker.client import BrokerClient
+from sbx.isolation.broker.jail import Jail, ZygoteHandle
 from sbx.isolation.plan import Paths, ZygotePlan
 from sbx.isolation.receipt import Receipt
 from sbx.isolation.seccomp import load_filters

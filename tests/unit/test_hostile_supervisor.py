@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sbx.guest import frames as guest
-from sbx.isolation.broker.client import Jail, JailExit
+from sbx.isolation.broker.jail import Jail, JailExit
 from sbx.kernels import channel as channels
 from sbx.kernels import frames
 from sbx.kernels.channel import Channel, ChannelClosed

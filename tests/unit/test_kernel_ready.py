@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from sbx.errors import Broken, CannotEnforce
-from sbx.isolation.broker.client import Jail, JailExit
+from sbx.isolation.broker.jail import Jail, JailExit
 from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel
 

@@ -20,7 +20,7 @@ from sbx.api.server import privileges
 from sbx.api.server.privileges import Account
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import SbxError
-from sbx.isolation.broker.client import start_broker
+from sbx.isolation.broker.process import start_broker
 from sbx.isolation.broker.watchdog import Watchdog
 from sbx.linux.descriptors import raise_nofile_limit
 from sbx.runtime.runtime import Runtime

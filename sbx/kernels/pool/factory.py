@@ -23,7 +23,8 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import check_process, run_to_completion
-from sbx.isolation.broker.client import BrokerClient, ZygoteHandle
+from sbx.isolation.broker.client import BrokerClient
+from sbx.isolation.broker.jail import ZygoteHandle
 from sbx.kernels.kernel import Kernel, KernelDied
 from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool import scaling

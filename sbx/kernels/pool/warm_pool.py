@@ -19,7 +19,7 @@ from typing import Protocol
 
 from sbx import errors
 from sbx.aio import run_to_completion
-from sbx.isolation.broker.client import ZygoteHandle
+from sbx.isolation.broker.jail import ZygoteHandle
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool import scaling

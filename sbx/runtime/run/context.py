@@ -19,7 +19,7 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import check_process, run_to_completion
-from sbx.isolation.broker.client import JailExit
+from sbx.isolation.broker.jail import JailExit
 from sbx.isolation.receipt import Receipt
 from sbx.kernels import frames
 from sbx.kernels.kernel import Command, Kernel, KernelDied

@@ -1,0 +1,252 @@
+"""One jail and one zygote, as the runtime sees them.
+
+`BrokerClient` makes both. They send their orders through it, and it reports their end.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sbx import errors
+from sbx.isolation import facts
+from sbx.isolation.masking import Masks
+from sbx.isolation.plan import LaunchPlan, ZygotePlan
+from sbx.linux import procfs
+
+_END_S = 5.0
+# All tasks of a fork bomb have to run once more to end: with 40 others ready to run on two cores
+# 5 s were not enough.
+_KILLED_S = 30.0
+
+Order = Callable[..., Awaitable[dict[str, Any]]]
+Fork = Callable[["ZygoteHandle", bool], Awaitable["Jail"]]
+
+
+@dataclass(frozen=True, slots=True)
+class JailExit:
+    """How a jail ended, as the broker saw it: counters of its cgroup, last words of bwrap."""
+
+    stderr: str = ""
+    oom_kills: int = 0
+    pids_max_hits: int = 0
+
+
+class Jail:
+    """One jail. `control` and `kernel` are the runtime's ends of its two sockets.
+
+    One that a zygote forked waits, in no sandbox and without a plan, until `BrokerClient.enter`.
+    """
+
+    def __init__(self, order: Order, name: str, zygote: "ZygoteHandle | None" = None) -> None:
+        """`order` sends one order to the broker and returns its outcome."""
+        self._order = order
+        self._plan: LaunchPlan | None = None
+        self.limits: Mapping[str, Any] | None = None
+        self.name = name
+        self.zygote = zygote
+        self.pid: int | None = None
+        self.kernel_pid: int | None = None
+        self.control, self.control_inside = _pair()
+        self.kernel, self.kernel_inside = _pair()
+        self._end: asyncio.Future[JailExit] = asyncio.get_running_loop().create_future()
+        self._gone_by: float | None = None
+
+    @property
+    def plan(self) -> LaunchPlan:
+        if self._plan is None:
+            raise errors.Broken(f"the jail {self.name} has entered no sandbox")
+        return self._plan
+
+    def give(self, plan: LaunchPlan) -> None:
+        """What the jail is to be. Once."""
+        assert self._plan is None
+        self._plan = plan
+
+    def walls(self) -> dict[str, Any]:
+        """The seal, as the boot frame tells it. A forked jail loads by itself the filter that
+        bubblewrap loads into the others."""
+        return self.plan.seal.to_json() | {
+            "filter": self.plan.filter.program.hex() if self.zygote is not None else None,
+            "way_out": self.plan.way_out,
+            "masks": self.plan.masks,
+        }
+
+    @property
+    def gone(self) -> bool:
+        """Whether every process of the jail has ended and its cgroup and mounts are removed."""
+        return self._end.done()
+
+    def processes(self) -> list[int]:
+        """Every process inside, as the host numbers them, PID 1 first. None once it has ended.
+
+        The kernel of a forked jail is a child of the zygote, not of PID 1.
+        """
+        if self.gone:
+            return []
+        roots = (pid for pid in (self.pid, self.kernel_pid) if pid is not None)
+        return [pid for root in roots for pid in procfs.descendants(root)]
+
+    async def end(self) -> JailExit:
+        """Wait until nothing of the jail is left."""
+        return await asyncio.shield(self._end)
+
+    async def kill(self) -> JailExit:
+        """SIGKILL to everything inside; returns when it is gone, Broken `_KILLED_S` after the
+        first kill: nobody waits for it anew."""
+        if self.gone:
+            return self._end.result()
+        self._gone_by = self._gone_by or asyncio.get_running_loop().time() + _KILLED_S
+        try:
+            async with asyncio.timeout_at(self._gone_by):
+                with contextlib.suppress(errors.SbxError):  # a broker that ends takes it along
+                    await self._order("kill", jail=self.name)
+                return await self.end()
+        except TimeoutError:
+            raise errors.Broken(
+                f"the jail {self.name} was killed and is not gone after {_KILLED_S:g} s"
+            ) from None
+
+    async def inspect(self, *, fresh: bool = False) -> dict[str, Any]:
+        """What linux says of PID 1 and the kernel: ids, capabilities, seccomp, namespaces; with
+        `fresh` also of the limits of their group, and whether they are in it."""
+        if not fresh and self.pid is not None and self.limits is not None:
+            # Where /proc is hidden, or the jail is another user's, only the broker may look.
+            with contextlib.suppress(OSError):
+                return {**facts.read(self.pid, self.kernel_pid), "limits": self.limits}
+        return await self._order("inspect", jail=self.name, fresh=fresh)
+
+    async def mask(self, places: Sequence[str]) -> Masks:
+        """Cover the host's sockets and FIFOs in these directories, before any user's code runs.
+
+        Raises Broken `jail_gone`, Unavailable `attach_unavailable`, `attach_failed`."""
+        told = await self._order("mask", jail=self.name, places=places)
+        return Masks(**told)
+
+    async def attach(
+        self,
+        source: str,
+        target: str,
+        *,
+        read_only: bool,
+        expected: tuple[int, int],
+        mask: bool = True,
+        partly: bool = False,
+    ) -> int:
+        """Show a directory of the host at `target` from now on; it is the (device, inode)
+        `expected`. With `mask` the host's sockets and FIFOs in it are covered before, and counted
+        by the answer; with `partly` also where some cannot be. Raises Unavailable
+        `sockets_not_masked`, Conflict `already_attached` and `target_moved`, Broken `jail_gone` and
+        `path_replaced`, Denied `not_granted`, Unavailable `attach_unavailable`, `attach_failed`."""
+        told = await self._order(
+            "attach",
+            jail=self.name,
+            source=source,
+            target=target,
+            read_only=read_only,
+            expected=expected,
+            mask=mask,
+            partly=partly,
+        )
+        return int(told["masked"])
+
+    async def detach(self, target: str) -> None:
+        """Show it no more. Raises NotFound `not_attached`, and as `attach`."""
+        await self._order("detach", jail=self.name, target=target)
+
+    async def unlinked(self, device: int) -> tuple[int, int]:
+        """Bytes and number of the files on a file system that its processes hold open and that have
+        no name any more, where only the broker may look; of what it can see in a few ms."""
+        if self.gone:
+            return 0, 0
+        told = await self._order("unlinked", jail=self.name, device=device)
+        return told["bytes"], told["files"]
+
+    async def counters(self) -> JailExit:
+        """The cgroup's counters so far; those of its end when it is gone already."""
+        if self.gone:
+            return self._end.result()
+        try:
+            return JailExit("", **await self._order("counters", jail=self.name))
+        except (errors.Broken, errors.Unavailable):
+            async with asyncio.timeout(_END_S):
+                return await self.end()
+
+    def close(self) -> None:
+        """Close both sockets; the jail's PID 1 ends when it sees that."""
+        for sock in (self.control, self.kernel):
+            sock.close()
+        self.close_inside()
+
+    def close_inside(self) -> None:
+        for sock in (self.control_inside, self.kernel_inside):
+            sock.close()
+
+    def set_ended(self, end: JailExit) -> None:
+        if not self._end.done():
+            self._end.set_result(end)
+
+
+class ZygoteHandle:
+    """A process that has imported what a policy preloads, and from which its jails are forked.
+
+    `python` is its version, `missing` names the modules that could not be imported, and why.
+    """
+
+    def __init__(self, order: Order, fork: "Fork", name: str, plan: ZygotePlan) -> None:
+        self._order = order
+        self._fork = fork
+        self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.name = name
+        self.plan = plan
+        self.forks = 0
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.python = ""
+        self.missing: Mapping[str, str] = {}
+
+    @property
+    def alive(self) -> bool:
+        return not self._gone.done()
+
+    async def gone(self) -> str:
+        """Wait until it takes no further order; why. The jails that it forked live on."""
+        return await asyncio.shield(self._gone)
+
+    async def fork(self, *, ahead: bool = False) -> Jail:
+        """A new jail, in no sandbox. Raises Unavailable `zygote_gone`, `launch_failed`.
+
+        `ahead` of need it is run warm, which takes longer now and makes its first uses quick.
+        """
+        self.forks += 1
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            return await self._fork(self, ahead)
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no fork is in flight: one that is fails when its zygote is retired."""
+        await self._idle.wait()
+
+    async def retire(self) -> None:
+        """End it. Its jails live on, and those that are parked can still enter a sandbox."""
+        if self.alive:
+            await self._order("retire_zygote", zygote=self.name)
+        self.set_ended("it was retired")
+
+    def set_ended(self, why: str) -> None:
+        if not self._gone.done():
+            self._gone.set_result(why)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    ours, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.setblocking(False)
+    return ours, inside
