@@ -30,7 +30,7 @@ from sbx.aio import run_to_completion
 from sbx.isolation.broker.jail import Jail, JailExit
 from sbx.isolation.facts import own_namespaces
 from sbx.isolation.masking import Masks
-from sbx.isolation.receipt import Receipt, make_receipt, read_again
+from sbx.isolation.receipt import Receipt, read_again
 from sbx.kernels import frames
 from sbx.kernels.budget import FrameBudget
 from sbx.kernels.channel import Channel, ChannelClosed
@@ -275,13 +275,13 @@ class Kernel:
         control, cells, jail = self._control, self._cells, self._jail
         try:
             async with asyncio.timeout(deadline_s):
-                masks = await self._mask() if jail.plan.masks else None
+                places = jail.masked_places
+                masks = await self._mask(places) if places else None
                 sealed = _expect(await _first(control, cells), frames.SupervisorReady)
                 ready = _expect(await cells.receive(), frames.KernelReady)
                 facts = await jail.inspect()
             self.versions = ready
-            self.receipt = make_receipt(
-                jail.plan,
+            self.receipt = jail.make_receipt(
                 facts,
                 host=own_namespaces(),
                 read_at=time.time(),
@@ -311,10 +311,9 @@ class Kernel:
             control.close("the kernel hung up")
         self._listening = asyncio.create_task(self._listen(), context=background_context())
 
-    async def _mask(self) -> Masks:
+    async def _mask(self, places: Sequence[str]) -> Masks:
         """Cover the host's sockets and FIFOs before the guest seals itself and runs any code."""
         _expect(await _first(self._control, self._cells), frames.SupervisorMounted)
-        places = self._jail.plan.host_directories
         masks = await self._jail.mask(places)
         if masks.masked:
             _log.info("%d sockets and FIFOs of the host are covered in %s", masks.masked, places)

@@ -14,6 +14,7 @@ from sbx import errors
 from sbx.isolation import facts
 from sbx.isolation.masking import Masks
 from sbx.isolation.plan import LaunchPlan, ZygotePlan
+from sbx.isolation.receipt import Receipt, make_receipt
 from sbx.linux import procfs
 
 _END_S = 5.0
@@ -73,6 +74,15 @@ class Jail:
             "way_out": self.plan.way_out,
             "masks": self.plan.masks,
         }
+
+    @property
+    def masked_places(self) -> Sequence[str]:
+        """The directories in which the host's sockets are covered before any user's code runs."""
+        return self.plan.host_directories if self.plan.masks else ()
+
+    def make_receipt(self, found: Mapping[str, Any], **seen: Any) -> Receipt:
+        """Compare the facts that Linux reports with the plan; see `receipt.make_receipt`."""
+        return make_receipt(self.plan, found, **seen)
 
     @property
     def gone(self) -> bool:

@@ -506,10 +506,11 @@ class Context:
             await run_to_completion(self.give_up(live))
             raise
 
-    async def give_up(self, live: ActiveRun) -> None:
-        """Nobody waits for this run any more: interrupt it, or forget it if it has not begun."""
+    async def give_up(self, live: ActiveRun, *, kill: bool = False) -> None:
+        """Interrupt a run whose caller has gone, or forget it if it has not begun. With `kill`, end
+        it after the grace period even if it ignores the interrupt."""
         if ladder := self._ladders.get(live):
-            await ladder.stop(StopReason.CALLER)
+            await ladder.stop(StopReason.ABANDONED if kill else StopReason.CALLER)
         elif (task := self._tasks.get(live)) and not live.begun and not live.done:
             live.finish(Status.INTERRUPTED)
             task.cancel()
