@@ -44,6 +44,7 @@ class BrokerJail:
     zygote: str | None = None
     info: bytes | None = None
     last_words: str = ""
+    killed: bool = False
     parked: bool = False
     pid1: int | None = None
     pid1_fd: int | None = None
@@ -124,9 +125,12 @@ class Jails:
             undo.callback(group.group.remove, REMOVE_S)
             undo.callback(bind_staging.clear, name)
             order = {**order, "own_shares": self.own_namespaces}
-            started = spawn.start_jail(
-                order, (control, kernel), sandbox.become, group.group.enter, sandbox.owners
-            )
+            try:
+                started = spawn.start_jail(
+                    order, (control, kernel), sandbox.become, group.group.enter, sandbox.owners
+                )
+            except OSError as error:
+                raise _launch_failed(f"the jail could not be started: {error}") from error
             undo.pop_all()
         guarded = bool(order.get("guarded"))
         jail = BrokerJail(name, order["seq"], sandbox, group, started, info=b"", guarded=guarded)
@@ -219,13 +223,13 @@ class Jails:
 
     def _on_monitor_exit(self, jail: BrokerJail, started: spawn.Started) -> None:
         """The monitor ended, and PID 1 and all of its namespace before it."""
-        jail.last_words = self.reap(started)
+        jail.last_words, jail.killed = self.reap(started)
         if jail.info is not None:
             self._close_info(jail, started)
         self.on_exit(jail)
 
-    def reap(self, started: spawn.Started) -> str:
-        """Reap a bubblewrap that has ended, and return its last words."""
+    def reap(self, started: spawn.Started) -> tuple[str, bool]:
+        """Reap a bubblewrap that has ended. Return its last words, and whether it was killed."""
         self._loop.unwatch(started.monitor_fd)
         _, status = os.waitpid(started.monitor, 0)
         self._loop.children.discard(started.monitor)
@@ -234,9 +238,10 @@ class Jails:
         words = os.pread(started.stderr_fd, _STDERR_MAX, 0).decode(errors="replace").strip()
         os.close(started.stderr_fd)
         code = os.waitstatus_to_exitcode(status)
+        killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # it, or its child
         if words or code == 0:
-            return words
-        return f"killed by signal {-code}" if code < 0 else f"it ended with code {code}"
+            return words, killed
+        return f"killed by signal {-code}" if code < 0 else f"it ended with code {code}", killed
 
     def on_exit(self, jail: BrokerJail) -> None:
         """Leave nothing of a jail behind.
@@ -260,22 +265,18 @@ class Jails:
             event = {"event": "gone", "jail": jail.name, "stderr": jail.last_words, **counters}
             self._loop.send(event)
         else:
-            self._send_failure(jail)
+            self._send_failure(jail, counters["oom_kills"])
         self.clear_away(jail)
         self.dying.pop(jail.name, None)
         if jail.sandbox is not None and jail.name in jail.sandbox.dying:
             jail.sandbox.dying.remove(jail.name)
             jail.sandbox.throttle()
 
-    def _send_failure(self, jail: BrokerJail) -> None:
-        step = (
-            "bwrap could not start the jail" if jail.zygote is None else "no jail could be forked"
-        )
-        failed = Unavailable(
-            f"{step}: {jail.last_words or 'it ended without a message'}",
-            code="launch_failed",
-            hint="run `sbx doctor`: it names the layer that this host refuses and the remedy",
-        )
+    def _send_failure(self, jail: BrokerJail, oom_kills: int) -> None:
+        is_cold = jail.zygote is None
+        step = "bwrap could not start the jail" if is_cold else "no jail could be forked"
+        failed = _launch_failed(f"{step}: {jail.last_words or 'it ended without a message'}")
+        failed.details.update({"killed": jail.killed, "oom_kills": oom_kills})
         self._loop.send({"seq": jail.seq, "error": failed.to_dict()})
 
     def close_setup(self, jail: BrokerJail) -> None:
@@ -320,6 +321,14 @@ class Jails:
 
     def is_used(self, sandbox: BrokerSandbox) -> bool:
         return any(jail.sandbox is sandbox for jail in self.by_name.values())
+
+
+def _launch_failed(message: str) -> Unavailable:
+    return Unavailable(
+        message,
+        code="launch_failed",
+        hint="run `sbx doctor`: it names the layer that this host refuses and the remedy",
+    )
 
 
 def _remove(group: cgroups.JailGroup) -> None:

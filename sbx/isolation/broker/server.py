@@ -138,7 +138,7 @@ class BrokerServer:
         except SbxError as error:
             self._loop.send({"seq": order["seq"], "error": error.to_dict()})
         except Exception as error:  # noqa: BLE001  # the border: one order fails, the broker lives
-            broken = Broken(f"the broker could not {order['do']}: {error}")
+            broken = Broken(f"the broker could not {order['do']}: {error} (in {_origin(error)})")
             self._loop.send({"seq": order["seq"], "error": broken.to_dict()})
         else:
             if outcome is not None:
@@ -298,6 +298,15 @@ class BrokerServer:
                 self._sandboxes.hierarchy.close()
             except OSError as error:
                 log(f"cgroups are left: {error}")
+
+
+def _origin(error: BaseException) -> str:
+    """Return the function and the line that raised the error: an OSError names no call."""
+    at = error.__traceback__
+    assert at is not None
+    while at.tb_next is not None:
+        at = at.tb_next
+    return f"{at.tb_frame.f_code.co_qualname}, line {at.tb_lineno}"
 
 
 def _enter_own_namespaces(uid: int, gid: int) -> None:

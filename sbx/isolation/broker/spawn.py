@@ -163,24 +163,33 @@ def memory_file(content: bytes, name: str) -> int:
 
 
 def _become(order: SpawnRequest, report: int) -> None:
-    """The child. Its cgroup first, so that all it ever does counts; its uid last before exec."""
+    """Be the child. Its cgroup comes first, so that all it ever does counts; its uid last before
+    exec. An error is reported with the name of the failed step."""
+    step = "fcntl"
     try:
         report = _park(report)  # first: reports every later failure
+        step = "the entry into the cgroup"
         order.enter_group()
         os.umask(0o022)
+        step = "dup2"
         _place(order.slots, report)
         if order.become is not None:
             uid, gid = order.become
+            step = "setgroups"
             os.setgroups([])
+            step = "setresgid"
             os.setresgid(gid, gid, gid)
+            step = "setresuid"
             os.setresuid(uid, uid, uid)
         if order.limit:
+            step = "the user namespace of the jail"
             _limit_shares()
+        step = "execve"
         os.execve(order.argv[0], list(order.argv), {})  # noqa: S606  # an absolute path of the system
     except OSError as error:
-        os.write(report, f"{error.errno} {error.strerror}".encode())
+        os.write(report, f"{error.errno} {step}: {error.strerror}".encode())
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into the broker
-        os.write(report, f"0 {error!r}".encode())
+        os.write(report, f"0 {step}: {error!r}".encode())
     finally:
         os._exit(127)
 

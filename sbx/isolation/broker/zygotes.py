@@ -153,7 +153,7 @@ class Zygotes:
 
     def _on_exit(self, zygote: ZygoteProcess) -> None:
         """Its PID 1 has ended: the zygote and every jail that it forked before it."""
-        last_words = self._jails.reap(zygote.started)
+        last_words, _ = self._jails.reap(zygote.started)
         os.close(zygote.started.info_fd)
         self.end(zygote, "PID 1 of its namespace ended")
         try:

@@ -248,8 +248,7 @@ class KernelFactory:
                 kernel = await self._launch(order, attempt)
             except errors.SbxError as error:
                 self.starts = self.starts.with_failed("cold", error.message)
-                is_killed = error.code == "start_failed" and not error.details.get("oom_kills")
-                if not is_killed or not tries_left or not attempt.left_s:
+                if not _was_killed(error) or not tries_left or not attempt.left_s:
                     raise
                 _log.warning("no kernel by the path cold, which is tried again: %s", error)
             else:
@@ -443,6 +442,13 @@ class KernelFactory:
             if not self._waiting and not self._closed:
                 loop = asyncio.get_running_loop()
                 self._rest = loop.call_later(_REST_S, self._no_caller_waits.set)
+
+
+def _was_killed(error: errors.SbxError) -> bool:
+    """Whether a start failed because a process of the jail was killed, and not for its memory."""
+    if error.details.get("oom_kills"):
+        return False
+    return error.code == "start_failed" or bool(error.details.get("killed"))
 
 
 async def _rehearsed(kernel: Kernel) -> None:
