@@ -6,7 +6,7 @@ what ends it is SIGKILL for PID 1 of its PID namespace.
 
 from typing import NamedTuple
 
-from sbx.isolation.cgroups import CgroupEvents, CgroupLimits, CgroupUsage
+from sbx.isolation.cgroups.contract import CgroupEvents, CgroupLimits, CgroupUsage
 from sbx.isolation.cgroups.probe import CgroupCapabilities
 
 
