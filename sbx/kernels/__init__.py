@@ -4,7 +4,9 @@
                        sent it
     channel.py         one socket to the inside: frames both ways, bounded, with back-pressure
     budget.py          one budget of frames for all channels of one owner
-    kernel.py          one live kernel: cells, commands, interrupt, end
+    guest.py           the life of one guest: its jail, its commands, its end
+    command.py         a command that runs in a jail next to the kernel
+    kernel.py          one live kernel: its start, its cells and other requests
     memory_watcher.py  replaces cgroup limits on a host without them
 
     order.py           a request for a kernel

@@ -1,4 +1,4 @@
-"""The contract of the three kinds of cgroups: the limits, the counters, and the groups themselves."""
+"""The contract of the three kinds of cgroups: limits, counters, and the groups themselves."""
 
 from typing import NamedTuple, Protocol
 

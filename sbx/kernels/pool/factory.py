@@ -25,7 +25,8 @@ from sbx import errors
 from sbx.aio import check_process, run_to_completion
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.broker.jail import ZygoteHandle
-from sbx.kernels.kernel import Kernel, KernelDied
+from sbx.kernels.command import KernelDied
+from sbx.kernels.kernel import Kernel
 from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool import scaling
 from sbx.kernels.pool.warm_pool import Pool, PrewarmedKernel, PrewarmSpec, destroy

@@ -22,7 +22,8 @@ from sbx.aio import check_process, run_to_completion
 from sbx.isolation.broker.jail import JailExit
 from sbx.isolation.receipt import Receipt
 from sbx.kernels import frames
-from sbx.kernels.kernel import Command, Kernel, KernelDied
+from sbx.kernels.command import Command, KernelDied
+from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
 from sbx.protocol.runs import Cause, Event, Quarantined, Run, RunError, Status
 from sbx.runtime.files.disk_limit import DiskLimit
