@@ -10,7 +10,8 @@
     memory_watcher.py  replaces cgroup limits on a host without them
 
     order.py           a request for a kernel
-    pool/factory.py    starts a kernel for an order: pool → fork → cold; keeps kernels ready
+    pool/factory.py    starts a kernel for an order: pool → fork → cold
+    pool/pools.py      keeps kernels ready for one runtime
     pool/warm_pool.py  the kernels of one policy that are kept ready
     pool/zygotes.py    the zygotes of one policy, one after the other
     pool/scaling.py    pure: how many kernels to keep, and which zygotes to replace
