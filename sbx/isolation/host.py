@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sbx import errors
-from sbx.isolation import facts
+from sbx.isolation import process_state
 from sbx.isolation.broker.jail import Jail, JailExit
 from sbx.isolation.masking import Masks
 from sbx.isolation.plan import Wall
@@ -117,7 +117,7 @@ class HostProcess(Jail):
     async def inspect(self, *, fresh: bool = False) -> dict[str, Any]:
         assert self.pid is not None
         kernel = next(iter(procfs.children(self.pid)), None)
-        return {**facts.read(self.pid, kernel), "limits": {}}
+        return {**process_state.read(self.pid, kernel), "limits": {}}
 
     def make_receipt(
         self,

@@ -9,7 +9,6 @@
     kernel.py          one live kernel: its start, its cells and other requests
     memory_watcher.py  replaces cgroup limits on a host without them
 
-    order.py           a request for a kernel
     pool/factory.py    starts a kernel for an order: pool → fork → cold
     pool/pools.py      keeps kernels ready for one runtime
     pool/warm_pool.py  the kernels of one policy that are kept ready

@@ -24,8 +24,8 @@ from typing import Any
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.isolation.broker.jail import Jail
-from sbx.isolation.facts import own_namespaces
 from sbx.isolation.masking import Masks
+from sbx.isolation.process_state import own_namespaces
 from sbx.isolation.receipt import Receipt, read_again
 from sbx.kernels import frames
 from sbx.kernels.budget import FrameBudget

@@ -38,10 +38,10 @@ from typing import Any, NamedTuple
 
 from sbx.errors import Broken
 from sbx.isolation.broker import bind_staging
+from sbx.isolation.broker.spawn import DATA_FD
 from sbx.isolation.mapped import MappedProjects
 from sbx.isolation.mapped import denied as _denied
 from sbx.isolation.seccomp import load_filter
-from sbx.isolation.slots import DATA_FD
 from sbx.linux import openat2
 
 # No word of bwrap holds a NUL.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbx import errors
-from sbx.isolation import facts
+from sbx.isolation import process_state
 from sbx.isolation.masking import Masks
 from sbx.isolation.plan import LaunchPlan, ZygotePlan
 from sbx.isolation.receipt import Receipt, make_receipt
@@ -125,7 +125,7 @@ class Jail:
         if not fresh and self.pid is not None and self.limits is not None:
             # Where /proc is hidden, or the jail is another user's, only the broker may look.
             with contextlib.suppress(OSError):
-                return {**facts.read(self.pid, self.kernel_pid), "limits": self.limits}
+                return {**process_state.read(self.pid, self.kernel_pid), "limits": self.limits}
         return await self._order("inspect", jail=self.name, fresh=fresh)
 
     async def mask(self, places: Sequence[str]) -> Masks:

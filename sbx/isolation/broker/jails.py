@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbx.errors import Broken, Unavailable
-from sbx.isolation import cgroups, facts
+from sbx.isolation import cgroups, process_state
 from sbx.isolation.broker import bind_staging, spawn
 from sbx.isolation.broker.loop import BrokerLoop, log
-from sbx.isolation.broker.sandboxes import REMOVE_S, BrokerSandbox, Group, Sandboxes
+from sbx.isolation.broker.sandboxes import REMOVE_S, BrokerSandbox, BrokerSandboxes, Group
 from sbx.linux import procfs
 
 _STDERR_MAX = 4096
@@ -73,7 +73,7 @@ class BrokerJail:
         kernel = self.kernel or _first_child(self.pid1)
         if self.guarded and self.kernel is None and kernel is not None:
             kernel = _first_child(kernel)  # the path guard is PID 1, and the supervisor its child
-        read = facts.read(self.pid1, kernel)
+        read = process_state.read(self.pid1, kernel)
         if not fresh:
             return {**read, "limits": self.group.limits._asdict(), "in_group": None}
         group = self.group.group
@@ -93,10 +93,10 @@ class BrokerJail:
         return {"bytes": size, "files": files}
 
 
-class Jails:
+class BrokerJails:
     """All jails of one broker."""
 
-    def __init__(self, loop: BrokerLoop, sandboxes: Sandboxes) -> None:
+    def __init__(self, loop: BrokerLoop, sandboxes: BrokerSandboxes) -> None:
         self._loop = loop
         self._sandboxes = sandboxes
         self.by_name: dict[str, BrokerJail] = {}

@@ -6,14 +6,14 @@ from typing import Any
 
 from sbx.errors import Broken
 from sbx.isolation.broker import live_mounts
-from sbx.isolation.broker.jails import BrokerJail, Jails
+from sbx.isolation.broker.jails import BrokerJail, BrokerJails
 from sbx.isolation.broker.loop import BrokerLoop
 
 
 class MountOrders:
     """Mounts directories into live jails, and takes them away."""
 
-    def __init__(self, loop: BrokerLoop, jails: Jails) -> None:
+    def __init__(self, loop: BrokerLoop, jails: BrokerJails) -> None:
         self._loop = loop
         self._jails = jails
 

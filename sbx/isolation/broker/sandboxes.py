@@ -81,7 +81,7 @@ class BrokerSandbox:
             self.removed = True
 
 
-class Sandboxes:
+class BrokerSandboxes:
     """All sandboxes of one broker. `confined`: the runtime may only have uids of the range."""
 
     def __init__(self, loop: BrokerLoop) -> None:

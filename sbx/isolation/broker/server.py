@@ -75,9 +75,9 @@ from sbx.errors import Broken, Denied, SbxError
 from sbx.guest import shares
 from sbx.isolation import cgroups, probe
 from sbx.isolation.broker import bind_staging
-from sbx.isolation.broker.jails import Jails
+from sbx.isolation.broker.jails import BrokerJails
 from sbx.isolation.broker.loop import BrokerLoop, log
-from sbx.isolation.broker.sandboxes import Sandboxes
+from sbx.isolation.broker.sandboxes import BrokerSandboxes
 from sbx.isolation.broker.zygotes import Zygotes
 from sbx.linux import mounts, namespaces, prctl
 from sbx.linux.descriptors import raise_nofile_limit
@@ -105,8 +105,8 @@ class BrokerServer:
 
     def __init__(self, sock: socket.socket) -> None:
         self._loop = BrokerLoop(sock)
-        self._sandboxes = Sandboxes(self._loop)
-        self._jails = Jails(self._loop, self._sandboxes)
+        self._sandboxes = BrokerSandboxes(self._loop)
+        self._jails = BrokerJails(self._loop, self._sandboxes)
         self._zygotes = Zygotes(self._loop, self._sandboxes, self._jails)
         self._confinement: BrokerAllowlist | None = None
         self._bwrap: str | None = None

@@ -8,21 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbx.guest import shares
+from sbx.guest.inherited_fds import CONTROL_FD, KERNEL_FD, ORDERS_FD
 from sbx.isolation import userns
 from sbx.isolation.broker import bind_staging
-from sbx.isolation.slots import (
-    ARGS_FD,
-    CONTROL_FD,
-    DATA_FD,
-    FILTER_FD,
-    INFO_FD,
-    KERNEL_FD,
-    ORDERS_FD,
-    USERNS_FD,
-)
 from sbx.linux import namespaces, prctl
 from sbx.linux.descriptors import duplicate_above
 
+# The descriptors of a starting jail, besides 0, 1, 2 and those of `inherited_fds`.
+ARGS_FD = 5  # bwrap reads its arguments here, and closes it
+INFO_FD = 6  # bwrap writes here which process is PID 1, and closes it
+FILTER_FD = 7  # bwrap reads the seccomp program here, and closes it
+USERNS_FD = 7  # of a zygote, which has no filter: the user namespace that bwrap enters
+DATA_FD = 8  # and the following: the files of the synthetic /etc, read and closed by bwrap
 _PARKED_MIN = 200  # above every slot, so that filling one slot closes no file of another
 
 

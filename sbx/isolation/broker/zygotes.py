@@ -15,9 +15,9 @@ from sbx.errors import Broken, Unavailable
 from sbx.guest import shares
 from sbx.isolation import cgroups, userns
 from sbx.isolation.broker import bind_staging, spawn
-from sbx.isolation.broker.jails import BrokerJail, Jails
+from sbx.isolation.broker.jails import BrokerJail, BrokerJails
 from sbx.isolation.broker.loop import BrokerLoop, log
-from sbx.isolation.broker.sandboxes import Sandboxes
+from sbx.isolation.broker.sandboxes import BrokerSandboxes
 from sbx.linux import mounts, namespaces, prctl, procfs
 
 _PACKET_MAX = 1 << 16
@@ -82,7 +82,7 @@ class ZygoteProcess:
 class Zygotes:
     """All zygotes of one broker, and the jails that they fork."""
 
-    def __init__(self, loop: BrokerLoop, sandboxes: Sandboxes, jails: Jails) -> None:
+    def __init__(self, loop: BrokerLoop, sandboxes: BrokerSandboxes, jails: BrokerJails) -> None:
         self._loop = loop
         self._sandboxes = sandboxes
         self._jails = jails

@@ -16,9 +16,8 @@ from dataclasses import replace
 from sbx import errors
 from sbx.aio import check_process
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool.pools import FINAL, FINAL_CODES, KernelPools, StartAttempt, start_deadline
-from sbx.kernels.pool.warm_pool import PrewarmedKernel, PrewarmSpec
+from sbx.kernels.pool.warm_pool import LaunchRequest, PrewarmedKernel, PrewarmSpec
 from sbx.kernels.pool.zygotes import Key
 from sbx.telemetry import metrics, spans
 

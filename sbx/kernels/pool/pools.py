@@ -21,9 +21,8 @@ from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.broker.jail import ZygoteHandle
 from sbx.kernels.command import KernelDied
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool import scaling
-from sbx.kernels.pool.warm_pool import Pool, PrewarmSpec, destroy
+from sbx.kernels.pool.warm_pool import LaunchRequest, Pool, PrewarmSpec, destroy
 from sbx.kernels.pool.zygotes import Key, LoopClock, ZygoteGroup, unavailable
 from sbx.linux import memory
 from sbx.telemetry.starts import StartCounts
