@@ -22,7 +22,7 @@ _END_S = 15.0
 
 
 async def run_to_completion(work: Awaitable[T]) -> T:
-    """The outcome of `work`, which is over when this returns or raises."""
+    """Wait until `work` has ended, even if the caller is cancelled, and return its result."""
     task = asyncio.ensure_future(work)
     cancelled = None
     while not task.done():
@@ -135,8 +135,8 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def each(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
-        """What an asynchronous generator gives, as it is asked for; closed when nobody asks any
-        more, and with the loop."""
+        """Yield the items of an asynchronous generator as the caller consumes them. Close the
+        generator when the caller stops, or with the loop."""
         end: Any = object()
 
         async def following() -> T:
@@ -181,7 +181,7 @@ class Loop:
         self._loop.close()
 
     async def _finish(self) -> None:
-        """What still runs now was started by nobody who waits: an abandoned stream, at most."""
+        """Cancel the remaining tasks. No caller waits for them; most are abandoned streams."""
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()

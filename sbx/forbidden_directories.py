@@ -151,7 +151,7 @@ def look(fd: int, mounts: Sequence[MountInfo], shielded: tuple[str, ...] = ()) -
 
 
 def _look_at_mount(mount: MountInfo, mounts: Sequence[MountInfo]) -> DirectoryFacts:
-    """A mount that cannot be looked at has no owner: only root may show it."""
+    """Return the facts about a mount. If stat fails, it has no owner: only root may show it."""
     place = ForbiddenPlace(mount.point, (mount.device, mount.root))
     owner, identity = -1, None
     with suppress(OSError):
@@ -301,8 +301,10 @@ def _refusal_in_system(
 def _refusal_of_programs(
     directory: DirectoryFacts, host: HostDirectoryFacts, top: DirectoryFacts
 ) -> str | None:
-    """A directory on PATH below the workspace is permitted if the sandbox mounts it read-only. So
-    is one that holds much more than programs, such as a home."""
+    """Refuse directories on PATH, and directories that contain one.
+
+    A directory on PATH below the workspace is permitted if the sandbox mounts it read-only. So is
+    one that holds much more than programs, such as a home."""
     if _is_shielded(directory.place, top):
         return None
     for place in host.programs:

@@ -10,6 +10,7 @@ the run and for a minute after its end.
 """
 
 import asyncio
+import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable
@@ -19,9 +20,9 @@ from typing import Any, Protocol
 
 from cachetools import TTLCache
 
-from sbx.agent.backlog import EventLog
 from sbx.aio import Clock
 from sbx.errors import Broken, Conflict, NotFound, SbxError, Unavailable
+from sbx.event_log import RETENTION_S, EventLog
 from sbx.protocol.agent import (
     AgentEvent,
     AgentRunEnd,
@@ -38,6 +39,7 @@ from sbx.telemetry.host_paths import without_host_paths
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 5.0
 _ABORT_S = 10.0  # grace period of an aborted agent; then its task is cancelled
+_EVENT_SIZE = 400  # bytes, the approximate overhead of one event
 _ABORTED = AgentRunEnd("aborted", "", {})
 
 Key = tuple[str, ...]  # the owner first, the conversation last
@@ -72,52 +74,32 @@ class ChatAsk:
 class ChatRun:
     """One run of an agent. All callers share the same object.
 
-    `end` is set as soon as the RunEnd exists. `over` is true when all events have been recorded.
+    `end` is set as soon as the RunEnd exists. `log` has the events as JSON; the last one is the
+    `run_end`. If the run has more events than the limit allows, live output is dropped first. If
+    the run could not be started, the log raises the reason.
     """
 
     def __init__(self, ask: ChatAsk, replay_bytes: int) -> None:
         self.ask = ask
         self.run_id = f"chat-{secrets.token_hex(8)}"
         self.end: AgentRunEnd | None = None
-        self.over = False
         self.aborted = False
-        self._backlog = EventLog(replay_bytes)
+        self.log: EventLog[Json] = EventLog(replay_bytes)
         self._agent: Runner | None = None
         self._task: asyncio.Task[None] | None = None
-        self._failure: SbxError | None = None
-        self._changed = asyncio.Event()
 
-    @property
-    def held(self) -> int:
-        """Return the approximate size of the kept events, in bytes."""
-        return self._backlog.size
-
-    async def events(self, after: int = 0) -> AsyncGenerator[tuple[int, Json], None]:
-        """Yield the events with numbers above `after`, as JSON. The first event of a run has the
-        number 1; the last event is its `run_end`. If the run has more events than the limit allows,
-        live output is dropped first and the numbers have gaps. If the run could not be started,
-        raise the reason."""
-        while True:
-            entry = self._backlog.next(after)
-            if entry is not None:
-                after = entry[0]
-                yield entry
-            elif self.over:
-                if self._failure is not None:
-                    raise self._failure
-                return
-            else:
-                await self._change()
+    def events(self, after: int = 0) -> AsyncGenerator[tuple[int, Json], None]:
+        """Follow the log from the first event with a number above `after`."""
+        return self.log.follow(after)
 
     async def ended(self) -> None:
         """Wait for the end of the run."""
-        while not self.over:
-            await self._change()
+        await self.log.wait_closed()
 
     async def abort(self) -> bool:
         """Deny pending approvals, interrupt running calls, and wait for the end. Return False if
         the run had already ended by itself."""
-        if self.over or self.end is not None:
+        if self.log.closed or self.end is not None:
             await self.ended()
             return False
         self.aborted = True
@@ -166,7 +148,7 @@ class ChatRun:
                 async for event in events:
                     if isinstance(event, AgentRunEnd):
                         return event
-                    self._tell(event)
+                    self._record(event)
         except asyncio.CancelledError:
             return _ABORTED  # by `abort`, after its grace period; no other code has this task
         except Exception as error:  # noqa: BLE001  # the border of a background task
@@ -176,10 +158,10 @@ class ChatRun:
         return _failed(Broken("the agent ended without an end event"))
 
     def _finish(self, end: AgentRunEnd) -> None:
-        if not self._backlog.last:
-            self._tell(AgentRunStart(self.ask.model or "", self.ask.max_steps))
-        self._tell(end)
-        self.over = True
+        if not self.log.last:
+            self._record(AgentRunStart(self.ask.model or "", self.ask.max_steps))
+        self._record(end)
+        self.log.close()
 
     def _fail(self, error: BaseException) -> None:
         """Record that the run could not be started."""
@@ -188,27 +170,20 @@ class ChatRun:
             if isinstance(error, SbxError)
             else Unavailable("the start of the chat was cancelled")
         )
-        self._failure, self.over = refused, True
-        self._wake()
+        self.log.close(refused)
 
-    def _tell(self, event: AgentEvent) -> None:
-        number = self._backlog.last + 1
+    def _record(self, event: AgentEvent) -> None:
         record: dict[str, Any] = {
             **to_json(event),
-            "seq": number,
+            "seq": self.log.last + 1,
             "run_id": self.run_id,
             "conversation_id": self.ask.conversation_id,
         }
-        self._backlog.add(record, live=event.type in ("text_delta", "tool_output"))
+        size = len(json.dumps(record, default=str)) + _EVENT_SIZE
+        # The end event of a call or an answer repeats its live output in full.
+        live = event.type in ("text_delta", "tool_output")
+        self.log.append(record, size, droppable=live)
         _count(event)
-        self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def _change(self) -> None:
-        await self._changed.wait()
 
 
 class Chats:
@@ -227,7 +202,7 @@ class Chats:
         *,
         most: int = 200,
         per_owner: int = 100,
-        replay_s: float = 60.0,
+        replay_s: float = RETENTION_S,
         run_bytes: int = 8 << 20,
         ended_bytes: int = 64 << 20,
     ) -> None:
@@ -237,7 +212,7 @@ class Chats:
         self._run_bytes = run_bytes
         self._running: dict[Key, ChatRun] = {}
         self._ended: TTLCache[Key, ChatRun] = TTLCache(
-            ended_bytes, replay_s, timer=clock.now, getsizeof=lambda run: run.held
+            ended_bytes, replay_s, timer=clock.now, getsizeof=lambda run: run.log.size
         )
         self._closing = False
 

@@ -14,13 +14,14 @@ from sbx import errors
 from sbx.client.errors import failure
 from sbx.client.http import HttpClient, connection_lost, target
 from sbx.client.http_connection import ConnectionLost
+from sbx.event_log import RETENTION_S, EventLog
 from sbx.protocol.events import event_from_json, text_to_json
 from sbx.protocol.runs import Event, InputRequest, Run, RunEnd, RunStart
 
 OnInput = Callable[[str], str | Awaitable[str]]
 
 _log = logging.getLogger(__name__)
-_REATTACH_S = 55.0  # the service tells what was missed for 60 s after the end of a run
+_REATTACH_S = RETENTION_S - 5.0
 _REATTACH_PAUSE_S = 0.25
 
 
@@ -38,9 +39,8 @@ class RemoteRun:
         self._sandbox_id = sandbox_id
         self._start = start
         self._on_input = on_input
-        self._events: list[Event] = []
-        self._seen = 0
-        self._changed = asyncio.Event()
+        self.log: EventLog[Event] = EventLog()
+        self._seen = 0  # the service's number of the last event
         self._outcome: Run | BaseException | None = None
         self._answering: set[asyncio.Task[None]] = set()
         self._given_up = False
@@ -50,25 +50,18 @@ class RemoteRun:
 
     async def result(self) -> Run:
         """Wait for the end of the run; raises why, where it could not even be started."""
-        while self._outcome is None:
-            await self._change()
+        await self.log.wait_closed()
+        assert self._outcome is not None
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         return self._outcome
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event from the first on; ends after the RunEnd."""
-        position = 0
-        while True:
-            while position < len(self._events):
-                event = self._events[position]
-                position += 1
-                yield event
-                if isinstance(event, RunEnd):
-                    return
-            if self._outcome is not None:
-                await self.result()  # no RunEnd: it could not even be started
-            await self._change()
+        number = 0
+        while (entry := await self.log.next(number)) is not None:
+            number, event = entry
+            yield event
 
     async def interrupt(self) -> bool:
         """End this run and no other, also while it waits for its turn."""
@@ -84,10 +77,11 @@ class RemoteRun:
         try:
             await self._attended()
         except errors.SbxError as error:
-            self._outcome = error
+            self._end(error)
         except ConnectionLost as lost:
-            self._outcome = connection_lost(self._wire.address, str(lost))
-            self._outcome.__cause__ = lost
+            unreachable = connection_lost(self._wire.address, str(lost))
+            unreachable.__cause__ = lost
+            self._end(unreachable)
 
     async def _attended(self) -> None:
         path, body = self._start
@@ -118,7 +112,7 @@ class RemoteRun:
             async for number, kind, data in events:
                 if kind == "failure":
                     raise failure(data)
-                if number > self._seen:
+                if number > self._seen and self._outcome is None:
                     self._seen = number
                     self._take(read_event(data))
 
@@ -129,28 +123,24 @@ class RemoteRun:
                 self._soon(self._interrupted())
         elif isinstance(event, InputRequest) and self._on_input is not None:
             self._soon(self._answer(event.prompt))
-        elif isinstance(event, RunEnd):
-            self._outcome = event.run
-        self._events.append(event)
-        self._wake()
+        self.log.append(event)
+        if isinstance(event, RunEnd):
+            self._end(event.run)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._wire.tasks.discard(task)
         for answering in self._answering:
             answering.cancel()
-        if self._outcome is None:
-            failed = None if task.cancelled() else task.exception()
-            if failed is not None:
-                _log.error("following a run failed", exc_info=failed)
-            self._outcome = errors.Closed("the client was closed while this ran")
-        self._wake()
+        failed = None if task.cancelled() else task.exception()
+        if failed is not None:
+            _log.error("following a run failed", exc_info=failed)
+        self._end(errors.Closed("the client was closed while this ran"))
 
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def _change(self) -> None:
-        await self._changed.wait()
+    def _end(self, outcome: Run | BaseException) -> None:
+        if self._outcome is not None:
+            return
+        self._outcome = outcome
+        self.log.close(outcome if isinstance(outcome, BaseException) else None)
 
     # -- answering --------------------------------------------------------------------------------
 

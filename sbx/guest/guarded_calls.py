@@ -68,7 +68,9 @@ class _At(NamedTuple):
 
 
 class GuardedCalls:
-    """The calls of one jail, on its workspace. `walls` is the `guard` part of the boot frame:
+    """The calls of one jail, on its workspace.
+
+    `walls` is the `guard` part of the boot frame:
 
     root            the workspace inside
     link_prefixes   where an absolute symlink in the workspace may lead: read-only directories that

@@ -45,7 +45,9 @@ class RuleMatch(NamedTuple):
 
 
 class NameRule(NamedTuple):
-    """One pattern of the table. `scope`:
+    """One pattern of the table.
+
+    `scope`:
 
     root       directly in the directory only
     tree       at any depth, but not inside a tree of packages: no program reads it there

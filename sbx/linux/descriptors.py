@@ -1,4 +1,4 @@
-"""The open files of a process: their limit and their numbers. setrlimit(2), fcntl(2)"""
+"""The open files of a process: their limit and their numbers: setrlimit(2), fcntl(2)."""
 
 import fcntl
 import resource

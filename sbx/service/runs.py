@@ -31,6 +31,7 @@ from sbx.errors import (
     SbxError,
     Unavailable,
 )
+from sbx.event_log import RETENTION_S
 from sbx.kernels.kernel import Kernel
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.languages import LANGUAGES, Language
@@ -152,7 +153,7 @@ class RunHandle:
         """The events with numbers above `after`; the first of a run is 1, the last its RunEnd.
         Raises as `result` does, where there is no RunEnd."""
         try:
-            async with aclosing(self._live.numbered(after)) as numbered:
+            async with aclosing(self._live.log.follow(after)) as numbered:
                 async for number, event in numbered:
                     if isinstance(event, RunEnd):
                         await self._recorded()
@@ -287,7 +288,7 @@ class Runs:
         sandboxes: Sandboxes,
         *,
         queue_max: int,
-        replay_s: float = 60.0,
+        replay_s: float = RETENTION_S,
         history_max: int = 10_000,
         replay_max: int = _REPLAY_MAX,
         output_max: int = _OUTPUT_MAX,
@@ -638,7 +639,7 @@ class Runs:
 
 def _memory_of(handle: RunHandle) -> int:
     """Return about how many bytes an ended run keeps in memory."""
-    return _HANDLE_SIZE + handle._live.held + 2 * handle._ask.size
+    return _HANDLE_SIZE + handle._live.size + 2 * handle._ask.size
 
 
 def _count(handle: RunHandle, run: Run) -> None:

@@ -7,14 +7,15 @@ without one is short and awaits nothing.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from sbx import errors
 from sbx.aio import Clock, run_to_completion
+from sbx.event_log import ChangeSignal
 from sbx.kernels.budget import FrameBudgets
 from sbx.policy import Policy
 from sbx.protocol.contexts import DEFAULT_CONTEXT
@@ -107,7 +108,7 @@ class ServiceSandbox:
         self._contexts: dict[str, set[str]] | None = {} if new else None
         self._idle_at: float | None = None
         self._touched_at = 0.0
-        self._followers: set[asyncio.Event] = set()
+        self.changes = ChangeSignal()  # of its events in the store
         self._decisions = EgressLog(row.id, row.owner, keep.audit, self.tell, keep.clock.now)
 
     # -- what it is now -------------------------------------------------------------------------
@@ -585,7 +586,7 @@ class ServiceSandbox:
             self._keep.store.write_later(
                 partial(events.add_once, sandbox_id=self.id, at=self._now, kind="expired")
             )
-            self._wake()
+            self.changes.notify()
             return True
 
     async def delete(self, cause: str) -> bool:
@@ -614,7 +615,7 @@ class ServiceSandbox:
                 await self._end_box(EXPIRED if cause == "expired" else DELETED)
             except Exception as error:  # noqa: BLE001  # the border: deleted it is all the same
                 _log.error("the deleted %s did not end well: %s", self.id, error, exc_info=error)
-            self._wake()
+            self.changes.notify()
             return True
 
     async def shut(self, told: RunError) -> None:
@@ -622,7 +623,7 @@ class ServiceSandbox:
         async with self._lock:
             await run_to_completion(self._end_box(told))
         self.shut_down = True
-        self._wake()
+        self.changes.notify()
 
     async def _end_box(self, told: RunError) -> None:
         if self.box is not None:
@@ -651,10 +652,10 @@ class ServiceSandbox:
         return self._keep.clock.now()
 
     def tell(self, kind: str, cause: str | None = None, **details: Any) -> None:
-        """Record an event; whoever follows is woken."""
+        """Record an event, and wake the followers."""
         at = self._now
         self._keep.store.write_later(lambda on: events.add(on, self.id, at, kind, cause, **details))
-        self._wake()
+        self.changes.notify()
 
     def _tell_stopped(self, cause: str, kernels: int) -> None:
         metrics.kernel_stopped(cause)
@@ -669,20 +670,6 @@ class ServiceSandbox:
         self._keep.store.write_later(
             partial(rows.set_stopped, sandbox_id=self.id, stopped=stopped, failure=failure)
         )
-
-    def _wake(self) -> None:
-        for one in self._followers:
-            one.set()
-
-    @contextmanager
-    def followed(self) -> Iterator[asyncio.Event]:
-        """An event that is set whenever something was recorded; the follower clears it."""
-        changed = asyncio.Event()
-        self._followers.add(changed)
-        try:
-            yield changed
-        finally:
-            self._followers.discard(changed)
 
 
 def _told_of(conversation: str, context: str) -> dict[str, str]:

@@ -487,19 +487,18 @@ class Sandboxes:
             ):
                 yield event
             return
-        with one.followed() as changed:
-            while True:
-                changed.clear()
-                await self._store.settled()
-                for event in await events.of_sandbox(
-                    self._store, row.id, after=after, conversation=within
-                ):
-                    after = event.seq
-                    yield event
-                    changed.set()  # there may be more than one page
-                if not changed.is_set() and (one.row.deleted_at is not None or one.shut_down):
-                    return
-                await changed.wait()
+        while True:
+            change = one.changes.next
+            await self._store.settled()
+            page = await events.of_sandbox(self._store, row.id, after=after, conversation=within)
+            for event in page:
+                after = event.seq
+                yield event
+            if page:
+                continue  # there may be more than one page
+            if not change.is_set() and (one.row.deleted_at is not None or one.shut_down):
+                return
+            await change.wait()
 
     async def _row_of(self, caller: Caller, sandbox_id: str) -> SandboxRow:
         if (one := self._registry.known(caller, sandbox_id)) is not None:

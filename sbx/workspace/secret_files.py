@@ -1,4 +1,4 @@
-"""Files that hold a secret: made whole or not at all, mode 0600, refused when others could read."""
+"""Files that hold a secret: written atomically, mode 0600, refused if other users may read them."""
 
 import os
 import secrets
@@ -15,9 +15,10 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def secret_at(path: Path) -> bytes:
-    """The secret kept at `path`; made there, from the system's randomness, when there is none.
+    """Return the secret at `path`. Create it from the system's randomness if it does not exist.
 
-    Two processes that come at once get the same. Raises Unavailable `secret_unusable`.
+    Two processes that call this at the same time get the same secret. Raise Unavailable
+    `secret_unusable`.
     """
     with _translated(path):
         if not path.exists():
@@ -26,13 +27,13 @@ def secret_at(path: Path) -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret that is at `path`. Raises as `secret_at` does."""
+    """Return the secret at `path`. Raise as `secret_at` does."""
     with _translated(path):
         return _read(path)
 
 
 def keep_secret(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, in the place of what is there. Raises as `secret_at` does."""
+    """Write `content` to `path` and replace an existing file. Raise as `secret_at` does."""
     with _translated(path):
         _write(path, content, replace=True)
 
@@ -58,10 +59,10 @@ def _write(path: Path, content: bytes, *, replace: bool) -> None:
 def _read(path: Path) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise _unusable(path, "it is not a regular file")
-        if found.st_mode & _OTHERS:
+        if status.st_mode & _OTHERS:
             raise _unusable(path, "other users may read it", hint=f"chmod 600 {path}")
         content = os.read(fd, _READ_MAX).strip()
     finally:
@@ -85,5 +86,5 @@ def _unusable(path: Path, why: str, hint: str | None = None) -> Unavailable:
         f"the secret {path} cannot be used: {why}",
         code="secret_unusable",
         hint=hint
-        or "remove it, and a new one is made; what was signed with it is not believed any more",
+        or "remove it: sbx then creates a new one, and rejects everything that the old one signed",
     )

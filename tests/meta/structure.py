@@ -10,6 +10,7 @@ this. A budget only falls, until it reaches its target.
 import argparse
 import ast
 import io
+import re
 import sys
 import tokenize
 from collections import defaultdict
@@ -32,6 +33,8 @@ FILE_LINES = 400
 CLASS_LINES = 300
 CLASS_METHODS = 30
 BANNED_NAMES = frozenset({"told", "said", "asked", "wanted", "held", "one", "found", "made"})
+ALSO_BANNED = frozenset({"known", "given"})
+BANNED_WORDS = frozenset({"utils", "helpers", "helper", "common", "manager", "base"})
 
 
 class Measure(NamedTuple):
@@ -137,14 +140,29 @@ def api_imports_of_store() -> list[str]:
     return found
 
 
-def banned_names() -> list[str]:
-    """Return each use of a banned identifier."""
-    return [
-        f"{path}:{token.start[0]}: {token.string}"
-        for path, source in _sources().items()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.NAME and token.string in BANNED_NAMES
+def identifiers(banned: frozenset[str]) -> Callable[[], list[str]]:
+    """Return the function that finds each use of these identifiers."""
+
+    def find() -> list[str]:
+        return [
+            f"{path}:{token.start[0]}: {token.string}"
+            for path, source in _sources().items()
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.NAME and token.string in banned
+        ]
+
+    return find
+
+
+def vague_names() -> list[str]:
+    """Return the modules and classes with a name that describes no purpose, such as `utils`."""
+    modules = [path for path in _sources() if BANNED_WORDS & {*path.stem.split("_")}]
+    classes = [
+        f"{path}: {node.name}"
+        for path, node in _classes()
+        if BANNED_WORDS & {word.lower() for word in re.findall("[A-Z][a-z]+", node.name)}
     ]
+    return [*map(str, modules), *classes]
 
 
 def habit(name: str) -> Callable[[], list[str]]:
@@ -174,7 +192,9 @@ MEASURES = (
     Measure(f"classes over {CLASS_LINES} lines or {CLASS_METHODS} methods", large_classes, 20, 0),
     Measure("modules in import cycles", modules_in_cycles, 22, 0),
     Measure("imports of store in api", api_imports_of_store, 30, 0),
-    Measure("banned identifiers", banned_names, 3_134, 0),
+    Measure("banned identifiers", identifiers(BANNED_NAMES), 3_134, 0),
+    Measure("banned identifiers: known, given", identifiers(ALSO_BANNED), 208, 0),
+    Measure("modules and classes named utils, base, …", vague_names, 2, 0),
     Measure("prose: clause as a noun", habit("clause as a noun"), 972, 184),
     Measure("prose: docstring begins with What", habit("docstring begins with What"), 297, 51),
     Measure("prose: docstring begins with As", habit("docstring begins with As"), 182, 28),

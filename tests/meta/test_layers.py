@@ -1,10 +1,13 @@
-"""The rows of the house: a module imports its own package and lower rows, never a sibling."""
+"""The layers of sbx: a module imports its own package and lower rows, never a package on its own
+row, and no imports form a cycle. `api` does not import `store`."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.meta import structure
 
 PACKAGE = Path(__file__).resolve().parents[2] / "sbx"
 ROWS = (
@@ -48,6 +51,8 @@ NOT_YET = frozenset(
         "v1/files",
     ]
 )
+# Packages whose modules still import one another in a cycle. The list only becomes shorter.
+CYCLES_NOT_YET = {"cli", "guest", "isolation", "runtime", "service", "sync"}
 ROW = {name: number for number, row in enumerate(ROWS) for name in row}
 SYSCALLS = {"ctypes", "fcntl"}
 FACES = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}  # they may import anything
@@ -68,7 +73,7 @@ def offences(path: Path, source: str) -> Iterator[str]:
     """Yield each import of the module that its row does not allow."""
     package = path.parts[0].removesuffix(".py")
     if package not in ROW:
-        yield f"{path} is in no row of the house"
+        yield f"{path} is not in a row of ROWS"
         return
     for name in imported(ast.parse(source)):
         if name[0] != "sbx":
@@ -88,6 +93,14 @@ def test_modules_import_their_own_package_and_lower_rows() -> None:
     assert not NOT_YET - lines, "remove these from NOT_YET"
 
 
+def test_imports_form_no_cycle() -> None:
+    """Imports in functions and below `TYPE_CHECKING` count."""
+    modules = structure.modules_in_cycles()
+    packages = {module.split(".")[1] for module in modules}
+    assert packages <= CYCLES_NOT_YET, "\n".join(modules)
+    assert packages == CYCLES_NOT_YET, "remove the others from CYCLES_NOT_YET"
+
+
 @pytest.mark.parametrize(
     ("path", "source", "offence"),
     [
@@ -96,7 +109,7 @@ def test_modules_import_their_own_package_and_lower_rows() -> None:
         ("workspace/x.py", "import sbx.isolation.plan", "imports isolation, not below it"),
         ("agent/x.py", "def f():\n    from sbx import runtime", "may not import runtime"),
         ("kernels/x.py", "import ctypes", "imports ctypes"),
-        ("attic/x.py", "", "is in no row of the house"),
+        ("attic/x.py", "", "is not in a row of ROWS"),
     ],
 )
 def test_forbidden_import_is_reported(path: str, source: str, offence: str) -> None:

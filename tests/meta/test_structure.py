@@ -1,6 +1,9 @@
 """How the structure of sbx/ and the words of its texts are counted. `scripts/check` holds the
 budgets."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from tests.meta import prose, structure
@@ -13,6 +16,16 @@ def test_count_above_its_budget_fails_the_check(
     measure = structure.Measure("apples", lambda: ["a red one", "a green one"], budget, 0)
     assert structure.main([measure], []) == code
     assert ("a green one" in capsys.readouterr().out) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"), [("api/utils.py", ""), ("a.py", "class RunManager: ..."), ("base.py", "")]
+)
+def test_vague_name_is_counted(path: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = [(Path(path), node) for node in ast.parse(source).body]
+    monkeypatch.setattr(structure, "_sources", lambda: {Path(path): source})
+    monkeypatch.setattr(structure, "_classes", lambda: parsed)
+    assert len(structure.vague_names()) == 1
 
 
 def test_every_habit_has_a_budget() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sbx.agent.backlog import EventLog
 from sbx.agent.chats import ChatAsk, ChatRun, Chats
 from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, AgentTextDelta
@@ -147,7 +146,7 @@ async def test_a_run_is_found_until_a_minute_after_its_end(
 async def test_an_abort_waits_for_the_end(at: Desk, chats: Chats) -> None:
     run = await chats.start(asked())
     assert await chats.abort(("me", "c1"))
-    assert run.over
+    assert run.log.closed
     assert run.end is not None
     assert run.end.reason == "aborted"
     assert not await chats.abort(("me", "c1"))
@@ -240,17 +239,3 @@ async def test_what_has_ended_takes_no_more_room_than_it_may(at: Desk) -> None:
     with pytest.raises(NotFound):
         chats.find(("me", "c1"))
     await chats.close()
-
-
-def test_a_backlog_lets_live_output_go_first() -> None:
-    backlog = EventLog(5000)
-    for number in range(1, 21):
-        backlog.add({"type": "x", "text": "y" * 100}, live=number % 2 == 0)
-    kept, at = [], 0
-    while (found := backlog.next(at)) is not None:
-        at = found[0]
-        kept.append(at)
-    assert backlog.size <= 5000
-    assert [number for number in kept if number % 2] == list(range(kept[0], 20, 2))
-    assert not any(number % 2 == 0 for number in kept)
-    assert (backlog.last, backlog.next(20)) == (20, None)

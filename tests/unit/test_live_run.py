@@ -300,7 +300,7 @@ async def test_what_a_run_holds_is_about_what_it_was_sent() -> None:
     for _ in range(100):
         live.add(printed("x" * 100))
     live.finish(Status.OK)
-    assert 30_000 < live.held < 90_000
+    assert 30_000 < live.size < 90_000
 
 
 def hostile(item: bytes) -> bytes:
@@ -327,7 +327,7 @@ async def test_json_that_no_caller_reads_costs_what_was_sent(item: bytes) -> Non
     assert len(run.outputs) == 4
     assert held - len(copied) < 3 * 4 * len(body)
     assert held - len(copied) < 3 * live.shared.used
-    assert held - len(copied) < 3 * live.held
+    assert held - len(copied) < 3 * live.size
 
 
 async def test_small_parts_count_as_what_they_cost() -> None:
@@ -354,4 +354,4 @@ async def test_values_use_up_the_output_of_a_run() -> None:
 
 
 async def _numbered(live: ActiveRun, after: int) -> list[tuple[int, Event]]:
-    return [numbered async for numbered in live.numbered(after)]
+    return [numbered async for numbered in live.log.follow(after)]

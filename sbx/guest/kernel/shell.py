@@ -347,7 +347,7 @@ class PagerMagics(Magics):
 
     @line_magic
     def less(self, name: str) -> None:
-        """Show a file in the pager: %less FILE"""
+        """Show a file in the pager: %less FILE."""
         if not name:
             raise UsageError("Missing filename.")
         with open(name, encoding="utf-8", errors="replace") as file:

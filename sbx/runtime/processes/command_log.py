@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from sbx.errors import SbxError
+from sbx.event_log import ChangeSignal
 from sbx.protocol.commands import LogPiece
 from sbx.telemetry.background import background_context
 from sbx.workspace.ring_files import RingFile
@@ -26,8 +27,8 @@ _SHORTEST_PAUSE_S = 0.002
 
 
 class CommandLog:
-    """The log of one command. `begin` and `end` are what a reader may believe in; `changed` is set,
-    and another one in its place, whenever there is more or it has ended."""
+    """The log of one command. `begin` and `end` are what a reader may believe in; `changes`
+    is notified whenever there is more text, and at the end of the command."""
 
     def __init__(self, name: str, begin: int = 0, end: int = 0) -> None:
         self.name = name
@@ -37,20 +38,16 @@ class CommandLog:
         self.took: Callable[[int], Awaitable[None]] | None = None
         self.pending = bytearray()
         self.unwritten = 0
-        self.changed = asyncio.Event()
+        self.changes = ChangeSignal()
 
     @property
     def kept(self) -> int:
         return self.end - self.begin
 
-    def wake(self) -> None:
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
-
     async def written(self) -> None:
         """Wait until all that was added is on disk, or lost with it."""
         while self.unwritten:
-            await self.changed.wait()
+            await self.changes.next.wait()
 
     def close(self) -> None:
         ring, self.ring = self.ring, None
@@ -121,7 +118,7 @@ class LogWriter:
             if end < 0:  # nothing of it can be read: it counts as written, and dropped
                 ring.begin = log.begin = ring.end
             log.unwritten -= len(data)
-            log.wake()
+            log.changes.notify()
             if log.took is not None:  # it has not ended
                 await log.took(len(data))
         await self._crowded()

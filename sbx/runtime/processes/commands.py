@@ -316,7 +316,7 @@ class Commands:
             record.held.close()
         record.status = ended
         self._running -= 1
-        record.log.wake()
+        record.log.changes.notify()
 
     async def _outcome(
         self, record: _Record, kernel: Kernel, process: Command, seen: int
@@ -394,13 +394,13 @@ class Commands:
             if piece.next_offset > at:
                 yield piece
                 at = piece.next_offset
-            changed, over = record.log.changed, not record.running
+            change, over = record.log.changes.next, not record.running
             piece = await self._read(record.log, at, LOG_PIECE)
             if piece.next_offset > at:
                 continue
             if over:
                 return
-            await changed.wait()
+            await change.wait()
 
     async def _read(self, log: CommandLog, offset: int, most: int) -> LogPiece:
         """An empty piece is the end of the log."""
@@ -526,7 +526,7 @@ class Commands:
 
 async def _ended(record: _Record) -> None:
     while record.running:
-        await record.log.changed.wait()
+        await record.log.changes.next.wait()
 
 
 async def _with_its_jail(kernel: Kernel, process: Command) -> dict[str, Any]:

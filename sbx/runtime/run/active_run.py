@@ -4,7 +4,6 @@ A run is driven by a task of its own, whether or not anybody listens; a listener
 that were recorded, from the first on. What is recorded is bounded by the policy's `output_max`.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from sys import getsizeof
 from typing import Any
 
 from sbx.errors import Conflict
+from sbx.event_log import EventLog
 from sbx.kernels import frames
 from sbx.protocol.bundles import text_of
 from sbx.protocol.runs import (
@@ -85,7 +85,8 @@ class ActiveRun:
         self._cut = False
         self._room = output_max
         self._received = 0
-        self._events: list[Event] = [RunStart(run_id)]
+        self.log: EventLog[Event] = EventLog()
+        self.log.append(RunStart(run_id))
         self._screen: list[_Shown] = []
         self._updates: dict[str, tuple[int, MimeBundle]] = {}  # the last of each, and when
         self._clear_pending = False
@@ -94,20 +95,16 @@ class ActiveRun:
         self._error: RunError | None = None
         self._execution_count: int | None = None
         self._started = time.monotonic()
-        self._changed: asyncio.Event | None = None  # both are made by the first who waits
-        self._ended: asyncio.Event | None = None
         self._outcome: Run | BaseException | None = None
 
     async def result(self) -> Run:
         """Wait for the end of the run; raises why, where it could not even be started."""
-        await self.ended()
+        await self.log.wait_closed()
         return self._had()
 
     async def ended(self) -> None:
         """Wait for the end of the run, whatever it is."""
-        if not self.done:
-            self._ended = self._ended or asyncio.Event()
-            await self._ended.wait()
+        await self.log.wait_closed()
 
     @property
     def elapsed_s(self) -> float:
@@ -120,38 +117,10 @@ class ActiveRun:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event from the first on; ends after the RunEnd."""
-        position = 0
-        while await self._goes_on(position):
-            yield self._events[position]
-            position += 1
-
-    async def numbered(self, after: int = 0) -> AsyncGenerator[tuple[int, Event], None]:
-        """The events after the one of this number, the first of all being 1; ends after the RunEnd.
-
-        Whoever comes back gets what was missed: a number stands for the same event each time.
-        """
-        position = max(0, after)
-        while await self._goes_on(position):
-            position += 1
-            yield position, self._events[position - 1]
-
-    async def since(self, after: int, most: int) -> list[Event]:
-        """At most so many of the events after the first `after`, once there is one; none when there
-        will be none. Raises as `result` where the run could not be started."""
-        await self._goes_on(after)
-        return self._events[after : after + most]
-
-    async def _goes_on(self, position: int) -> bool:
-        """Wait for the event at this position; False when there will be none, and what `result`
-        raises, where the run could not even be started."""
-        while position >= len(self._events):
-            if self.done:
-                await self.result()
-                return False
-            self._changed = self._changed or asyncio.Event()
-            self._changed.clear()
-            await self._changed.wait()
-        return True
+        number = 0
+        while (entry := await self.log.next(number)) is not None:
+            number, event = entry
+            yield event
 
     def add(self, frame: frames.Frame) -> None:
         """Record what a frame tells. Raises frames.Malformed for a bundle that is none."""
@@ -161,7 +130,7 @@ class ActiveRun:
         event = self._event(frame.content)
         parts = 0
         if event is not None:
-            self._tell(event)
+            self.log.append(event)
             if isinstance(event, Display | Result):
                 parts = len(event.data) + len(event.metadata)
         size = frame.size + _PART_SIZE * parts
@@ -228,7 +197,7 @@ class ActiveRun:
         self._screen.clear()  # the run may be kept for a while
         self._updates.clear()
         self._printed.clear()
-        self._tell(RunEnd(run))
+        self.log.append(RunEnd(run))
         self._end(run)
         return run
 
@@ -259,10 +228,10 @@ class ActiveRun:
             self.on_begun()
 
     @property
-    def held(self) -> int:
-        """About how many bytes its events and its result take up, once it has ended."""
+    def size(self) -> int:
+        """Return about how many bytes the events and the result of an ended run take up."""
         run = self._outcome
-        size = _EVENT_SIZE * len(self._events) + 2 * self._received  # once as read, once as shown
+        size = _EVENT_SIZE * self.log.last + 2 * self._received  # once as read, once as shown
         if isinstance(run, Run):
             size += getsizeof(run.stdout) + getsizeof(run.stderr) + getsizeof(run.text)
         return size
@@ -276,15 +245,7 @@ class ActiveRun:
 
     def _end(self, outcome: Run | BaseException) -> None:
         self._outcome = outcome
-        if self._ended is not None:
-            self._ended.set()
-        if self._changed is not None:
-            self._changed.set()
-
-    def _tell(self, event: Event) -> None:
-        self._events.append(event)
-        if self._changed is not None:
-            self._changed.set()
+        self.log.close(outcome if isinstance(outcome, BaseException) else None)
 
     def _event(self, content: Any) -> Event | None:
         match content:
@@ -331,7 +292,7 @@ class ActiveRun:
         data = frames.kept(content.data)
         self._cut |= content.cut
         display_id = content.transient.get("display_id")
-        self._show(_Shown(bundle=data, display_id=display_id, at=len(self._events)))
+        self._show(_Shown(bundle=data, display_id=display_id, at=self.log.last))
         return Display(data, frames.kept_object(content.metadata), display_id)
 
     def _updated(self, content: frames.UpdateDisplayData) -> Event:
@@ -339,7 +300,7 @@ class ActiveRun:
         self._cut |= content.cut
         display_id = content.transient.get("display_id")
         if display_id is not None:
-            self._updates[display_id] = (len(self._events), data)
+            self._updates[display_id] = (self.log.last, data)
         return Display(data, frames.kept_object(content.metadata), display_id, update=True)
 
     def _apply_updates(self) -> None:

@@ -219,7 +219,7 @@ class ProjectServer:
 
     async def _followed(self, opened: _Opened, run: int, after: int) -> list[bytes]:
         live = _of(opened.runs, run)
-        found = await live.since(after, _EVENTS_MAX)
+        found = await live.log.read(after, _EVENTS_MAX)
         if not found:
             opened.runs.pop(run, None)
         return [event_form.encode(event_form.to_json(event, encoded=True)) for event in found]

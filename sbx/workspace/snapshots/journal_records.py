@@ -93,7 +93,8 @@ def to_json(intents: Iterable[JournalStep]) -> list[Any]:
 
 
 def from_json(data: Iterable[Any]) -> list[JournalStep]:
-    """Raises ValueError, TypeError or LookupError for data that `to_json` cannot produce."""
+    """Return the steps. Raise ValueError, TypeError or LookupError for data that `to_json` cannot
+    produce."""
     return [
         JournalStep(
             serial,

@@ -1,0 +1,122 @@
+"""Numbered events that clients follow from a distance, and continue to follow after a disconnect.
+
+The first event has the number 1, and a number names the same event each time. A client that
+reconnects passes the number of the last event that it received, and gets the later ones.
+
+    EventLog       the events of one run, in memory
+    ChangeSignal   a wake-up for readers of a log that is stored elsewhere: in a table, in a file
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Generic, TypeVar
+
+E = TypeVar("E")
+
+RETENTION_S = 60.0  # for which a service keeps the log of a run that has ended
+
+
+class ChangeSignal:
+    """Wake all tasks that wait for the next change."""
+
+    def __init__(self) -> None:
+        self._next: asyncio.Event | None = None
+
+    @property
+    def next(self) -> asyncio.Event:
+        """Return the event that the next change sets. Get it before you read the log: a change
+        that happens during the read is then not missed."""
+        if self._next is None:
+            self._next = asyncio.Event()
+        return self._next
+
+    def notify(self) -> None:
+        if self._next is not None:
+            self._next.set()
+            self._next = None
+
+
+class EventLog(Generic[E]):
+    """The events of one run. Any number of tasks can follow it.
+
+    With `size_max`, the log keeps about this many bytes: it drops droppable events first, then the
+    oldest ones, and the numbers that remain have gaps. The size of an event is the one that the
+    caller of `append` passes. The caller bounds a log without `size_max`.
+    """
+
+    def __init__(self, size_max: int | None = None) -> None:
+        self.closed = False
+        self.size = 0
+        self._size_max = size_max
+        self._events: list[E | None] = []  # None is a dropped event
+        self._sizes: dict[int, int] = {}  # of a log with `size_max`, by number, the oldest first
+        self._droppable: deque[int] = deque()
+        self._error: BaseException | None = None
+        self._changes = ChangeSignal()
+        self._end = ChangeSignal()
+
+    @property
+    def last(self) -> int:
+        """The number of the newest event; 0 without events."""
+        return len(self._events)
+
+    def append(self, event: E, size: int = 0, *, droppable: bool = False) -> None:
+        """Add an event with the next number. A `droppable` event repeats in a later one."""
+        self._events.append(event)
+        if self._size_max is not None:
+            self._keep(size, self._size_max, droppable)
+        self._changes.notify()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Declare that no event will follow. Followers end after the last event; they raise
+        `error`, if there is one."""
+        self.closed = True
+        self._error = error
+        self._changes.notify()
+        self._end.notify()
+
+    async def next(self, after: int) -> tuple[int, E] | None:
+        """Wait for the first event with a number above `after`, and return both. Return None, or
+        raise the error of `close`, if the log is closed and has no such event."""
+        after = max(0, after)
+        while True:
+            last = len(self._events)
+            for number in range(after + 1, last + 1):
+                if (event := self._events[number - 1]) is not None:
+                    return number, event
+            after = max(after, last)
+            if self.closed:
+                if self._error is not None:
+                    raise self._error
+                return None
+            await self._changes.next.wait()
+
+    async def follow(self, after: int = 0) -> AsyncGenerator[tuple[int, E], None]:
+        """Yield the events with numbers above `after`, as `next` returns them."""
+        while (entry := await self.next(after)) is not None:
+            after = entry[0]
+            yield entry
+
+    async def read(self, after: int, limit: int) -> list[E]:
+        """Wait as `next` does, and return up to `limit` events. At the end the list is empty."""
+        entry = await self.next(after)
+        if entry is None:
+            return []
+        first = entry[0] - 1
+        return [event for event in self._events[first : first + limit] if event is not None]
+
+    async def wait_closed(self) -> None:
+        if not self.closed:
+            await self._end.next.wait()
+
+    def _keep(self, size: int, size_max: int, droppable: bool) -> None:
+        number = len(self._events)
+        self._sizes[number] = size
+        self.size += size
+        if droppable:
+            self._droppable.append(number)
+        while self.size > size_max and len(self._sizes) > 1:
+            oldest = self._droppable.popleft() if self._droppable else next(iter(self._sizes))
+            self._events[oldest - 1] = None
+            self.size -= self._sizes.pop(oldest)
